@@ -1,0 +1,68 @@
+# make demo         the main job; needs Python 3.11+ and make, and brings the rest
+# make check        lint, format and types: exactly what CI runs
+# make test         every test that is quick
+# make test-slow    the slow ones, and those that need RocketMQ's own code or root (skipped without)
+# make test-cluster the slow ones on Spark, and those that start a Spark cluster on this machine
+# make bench        benchmarks
+# make clean        removes what all of these made
+# ARGS="..." is passed on to pytest or to the benchmarks.
+
+# The first Python >= 3.11 that runs: a name on PATH may be the shim of a version that is not there,
+# and a Python without ensurepip cannot make a virtual environment. Set PYTHON=... to choose.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.14 python3 python; do \
+	if $$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
+	then echo $$p; break; fi; done)
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# Tests on Spark share one session that uses all cores: they run in one process, after the others.
+# (xdist's groups would do it in one call, but with pytest 9.2 xdist 3.8 ignores them.)
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := $(PYTEST) -n 2
+QUICK := not slow and not java and not root and not cluster
+# No test selected is an error, unless ARGS narrowed the choice.
+OR_NONE := $(if $(ARGS),|| [ $$? -eq 5 ])
+
+.PHONY: demo test test-slow test-cluster check bench clean
+.DELETE_ON_ERROR:
+
+demo: .venv/.installed
+	@$(BIN)/logquarry demo
+
+check: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+
+test: .venv/.installed-dev
+	$(PARALLEL) -m "$(QUICK) and not spark" $(ARGS) $(OR_NONE)
+	$(PYTEST) -m "$(QUICK) and spark" $(ARGS) $(OR_NONE)
+
+test-slow: .venv/.installed-dev
+	$(PARALLEL) -m "(slow or java or root) and not cluster and not spark" $(ARGS) $(OR_NONE)
+
+test-cluster: .venv/.installed-dev
+	$(PYTEST) -m "cluster or (spark and (slow or java or root))" $(ARGS) $(OR_NONE)
+
+bench: .venv/.installed-dev
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf .venv demo-output dist build .hypothesis .mypy_cache .ruff_cache .pytest_cache
+	rm -rf spark-warehouse metastore_db derby.log artifacts
+	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later (with venv and ensurepip) was found: install one, or run make PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "Making .venv with $(PYTHON)"
+	@$(PYTHON) -m venv .venv
+
+.venv/.installed: pyproject.toml | .venv/bin/python
+	@echo "Installing logquarry and its dependencies (the first time this downloads PySpark: some minutes)"
+	@$(PIP) install -e '.[all]'
+	@touch $@
+
+.venv/.installed-dev: pyproject.toml | .venv/bin/python
+	@echo "Installing logquarry with its development tools"
+	@$(PIP) install -e '.[all,dev]'
+	@touch $@ .venv/.installed

@@ -1,0 +1,60 @@
+"""logquarry: the message store of Apache RocketMQ, in Python.
+
+::
+
+    import logquarry as lq
+
+    with lq.MessageStore.open("/data/rocketmq/store") as store:
+        for message in store.scan(topic="orders"):
+            print(message.queue_offset, message.keys, message.body)
+
+Names are imported when they are first used, so that a quick command stays quick.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from logquarry import errors
+    from logquarry.config import StoreConfig
+    from logquarry.message import StoredMessage
+    from logquarry.store.get_message import GetMessageStatus, GetResult
+    from logquarry.store.message_store import MessageStore, QueueOffsets
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GetMessageStatus",
+    "GetResult",
+    "MessageStore",
+    "QueueOffsets",
+    "StoreConfig",
+    "StoredMessage",
+    "__version__",
+    "errors",
+]
+
+_HOMES = {
+    "GetMessageStatus": "logquarry.store.get_message",
+    "GetResult": "logquarry.store.get_message",
+    "MessageStore": "logquarry.store.message_store",
+    "QueueOffsets": "logquarry.store.message_store",
+    "StoreConfig": "logquarry.config",
+    "StoredMessage": "logquarry.message",
+}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "errors":
+        return importlib.import_module("logquarry.errors")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

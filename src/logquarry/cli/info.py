@@ -1,0 +1,273 @@
+"""``logquarry info``: what a store holds, at a glance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from logquarry import text
+from logquarry.cli import options
+from logquarry.cli.output import Output
+from logquarry.errors import CorruptStore
+
+if TYPE_CHECKING:
+    from logquarry.format.checkpoint import Checkpoint
+    from logquarry.store.message_store import MessageStore
+    from logquarry.store.overview import Overview, TopicOverview
+    from logquarry.store.transactions import Transactions
+
+_STATES = {
+    "closed": "closed in order",
+    "live": "open: a process holds its lock",
+    "crashed": "not closed in order: there is an abort file, and no process holds the lock",
+}
+
+
+@click.command()
+@options.store
+@click.option("--exact", is_flag=True, help="Read the whole log for messages and bytes.")
+@click.option("--transactions", is_flag=True, help="How half messages ended.")
+@options.as_json
+@options.config
+@options.quiet
+def info(
+    store: str, exact: bool, transactions: bool, as_json: bool, config: str | None, quiet: bool
+) -> None:
+    """Show what a store holds: log, topics and queues, bytes per topic, index, state."""
+    out = Output(quiet=quiet)
+    from logquarry.store.message_store import MessageStore
+    from logquarry.store.overview import overview
+
+    with MessageStore.open(store, config=options.store_config(config)) as opened:
+        if not exact and not opened.has_queue_files:
+            out.note("there are no consume queues: reading the whole log")
+        with out.progress("reading the log", in_bytes=True) as progress:
+            found = overview(opened, exact=exact, progress=progress)
+        halves = None
+        if transactions:
+            from logquarry.store.transactions import transactions as look
+
+            halves = look(opened)
+        document = _document(opened, found, halves)
+    if as_json:
+        out.json(document)
+    else:
+        _show(out, document, found)
+    if found.hint is not None:
+        out.note(f"hint: {text.printable(found.hint)}")
+    for span in found.damage:
+        out.warn(
+            f"{text.printable(span.path)}: at offset {span.offset}: {span.kind}, "
+            f"{text.plural(span.length, 'byte')}; verify tells more"
+        )
+
+
+# ------------------------------------------------------------------------------------------- JSON
+def _document(
+    store: MessageStore, found: Overview, halves: Transactions | None
+) -> dict[str, Any]:
+    """The document of ``info --json`` (docs/json.md)."""
+    layout, log = store.layout, store.layout.commit_log
+    queue_files = [f for name in layout.queue_names for f in layout.queue(*name).files]
+    return {
+        "store": store.root,
+        "broker": store.broker,
+        "state": found.state,
+        "commit_log": {
+            "min_offset": found.min_offset,
+            "max_offset": found.max_offset,
+            "file_size": log.file_size,
+            "first_store_timestamp": found.first_time,
+            "last_store_timestamp": found.last_time,
+            "files": [{"path": f.path, "offset": f.base, "size": f.size} for f in log.files],
+        },
+        "messages": _total(topic.messages for topic in found.topics),
+        "bytes": _total(topic.bytes for topic in found.topics),
+        "other_bytes": found.other_bytes,
+        "hint": found.hint,
+        "topics": [_topic(topic) for topic in found.topics],
+        "index": [
+            {
+                "path": file.path,
+                "size": file.size,
+                **file.header._asdict(),
+                "max_hash_slot_num": file.shape.slots if file.shape else None,
+                "max_index_num": file.shape.entries if file.shape else None,
+            }
+            for file in found.index
+        ],
+        "file_bytes": {
+            "commitlog": sum(f.size for f in log.files),
+            "consumequeue": sum(f.size for f in queue_files),
+            "index": sum(file.size for file in found.index),
+        },
+        "checkpoint": _checkpoint(store),
+        "abort": store.has_abort,
+        "lock": {"exists": layout.filesystem.exists("lock"), "held": found.state == "live"},
+        "ignored": list(layout.ignored),
+        "damage": [
+            {"kind": s.kind, "file": s.path, "offset": s.offset, "length": s.length}
+            for s in found.damage
+        ],
+        "transactions": None if halves is None else _transactions(halves),
+    }
+
+
+def _topic(topic: TopicOverview) -> dict[str, Any]:
+    return {
+        "topic": topic.topic,
+        "messages": topic.messages,
+        "bytes": topic.bytes,
+        "queues": [
+            {
+                "queue_id": queue.queue_id,
+                "min_offset": queue.min_offset,
+                "max_offset": queue.max_offset,
+                "messages": queue.messages,
+                "bytes": queue.bytes,
+            }
+            for queue in topic.queues
+        ],
+    }
+
+
+def _checkpoint(store: MessageStore) -> dict[str, int] | None:
+    found: Checkpoint | None
+    try:
+        found = store.checkpoint
+    except CorruptStore:
+        # verify has a finding about it.
+        return None
+    return None if found is None else found._asdict()
+
+
+def _transactions(halves: Transactions) -> dict[str, Any]:
+    return {
+        "committed": halves.committed,
+        "rolled_back": halves.rolled_back,
+        "put_back": halves.put_back,
+        "open": len(halves.open),
+        "unreadable": halves.unreadable,
+        "open_messages": [
+            {name: getattr(half, name) for name in half.__slots__} for half in halves.open
+        ],
+    }
+
+
+def _total(values: Any) -> int | None:
+    numbers = list(values)
+    return None if None in numbers else sum(numbers)
+
+
+# ------------------------------------------------------------------------------------- for people
+def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
+    log, files = document["commit_log"], document["commit_log"]["files"]
+    length = log["max_offset"] - log["min_offset"]
+    rows = [
+        ["store", text.printable(document["store"])],
+        ["state", _STATES[found.state]],
+        [
+            "log",
+            f"{log['min_offset']:,} to {log['max_offset']:,}: {text.size_text(length)} in "
+            f"{text.plural(len(files), 'file')} of {text.size_text(log['file_size'])}",
+        ],
+        ["messages", _messages(document)],
+        [
+            "stored",
+            f"{text.time_text(found.first_time)} to {text.time_text(found.last_time)}"
+            if found.first_time is not None
+            else "-",
+        ],
+        ["index", _index(document["index"])],
+        ["checkpoint", _checkpoint_text(document["checkpoint"])],
+        ["on disk", _disk(document["file_bytes"])],
+    ]
+    if document["ignored"]:
+        rows.append(["ignored", text.printable(", ".join(document["ignored"]))])
+    for name, value in rows:
+        out.line(f"{out.style(f'{name:<10}', 'bold')}  {value}")
+    if found.topics:
+        out.line()
+        _show_topics(out, found)
+    if document["transactions"] is not None:
+        out.line()
+        _show_transactions(out, document["transactions"])
+
+
+def _messages(document: dict[str, Any]) -> str:
+    queues = sum(len(topic["queues"]) for topic in document["topics"])
+    where = (
+        f"{text.plural(queues, 'queue')} of {text.plural(len(document['topics']), 'topic')}"
+    )
+    parts = [f"{text.count_text(document['messages'])} in {where}"]
+    if document["other_bytes"]:
+        parts.append(f"{text.size_text(document['other_bytes'])} of the log are none of theirs")
+    return "; ".join(parts)
+
+
+def _index(files: list[dict[str, Any]]) -> str:
+    if not files:
+        return "none"
+    keys = sum(file["entry_count"] - 1 for file in files)
+    known = [file for file in files if file["entry_count"] > 1]
+    span = ""
+    if known:
+        first, last = known[0]["begin_timestamp"], known[-1]["end_timestamp"]
+        span = f", {text.time_text(first)} to {text.time_text(last)}"
+    return f"{text.plural(keys, 'key')} in {text.plural(len(files), 'file')}{span}"
+
+
+def _checkpoint_text(times: dict[str, int] | None) -> str:
+    if times is None:
+        return "none that can be read"
+    names = {"physic_timestamp": "log", "logics_timestamp": "queues", "index_timestamp": "index"}
+    return ", ".join(
+        f"{ours} {text.time_text(times[name]) if times[name] else 'never'}"
+        for name, ours in names.items()
+    )
+
+
+def _disk(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{name} {text.size_text(size)}" for name, size in sizes.items())
+
+
+def _show_topics(out: Output, found: Overview) -> None:
+    length = max(1, found.max_offset - found.min_offset)
+    rows = []
+    topics = sorted(found.topics, key=lambda t: (-(t.bytes or 0), t.topic))
+    for topic in topics:
+        share = "-" if topic.bytes is None else f"{topic.bytes / length:.1%}"
+        own = [text.count_text(topic.messages), text.size_text(topic.bytes), share]
+        name = text.printable(topic.topic)
+        if len(topic.queues) == 1:
+            (queue,) = topic.queues
+            ends = [f"{queue.min_offset:,}", f"{queue.max_offset:,}"]
+            rows.append([name, str(queue.queue_id), *ends, *own])
+            continue
+        rows.append([name, "all", "", "", *own])
+        for queue in topic.queues:
+            numbers = [text.count_text(queue.messages), text.size_text(queue.bytes)]
+            ends = [f"{queue.min_offset:,}", f"{queue.max_offset:,}"]
+            rows.append(["", str(queue.queue_id), *ends, *numbers, ""])
+    header = ["topic", "queue", "min", "max", "messages", "bytes", "share"]
+    out.table(header, rows, right="queue min max messages bytes share")
+
+
+def _show_transactions(out: Output, halves: dict[str, Any]) -> None:
+    out.line(out.style("half messages", "bold"))
+    for name in ("committed", "rolled_back", "put_back", "open", "unreadable"):
+        if halves[name] or name != "unreadable":
+            out.line(f"  {name.replace('_', ' '):<12}{halves[name]:>9,}")
+    rows = [
+        [
+            str(half["physical_offset"]),
+            text.printable(half["topic"]),
+            text.time_text(half["born_timestamp"]),
+            str(half["check_times"]),
+        ]
+        for half in halves["open_messages"]
+    ]
+    if rows:
+        out.line()
+        out.table(["offset", "topic", "born", "checks"], rows, right="offset checks")

@@ -1,0 +1,147 @@
+"""Where a command's words go: data to stdout, everything else to stderr.
+
+Colour and progress bars appear on a terminal alone, and colour only without ``NO_COLOR``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, TextIO
+
+from logquarry import text
+
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+_LINES_AT_ONCE = 512
+
+Progress = Callable[[int, int], None]
+"""(done, of how many): what long work calls now and then."""
+
+
+class Output:
+    """The two streams of one command.
+
+    Args:
+        quiet: only data and errors, no notes and no progress.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        _HANDLER.setLevel(logging.ERROR if quiet else logging.WARNING)
+
+    # -------------------------------------------------------------------------------------- data
+    def line(self, line: str = "") -> None:
+        """One line of data."""
+        sys.stdout.write(line + "\n")
+
+    def lines(self, lines: Iterable[str]) -> None:
+        """Some lines of data, many in one write."""
+        rest = iter(lines)
+        while some := list(islice(rest, _LINES_AT_ONCE)):
+            sys.stdout.write("\n".join([*some, ""]))
+
+    def json(self, document: Any) -> None:
+        """One JSON document."""
+        sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
+        """A table with aligned columns.
+
+        Args:
+            header: names of the columns.
+            rows: the cells. Text from a store must be :func:`~logquarry.cli.text.printable`.
+            right: names of the columns that are aligned to the right.
+        """
+        numbers = [i for i, name in enumerate(header) if name in right.split()]
+        head, *lines = text.columns([[name.upper() for name in header], *rows], numbers)
+        self.line(self.style(head, "bold"))
+        self.lines(lines)
+
+    def style(self, words: str, style: str) -> str:
+        """Words in a style, if stdout shows any."""
+        return _styled(words, style, sys.stdout)
+
+    # ------------------------------------------------------------------------------------- notes
+    def note(self, message: str) -> None:
+        """Something worth knowing, on stderr; not with ``--quiet``."""
+        if not self.quiet:
+            sys.stdout.flush()
+            sys.stderr.write(message + "\n")
+
+    def warn(self, message: str) -> None:
+        """Something that may be wrong, on stderr; not with ``--quiet``."""
+        self.note(_styled("warning: ", "yellow", sys.stderr) + message)
+
+    @contextmanager
+    def progress(
+        self, what: str, *, in_bytes: bool = False, beside_data: bool = False
+    ) -> Iterator[Progress | None]:
+        """A progress bar on stderr while the block runs; None where there is nobody to see it.
+
+        Args:
+            what: what is done.
+            in_bytes: whether bytes are counted, or things.
+            beside_data: whether data comes out meanwhile: there is no bar among lines of data.
+        """
+        unseen = self.quiet or not sys.stderr.isatty()
+        if unseen or (beside_data and sys.stdout.isatty()):
+            yield None
+            return
+        from rich import progress as bars
+        from rich.console import Console
+
+        counts: bars.ProgressColumn = (
+            bars.DownloadColumn(binary_units=True) if in_bytes else bars.MofNCompleteColumn()
+        )
+        bar = bars.Progress(
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(),
+            counts,
+            bars.TimeRemainingColumn(),
+            console=Console(stderr=True, highlight=False),
+            transient=True,
+        )
+        with bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def error(message: str) -> None:
+    """An error on stderr."""
+    sys.stderr.write(_styled("error: ", "red", sys.stderr) + message + "\n")
+
+
+def _styled(words: str, style: str, stream: TextIO) -> str:
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
+        return words
+    return f"\x1b[{_STYLES[style]}m{words}\x1b[0m"
+
+
+class _Handler(logging.Handler):
+    """Log records as lines on what is stderr at the time. Names in them may be hostile."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = record.levelname.lower()
+        colour = "red" if record.levelno >= logging.ERROR else "yellow"
+        message = text.printable(record.getMessage())
+        sys.stderr.write(f"{_styled(f'{level}: ', colour, sys.stderr)}{message}\n")
+
+
+_HANDLER = _Handler()
+
+
+@contextmanager
+def logging_to_stderr() -> Iterator[None]:
+    """Have the package's log on stderr while the block runs."""
+    logger = logging.getLogger("logquarry")
+    logger.addHandler(_HANDLER)
+    try:
+        yield
+    finally:
+        logger.removeHandler(_HANDLER)

@@ -1,0 +1,36 @@
+"""``logquarry report``: one offline page about a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from logquarry import text
+from logquarry.cli import files, options
+from logquarry.cli.output import Output
+
+
+@click.command()
+@options.store
+@click.option(
+    "--html",
+    "target",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Where the page goes.",
+)
+@options.config
+@options.quiet
+def report(store: str, target: Path, config: str | None, quiet: bool) -> None:
+    """Write one offline HTML page about a store: charts, queues, findings."""
+    out = Output(quiet=quiet)
+    from logquarry.report.store_report import store_report
+    from logquarry.store.message_store import MessageStore
+
+    with MessageStore.open(store, config=options.store_config(config)) as opened:
+        page = store_report(opened, watch=lambda what: out.progress(what, in_bytes=True))
+    with files.staged(target) as file:
+        file.write(page.encode())
+    out.note(f"wrote {text.printable(str(target))}, {text.size_text(len(page.encode()))}")

@@ -1,0 +1,176 @@
+"""Settings of a store: what fixes its bytes, and what only tunes the work on it.
+
+Names are ``MessageStoreConfig``'s in snake_case. RocketMQ's own spellings (``broker.conf``,
+JSON) are parsed here, at the edge, and nowhere else. Configurations are frozen; a change is a new
+object (:func:`dataclasses.replace`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from logquarry.errors import UsageError
+from logquarry.format import delay, index, queue_entry
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayoutConfig:
+    """What fixes the bytes. ``None`` means: as the files that are there say.
+
+    Attributes:
+        mapped_file_size_commit_log: bytes of a commit log file (RocketMQ: 1 GiB).
+        mapped_file_size_consume_queue: bytes of a queue file, rounded up to whole units
+            (RocketMQ: 6,000,000).
+        max_hash_slot_num: slots of an index file (RocketMQ: 5,000,000).
+        max_index_num: entries of an index file, the unused entry 0 included
+            (RocketMQ: 20,000,000).
+    """
+
+    mapped_file_size_commit_log: int | None = None
+    mapped_file_size_consume_queue: int | None = None
+    max_hash_slot_num: int | None = None
+    max_index_num: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(LayoutConfig):
+            value = getattr(self, field.name)
+            if value is not None and value <= 0:
+                raise UsageError(f"{field.name} is {value}, and must be above 0")
+
+    @property
+    def queue_file_size(self) -> int | None:
+        """Bytes of a queue file in whole units (``getMappedFileSizeConsumeQueue``)."""
+        size = self.mapped_file_size_consume_queue
+        unit = queue_entry.UNIT_SIZE
+        return None if size is None else -(-size // unit) * unit
+
+    @property
+    def index_shape(self) -> index.IndexShape | None:
+        """The shape of index files where both numbers are stated."""
+        if self.max_hash_slot_num is None and self.max_index_num is None:
+            return None
+        return index.IndexShape(
+            self.max_hash_slot_num or index.DEFAULT_SLOTS,
+            self.max_index_num or index.DEFAULT_ENTRIES,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreConfig(LayoutConfig):
+    """The settings of a store. Defaults are RocketMQ 4.9.3's.
+
+    Attributes:
+        message_delay_level: delay of each level, level 1 first.
+        max_msgs_num_batch: most messages that one index query gives.
+        max_transfer_count_on_message_in_memory: most messages of one ``get``.
+        max_transfer_bytes_on_message_in_memory: most bytes of one ``get``.
+        max_transfer_count_on_message_in_disk: the same further back in the log than
+            ``access_message_in_memory_max_ratio`` percent of the machine's memory.
+        max_transfer_bytes_on_message_in_disk: likewise.
+        access_message_in_memory_max_ratio: percent of memory taken for page cache.
+        message_index_enable: whether the store keeps an index at all.
+        enable_multi_dispatch: whether INNER_MULTI_DISPATCH puts a message into further queues.
+        enable_lmq: whether those of them that start with ``%LMQ%`` all have the queue id 0.
+        decompress_limit: bytes that one compressed body may turn into.
+    """
+
+    message_delay_level: str = delay.DEFAULT_LEVELS
+    max_msgs_num_batch: int = 64
+    max_transfer_count_on_message_in_memory: int = 32
+    max_transfer_bytes_on_message_in_memory: int = 256 * 1024
+    max_transfer_count_on_message_in_disk: int = 8
+    max_transfer_bytes_on_message_in_disk: int = 64 * 1024
+    access_message_in_memory_max_ratio: int = 40
+    message_index_enable: bool = True
+    enable_multi_dispatch: bool = False
+    enable_lmq: bool = False
+    decompress_limit: int = 64 << 20
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """Delay of each level in milliseconds, level 1 first."""
+        return delay.parse_levels(self.message_delay_level)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> StoreConfig:
+        """Settings by RocketMQ's names or ours.
+
+        Names that this version has no use for are skipped (a ``broker.conf`` is full of them) and
+        logged.
+
+        Raises:
+            UsageError: if a value is not what its setting takes.
+        """
+        known = {field.name: field for field in fields(cls)}
+        settings: dict[str, Any] = {}
+        for name, value in values.items():
+            ours = _snake_case(name)
+            if ours in known:
+                settings[ours] = _converted(name, str(known[ours].type), value)
+            else:
+                logger.debug("setting %s is not used", name)
+        return cls(**settings)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> StoreConfig:
+        """Settings from a ``broker.conf`` (lines ``name=value``) or a JSON object.
+
+        Raises:
+            UsageError: if the file cannot be read or understood.
+        """
+        try:
+            text = Path(path).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path}: cannot be read: {error}") from error
+        if text.lstrip().startswith("{"):
+            try:
+                document = json.loads(text)
+            except ValueError as error:
+                raise UsageError(f"{path}: not JSON: {error}") from error
+            return cls.from_mapping(document)
+        values: dict[str, str] = {}
+        for number, line in enumerate(text.splitlines(), 1):
+            entry = line.strip()
+            if not entry or entry[0] in "#!":
+                continue
+            name, separator, value = entry.partition("=")
+            if not separator:
+                raise UsageError(f"{path}: line {number} is not name=value: {entry!r}")
+            values[name.strip()] = value.strip()
+        return cls.from_mapping(values)
+
+
+def _snake_case(name: str) -> str:
+    # RocketMQ wrote "maped" for years; both spellings are in use.
+    name = re.sub(r"^maped", "mapped", name)
+    name = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
+    name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
+    return name.lower()
+
+
+def _converted(name: str, kind: str, value: Any) -> Any:
+    if kind.startswith("int"):
+        # bool is an int to Python, but true is no size.
+        if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+            return value
+        if isinstance(value, str):
+            try:
+                return int(value)
+            except ValueError:
+                pass
+        raise UsageError(f"{name} takes a whole number, not {value!r}")
+    if kind == "bool":
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        raise UsageError(f"{name} takes true or false, not {value!r}")
+    return str(value)

@@ -1,0 +1,95 @@
+"""What can go wrong, as one tree of exceptions.
+
+::
+
+    LogquarryError
+    ├── UsageError            an option or argument that makes no sense (CLI exit code 2)
+    └── StoreError            something about a store
+        ├── StoreNotFound     there is no store at that path, or it cannot be read (exit code 3)
+        ├── StoreUnavailable  closed, read-only, busy, poisoned or refused (exit code 4)
+        ├── MessageRejected   the message was not stored: illegal or too large
+        ├── MessageNotFound   no message stands where one was asked for
+        └── CorruptStore      bytes that are not what the format says (exit code 1)
+            ├── CorruptFrame  ... in the commit log: path, offset, kind and reason
+            └── CorruptFile   ... in any other file of the store
+
+Exceptions say that a thing was not done. Outcomes that are part of normal work (an offset past the
+end of a queue, a torn tail) are values, never exceptions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class LogquarryError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class UsageError(LogquarryError, ValueError):
+    """An argument, option or configuration value that cannot be meant."""
+
+
+class StoreError(LogquarryError):
+    """Something about a store or its files."""
+
+
+class StoreNotFound(StoreError):
+    """No store at the path, or its files cannot be read.
+
+    Not an ``OSError``, so that "there is no store" is never taken for a failing disk.
+    """
+
+
+class StoreUnavailable(StoreError):
+    """The store is closed, read-only, busy or locked by another process."""
+
+
+class MessageRejected(StoreError):
+    """The message was not stored. ``status``: RocketMQ's put status; ``reason``: our word."""
+
+    def __init__(self, message: str, *, status: str, reason: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class MessageNotFound(StoreError, LookupError):
+    """No message stands where one was asked for: outside the log, or not at a frame's start."""
+
+
+class CorruptStore(StoreError):
+    """Bytes that are not what the format says, with the place where they stand.
+
+    Attributes:
+        path: the file, as a string.
+        offset: for commit log files the physical offset, for others the position in the file.
+        kind: a short stable word (the ``kind`` of a verify finding).
+        reason: what is wrong, in words.
+    """
+
+    def __init__(self, path: str, offset: int, reason: str, *, kind: str = "corrupt") -> None:
+        super().__init__(f"{path}: at offset {offset}: {reason}")
+        self.path = path
+        self.offset = offset
+        self.reason = reason
+        self.kind = kind
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions with keyword arguments do not survive pickling by default, and these cross
+        # from Spark's workers to the driver.
+        return _rebuild_corrupt, (type(self), self.path, self.offset, self.reason, self.kind)
+
+
+class CorruptFrame(CorruptStore):
+    """Damage in the commit log."""
+
+
+class CorruptFile(CorruptStore):
+    """Damage in a queue file, an index file, the checkpoint or a configuration file."""
+
+
+def _rebuild_corrupt(
+    cls: type[CorruptStore], path: str, offset: int, reason: str, kind: str
+) -> CorruptStore:
+    return cls(path, offset, reason, kind=kind)

@@ -1,0 +1,276 @@
+"""The port through which stores are read: local files by mmap, others through pyarrow.fs.
+
+Both give :class:`FileView` s: windows of bytes that kernels run over. A local window is the map
+itself, without a copy; a remote one is a range fetched into memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from logquarry.errors import StoreNotFound, UsageError
+
+if TYPE_CHECKING:
+    from pyarrow import fs as pafs
+
+REMOTE_RANGE = 16 << 20
+"""Bytes fetched at once from a remote file, unless one frame needs more."""
+
+
+class Entry(NamedTuple):
+    """One name in a folder."""
+
+    name: str
+    is_dir: bool
+    size: int
+
+
+class FileView(ABC):
+    """One file, open for reading.
+
+    Attributes:
+        path: where it is, for messages.
+        size: its bytes.
+        is_mapped: whether windows cost nothing until they are looked at.
+    """
+
+    path: str
+    size: int
+    is_mapped: bool = False
+
+    @abstractmethod
+    def window(self, start: int, length: int) -> memoryview:
+        """Bytes from ``start``: at least ``length`` of them, or to the end of the file."""
+
+    def next_data(self, position: int) -> int:
+        """The first place from ``position`` on that may hold data, ``size`` if there is none.
+
+        Skips the holes of sparse and preallocated files, which read as zeros.
+        """
+        return min(position, self.size)
+
+
+class GoneFile(FileView):
+    """What stands in the place of a file that is not there any more: no bytes."""
+
+    is_mapped = True
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.size = 0
+
+    def window(self, start: int, length: int) -> memoryview:
+        return memoryview(b"")
+
+
+class FileSystem(ABC):
+    """The folder of one store.
+
+    Attributes:
+        root: path or URL of the folder, for messages.
+    """
+
+    root: str
+
+    @abstractmethod
+    def list(self, path: str) -> list[Entry]:
+        """What a folder below the root holds, by name; nothing if it is not there.
+
+        Raises:
+            StoreNotFound: if it is there and cannot be read.
+        """
+
+    @abstractmethod
+    def open(self, path: str) -> FileView:
+        """A file below the root.
+
+        Raises:
+            FileNotFoundError: if it is not there (any more), or no file.
+            StoreNotFound: if it is there and cannot be read.
+        """
+
+    @abstractmethod
+    def exists(self, path: str) -> bool:
+        """Whether there is a file of that name below the root."""
+
+    def read(self, path: str) -> bytes:
+        """The whole of a small file."""
+        view = self.open(path)
+        return bytes(view.window(0, view.size))
+
+    def full_path(self, path: str) -> str:
+        """``path`` below the root as messages show it."""
+        return f"{self.root.rstrip('/')}/{path}"
+
+
+class _LocalFile(FileView):
+    is_mapped = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        # A pipe without a writer would keep an ordinary open for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise FileNotFoundError(errno.ENOENT, "not a file", str(path))
+            self.size = status.st_size
+            # The map keeps its own reference to the file; it goes when the last window goes.
+            self._view = memoryview(
+                mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ) if self.size else b""
+            )
+        finally:
+            os.close(descriptor)
+
+    def window(self, start: int, length: int) -> memoryview:
+        return self._view[start:]
+
+    def next_data(self, position: int) -> int:
+        if position >= self.size:
+            return self.size
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError:
+            # Deleted since; what is mapped is still there.
+            return position
+        try:
+            # A file may have grown since it was mapped, and what was mapped is what is read.
+            return min(os.lseek(descriptor, position, os.SEEK_DATA), self.size)
+        except OSError as error:
+            return self.size if error.errno == errno.ENXIO else position
+        finally:
+            os.close(descriptor)
+
+
+class LocalFileSystem(FileSystem):
+    """A folder on a disk that this machine mounts."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = Path(root)
+        self.root = str(root)
+
+    def list(self, path: str) -> list[Entry]:
+        try:
+            with os.scandir(self._root / path) as names:
+                entries = [self._entry(name) for name in names]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            message = f"{self._root / path}: cannot be read: {error.strerror}"
+            raise StoreNotFound(message) from error
+        return sorted(entry for entry in entries if entry is not None)
+
+    @staticmethod
+    def _entry(name: os.DirEntry[str]) -> Entry | None:
+        try:
+            return Entry(name.name, name.is_dir(), name.stat().st_size)
+        except OSError:
+            # Deleted between listing and looking: retention of a live broker does that. A link
+            # that leads in a circle is not there either.
+            return None
+
+    def open(self, path: str) -> FileView:
+        try:
+            return _LocalFile(self._root / path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise self._unreadable(path, error) from error
+
+    def exists(self, path: str) -> bool:
+        try:
+            return (self._root / path).exists()
+        except OSError:
+            return False
+
+    def _unreadable(self, path: str, error: OSError) -> StoreNotFound:
+        return StoreNotFound(f"{self.full_path(path)}: cannot be read: {error.strerror}")
+
+
+class _ArrowFile(FileView):
+    def __init__(self, path: str, file: Any, size: int) -> None:
+        self.path = path
+        self.size = size
+        self._file = file
+
+    def window(self, start: int, length: int) -> memoryview:
+        length = min(max(length, REMOTE_RANGE), self.size - start)
+        return memoryview(self._file.read_at(length, start))
+
+
+class ArrowFileSystem(FileSystem):
+    """A folder behind ``pyarrow.fs``: S3, GCS, HDFS, or anything fsspec knows."""
+
+    def __init__(self, filesystem: pafs.FileSystem, base: str, root: str) -> None:
+        self._fs = filesystem
+        self._base = base.rstrip("/")
+        self.root = root
+
+    def list(self, path: str) -> list[Entry]:
+        from pyarrow import fs as pafs
+
+        selector = pafs.FileSelector(f"{self._base}/{path}".rstrip("/"), allow_not_found=True)
+        return sorted(
+            Entry(info.base_name, info.type == pafs.FileType.Directory, info.size or 0)
+            for info in self._fs.get_file_info(selector)
+        )
+
+    def open(self, path: str) -> FileView:
+        from pyarrow import fs as pafs
+
+        full = f"{self._base}/{path}"
+        info = self._fs.get_file_info(full)
+        if info.type != pafs.FileType.File:
+            raise FileNotFoundError(errno.ENOENT, "no such file", self.full_path(path))
+        return _ArrowFile(self.full_path(path), self._fs.open_input_file(full), info.size)
+
+    def exists(self, path: str) -> bool:
+        from pyarrow import fs as pafs
+
+        found = self._fs.get_file_info(f"{self._base}/{path}").type
+        return bool(found != pafs.FileType.NotFound)
+
+
+def open_filesystem(
+    location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> FileSystem:
+    """The folder at a path or URL.
+
+    Args:
+        location: a local path, ``file:`` URL, or a URL that pyarrow.fs or fsspec knows.
+        storage_options: what the file system takes to be made (passed to pyarrow's class for S3
+            and GCS, to fsspec otherwise).
+
+    Raises:
+        StoreNotFound: if a local path is no folder.
+        UsageError: if no file system knows the URL.
+    """
+    text = os.fspath(location)
+    if text.startswith("file://"):
+        text = text.removeprefix("file://")
+    if "://" not in text:
+        if not Path(text).is_dir():
+            what = "not a folder" if Path(text).exists() else "there is no such folder"
+            raise StoreNotFound(f"{text}: {what}")
+        return LocalFileSystem(text)
+    from pyarrow import fs as pafs
+
+    try:
+        if storage_options:
+            import fsspec
+
+            made, base = fsspec.core.url_to_fs(text, **storage_options)
+            return ArrowFileSystem(pafs.PyFileSystem(pafs.FSSpecHandler(made)), base, text)
+        arrow, base = pafs.FileSystem.from_uri(text)
+    except ImportError as error:
+        raise UsageError(f"{text}: needs a package that is not installed: {error}") from error
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{text}: {error}") from error
+    return ArrowFileSystem(arrow, base, text)

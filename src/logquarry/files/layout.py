@@ -1,0 +1,292 @@
+"""Which files a store directory holds, and what their names and sizes say.
+
+::
+
+    STORE/commitlog/00000000000000000000      names: physical offset of the first byte
+    STORE/consumequeue/TOPIC/QUEUE/0000...    names: byte offset in the queue
+    STORE/index/yyyyMMddHHmmssSSS
+    STORE/config/*.json  checkpoint  abort  lock
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from logquarry.config import StoreConfig
+from logquarry.errors import StoreNotFound
+from logquarry.files import delay_levels
+from logquarry.files.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
+from logquarry.format import broker_config, checkpoint, java, queue_entry
+
+logger = logging.getLogger(__name__)
+
+COMMIT_LOG = "commitlog"
+CONSUME_QUEUE = "consumequeue"
+INDEX = "index"
+CONFIG = "config"
+CHECKPOINT = "checkpoint"
+ABORT = "abort"
+LOCK = "lock"
+TRANSACTION = "transaction"
+
+NAME_DIGITS = 20
+_LARGEST_BASE = java.LONG_MAX // 2
+_INDEX_NAME_DIGITS = 17
+_LISTINGS = 3
+_LOCK_PROBE = "F_OFD_GETLK"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """One file of a queue of files.
+
+    Attributes:
+        base: offset of its first byte in the joined space (its name).
+        size: its bytes on disk, which may be fewer than its place has.
+        path: below the store's root.
+    """
+
+    base: int
+    size: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileSequence:
+    """Files joined into one offset space, each with room for ``file_size`` bytes."""
+
+    files: tuple[StoreFile, ...]
+    file_size: int
+
+    def index_of(self, offset: int) -> int | None:
+        """Index of the file in whose room ``offset`` lies."""
+        low, high = 0, len(self.files)
+        while low < high:
+            middle = (low + high) // 2
+            if self.files[middle].base <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        if low and offset < self.files[low - 1].base + self.file_size:
+            return low - 1
+        return None
+
+    def at(self, offset: int) -> StoreFile | None:
+        """The file in whose room ``offset`` lies."""
+        index = self.index_of(offset)
+        return None if index is None else self.files[index]
+
+    @property
+    def start(self) -> int:
+        """Offset of the first byte, 0 without files."""
+        return self.files[0].base if self.files else 0
+
+    @property
+    def end(self) -> int:
+        """Offset behind the room of the last file."""
+        return self.files[-1].base + self.file_size if self.files else 0
+
+
+class StoreLayout:
+    """The files of one store, as they are when it is opened.
+
+    Attributes:
+        filesystem: the folder they are in.
+        config: what the user states about them.
+        ignored: names in the three folders that are no store files.
+    """
+
+    def __init__(self, filesystem: FileSystem, config: StoreConfig | None = None) -> None:
+        self.filesystem = filesystem
+        self.config = config or StoreConfig()
+        self.ignored: list[str] = []
+        present = {entry.name for entry in filesystem.list("") if entry.is_dir}
+        if not present & {COMMIT_LOG, CONSUME_QUEUE}:
+            raise StoreNotFound(
+                f"{filesystem.root}: not a store: it has neither {COMMIT_LOG}/ nor {CONSUME_QUEUE}/"
+            )
+        self.folders = frozenset(present)
+
+    @classmethod
+    def open(
+        cls,
+        location: str | os.PathLike[str],
+        config: StoreConfig | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> StoreLayout:
+        """The layout of the store at a path or URL.
+
+        Raises:
+            StoreNotFound: if there is no store.
+        """
+        try:
+            return cls(open_filesystem(location, storage_options), config)
+        except PermissionError as error:
+            raise StoreNotFound(f"{os.fspath(location)}: cannot be read: {error}") from error
+
+    @property
+    def root(self) -> str:
+        """Path or URL of the store."""
+        return self.filesystem.root
+
+    def refresh(self) -> None:
+        """Forget which files there are: a live writer adds some, retention deletes some."""
+        for name in ("commit_log", "queue_names", "index_files"):
+            self.__dict__.pop(name, None)
+
+    def open_file(self, path: str) -> FileView:
+        """A file below the root; see :meth:`FileSystem.open`."""
+        return self.filesystem.open(path)
+
+    @cached_property
+    def commit_log(self) -> FileSequence:
+        """The files of the commit log."""
+        files = self._numbered(COMMIT_LOG)
+        size = self.config.mapped_file_size_commit_log or _size_of(files)
+        return FileSequence(files, size)
+
+    @cached_property
+    def queue_names(self) -> tuple[tuple[str, int], ...]:
+        """(topic, queue id) of each consume queue, sorted."""
+        names: list[tuple[str, int]] = []
+        for topic in self.filesystem.list(CONSUME_QUEUE):
+            folder = f"{CONSUME_QUEUE}/{topic.name}"
+            queues = self.filesystem.list(folder) if topic.is_dir else []
+            for queue in queues:
+                if queue.is_dir and _is_queue_id(queue.name):
+                    names.append((topic.name, int(queue.name)))
+                else:
+                    self._ignore(f"{folder}/{queue.name}")
+            if not topic.is_dir:
+                self._ignore(folder)
+        return tuple(sorted(names))
+
+    def queue(self, topic: str, queue_id: int) -> FileSequence:
+        """The files of a consume queue; none if there is no such queue."""
+        files = self._numbered(f"{CONSUME_QUEUE}/{topic}/{queue_id}")
+        unit = queue_entry.UNIT_SIZE
+        size = self.config.queue_file_size or _size_of(files)
+        # Without whole units in the largest file there is nothing to read it by.
+        return FileSequence(files, max(unit, size // unit * unit))
+
+    @cached_property
+    def index_files(self) -> tuple[Entry, ...]:
+        """The index files by name, oldest first."""
+        found: list[Entry] = []
+        for entry in self.filesystem.list(INDEX):
+            if not entry.is_dir and entry.name.isascii() and entry.name.isdigit():
+                found.append(entry)
+            else:
+                self._ignore(f"{INDEX}/{entry.name}")
+        return tuple(found)
+
+    @cached_property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """Delay of each level in milliseconds, level 1 first: as stated, or as the store tells."""
+        return delay_levels.levels_of(self)
+
+    @property
+    def has_abort(self) -> bool:
+        """Whether the store was not closed in order (or is open now)."""
+        return self.filesystem.exists(ABORT)
+
+    def is_live(self) -> bool:
+        """Whether a process holds the store's lock. Only a local store can tell."""
+        if not isinstance(self.filesystem, LocalFileSystem):
+            return False
+        return _is_locked(Path(self.filesystem.root) / LOCK)
+
+    def read_checkpoint(self) -> checkpoint.Checkpoint | None:
+        """The checkpoint, None if there is none.
+
+        Raises:
+            ValueError: if it is too short to be one.
+        """
+        try:
+            return checkpoint.decode(self.filesystem.read(CHECKPOINT))
+        except FileNotFoundError:
+            return None
+
+    def read_topics(self) -> dict[str, broker_config.TopicConfig]:
+        """Topics by ``config/topics.json``; none if the file is not there or not readable."""
+        try:
+            return broker_config.decode_topics(
+                self.filesystem.read(f"{CONFIG}/{broker_config.TOPICS_FILE}")
+            )
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError) as error:
+            logger.warning("%s: %s: %s", self.root, broker_config.TOPICS_FILE, error)
+            return {}
+
+    def _numbered(self, folder: str) -> tuple[StoreFile, ...]:
+        """The files of a folder that are named by an offset, in its order."""
+        files: dict[int, StoreFile] = {}
+        for _ in range(_LISTINGS):
+            # A listing that is made while a broker makes files may lack one in the middle.
+            files |= {file.base: file for file in self._list_numbered(folder)}
+            found = [files[base] for base in sorted(files)]
+            steps = {b.base - a.base for a, b in pairwise(found)}
+            if len(steps) <= 1:
+                break
+        return tuple(files[base] for base in sorted(files))
+
+    def _list_numbered(self, folder: str) -> list[StoreFile]:
+        files: list[StoreFile] = []
+        for entry in self.filesystem.list(folder):
+            name = entry.name
+            numbered = len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
+            # Nothing that reckons in 64 bits from a base below this one overflows.
+            if numbered and not entry.is_dir and int(name) <= _LARGEST_BASE:
+                files.append(StoreFile(int(name), entry.size, f"{folder}/{name}"))
+            else:
+                self._ignore(f"{folder}/{name}")
+        return files
+
+    def _ignore(self, path: str) -> None:
+        # A stray file makes RocketMQ refuse to start; here it is only mentioned.
+        if path not in self.ignored:
+            self.ignored.append(path)
+            logger.warning("%s: not a store file, ignored", self.filesystem.full_path(path))
+
+
+def _size_of(files: tuple[StoreFile, ...]) -> int:
+    """Bytes of room that each file has, as the files themselves tell."""
+    largest = max((file.size for file in files), default=0)
+    steps = [b.base - a.base for a, b in pairwise(files)]
+    # Two neighbours tell exactly; a gap between files only gives a multiple.
+    return min(steps) if steps and any(f.size == min(steps) for f in files) else largest
+
+
+def _is_queue_id(name: str) -> bool:
+    digits = name.removeprefix("-")
+    return digits.isascii() and digits.isdigit()
+
+
+def _is_locked(path: Path) -> bool:
+    import fcntl
+    import struct
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except OSError:
+        return False
+    command = getattr(fcntl, _LOCK_PROBE, None)
+    # struct flock: type, whence, start, length, pid. Byte 0 is what Java's tryLock(0, 1) takes.
+    request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    try:
+        if command is None:
+            return False
+        answer = fcntl.fcntl(descriptor, command, request)
+        return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,99 @@
+"""The wire form of a batch: what a client sends as the body of one batch request.
+
+Per message, big-endian, one after the other (``MessageDecoder.encodeMessage``)::
+
+    | TOTALSIZE 4 | MAGICCODE 4 | BODYCRC 4 | FLAG 4 | BODYLEN 4 | BODY |
+    | PROPERTIESLEN 2 | PROPERTIES |
+
+Clients write 0 for magic and CRC, and the store reads over them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from logquarry.format.fields import Field, Layout
+
+HEAD = Layout(
+    "batch item head",
+    Field("size", "i", "TOTALSIZE of the item"),
+    Field("magic", "I", "MAGICCODE, 0 from clients"),
+    Field("body_crc", "i", "BODYCRC, 0 from clients"),
+    Field("flag", "i", "FLAG"),
+    Field("body_length", "i", "BODYLEN"),
+)
+PROPERTIES_LENGTH = Layout("properties length", Field("properties_length", "h", "PROPERTIESLEN"))
+FIXED_SIZE = HEAD.size + PROPERTIES_LENGTH.size
+assert FIXED_SIZE == 22
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """One message of a batch; topic and queue are the batch's."""
+
+    body: bytes
+    properties: bytes = b""
+    flag: int = 0
+    magic: int = 0
+    body_crc: int = 0
+
+    @property
+    def size(self) -> int:
+        """TOTALSIZE."""
+        return FIXED_SIZE + len(self.body) + len(self.properties)
+
+
+def encode(items: Iterable[BatchItem]) -> bytes:
+    """The wire form of some messages.
+
+    Raises:
+        ValueError: if a field does not fit its width.
+    """
+    parts: list[bytes] = []
+    for item in items:
+        try:
+            head = HEAD.struct.pack(item.size, item.magic, item.body_crc, item.flag, len(item.body))
+            length = PROPERTIES_LENGTH.struct.pack(len(item.properties))
+        except struct.error as error:
+            raise ValueError(f"a field does not fit its width: {error}") from error
+        parts += (head, item.body, length, item.properties)
+    return b"".join(parts)
+
+
+def decode(data: bytes) -> Iterator[BatchItem]:
+    """The messages of a wire form, one after the other.
+
+    Raises:
+        ValueError: where the bytes end within an item or its lengths contradict each other.
+    """
+    position = 0
+    while position < len(data):
+        left = len(data) - position
+        if left < FIXED_SIZE:
+            raise ValueError(f"at {position}: {left} bytes are too few for an item")
+        size, magic, crc, flag, body_length = HEAD.struct.unpack_from(data, position)
+        if not 0 <= body_length <= left - FIXED_SIZE:
+            raise ValueError(f"at {position}: BODYLEN {body_length} where {left} bytes are left")
+        body_at = position + HEAD.size
+        length_at = body_at + body_length
+        (properties_length,) = PROPERTIES_LENGTH.struct.unpack_from(data, length_at)
+        end = length_at + PROPERTIES_LENGTH.size + properties_length
+        if properties_length < 0 or end > len(data):
+            raise ValueError(
+                f"at {position}: PROPERTIESLEN {properties_length} where "
+                f"{len(data) - length_at - PROPERTIES_LENGTH.size} bytes are left"
+            )
+        if size != end - position:
+            raise ValueError(
+                f"at {position}: TOTALSIZE is {size}, the parts add up to {end - position}"
+            )
+        yield BatchItem(
+            body=data[body_at:length_at],
+            properties=data[end - properties_length : end],
+            flag=flag,
+            magic=magic,
+            body_crc=crc,
+        )
+        position = end

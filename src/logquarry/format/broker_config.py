@@ -1,0 +1,110 @@
+"""The tables a broker keeps in ``config/``: delayOffset, consumerOffset and topics.
+
+Each document has one decoder and one encoder over :mod:`logquarry.format.fastjson`. Decoders say
+what is wrong with a document and never guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from logquarry.format import fastjson
+
+DELAY_OFFSET_FILE = "delayOffset.json"
+CONSUMER_OFFSET_FILE = "consumerOffset.json"
+TOPICS_FILE = "topics.json"
+
+_GROUP_SEPARATOR = "@"
+
+
+class TopicConfig(NamedTuple):
+    """One topic of ``topics.json`` (``TopicConfig``)."""
+
+    name: str
+    read_queues: int
+    write_queues: int
+    perm: int
+    sys_flag: int
+    order: bool
+
+
+def decode_delay_offsets(text: str | bytes) -> dict[int, int]:
+    """Delay level -> next queue offset to deliver (``DelayOffsetSerializeWrapper``)."""
+    return _int_table(_table(text, "offsetTable"), "offsetTable")
+
+
+def encode_delay_offsets(offsets: Mapping[int, int]) -> str:
+    """The document as a broker writes it."""
+    return fastjson.encode({"offsetTable": dict(offsets)})
+
+
+def decode_consumer_offsets(text: str | bytes) -> dict[tuple[str, str], dict[int, int]]:
+    """(topic, group) -> queue id -> next queue offset (``ConsumerOffsetManager``)."""
+    result: dict[tuple[str, str], dict[int, int]] = {}
+    for name, offsets in _table(text, "offsetTable").items():
+        topic, separator, group = name.partition(_GROUP_SEPARATOR)
+        if not separator:
+            raise ValueError(f"offsetTable: {name!r} is not topic@group")
+        result[topic, group] = _int_table(offsets, name)
+    return result
+
+
+def encode_consumer_offsets(offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> str:
+    """The document as a broker writes it."""
+    table = {f"{topic}{_GROUP_SEPARATOR}{group}": dict(v) for (topic, group), v in offsets.items()}
+    return fastjson.encode({"offsetTable": table})
+
+
+def decode_topics(text: str | bytes) -> dict[str, TopicConfig]:
+    """Topic name -> its configuration (``TopicConfigManager``)."""
+    result: dict[str, TopicConfig] = {}
+    for name, entry in _table(text, "topicConfigTable").items():
+        if not isinstance(entry, dict):
+            raise ValueError(f"topicConfigTable: {name!r} is not an object")
+        result[name] = TopicConfig(
+            name=str(entry.get("topicName", name)),
+            read_queues=int(entry.get("readQueueNums", 0)),
+            write_queues=int(entry.get("writeQueueNums", 0)),
+            perm=int(entry.get("perm", 0)),
+            sys_flag=int(entry.get("topicSysFlag", 0)),
+            order=bool(entry.get("order", False)),
+        )
+    return result
+
+
+def encode_topics(
+    topics: Mapping[str, TopicConfig], *, counter: int = 0, timestamp_ms: int = 0
+) -> str:
+    """The document as a broker writes it, with the version it carries."""
+    table = {
+        name: {
+            "order": topic.order,
+            "perm": topic.perm,
+            "readQueueNums": topic.read_queues,
+            "topicFilterType": "SINGLE_TAG",
+            "topicName": topic.name,
+            "topicSysFlag": topic.sys_flag,
+            "writeQueueNums": topic.write_queues,
+        }
+        for name, topic in topics.items()
+    }
+    version = {"counter": counter, "timestamp": timestamp_ms}
+    return fastjson.encode({"dataVersion": version, "topicConfigTable": table})
+
+
+def _table(text: str | bytes, name: str) -> dict[str, Any]:
+    document = fastjson.decode(text)
+    table = document.get(name) if isinstance(document, dict) else None
+    if not isinstance(table, dict):
+        raise ValueError(f"there is no object {name!r}")
+    return table
+
+
+def _int_table(table: Any, name: str) -> dict[int, int]:
+    if not isinstance(table, dict):
+        raise ValueError(f"{name!r} is not an object")
+    try:
+        return {int(key): int(value) for key, value in table.items()}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name!r} holds more than whole numbers: {error}") from error

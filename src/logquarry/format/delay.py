@@ -1,0 +1,59 @@
+"""Delay levels and the tags code that the dispatcher reckons from a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from logquarry.errors import UsageError
+from logquarry.format import java
+from logquarry.format import properties as props
+
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
+_UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def parse_levels(text: str) -> tuple[int, ...]:
+    """Delay of each level in milliseconds, level 1 first (``parseDelayLevel``)."""
+    levels: list[int] = []
+    for word in text.split():
+        number, unit = word[:-1], word[-1:]
+        if unit not in _UNIT_MS or not number.isascii() or not number.isdigit():
+            raise UsageError(f"not a delay level: {word!r} in {text!r}")
+        levels.append(int(number) * _UNIT_MS[unit])
+    return tuple(levels)
+
+
+def tags_code(
+    topic: str,
+    properties: Mapping[str, str],
+    store_timestamp: int,
+    levels_ms: tuple[int, ...],
+) -> int:
+    """The tags code of a frame, as ``CommitLog.checkMessageAndReturnSize`` reckons it.
+
+    The hash of TAGS; for a message with a DELAY in the schedule topic the time of its delivery.
+    Where Java would fail on a DELAY that is no number, the hash stays.
+    """
+    tags = properties.get(props.TAGS)
+    code = java.hash_code(tags) if tags else 0
+    delay = properties.get(props.DELAY)
+    if delay is not None and topic == SCHEDULE_TOPIC:
+        level = parse_int(delay)
+        # Java caps the level first: where the table is empty none is left, and the hash stays.
+        level = 0 if level is None else min(level, len(levels_ms))
+        if level > 0:
+            code = java.to_long(store_timestamp + levels_ms[level - 1])
+    return code
+
+
+def parse_int(text: str) -> int | None:
+    """``Integer.parseInt``, or None where it throws."""
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    # Java looks at single chars, and so knows no digits beyond the BMP.
+    if not digits.isdecimal() or max(digits) > "\uffff":
+        return None
+    value = int(digits) * (-1 if text[0] == "-" else 1)
+    return value if java.INT_MIN <= value <= java.INT_MAX else None

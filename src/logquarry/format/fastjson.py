@@ -1,0 +1,77 @@
+"""fastjson's dialect of JSON, in which brokers keep ``config/*.json``.
+
+Two things set it apart: integer keys stand without quotes, and the pretty printer puts entries
+with integer keys on one line. Decoding takes strict JSON too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|([{,]\s*)(-?[\w$]+)(\s*:)', re.DOTALL)
+
+MAX_NESTING = 64
+
+
+def decode(text: str | bytes) -> Any:
+    """The value of a document; keys without quotes become strings.
+
+    Raises:
+        ValueError: if it is neither JSON nor fastjson's dialect, or nested too deeply.
+    """
+    if isinstance(text, bytes):
+        text = text.decode("utf-8")
+
+    def quote(match: re.Match[str]) -> str:
+        before, key, after = match.groups()
+        return match[0] if key is None else f'{before}"{key}"{after}'
+
+    depth = deepest = 0
+    for bracket in re.findall(r'"(?:\\.|[^"\\])*"|[\[{}\]]', text):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(bracket, 0)
+        deepest = max(deepest, depth)
+    if deepest > MAX_NESTING:
+        raise ValueError(f"nested {deepest} deep, more than {MAX_NESTING}")
+    return json.loads(_TOKEN.sub(quote, text))
+
+
+def encode(value: Any) -> str:
+    """The document as fastjson's ``toJSONString(value, prettyFormat=true)`` writes it.
+
+    Mappings with ``int`` keys are written with bare keys, as brokers have them.
+    """
+    return "".join(_pretty(value, 0))
+
+
+def _pretty(value: Any, depth: int) -> list[str]:
+    inner = "\n" + "\t" * (depth + 1)
+    outer = "\n" + "\t" * depth
+    parts: list[str] = []
+    if isinstance(value, Mapping):
+        if not value:
+            return ["{}"]
+        for key, item in value.items():
+            comma = "," if parts else ""
+            if isinstance(key, int):
+                parts.append(f"{comma}{key}:")
+            else:
+                parts.append(f"{comma}{inner}{_string(key)}:")
+            parts += _pretty(item, depth + 1)
+        return ["{", *parts, outer, "}"]
+    if isinstance(value, (list, tuple)):
+        if not value:
+            return ["[]"]
+        for item in value:
+            parts.append(("," if parts else "") + inner)
+            parts += _pretty(item, depth + 1)
+        return ["[", *parts, outer, "]"]
+    if isinstance(value, str):
+        return [_string(value)]
+    return [json.dumps(value)]
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,70 @@
+"""One table per format, from which everything else about the format is derived.
+
+A :class:`Layout` is a list of big-endian :class:`Field` s of fixed width. From it come the
+``struct.Struct``, the offset of each field, the NumPy dtype and the table in the documentation.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_WIDTHS = {"b": 1, "h": 2, "i": 4, "I": 4, "q": 8}
+_DTYPES = {"b": "i1", "h": ">i2", "i": ">i4", "I": ">u4", "q": ">i8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One fixed-width big-endian field.
+
+    Attributes:
+        name: our name for it, PEP 8.
+        code: its ``struct`` code (``b h i q`` are signed, ``I`` is unsigned).
+        meaning: what it says, in a few words, with RocketMQ's own name where it differs.
+    """
+
+    name: str
+    code: str
+    meaning: str
+
+    @property
+    def width(self) -> int:
+        """Bytes the field takes."""
+        return _WIDTHS[self.code]
+
+
+class Layout:
+    """Fixed-width fields in the order they stand on disk."""
+
+    def __init__(self, name: str, *fields: Field) -> None:
+        self.name = name
+        self.fields = fields
+        self.struct = struct.Struct(">" + "".join(field.code for field in fields))
+        self.size = self.struct.size
+        self.offsets: dict[str, int] = {}
+        position = 0
+        for field in fields:
+            self.offsets[field.name] = position
+            position += field.width
+
+    def dtype(self) -> np.dtype[np.void]:
+        """The same layout as a packed big-endian NumPy dtype."""
+        import numpy as np
+
+        return np.dtype([(field.name, _DTYPES[field.code]) for field in self.fields])
+
+    def markdown(self) -> str:
+        """The layout as a Markdown table for the documentation."""
+        lines = ["| offset | field | bytes | meaning |", "|---|---|---|---|"]
+        lines += [
+            f"| {self.offsets[field.name]} | {field.name} | {field.width} | {field.meaning} |"
+            for field in self.fields
+        ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Layout({self.name!r}, {self.size} bytes)"

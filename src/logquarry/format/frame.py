@@ -1,0 +1,354 @@
+"""The message frame of the commit log and the blank that ends a file: the reference codec.
+
+A frame, big-endian, as ``CommitLog.checkMessageAndReturnSize`` reads it::
+
+    | HEAD, 48 bytes | BORNHOST 8|20 | STORETIMESTAMP 8 | STOREHOST 8|20 | RECONSUMETIMES 4 |
+    | PREPAREDTRANSACTIONOFFSET 8 | BODYLEN 4 | BODY | TOPICLEN 1 | TOPIC | PROPERTIESLEN 2 |
+    | PROPERTIES |
+
+RocketMQ 5's second magic (``MESSAGE_MAGIC_CODE_V2``) has a TOPICLEN of two bytes; it is read,
+never written. A blank is ``[bytes left in the file 4][magic 4]`` and then anything.
+
+Guarantees: :func:`decode_at` never raises on any bytes and never looks beyond ``end``; a frame it
+returns encodes to the bytes it came from. The kernels of :mod:`logquarry.format.kernels` return
+the same verdict for the same bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import struct
+import zlib
+from dataclasses import dataclass, replace
+from typing import Final
+
+from logquarry.format import java, message_id, sys_flag
+from logquarry.format.fields import Field, Layout
+
+MAGIC_V1: Final = 0xDAA320A7
+MAGIC_V2: Final = 0xDAA320AB
+MAGIC_BLANK: Final = 0xCBD43194
+
+HEAD = Layout(
+    "frame head",
+    Field("size", "i", "TOTALSIZE: the whole frame"),
+    Field("magic", "I", "MAGICCODE: daa320a7, 5.x also daa320ab"),
+    Field("body_crc", "i", "BODYCRC: CRC-32 of the body as stored, sign bit cleared"),
+    Field("queue_id", "i", "QUEUEID"),
+    Field("flag", "i", "FLAG: the application's own"),
+    Field("queue_offset", "q", "QUEUEOFFSET: index in the consume queue"),
+    Field("physical_offset", "q", "PHYSICALOFFSET: where this frame starts in the log"),
+    Field("sys_flag", "i", "SYSFLAG: compression, transaction type, host families"),
+    Field("born_timestamp", "q", "BORNTIMESTAMP: ms, the producer's clock"),
+)
+"""Then BORNHOST follows: 8 bytes, or 20 with BORNHOST_V6."""
+
+STORE_TIME = Layout("store time", Field("store_timestamp", "q", "STORETIMESTAMP: ms"))
+"""Then STOREHOSTADDRESS follows: 8 bytes, or 20 with STOREHOSTADDRESS_V6."""
+
+TAIL = Layout(
+    "after the hosts",
+    Field("reconsume_times", "i", "RECONSUMETIMES"),
+    Field("prepared_transaction_offset", "q", "PREPAREDTRANSACTIONOFFSET"),
+    Field("body_length", "i", "BODYLEN"),
+)
+"""Then the body, the topic length, the topic, the properties length and the properties."""
+
+TOPIC_LENGTH_V1 = Layout("topic length", Field("topic_length", "b", "TOPICLEN, signed"))
+TOPIC_LENGTH_V2 = Layout("topic length", Field("topic_length", "h", "TOPICLEN of 5.x, signed"))
+PROPERTIES_LENGTH = Layout(
+    "properties length", Field("properties_length", "h", "PROPERTIESLEN, signed")
+)
+BLANK = Layout(
+    "blank",
+    Field("size", "i", "bytes from here to the end of the file"),
+    Field("magic", "I", "cbd43194"),
+)
+
+HOST_SIZE_V4: Final = message_id.HOST_SIZE_V4
+HOST_SIZE_V6: Final = message_id.HOST_SIZE_V6
+FIXED_SIZE_V1: Final = (
+    HEAD.size
+    + STORE_TIME.size
+    + TAIL.size
+    + 2 * HOST_SIZE_V4
+    + TOPIC_LENGTH_V1.size
+    + PROPERTIES_LENGTH.size
+)
+BODY_POSITION: Final = HEAD.size + STORE_TIME.size + TAIL.size + 2 * HOST_SIZE_V4
+"""Where the body of a frame with two IPv4 hosts starts; each IPv6 host adds 12."""
+
+assert HEAD.size == 48 and FIXED_SIZE_V1 == 91 and BODY_POSITION == 88 and BLANK.size == 8
+
+
+class DamageKind(enum.IntEnum):
+    """Why bytes at a place are no frame. The numbers are the kernels' return codes."""
+
+    ZEROED = 1
+    """Zero size and zero magic: nothing was written here."""
+    TRUNCATED = 2
+    """The file ends before the smallest thing that could stand here."""
+    BAD_MAGIC = 3
+    BAD_SIZE = 4
+    """TOTALSIZE is smaller than its fixed fields or reaches beyond the file."""
+    BAD_PHYSICAL_OFFSET = 5
+    """PHYSICALOFFSET does not name the place where the frame stands."""
+    BAD_BODY_LENGTH = 6
+    BAD_TOPIC_LENGTH = 7
+    BAD_PROPERTIES_LENGTH = 8
+    BAD_LENGTH_SUM = 9
+    """The lengths of the parts do not add up to TOTALSIZE."""
+    BAD_BODY_CRC = 10
+    BAD_BLANK = 11
+    """A blank that does not fill its file exactly."""
+
+    @property
+    def label(self) -> str:
+        """The kind as findings and reports spell it."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message as it stands in the log; see the tables above for the fields."""
+
+    topic: bytes
+    body: bytes = b""
+    properties: bytes = b""
+    queue_id: int = 0
+    flag: int = 0
+    queue_offset: int = 0
+    physical_offset: int = 0
+    sys_flag: int = 0
+    born_timestamp: int = 0
+    born_host: bytes = bytes(HOST_SIZE_V4)
+    store_timestamp: int = 0
+    store_host: bytes = bytes(HOST_SIZE_V4)
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+    body_crc: int = 0
+    magic: int = MAGIC_V1
+
+    @property
+    def size(self) -> int:
+        """TOTALSIZE."""
+        return fixed_size(self.magic, self.sys_flag) + (
+            len(self.body) + len(self.topic) + len(self.properties)
+        )
+
+    def with_crc(self) -> Frame:
+        """The same frame with the CRC of its body filled in."""
+        return replace(self, body_crc=java.body_crc(zlib.crc32(self.body)))
+
+
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """The end of a file: ``size`` bytes that hold no message."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """No frame stands at this place."""
+
+    kind: DamageKind
+    reason: str
+
+
+Outcome = Frame | Blank | Damage
+
+BytesLike = bytes | bytearray | memoryview | mmap.mmap
+
+
+def host_sizes(flag: int) -> tuple[int, int]:
+    """Bytes of BORNHOST and STOREHOSTADDRESS for a SYSFLAG."""
+    return (
+        HOST_SIZE_V6 if flag & sys_flag.BORN_HOST_V6 else HOST_SIZE_V4,
+        HOST_SIZE_V6 if flag & sys_flag.STORE_HOST_V6 else HOST_SIZE_V4,
+    )
+
+
+def fixed_size(magic: int, flag: int) -> int:
+    """Bytes of a frame without body, topic and properties."""
+    born, store = host_sizes(flag)
+    topic_length = TOPIC_LENGTH_V2 if magic == MAGIC_V2 else TOPIC_LENGTH_V1
+    return (
+        FIXED_SIZE_V1 - TOPIC_LENGTH_V1.size + topic_length.size + born + store - 2 * HOST_SIZE_V4
+    )
+
+
+def encode(frame: Frame) -> bytes:
+    """The bytes of a frame, exactly as its fields say (the CRC is not computed anew).
+
+    Raises:
+        ValueError: if a host's size contradicts SYSFLAG or a field does not fit its width.
+    """
+    if (len(frame.born_host), len(frame.store_host)) != host_sizes(frame.sys_flag):
+        raise ValueError("the size of a host contradicts its bit in SYSFLAG")
+    topic_length = TOPIC_LENGTH_V2 if frame.magic == MAGIC_V2 else TOPIC_LENGTH_V1
+    try:
+        return b"".join(
+            (
+                HEAD.struct.pack(
+                    frame.size,
+                    frame.magic,
+                    frame.body_crc,
+                    frame.queue_id,
+                    frame.flag,
+                    frame.queue_offset,
+                    frame.physical_offset,
+                    frame.sys_flag,
+                    frame.born_timestamp,
+                ),
+                frame.born_host,
+                STORE_TIME.struct.pack(frame.store_timestamp),
+                frame.store_host,
+                TAIL.struct.pack(
+                    frame.reconsume_times, frame.prepared_transaction_offset, len(frame.body)
+                ),
+                frame.body,
+                topic_length.struct.pack(len(frame.topic)),
+                frame.topic,
+                PROPERTIES_LENGTH.struct.pack(len(frame.properties)),
+                frame.properties,
+            )
+        )
+    except struct.error as error:
+        raise ValueError(f"a field does not fit its width: {error}") from error
+
+
+def encode_blank(left: int) -> bytes:
+    """The eight bytes that RocketMQ 4.9.3 writes where the next frame no longer fits."""
+    return BLANK.struct.pack(left, MAGIC_BLANK)
+
+
+def decode_at(
+    data: BytesLike, position: int, *, base: int, end: int | None = None, check_crc: bool = True
+) -> Outcome:
+    """What stands at ``position`` of a log file (or of a part of one).
+
+    Args:
+        data: bytes of the file.
+        position: where to look, an index into ``data``.
+        base: the physical offset of ``data[0]``.
+        end: index in ``data`` at which the file ends (default: its length).
+        check_crc: whether the body is compared with BODYCRC. An empty body never is, as in Java.
+    """
+    view = memoryview(data)
+    if end is None:
+        end = len(view)
+    left = end - position
+    if left < BLANK.size:
+        return Damage(DamageKind.TRUNCATED, f"the file ends {left} bytes further on")
+    size, magic = BLANK.struct.unpack_from(view, position)
+    if magic == MAGIC_BLANK:
+        if size == left:
+            return Blank(left)
+        return Damage(DamageKind.BAD_BLANK, f"a blank of {size} bytes where {left} are left")
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        if size == 0 and magic == 0:
+            return Damage(DamageKind.ZEROED, "zeros: nothing was written here")
+        return Damage(DamageKind.BAD_MAGIC, f"magic code {magic:08x}, size {size}")
+    if size < fixed_size(magic, 0) or size > left:
+        return Damage(DamageKind.BAD_SIZE, f"TOTALSIZE {size} where {left} bytes are left")
+    head = HEAD.struct.unpack_from(view, position)
+    _, _, crc, queue_id, flag, queue_offset, physical_offset, flags, born_timestamp = head
+    fixed = fixed_size(magic, flags)
+    if size < fixed:
+        return Damage(DamageKind.BAD_SIZE, f"TOTALSIZE {size}, and {fixed} are fixed fields")
+    if physical_offset != base + position:
+        return Damage(DamageKind.BAD_PHYSICAL_OFFSET, f"PHYSICALOFFSET {physical_offset}")
+    born_size, store_size = host_sizes(flags)
+    at = position + HEAD.size
+    born_host = bytes(view[at : at + born_size])
+    at += born_size
+    (store_timestamp,) = STORE_TIME.struct.unpack_from(view, at)
+    at += STORE_TIME.size
+    store_host = bytes(view[at : at + store_size])
+    at += store_size
+    reconsume_times, prepared_offset, body_length = TAIL.struct.unpack_from(view, at)
+    at += TAIL.size
+    room = size - fixed
+    if not 0 <= body_length <= room:
+        return Damage(DamageKind.BAD_BODY_LENGTH, f"BODYLEN {body_length} in a frame of {size}")
+    body_at = at
+    at += body_length
+    topic_layout = TOPIC_LENGTH_V2 if magic == MAGIC_V2 else TOPIC_LENGTH_V1
+    (topic_length,) = topic_layout.struct.unpack_from(view, at)
+    if not 0 <= topic_length <= room - body_length:
+        return Damage(DamageKind.BAD_TOPIC_LENGTH, f"TOPICLEN {topic_length} in a frame of {size}")
+    topic_at = at + topic_layout.size
+    at = topic_at + topic_length
+    (properties_length,) = PROPERTIES_LENGTH.struct.unpack_from(view, at)
+    if properties_length < 0:
+        return Damage(
+            DamageKind.BAD_PROPERTIES_LENGTH,
+            f"PROPERTIESLEN {properties_length} in a frame of {size}",
+        )
+    if body_length + topic_length + properties_length != room:
+        return Damage(
+            DamageKind.BAD_LENGTH_SUM,
+            f"TOTALSIZE is {size}, the parts add up to "
+            f"{fixed + body_length + topic_length + properties_length}",
+        )
+    properties_at = at + PROPERTIES_LENGTH.size
+    body = bytes(view[body_at : body_at + body_length])
+    if check_crc and body:
+        found = java.body_crc(zlib.crc32(body))
+        if found != crc:
+            return Damage(DamageKind.BAD_BODY_CRC, f"BODYCRC is {crc}, the body's is {found}")
+    return Frame(
+        topic=bytes(view[topic_at : topic_at + topic_length]),
+        body=body,
+        properties=bytes(view[properties_at : properties_at + properties_length]),
+        queue_id=queue_id,
+        flag=flag,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
+        sys_flag=flags,
+        born_timestamp=born_timestamp,
+        born_host=born_host,
+        store_timestamp=store_timestamp,
+        store_host=store_host,
+        reconsume_times=reconsume_times,
+        prepared_transaction_offset=prepared_offset,
+        body_crc=crc,
+        magic=magic,
+    )
+
+
+_MAGIC_BYTES = tuple(magic.to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2))
+_MAGIC_POSITION = HEAD.offsets["magic"]
+
+
+def find_frame(
+    data: BytesLike,
+    start: int,
+    stop: int,
+    *,
+    base: int,
+    end: int | None = None,
+    check_crc: bool = True,
+) -> int:
+    """The first position in ``[start, stop)`` at which a sound frame stands, or -1 (resync).
+
+    PHYSICALOFFSET certifies a frame: bytes that merely look like one do not name the very place
+    where they stand.
+    """
+    view = memoryview(data)
+    haystack = bytes(view[start : stop + HEAD.offsets["physical_offset"]])
+    first = start
+    while start < stop:
+        at = start - first + _MAGIC_POSITION
+        hits = [hit for magic in _MAGIC_BYTES if (hit := haystack.find(magic, at)) >= 0]
+        if not hits:
+            break
+        start = first + min(hits) - _MAGIC_POSITION
+        if start >= stop:
+            break
+        if isinstance(decode_at(view, start, base=base, end=end, check_crc=check_crc), Frame):
+            return start
+        start += 1
+    return -1

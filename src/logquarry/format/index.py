@@ -1,0 +1,119 @@
+"""The index file (``IndexFile``, ``IndexHeader``): a hash table of keys, chained backwards.
+
+::
+
+    | header 40 | slots: slot_count x 4 | entries: max_entries x 20 |
+
+A slot holds the number of the newest entry of its chain, an entry the number of the one before.
+Numbers start at 1: entry 0 is never used, and ``entry_count`` in the header starts at 1 too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from logquarry.format import java
+from logquarry.format.fields import Field, Layout
+
+HEADER = Layout(
+    "index header",
+    Field("begin_timestamp", "q", "store time of the first key, ms"),
+    Field("end_timestamp", "q", "store time of the last key, ms"),
+    Field("begin_offset", "q", "physical offset of the first key's message"),
+    Field("end_offset", "q", "physical offset of the last key's message"),
+    Field("slots_used", "i", "hash slot count: slots that have a chain"),
+    Field("entry_count", "i", "index count: entries written, and one"),
+)
+SLOT = Layout("index slot", Field("newest", "i", "number of the newest entry of the chain"))
+ENTRY = Layout(
+    "index entry",
+    Field("key_hash", "i", "hash of topic#key"),
+    Field("physical_offset", "q", "where the frame starts in the log"),
+    Field("seconds", "i", "store time, in seconds after the header's begin_timestamp"),
+    Field("previous", "i", "number of the entry before in the chain, 0 at its end"),
+)
+DEFAULT_SLOTS: Final = 5_000_000
+DEFAULT_ENTRIES: Final = 20_000_000
+assert HEADER.size == 40 and SLOT.size == 4 and ENTRY.size == 20
+
+
+class IndexHeader(NamedTuple):
+    """The first 40 bytes."""
+
+    begin_timestamp: int
+    end_timestamp: int
+    begin_offset: int
+    end_offset: int
+    slots_used: int
+    entry_count: int
+
+
+class IndexEntry(NamedTuple):
+    """One key of one message."""
+
+    key_hash: int
+    physical_offset: int
+    seconds: int
+    previous: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexShape:
+    """What fixes the layout of an index file: ``maxHashSlotNum`` and ``maxIndexNum``."""
+
+    slots: int = DEFAULT_SLOTS
+    entries: int = DEFAULT_ENTRIES
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of a whole file."""
+        return HEADER.size + self.slots * SLOT.size + self.entries * ENTRY.size
+
+    def slot_position(self, key_hash: int) -> int:
+        """Where the slot of a hash stands.
+
+        4.9.3's hashes are never negative. 3.x stored them raw and took the slot of their absolute
+        value.
+        """
+        return HEADER.size + abs(key_hash) % self.slots * SLOT.size
+
+    def entry_position(self, number: int) -> int:
+        """Where the entry of a number stands."""
+        return HEADER.size + self.slots * SLOT.size + number * ENTRY.size
+
+
+DEFAULT_SHAPE: Final = IndexShape()
+
+
+def key_text(topic: str, key: str) -> str:
+    """What is hashed for a key (``IndexService.buildKey``)."""
+    return f"{topic}#{key}"
+
+
+def key_hash(topic: str, key: str) -> int:
+    """The hash an entry carries, never negative (``IndexFile.indexKeyHashMethod``)."""
+    return java.positive_hash_code(key_text(topic, key))
+
+
+def decode_header(data: bytes | memoryview) -> IndexHeader:
+    """The header at the start of a file; an ``entry_count`` of 0 or less counts as 1."""
+    header = IndexHeader(*HEADER.struct.unpack_from(data, 0))
+    # QUIRK: IndexHeader.load() sets the count to 1 in memory only, so that a file without keys
+    # has 0 on disk.
+    return header._replace(entry_count=max(1, header.entry_count))
+
+
+def encode_header(header: IndexHeader) -> bytes:
+    """The 40 bytes of a header."""
+    return HEADER.struct.pack(*header)
+
+
+def decode_entry(data: bytes | memoryview, position: int) -> IndexEntry:
+    """The entry at a position."""
+    return IndexEntry(*ENTRY.struct.unpack_from(data, position))
+
+
+def encode_entry(entry: IndexEntry) -> bytes:
+    """The 20 bytes of an entry."""
+    return ENTRY.struct.pack(*entry)

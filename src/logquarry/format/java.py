@@ -1,0 +1,118 @@
+"""Java's arithmetic and orders that RocketMQ's bytes depend on.
+
+``String.hashCode`` makes tags codes and index slots; ``HashMap``'s iteration order decides how
+RocketMQ writes a property string that it makes anew; signed wraps are everywhere.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from typing import Final
+
+INT_MAX = 0x7FFFFFFF
+INT_MIN = -0x80000000
+LONG_MAX = 0x7FFFFFFFFFFFFFFF
+LONG_MIN = -0x8000000000000000
+
+_TREEIFY_THRESHOLD = 8
+_MIN_TREEIFY_CAPACITY = 64
+
+
+def to_int(value: int) -> int:
+    """``value`` wrapped to a signed 32-bit integer, as Java's ``(int)`` does."""
+    value &= 0xFFFFFFFF
+    return value - 0x100000000 if value & 0x80000000 else value
+
+
+def to_long(value: int) -> int:
+    """``value`` wrapped to a signed 64-bit integer, as Java's arithmetic on ``long`` does."""
+    value &= 0xFFFFFFFFFFFFFFFF
+    return value - 0x10000000000000000 if value >> 63 else value
+
+
+UTF8_ERRORS: Final = "logquarry-java"
+"""For ``bytes.decode("utf-8", ...)``: bad bytes become U+FFFD as in ``new String(bytes, UTF_8)``.
+
+Python's ``replace`` gives one for each byte of an encoded surrogate half, Java one for all three.
+"""
+
+
+def _replace_as_java(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    data, at = error.object, error.start
+    if data[at] == 0xED and data[at + 1 : at + 2] >= b"\xa0" and data[at + 1] <= 0xBF:
+        whole = at + 2 < len(data) and data[at + 2] & 0xC0 == 0x80
+        return "\ufffd", at + 3 if whole else at + 2
+    return "\ufffd", error.end
+
+
+codecs.register_error(UTF8_ERRORS, _replace_as_java)
+
+
+def hash_code(text: str) -> int:
+    """``String.hashCode()``: over UTF-16 code units, wrapped to a signed 32-bit integer."""
+    result = 0
+    for character in text:
+        point = ord(character)
+        if point > 0xFFFF:
+            point -= 0x10000
+            result = (31 * result + (0xD800 + (point >> 10))) & 0xFFFFFFFF
+            point = 0xDC00 + (point & 0x3FF)
+        result = (31 * result + point) & 0xFFFFFFFF
+    return to_int(result)
+
+
+def positive_hash_code(text: str) -> int:
+    """``IndexFile.indexKeyHashMethod``: the absolute hash, 0 for the one that has none."""
+    value = abs(hash_code(text))
+    # QUIRK: Math.abs(Integer.MIN_VALUE) is negative in Java, and RocketMQ puts 0 in its place.
+    return 0 if value > INT_MAX else value
+
+
+def body_crc(crc32: int) -> int:
+    """The CRC as the frame stores it: ``UtilAll.crc32`` clears the sign bit."""
+    return crc32 & INT_MAX
+
+
+def table_size_for(count: int) -> int:
+    """Table size of ``new HashMap<>(map of count entries)``."""
+    wanted = int(count / 0.75 + 1.0)
+    size = 1
+    while size < wanted:
+        size *= 2
+    return size
+
+
+def hash_map_order(keys: Iterable[str], table_size: int = 16) -> list[str]:
+    """The order in which a ``java.util.HashMap`` iterates over ``keys`` inserted in their order.
+
+    Args:
+        keys: distinct keys, in insertion order.
+        table_size: 16 for ``new HashMap<>()``, :func:`table_size_for` for a copy of a map.
+
+    A bucket keeps its insertion order (also over a resize, which splits it in two and keeps the
+    order of each half). A bucket that gets a ninth entry doubles a table smaller than 64; the
+    trees that larger tables grow there are not modelled, as it takes nine colliding names.
+    """
+    buckets: list[list[tuple[int, str]]] = [[] for _ in range(table_size)]
+    for count, key in enumerate(keys, 1):
+        spread = hash_code(key) & 0xFFFFFFFF
+        spread ^= spread >> 16
+        bucket = buckets[spread & (len(buckets) - 1)]
+        bucket.append((spread, key))
+        if len(bucket) > _TREEIFY_THRESHOLD and len(buckets) < _MIN_TREEIFY_CAPACITY:
+            buckets = _resized(buckets)
+        if count > len(buckets) * 0.75:
+            buckets = _resized(buckets)
+    return [key for bucket in buckets for _, key in bucket]
+
+
+def _resized(buckets: list[list[tuple[int, str]]]) -> list[list[tuple[int, str]]]:
+    size = len(buckets) * 2
+    larger: list[list[tuple[int, str]]] = [[] for _ in range(size)]
+    for bucket in buckets:
+        for spread, key in bucket:
+            larger[spread & (size - 1)].append((spread, key))
+    return larger

@@ -1,0 +1,62 @@
+"""The fast twin of the reference codecs: log bytes to positions and Arrow buffers, in numba.
+
+The walk writes one row a frame into a table (:mod:`logquarry.format.rows`); everything else
+reads that table. All kernels take addresses and run without the GIL; the caller keeps the buffers
+alive. They are safe on any bytes, and their verdicts are the reference's.
+
+Importing this package costs half a second (numba), so that it is imported when first needed.
+"""
+
+from logquarry.format.kernels.columns import (
+    copy_spans,
+    gather,
+    intern_topics,
+    offsets_of,
+    spans_of,
+    topic_spans,
+)
+from logquarry.format.kernels.hosts import HOST_TEXT_SIZE, host_texts, message_ids
+from logquarry.format.kernels.properties import (
+    DELAY,
+    KEYS,
+    TAGS,
+    UNIQ_KEY,
+    bad_utf8,
+    mark_suspects,
+    parse_properties,
+    tags_codes,
+)
+from logquarry.format.kernels.walk import (
+    check_frame,
+    check_places,
+    find_frame,
+    first_nonzero,
+    last_nonzero,
+    walk,
+)
+
+__all__ = [
+    "DELAY",
+    "HOST_TEXT_SIZE",
+    "KEYS",
+    "TAGS",
+    "UNIQ_KEY",
+    "bad_utf8",
+    "check_frame",
+    "check_places",
+    "copy_spans",
+    "find_frame",
+    "first_nonzero",
+    "gather",
+    "host_texts",
+    "intern_topics",
+    "last_nonzero",
+    "mark_suspects",
+    "message_ids",
+    "offsets_of",
+    "parse_properties",
+    "spans_of",
+    "tags_codes",
+    "topic_spans",
+    "walk",
+]

@@ -1,0 +1,139 @@
+"""Small operations on bytes that several kernels share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from logquarry.format.kernels.base import kernel
+from logquarry.format.native import load_i32, load_raw64, load_u8
+
+
+@kernel
+def is_ascii(address: int, length: int) -> bool:
+    """Whether no byte has its high bit set."""
+    high = np.uint64(0)
+    i = 0
+    while i + 8 <= length:
+        high |= load_raw64(address + i)
+        i += 8
+    while i < length:
+        high |= np.uint64(load_u8(address + i))
+        i += 1
+    return high & np.uint64(0x8080808080808080) == 0
+
+
+@kernel
+def is_utf8(address: int, length: int) -> bool:
+    """Whether the bytes are UTF-8, as Python's strict decoder judges."""
+    i = 0
+    while i < length:
+        if i + 8 <= length and (load_raw64(address + i) & np.uint64(0x8080808080808080)) == 0:
+            i += 8
+            continue
+        lead = load_u8(address + i)
+        if lead < 0x80:
+            i += 1
+            continue
+        if lead < 0xC2 or lead > 0xF4:
+            return False
+        more = 1 if lead < 0xE0 else (2 if lead < 0xF0 else 3)
+        if i + more >= length:
+            return False
+        second = load_u8(address + i + 1)
+        low = 0xA0 if lead == 0xE0 else (0x90 if lead == 0xF0 else 0x80)
+        high = 0x9F if lead == 0xED else (0x8F if lead == 0xF4 else 0xBF)
+        if second < low or second > high:
+            return False
+        for k in range(2, more + 1):
+            if load_u8(address + i + k) & 0xC0 != 0x80:
+                return False
+        i += more + 1
+    return True
+
+
+@kernel
+def has_zero(address: int, length: int) -> bool:
+    """Whether a byte is NUL."""
+    i = 0
+    while i + 8 <= length:
+        word = load_raw64(address + i)
+        low = (word - np.uint64(0x0101010101010101)) & ~word & np.uint64(0x8080808080808080)
+        if low != 0:
+            return True
+        i += 8
+    while i < length:
+        if load_u8(address + i) == 0:
+            return True
+        i += 1
+    return False
+
+
+@kernel
+def same_bytes(a: int, b: int, length: int) -> bool:
+    """Whether two pieces of ``length`` bytes are equal."""
+    i = 0
+    while i + 8 <= length:
+        if load_raw64(a + i) != load_raw64(b + i):
+            return False
+        i += 8
+    while i < length:
+        if load_u8(a + i) != load_u8(b + i):
+            return False
+        i += 1
+    return True
+
+
+@kernel
+def hash_bytes(address: int, length: int) -> np.uint64:
+    """A hash for tables that live as long as a batch."""
+    value = np.uint64(14695981039346656037) ^ np.uint64(length)
+    i = 0
+    while i + 8 <= length:
+        value = (value ^ load_raw64(address + i)) * np.uint64(1099511628211)
+        value ^= value >> np.uint64(29)
+        i += 8
+    if i < length and length >= 8:
+        # The last eight bytes once more: every byte counts, and none is taken by itself.
+        value = (value ^ load_raw64(address + length - 8)) * np.uint64(1099511628211)
+    elif length >= 4:
+        first = np.uint64(np.uint32(load_i32(address)))
+        last = np.uint64(np.uint32(load_i32(address + length - 4)))
+        value = (value ^ (first << np.uint64(32)) ^ last) * np.uint64(1099511628211)
+    else:
+        while i < length:
+            value = (value ^ np.uint64(load_u8(address + i))) * np.uint64(1099511628211)
+            i += 1
+    value ^= value >> np.uint64(29)
+    return value ^ (value >> np.uint64(32))
+
+
+@kernel
+def java_hash(address: int, length: int) -> int:
+    """String.hashCode over valid UTF-8, as a signed 32-bit integer."""
+    value = np.uint32(0)
+    thirty_one = np.uint32(31)
+    i = 0
+    while i < length:
+        lead = np.uint32(load_u8(address + i))
+        if lead < 0x80:
+            value = value * thirty_one + lead
+            i += 1
+            continue
+        if lead < 0xE0:
+            more = 1
+            point = lead & np.uint32(0x1F)
+        elif lead < 0xF0:
+            more = 2
+            point = lead & np.uint32(0x0F)
+        else:
+            more = 3
+            point = lead & np.uint32(0x07)
+        for k in range(1, more + 1):
+            point = (point << np.uint32(6)) | np.uint32(load_u8(address + i + k) & 0x3F)
+        if point > 0xFFFF:
+            point -= np.uint32(0x10000)
+            value = value * thirty_one + np.uint32(0xD800) + (point >> np.uint32(10))
+            point = np.uint32(0xDC00) + (point & np.uint32(0x3FF))
+        value = value * thirty_one + point
+        i += more + 1
+    return np.int64(np.int32(value))

@@ -1,0 +1,307 @@
+"""The walk over the chain of frames, and the search for a frame (resync).
+
+The twin of :func:`logquarry.format.frame.decode_at`: the same verdict on the same bytes. No length
+is believed before it is checked against the window and the file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from logquarry.format import frame
+from logquarry.format.kernels.base import (
+    AT_BODY_LENGTH,
+    AT_CRC,
+    AT_MAGIC,
+    AT_PHYSICAL_OFFSET,
+    AT_SYS_FLAG,
+    BLANK_SIZE,
+    BODY_AT_V4,
+    BORN_V6,
+    FIXED_V1,
+    HEAD_SIZE,
+    HOST_EXTRA,
+    MAGIC_BLANK,
+    MAGIC_FIRST,
+    MAGIC_V1,
+    MAGIC_V2,
+    STORE_V6,
+    TAIL_SIZE,
+    Array,
+    kernel,
+)
+from logquarry.format.native import call_crc32, load_i32, load_i64, load_raw64, load_u8, prefetch
+from logquarry.format.rows import (
+    BLANK,
+    BODY_AT,
+    BODY_LENGTH,
+    NEED_MORE,
+    POSITION,
+    PROPS_AT,
+    PROPS_LENGTH,
+    REACHED_STOP,
+    SIZE,
+    TABLE_FULL,
+    TOPIC_AT,
+    TOPIC_LENGTH,
+)
+
+_CACHE_LINE = 64
+_PREFETCH_AHEAD = 8192
+
+_ZEROED = int(frame.DamageKind.ZEROED)
+_TRUNCATED = int(frame.DamageKind.TRUNCATED)
+_BAD_MAGIC = int(frame.DamageKind.BAD_MAGIC)
+_BAD_SIZE = int(frame.DamageKind.BAD_SIZE)
+_BAD_PHYSICAL_OFFSET = int(frame.DamageKind.BAD_PHYSICAL_OFFSET)
+_BAD_BODY_LENGTH = int(frame.DamageKind.BAD_BODY_LENGTH)
+_BAD_TOPIC_LENGTH = int(frame.DamageKind.BAD_TOPIC_LENGTH)
+_BAD_PROPERTIES_LENGTH = int(frame.DamageKind.BAD_PROPERTIES_LENGTH)
+_BAD_LENGTH_SUM = int(frame.DamageKind.BAD_LENGTH_SUM)
+_BAD_BODY_CRC = int(frame.DamageKind.BAD_BODY_CRC)
+_BAD_BLANK = int(frame.DamageKind.BAD_BLANK)
+
+
+def _crc_table() -> Any:
+    table = np.zeros(256, np.uint32)
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = value >> 1 ^ (0xEDB88320 if value & 1 else 0)
+        table[byte] = value
+    return table
+
+
+_CRC_TABLE = _crc_table()
+
+
+@kernel
+def _crc32(function: int, address: int, count: int) -> int:
+    if function != 0:
+        return call_crc32(function, address, count)
+    value = np.uint32(0xFFFFFFFF)
+    for i in range(count):
+        value = _CRC_TABLE[(value ^ load_u8(address + i)) & 0xFF] ^ (value >> np.uint32(8))
+    return value ^ np.uint32(0xFFFFFFFF)
+
+
+@kernel
+def check_frame(
+    address: int,
+    position: int,
+    window: int,
+    end: int,
+    base: int,
+    crc_function: int,
+    check_crc: bool,
+    row: Array,
+) -> int:
+    """The verdict on one place, as ``frame.decode_at``; fills ``row`` where it is a frame.
+
+    Args: ``address`` of the window, ``position`` in it, ``window`` its length, ``end`` the index
+    at which the file ends (>= window), ``base`` the physical offset of the window's start.
+    Returns REACHED_STOP for a sound frame, else a code.
+    """
+    left = end - position
+    here = window - position
+    if left < BLANK_SIZE:
+        return _TRUNCATED
+    if here < BLANK_SIZE:
+        return NEED_MORE
+    at = address + position
+    size = load_i32(at)
+    magic = load_i32(at + AT_MAGIC)
+    if magic == MAGIC_BLANK:
+        return BLANK if size == left else _BAD_BLANK
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        return _ZEROED if size == 0 and magic == 0 else _BAD_MAGIC
+    topic_length_size = 1 if magic == MAGIC_V1 else 2
+    fixed = FIXED_V1 - 1 + topic_length_size
+    if size < fixed or size > left:
+        return _BAD_SIZE
+    if here < HEAD_SIZE:
+        return NEED_MORE
+    flags = load_i32(at + AT_SYS_FLAG)
+    hosts = 0
+    if flags & BORN_V6:
+        hosts += HOST_EXTRA
+    if flags & STORE_V6:
+        hosts += HOST_EXTRA
+    fixed += hosts
+    if size < fixed:
+        return _BAD_SIZE
+    if load_i64(at + AT_PHYSICAL_OFFSET) != base + position:
+        return _BAD_PHYSICAL_OFFSET
+    if size > here:
+        return NEED_MORE
+    room = size - fixed
+    body_at = BODY_AT_V4 + hosts
+    body_length = load_i32(at + body_at - TAIL_SIZE + AT_BODY_LENGTH)
+    if body_length < 0 or body_length > room:
+        return _BAD_BODY_LENGTH
+    length_at = body_at + body_length
+    topic_length = np.int64(np.int8(load_u8(at + length_at)))
+    if topic_length_size == 2:
+        topic_length = (topic_length << 8) | np.int64(load_u8(at + length_at + 1))
+    if topic_length < 0 or topic_length > room - body_length:
+        return _BAD_TOPIC_LENGTH
+    topic_at = length_at + topic_length_size
+    length_at = topic_at + topic_length
+    props_length = np.int64(np.int8(load_u8(at + length_at))) << 8
+    props_length |= np.int64(load_u8(at + length_at + 1))
+    if props_length < 0:
+        return _BAD_PROPERTIES_LENGTH
+    if body_length + topic_length + props_length != room:
+        return _BAD_LENGTH_SUM
+    if check_crc and body_length > 0:
+        crc = _crc32(crc_function, at + body_at, body_length) & np.uint32(0x7FFFFFFF)
+        if np.int64(crc) != np.int64(load_i32(at + AT_CRC)):
+            return _BAD_BODY_CRC
+    row[POSITION] = position
+    row[SIZE] = size
+    row[BODY_AT] = body_at
+    row[BODY_LENGTH] = body_length
+    row[TOPIC_AT] = topic_at
+    row[TOPIC_LENGTH] = topic_length
+    row[PROPS_AT] = length_at + 2
+    row[PROPS_LENGTH] = props_length
+    return REACHED_STOP
+
+
+@kernel
+def walk(
+    address: int,
+    position: int,
+    stop: int,
+    window: int,
+    end: int,
+    base: int,
+    crc_function: int,
+    check_crc: bool,
+    rows: Array,
+) -> tuple[int, int, int]:
+    """Follow the chain of frames from ``position``; see :func:`check_frame` for the arguments.
+
+    Takes the frames that start before ``stop``, as many as ``rows`` has room for.
+    Returns (frames taken, position after them, code).
+    """
+    count = 0
+    asked = position
+    while position < stop:
+        if count == rows.shape[0]:
+            return count, position, TABLE_FULL
+        # Each frame's place hangs on the size of the one before: without this the walk waits for
+        # memory once a frame. Asking for every line ahead lets memory stream.
+        ahead = min(position + _PREFETCH_AHEAD, window)
+        asked = max(asked, position)
+        while asked < ahead:
+            prefetch(address + asked)
+            asked += _CACHE_LINE
+        code = check_frame(
+            address, position, window, end, base, crc_function, check_crc, rows[count]
+        )
+        if code != REACHED_STOP:
+            return count, position, code
+        position += rows[count, SIZE]
+        count += 1
+    return count, position, REACHED_STOP
+
+
+@kernel
+def check_places(
+    address: int,
+    window: int,
+    end: int,
+    base: int,
+    crc_function: int,
+    check_crc: bool,
+    places: Array,
+    sizes: Array,
+    rows: Array,
+    codes: Array,
+) -> int:
+    """The verdict on each of some places; ``codes`` gets it, ``rows`` the sound frames in turn.
+
+    A sound frame whose size is not the one in ``sizes`` (0: any) counts as BAD_SIZE.
+    Returns the number of sound frames.
+    """
+    count = 0
+    for i in range(places.shape[0]):
+        place = places[i]
+        if place < 0 or place >= end:
+            codes[i] = _TRUNCATED
+            continue
+        code = check_frame(address, place, window, end, base, crc_function, check_crc, rows[count])
+        if code == REACHED_STOP and sizes[i] != 0 and rows[count, SIZE] != sizes[i]:
+            code = _BAD_SIZE
+        codes[i] = code
+        if code == REACHED_STOP:
+            count += 1
+    return count
+
+
+@kernel
+def find_frame(
+    address: int,
+    start: int,
+    stop: int,
+    window: int,
+    end: int,
+    base: int,
+    crc_function: int,
+    check_crc: bool,
+    row: Array,
+) -> tuple[int, int]:
+    """The first place in ``[start, stop)`` where a sound frame stands (resync).
+
+    Returns (place, REACHED_STOP), (place, NEED_MORE) where the window must grow to tell, or
+    (stop, TRUNCATED) where there is none. Almost every place fails at its first byte.
+    """
+    position = start
+    last = min(stop, window - AT_MAGIC)
+    while position < last:
+        if load_u8(address + position + AT_MAGIC) == MAGIC_FIRST:
+            if window - position < BLANK_SIZE:
+                if window < end:
+                    return position, NEED_MORE
+                position += 1
+                continue
+            magic = load_i32(address + position + AT_MAGIC)
+            if magic == MAGIC_V1 or magic == MAGIC_V2:
+                code = check_frame(
+                    address, position, window, end, base, crc_function, check_crc, row
+                )
+                if code == REACHED_STOP or code == NEED_MORE:
+                    return position, code
+        elif position + 16 < last and load_raw64(address + position + AT_MAGIC) == 0:
+            # Zeros fill preallocated files; eight at a time.
+            position += 8
+            continue
+        position += 1
+    if position < stop and window < end:
+        return position, NEED_MORE
+    return stop, _TRUNCATED
+
+
+@kernel
+def first_nonzero(address: int, start: int, stop: int) -> int:
+    """The first place in ``[start, stop)`` whose byte is not zero, or ``stop``."""
+    position = start
+    while position + 8 <= stop and load_raw64(address + position) == 0:
+        position += 8
+    while position < stop and load_u8(address + position) == 0:
+        position += 1
+    return position
+
+
+@kernel
+def last_nonzero(address: int, start: int, stop: int) -> int:
+    """One past the last place in ``[start, stop)`` whose byte is not zero, or ``start``."""
+    position = stop
+    while position - 8 >= start and load_raw64(address + position - 8) == 0:
+        position -= 8
+    while position > start and load_u8(address + position - 1) == 0:
+        position -= 1
+    return position

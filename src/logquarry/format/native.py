@@ -1,0 +1,173 @@
+"""Machine code glue for the kernels: unaligned loads, memcpy and zlib-ng's CRC-32.
+
+Numba has no unaligned big-endian load and no memcpy of its own; these intrinsics give both, over
+plain addresses. An address keeps nothing alive and nothing is bounds-checked here: callers hold
+the buffer and check every index first.
+
+A ctypes function captured in a cached kernel would not be cached, so that the CRC function
+travels as an address argument.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_BYTE = ir.IntType(8)
+
+
+def _prepare_cache() -> None:
+    """Give numba a cache folder where neither the package nor the home directory is writable.
+
+    Without one, ``cache=True`` raises "no locator available" on a read-only install.
+    """
+    if os.environ.get("NUMBA_CACHE_DIR") or os.access(Path(__file__).parent, os.W_OK):
+        return
+    home = Path.home()
+    if not os.access(home, os.W_OK):
+        folder = Path(tempfile.gettempdir()) / f"logquarry-kernels-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        numba.config.CACHE_DIR = str(folder)
+
+
+_prepare_cache()
+
+
+def _load(width: int) -> Any:
+    def typed(typingctx: Any, address: Any) -> Any:
+        signature = {1: types.uint8, 4: types.int32, 8: types.int64}[width](types.uintp)
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            word = ir.IntType(8 * width)
+            pointer = builder.inttoptr(args[0], word.as_pointer())
+            value = builder.load(pointer, align=1)
+            return builder.bswap(value) if width > 1 else value
+
+        return signature, codegen
+
+    typed.__name__ = f"load{8 * width}"
+    return intrinsic(typed)
+
+
+load_u8 = _load(1)
+load_i32 = _load(4)
+"""A big-endian signed 32-bit integer at an address."""
+load_i64 = _load(8)
+"""A big-endian signed 64-bit integer at an address."""
+
+
+@intrinsic
+def load_raw64(typingctx: Any, address: Any) -> Any:
+    """Eight bytes at an address in the machine's own order."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.load(pointer, align=1)
+
+    return types.uint64(types.uintp), codegen
+
+
+@intrinsic
+def trailing_zeros(typingctx: Any, word: Any) -> Any:
+    """Zero bits below the lowest set bit of a 64-bit word that is not 0."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.IntType(1)(1))
+
+    return types.int64(types.uint64), codegen
+
+
+def _copy_word(width: int) -> Any:
+    def typed(typingctx: Any, target: Any, source: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            word = ir.IntType(8 * width).as_pointer()
+            value = builder.load(builder.inttoptr(args[1], word), align=1)
+            builder.store(value, builder.inttoptr(args[0], word), align=1)
+            return context.get_dummy_value()
+
+        return types.none(types.uintp, types.uintp), codegen
+
+    typed.__name__ = f"copy{8 * width}"
+    return intrinsic(typed)
+
+
+copy16 = _copy_word(2)
+"""Two bytes from one address to another."""
+copy32 = _copy_word(4)
+copy64 = _copy_word(8)
+
+
+@intrinsic
+def copy_bytes(typingctx: Any, target: Any, source: Any, count: Any) -> Any:
+    """memcpy."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        to, source_address, length = args
+        cgutils.raw_memcpy(
+            builder,
+            builder.inttoptr(to, _BYTE.as_pointer()),
+            builder.inttoptr(source_address, _BYTE.as_pointer()),
+            length,
+            1,
+        )
+        return context.get_dummy_value()
+
+    return types.none(types.uintp, types.uintp, types.intp), codegen
+
+
+@intrinsic
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """Ask for the cache line at an address, to be read soon. Never faults."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        word = ir.IntType(32)
+        pointer = builder.inttoptr(args[0], _BYTE.as_pointer())
+        instruction = builder.module.declare_intrinsic(
+            "llvm.prefetch",
+            (_BYTE.as_pointer(),),
+            ir.FunctionType(ir.VoidType(), (_BYTE.as_pointer(), word, word, word)),
+        )
+        # For reading, with high locality, into the data cache.
+        builder.call(instruction, (pointer, word(0), word(3), word(1)))
+        return context.get_dummy_value()
+
+    return types.none(types.uintp), codegen
+
+
+@intrinsic
+def call_crc32(typingctx: Any, function: Any, address: Any, count: Any) -> Any:
+    """``function(0, address, count)``: a CRC-32 with zlib's polynomial."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        word = ir.IntType(32)
+        prototype = ir.FunctionType(word, (word, _BYTE.as_pointer(), ir.IntType(64)))
+        crc32 = builder.inttoptr(args[0], prototype.as_pointer())
+        data = builder.inttoptr(args[1], _BYTE.as_pointer())
+        return builder.call(crc32, (word(0), data, args[2]))
+
+    return types.uint32(types.uintp, types.uintp, types.intp), codegen
+
+
+@cache
+def crc32_address() -> int:
+    """Address of ``crc32(uint32, const uint8_t *, size_t)`` in zlib-ng, or 0.
+
+    With 0 the kernels reckon the CRC themselves: right, and a good deal slower.
+    """
+    try:
+        from zlib_ng import zlib_ng
+
+        function = ctypes.CDLL(zlib_ng.__file__).zng_crc32_z
+    except (ImportError, OSError, AttributeError):
+        return 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0

@@ -1,0 +1,57 @@
+"""The 20-byte unit of a consume queue (``ConsumeQueue``)."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from logquarry.format import java
+from logquarry.format.fields import Field, Layout
+
+LAYOUT = Layout(
+    "consume queue unit",
+    Field("physical_offset", "q", "where the frame starts in the log"),
+    Field("size", "i", "TOTALSIZE of the frame; 0 where no unit was written"),
+    Field("tags_code", "q", "hash of the tags; delivery time in the schedule topic"),
+)
+UNIT_SIZE: Final = LAYOUT.size
+DEFAULT_UNITS_PER_FILE: Final = 300_000
+assert UNIT_SIZE == 20
+
+FILLER_SIZE: Final = java.INT_MAX
+"""The size in the units that pad a first file made at an offset above 0."""
+
+
+class QueueEntry(NamedTuple):
+    """One unit."""
+
+    physical_offset: int
+    size: int
+    tags_code: int
+
+    @property
+    def is_written(self) -> bool:
+        """Whether RocketMQ counts the unit as present (``offset >= 0 && size > 0``)."""
+        return self.physical_offset >= 0 and self.size > 0
+
+    @property
+    def is_filler(self) -> bool:
+        """Whether the unit only pads the file (``ConsumeQueue.fillPreBlank``)."""
+        return self.physical_offset == 0 and self.size == FILLER_SIZE and self.tags_code == 0
+
+    @property
+    def has_extension_address(self) -> bool:
+        """Whether the tags code is an address into ConsumeQueueExt (``isExtAddr``)."""
+        return self.tags_code < java.INT_MIN
+
+
+FILLER = QueueEntry(0, FILLER_SIZE, 0)
+
+
+def encode(entry: QueueEntry) -> bytes:
+    """The 20 bytes of a unit."""
+    return LAYOUT.struct.pack(*entry)
+
+
+def decode_at(data: bytes | memoryview, position: int) -> QueueEntry:
+    """The unit at ``position``."""
+    return QueueEntry(*LAYOUT.struct.unpack_from(data, position))

@@ -1,0 +1,119 @@
+"""From events of the walk to record batches: what to do about damage, filters, columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import pyarrow as pa
+
+from logquarry.errors import CorruptFrame, UsageError
+from logquarry.message import StoredMessage
+from logquarry.scan import columns
+from logquarry.scan.columns import Decoding
+from logquarry.scan.filters import MessageFilter
+from logquarry.scan.walk import DamagedSpan, Event, Run
+
+OnDamage = Literal["default", "stop", "skip", "fail"]
+"""What to do where bytes are no frames.
+
+``default``: a torn tail is the log's end, any other damage an error. ``stop``: the first damage
+of any kind is the end. ``skip``: go on at the next sound frame, and count. ``fail``: an error,
+also for a torn tail.
+"""
+
+BAD_COMPRESSION = "bad_compression"
+"""Kind of a body that does not decompress although its flag says so."""
+
+
+@dataclass(slots=True)
+class DamageLog:
+    """What was passed over, in the order it was met."""
+
+    spans: list[DamagedSpan] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Bytes in all."""
+        return sum(span.length for span in self.spans)
+
+
+def check_policy(text: str, choices: tuple[str, ...] = get_args(OnDamage)) -> OnDamage:
+    """``text`` as a policy.
+
+    Raises:
+        UsageError: if it is none.
+    """
+    if text not in choices or text not in get_args(OnDamage):
+        raise UsageError(f"on damage {text!r}: takes {', '.join(choices)}")
+    return text  # type: ignore[return-value]
+
+
+def as_error(span: DamagedSpan) -> CorruptFrame:
+    """A damaged span as the exception that names it."""
+    reason = f"{span.kind}: {span.reason} ({span.length} bytes up to the next sound frame)"
+    if span.is_tail:
+        reason = f"{span.kind}: {span.reason} (the last {span.length} bytes of the log)"
+    return CorruptFrame(span.path, span.offset, reason, kind=span.kind)
+
+
+def sound_runs(
+    events: Iterable[Event], on_damage: OnDamage, damage: DamageLog | None = None
+) -> Iterator[Run]:
+    """The runs of frames among some events.
+
+    Args:
+        events: from :class:`~logquarry.scan.walk.LogReader`.
+        on_damage: what to do about damage.
+        damage: gets every span met.
+
+    Raises:
+        CorruptFrame: on damage, as ``on_damage`` says.
+    """
+    for event in events:
+        if isinstance(event, Run):
+            yield event
+        elif isinstance(event, DamagedSpan):
+            if damage is not None:
+                damage.spans.append(event)
+            if on_damage == "fail" or (on_damage == "default" and not event.is_tail):
+                raise as_error(event)
+            if on_damage != "skip":
+                return
+
+
+def record_batches(
+    runs: Iterable[Run], decoding: Decoding, wanted: MessageFilter | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The messages of some runs that pass a filter; batches without any are left out."""
+    for run in runs:
+        rows = run.rows
+        if wanted is not None:
+            rows = wanted.select(run.window, rows, decoding)
+        if len(rows):
+            yield columns.record_batch(run.window, rows, decoding)
+
+
+def messages(
+    runs: Iterable[Run], decoding: Decoding, wanted: MessageFilter | None = None
+) -> Iterator[StoredMessage]:
+    """The same as message objects."""
+    for run in runs:
+        rows = run.rows
+        if wanted is not None:
+            rows = wanted.select(run.window, rows, decoding)
+        yield from columns.messages(run.window, rows, decoding)
+
+
+def bad_body_policy(on_damage: OnDamage, path: str) -> Callable[[int, str], None]:
+    """What to do about bodies that do not decompress: an error, unless damage is skipped.
+
+    Where it is skipped the body stays as it is stored.
+    """
+
+    def tell(offset: int, reason: str) -> None:
+        if on_damage != "skip":
+            raise CorruptFrame(path, offset, reason, kind=BAD_COMPRESSION)
+
+    return tell

@@ -1,0 +1,113 @@
+"""The columns of a message: one table, from which Arrow's and Spark's schemas come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+from logquarry.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column.
+
+    Attributes:
+        name: as in DataFrames, Parquet files and JSON lines.
+        spark: its type as Spark writes it.
+        meaning: what it says, in a few words.
+    """
+
+    name: str
+    spark: str
+    meaning: str
+
+
+COLUMNS: Final = (
+    Column("broker", "string", "name of the store it was read from"),
+    Column("topic", "string", "topic"),
+    Column("queue_id", "int", "queue of the topic"),
+    Column("queue_offset", "bigint", "index in the consume queue"),
+    Column("physical_offset", "bigint", "where the frame starts in the commit log"),
+    Column("size", "int", "bytes of the frame"),
+    Column("message_id", "string", "store host and physical offset in upper-case hex"),
+    Column("store_timestamp", "timestamp", "when the store took it"),
+    Column("born_timestamp", "timestamp", "when the producer made it"),
+    Column("born_host", "string", "the producer, ip:port"),
+    Column("store_host", "string", "the broker, ip:port"),
+    Column("sys_flag", "int", "RocketMQ's bits: compression, transaction type, host families"),
+    Column("flag", "int", "the application's bits"),
+    Column("body_crc", "int", "CRC-32 of the body as stored, sign bit cleared"),
+    Column("reconsume_times", "int", "how often consumers sent it back"),
+    Column("prepared_transaction_offset", "bigint", "where its half message stands"),
+    Column("tags", "string", "the TAGS property"),
+    Column("keys", "string", "the KEYS property, keys with spaces between"),
+    Column("uniq_key", "string", "the UNIQ_KEY property: the client's id"),
+    Column("tags_code", "bigint", "hash of the tags, delivery time of a delayed message"),
+    Column("properties", "map<string,string>", "all properties"),
+    Column("body", "binary", "the body as stored"),
+)
+NAMES: Final = tuple(column.name for column in COLUMNS)
+
+_BY_NAME = {column.name: column for column in COLUMNS}
+
+
+@cache
+def arrow_types() -> dict[str, pa.DataType]:
+    """The Arrow type of each column."""
+    import pyarrow as pa
+
+    by_spark_name = {
+        "string": pa.string(),
+        "int": pa.int32(),
+        "bigint": pa.int64(),
+        "timestamp": pa.timestamp("us", "UTC"),
+        "map<string,string>": pa.map_(pa.string(), pa.string()),
+        "binary": pa.binary(),
+    }
+    return {column.name: by_spark_name[column.spark] for column in COLUMNS}
+
+
+def check_names(names: Iterable[str]) -> tuple[str, ...]:
+    """``names`` as a tuple.
+
+    Raises:
+        UsageError: if one is no column, or comes twice.
+    """
+    result = tuple(names)
+    for name in result:
+        if name not in _BY_NAME:
+            raise UsageError(f"there is no column {name!r}; the columns are {', '.join(NAMES)}")
+    if len(set(result)) != len(result):
+        raise UsageError(f"a column comes twice in {', '.join(result)}")
+    return result
+
+
+def arrow_schema(names: Sequence[str] = NAMES) -> pa.Schema:
+    """The Arrow schema of some columns. All are nullable, as Spark's are."""
+    return _arrow_schema(tuple(names))
+
+
+@cache
+def _arrow_schema(names: tuple[str, ...]) -> pa.Schema:
+    import pyarrow as pa
+
+    types = arrow_types()
+    return pa.schema([(name, types[name]) for name in names])
+
+
+def spark_ddl(names: Sequence[str] = NAMES) -> str:
+    """The schema of some columns as Spark's DDL."""
+    return ", ".join(f"{name} {_BY_NAME[name].spark}" for name in names)
+
+
+def markdown() -> str:
+    """The columns as a table for the documentation."""
+    lines = ["| column | type | meaning |", "|---|---|---|"]
+    lines += [f"| {c.name} | {c.spark} | {c.meaning} |" for c in COLUMNS]
+    return "\n".join(lines)

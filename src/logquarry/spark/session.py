@@ -1,0 +1,128 @@
+"""Sessions that know the data source `rocketmq`, on a machine where nothing was set up for Spark.
+
+pyspark is imported where it is used: importing this module costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logquarry.spark.java import java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+_DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Store and born timestamps are instants: the same rows print the same everywhere.
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+
+# The host's own name often resolves to an address that nobody listens on, and such a driver needs
+# none that others can reach.
+_LOOPBACK = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+def get_session(
+    master: str = "local[*]",
+    app_name: str = "logquarry",
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """The running session, or a new one; the source `rocketmq` is registered in it.
+
+    A new session gets a Java (see `logquarry.spark.java`), this interpreter for its Python workers,
+    UTC as its time zone, Arrow between Python and the JVM, no web page and a quiet log. `config` is
+    laid over that. A session that runs already keeps what it has, and takes of `config` what can
+    change at run time. Under spark-submit, master and Java are those of spark-submit.
+
+    Raises:
+        JavaNotFound: a new session is needed and there is no Java >= 17.
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    # getActiveSession would not do: a session is active by thread.
+    running = SparkContext._active_spark_context is not None
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    local = master.startswith("local")
+
+    options: dict[str, str] = {}
+    if not running:
+        options |= _DEFAULTS | {"spark.app.name": app_name}
+        if not submitted:
+            options |= {"spark.master": master} | (_LOOPBACK if local else {})
+    options |= config or {}
+
+    builder = SparkSession.builder
+    for key, value in options.items():
+        builder = builder.config(key, value)
+    if running:
+        session = builder.getOrCreate()
+    else:
+        _set_python(override=local and not submitted)
+        with nullcontext() if submitted else _launch_environment():
+            session = builder.getOrCreate()
+    register(session)
+    return session
+
+
+def register(spark: SparkSession) -> None:
+    """Makes the source `rocketmq` known to `spark`; doing it again is harmless."""
+    from logquarry.spark.source import RocketMQDataSource
+
+    spark.dataSource.register(RocketMQDataSource)
+
+
+def _set_python(*, override: bool) -> None:
+    """Has the Python workers run this interpreter.
+
+    They would take the first python3 on PATH, which need not have this package, nor the driver's
+    version. On a cluster the path may be another one, so there a setting of the user's is kept.
+    """
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        if override or not os.environ.get(name):
+            os.environ[name] = sys.executable
+
+
+@contextmanager
+def _launch_environment() -> Iterator[None]:
+    """The environment to start the JVM in: our Java and our logging.
+
+    Both are the JVM's alone. What else this process starts keeps the JAVA_HOME that it had: the
+    shim's folder has no javac.
+    """
+    changes = {"JAVA_HOME": str(java_home())}
+    if not _has_own_logging():
+        # Through the environment, as spark.driver.extraJavaOptions may be the user's; those come
+        # later on the command line and win. A URI needs no quotes, whatever its folder is called.
+        option = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
+        changes["SPARK_SUBMIT_OPTS"] = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} {option}".strip()
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _has_own_logging() -> bool:
+    """Whether Spark's configuration folder says what to log."""
+    home = os.environ.get("SPARK_HOME")
+    folder = os.environ.get("SPARK_CONF_DIR") or (str(Path(home, "conf")) if home else None)
+    return folder is not None and Path(folder, "log4j2.properties").is_file()

@@ -1,0 +1,162 @@
+"""The batch source `rocketmq`: stores as DataFrames.
+
+Options choose what is read, instead of filters that Spark would push down (see `pushFilters`
+below). Bodies are compared with their CRC exactly where the column `body` is read: a subset of the
+columns, by `.schema(...)` or the option `columns`, is decoded alone and does not touch the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from logquarry.errors import UsageError
+from logquarry.scan import schema
+from logquarry.spark.errors import in_worker, told_plainly
+from logquarry.spark.options import ReadOptions, parse_read_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from logquarry.spark.tasks import ReadTask
+
+logger = logging.getLogger(__name__)
+
+FORMAT = "rocketmq"
+
+
+class RocketMQDataSource(DataSource):
+    """What `spark.read.format("rocketmq")` makes.
+
+    The stores are looked for when `load` is called (without a schema of the user's own), and
+    planned when a query runs: a DataFrame keeps the plan of its first query.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """All columns, or those of the option `columns`, as DDL.
+
+        Raises:
+            UsageError: if an option cannot be meant.
+            StoreNotFound: if there is no store.
+        """
+        from logquarry.spark.tasks import open_stores
+
+        with told_plainly():
+            options = parse_read_options(self.options)
+            open_stores(options)
+            return schema.spark_ddl(options.columns or schema.NAMES)
+
+    # The parameter's name is PySpark's: it is passed by keyword.
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the columns of `schema`: all, or some, in any order.
+
+        Raises:
+            UsageError: if one of them is no column of ours, or not of its type.
+        """
+        with told_plainly():
+            options = parse_read_options(self.options)
+            for remark in options.remarks:
+                logger.warning("%s: %s", FORMAT, remark)
+            return RocketMQReader(options, _checked(schema, options.columns), schema)
+
+
+class RocketMQReader(DataSourceReader):
+    """Plans on the driver, reads in the workers.
+
+    `pushFilters` is not overridden, on purpose: PySpark up to 4.3 caches a filtered plan with the
+    loaded table, and later queries on the same DataFrame then miss rows.
+    """
+
+    def __init__(
+        self, options: ReadOptions, columns: tuple[str, ...], struct: StructType
+    ) -> None:
+        self._options = options
+        self._columns = columns
+        self._struct = struct
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One partition a task. Where there is nothing to read, one that says so.
+
+        Raises:
+            LogquarryError: if the stores cannot be read as the options say.
+        """
+        from logquarry.spark.tasks import plan_tasks
+
+        with told_plainly():
+            tasks = plan_tasks(self._options, self._columns)
+        # An empty list would have Spark make a partition of its own, with None in it: the same.
+        return [InputPartition(task) for task in tasks] or [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The messages of a partition as Arrow batches.
+
+        Raises:
+            CorruptFrame: on damage, unless it is to be skipped; then it is told on stderr.
+        """
+        task: ReadTask | None = partition.value
+        if task is None:
+            return
+        try:
+            with told_plainly():
+                yield from _batches(task, self._struct)
+        except GeneratorExit:
+            # Spark has all the rows it needs (a limit, show()) and has hung up. PySpark's worker
+            # would print a traceback about the broken pipe on its way out.
+            if in_worker():
+                sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+            raise
+
+
+def _batches(task: ReadTask, struct: StructType) -> Iterator[pa.RecordBatch]:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from logquarry.scan.batches import DamageLog
+    from logquarry.spark.tasks import read_batches
+
+    wanted = to_arrow_schema(struct, timezone="UTC")
+    as_they_are = wanted.equals(schema.arrow_schema(task.columns))
+    damage = DamageLog()
+    told = 0
+    for batch in read_batches(task, damage):
+        # They differ where the user's schema says that a column is never null.
+        yield batch if as_they_are else batch.cast(wanted)
+        told = _tell(damage, told)
+    _tell(damage, told)
+
+
+def _tell(damage: Any, told: int) -> int:
+    for span in damage.spans[told:]:
+        logger.warning(
+            "%s: at offset %d: %s: %s (%d bytes passed over)",
+            span.path, span.offset, span.kind, span.reason, span.length,
+        )
+    return len(damage.spans)
+
+
+def _checked(struct: StructType, chosen: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns of a schema that a user may have written."""
+    names = schema.check_names(struct.fieldNames())
+    if not names:
+        raise UsageError("schema: it has no columns")
+    if chosen is not None and set(names) != set(chosen):
+        raise UsageError(
+            f"columns: the option says {', '.join(chosen)}, and the schema {', '.join(names)}: "
+            "give one of them"
+        )
+    types = {column.name: column.spark for column in schema.COLUMNS}
+    for field in struct.fields:
+        theirs = field.dataType.simpleString()
+        if theirs != types[field.name]:
+            raise UsageError(f"schema: the column {field.name} is {types[field.name]}, not {theirs}")
+    return names

@@ -1,0 +1,315 @@
+"""What the tasks of a job read: stores planned on the driver, parts read where a worker is.
+
+Knows nothing of Spark: a :class:`ReadTask` is picklable and small, :func:`plan_tasks` makes them
+and :func:`read_batches` reads one. The source, the export and the summary share both.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from logquarry.errors import CorruptFrame, MessageNotFound, StoreNotFound, UsageError
+from logquarry.files.layout import StoreLayout
+from logquarry.files.names import broker_names, find_stores
+from logquarry.scan import schema
+from logquarry.scan.batches import BAD_COMPRESSION, DamageLog, record_batches, sound_runs
+from logquarry.scan.columns import Decoding
+from logquarry.scan.filters import MessageFilter
+from logquarry.scan.splits import LogSplit
+from logquarry.scan.walk import MISSING_FILE, DamagedSpan, Event
+from logquarry.spark.options import ReadOptions
+from logquarry.store.selection import (
+    Part,
+    ReadPlan,
+    Selection,
+    filter_of,
+    plan_read,
+    read_part,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+LARGEST_SPLIT = 128 << 20
+"""Most bytes of a task where the user states none."""
+LEAST_SPLIT = 16 << 20
+"""A task with fewer bytes costs more to start than to run."""
+_TASKS_A_CORE = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadTask:
+    """What one task reads: some parts of one store.
+
+    Attributes:
+        location: the store.
+        broker: what it is called.
+        plan: how it is read; its parts are those of this task alone.
+        options: how to read.
+        columns: which columns, in order.
+        delay_levels_ms: for tags codes.
+    """
+
+    location: str
+    broker: str
+    plan: ReadPlan
+    options: ReadOptions
+    columns: tuple[str, ...]
+    delay_levels_ms: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Bytes of messages in it, about."""
+        return sum(part.length for part in self.plan.parts)
+
+    @property
+    def stop(self) -> int | None:
+        """Physical offset behind all of its parts, if they are ranges of the log."""
+        stops = [part.stop for part in self.plan.parts if isinstance(part, LogSplit)]
+        return max(stops) if len(stops) == len(self.plan.parts) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Store:
+    location: str
+    broker: str
+    layout: StoreLayout
+    selection: Selection
+
+
+# -------------------------------------------------------------------------------- on the driver
+def open_stores(options: ReadOptions) -> list[tuple[str, str, StoreLayout]]:
+    """(location, broker, layout) of each store that the options name.
+
+    Raises:
+        StoreNotFound: if one of them is no store, or a glob matches none.
+        UsageError: if an option names a broker that is not among them.
+    """
+    locations = find_stores(options.paths, options.storage_options)
+    brokers = broker_names(locations)
+    for name, limit in (("startingOffsets", options.start), ("endingOffsets", options.stop)):
+        for broker in limit.brokers:
+            if broker not in brokers:
+                known = ", ".join(brokers)
+                raise UsageError(f"{name}: there is no broker {broker!r} among {known}")
+    return [
+        (location, broker, StoreLayout.open(location, options.config, options.storage_options))
+        for location, broker in zip(locations, brokers, strict=True)
+    ]
+
+
+def plan_tasks(
+    options: ReadOptions, columns: Sequence[str] | None = None, *, min_tasks: int = 1
+) -> list[ReadTask]:
+    """Tasks that together read what the options want, each message in exactly one.
+
+    Args:
+        options: what to read.
+        columns: which columns (default: as the options say).
+        min_tasks: fewest tasks, if there is enough to read for tasks of a sensible size;
+            ``options.min_partitions`` holds for any size.
+
+    Raises:
+        StoreNotFound, UsageError: as :func:`open_stores`.
+        MessageNotFound: if a wanted start is no longer there, and that matters.
+    """
+    stores: list[_Store] = []
+    for location, broker, layout in open_stores(options):
+        selection = Selection(
+            wanted=options.wanted,
+            start_offset=options.start.of(broker),
+            stop_offset=options.stop.of(broker),
+        )
+        _check_start(layout, selection, fail=options.fail_on_data_loss)
+        stores.append(_Store(location, broker, layout, selection))
+    whole = sum(file.size for store in stores for file in store.layout.commit_log.files)
+    size = options.split_size or _split_size(whole, min_tasks)
+    plans = [_plan(store, options, size) for store in stores]
+    lengths = [sum(part.length for part in plan.parts) for plan in plans]
+    least = max(options.min_partitions, 1)
+    even = -(-sum(lengths) // least)
+    if 0 < even < size:
+        size = even
+        plans = [
+            _plan(store, options, size, min_parts=max(1, -(-length // size)))
+            for store, length in zip(stores, lengths, strict=True)
+        ]
+    return [
+        ReadTask(
+            location=store.location,
+            broker=store.broker,
+            plan=plan,
+            options=options,
+            columns=tuple(columns or options.columns or schema.NAMES),
+            delay_levels_ms=store.layout.delay_levels_ms,
+        )
+        for store, whole_plan in zip(stores, plans, strict=True)
+        for plan in _packed(whole_plan, size)
+    ]
+
+
+def _split_size(whole: int, min_tasks: int) -> int:
+    """Bytes of a task: small enough that all cores have work to the end."""
+    cores = max(min_tasks, os.cpu_count() or 1)
+    return min(LARGEST_SPLIT, max(LEAST_SPLIT, -(-whole // (cores * _TASKS_A_CORE))))
+
+
+def _plan(store: _Store, options: ReadOptions, size: int, *, min_parts: int = 1) -> ReadPlan:
+    if options.on_damage != "stop":
+        return plan_read(store.layout, store.selection, split_size=size, min_parts=min_parts)
+    # Where the first damage is the end, it takes a walk over the log to know what comes before it.
+    wanted = store.selection.wanted
+    by_time = MessageFilter(since_ms=wanted.since_ms, until_ms=wanted.until_ms)
+    walk = plan_read(
+        store.layout,
+        replace(store.selection, wanted=by_time),
+        split_size=size,
+        min_parts=min_parts,
+    )
+    return replace(walk, selection=store.selection)
+
+
+def _packed(plan: ReadPlan, size: int) -> Iterator[ReadPlan]:
+    """The parts of a plan as plans of about ``size`` bytes each: small parts go together.
+
+    Ranges of the log and places in it stay apart, and in order.
+    """
+    group: list[Part] = []
+    filled = 0
+    for part in sorted(plan.parts, key=lambda part: not isinstance(part, LogSplit)):
+        mixed = bool(group) and isinstance(group[0], LogSplit) != isinstance(part, LogSplit)
+        if group and (mixed or filled + part.length > size):
+            yield _only(plan, group)
+            group, filled = [], 0
+        group.append(part)
+        filled += part.length
+    if group:
+        yield _only(plan, group)
+
+
+def _only(plan: ReadPlan, parts: Sequence[Part]) -> ReadPlan:
+    # Which ranges are walked matters to places alone, and there may be many.
+    walked = () if isinstance(parts[0], LogSplit) else plan.walked
+    return replace(plan, parts=tuple(parts), walked=walked)
+
+
+def _check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> None:
+    """Whether what is wanted first is still there (Kafka's failOnDataLoss)."""
+    start, oldest = selection.start_offset, layout.commit_log.start
+    if start is not None and layout.commit_log.files and start < oldest:
+        _lost(
+            f"{layout.root}: the log starts at offset {oldest}, and startingOffsets wants it from "
+            f"{start} on: what lies between was deleted",
+            fail=fail,
+        )
+    for (topic, queue_id), (first, _) in (selection.wanted.queue_ranges or {}).items():
+        if first <= 0 or not selection.wanted.takes_queue(topic, queue_id):
+            continue
+        found = _oldest_in_queue(layout, topic, queue_id)
+        if found is not None and first < found:
+            _lost(
+                f"{layout.root}: queue {queue_id} of {topic} starts at offset {found}, and "
+                f"startingQueueOffsets wants it from {first} on: what lies between was deleted",
+                fail=fail,
+            )
+
+
+def _oldest_in_queue(layout: StoreLayout, topic: str, queue_id: int) -> int | None:
+    from logquarry.store.consume_queue import ConsumeQueue
+
+    if (topic, queue_id) not in layout.queue_names:
+        return None
+    queue = ConsumeQueue(layout, topic, queue_id, log_min_offset=layout.commit_log.start)
+    return queue.min_offset
+
+
+def _lost(text: str, *, fail: bool) -> None:
+    if fail:
+        raise MessageNotFound(f"{text} (failOnDataLoss=false reads what is left)")
+    logger.warning("%s", text)
+
+
+# -------------------------------------------------------------------------------- in the worker
+def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa.RecordBatch]:
+    """The messages of a task as batches; none is empty.
+
+    Bodies are compared with their CRC exactly where ``body`` is among the columns: a read of
+    other columns does not touch them.
+
+    Args:
+        task: what to read.
+        damage: gets what was passed over, if it is wanted.
+
+    Raises:
+        CorruptFrame: on damage, as the options' ``on_damage`` says.
+        MessageNotFound: if files went since the plan was made, and that matters.
+    """
+    options, plan = task.options, task.plan
+    layout = StoreLayout.open(task.location, options.config, options.storage_options)
+    seen = DamageLog() if damage is None else damage
+    decoding = Decoding(
+        columns=task.columns,
+        broker=task.broker,
+        delay_levels_ms=task.delay_levels_ms,
+        decompress=options.decompress,
+        decompress_limit=options.config.decompress_limit,
+        on_bad_body=_BadBodies(layout, options, seen),
+    )
+    try:
+        for part in plan.parts:
+            events = _not_deleted(task, layout, part)
+            wanted = filter_of(plan, part)
+            runs = sound_runs(events, options.on_damage, seen)
+            yield from record_batches(runs, decoding, None if wanted.is_empty else wanted)
+            if options.on_damage == "stop" and seen.spans:
+                return
+    except OSError as error:
+        raise StoreNotFound(f"{error.filename or layout.root}: {error.strerror}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _BadBodies:
+    """What to do about a body that does not decompress: it is damage like any other."""
+
+    layout: StoreLayout
+    options: ReadOptions
+    seen: DamageLog
+
+    def __call__(self, offset: int, reason: str) -> None:
+        file = self.layout.commit_log.at(offset)
+        path = self.layout.filesystem.full_path(file.path if file else "commitlog")
+        if self.options.on_damage != "skip":
+            raise CorruptFrame(path, offset, f"{BAD_COMPRESSION}: {reason}", kind=BAD_COMPRESSION)
+        # The message is there, its body as it is stored: nothing is passed over.
+        self.seen.spans.append(DamagedSpan(offset, 0, BAD_COMPRESSION, reason, path))
+
+
+def _not_deleted(task: ReadTask, layout: StoreLayout, part: Part) -> Iterator[Event]:
+    """What stands in a part. What retention deleted since the plan was made is no damage."""
+    oldest = layout.commit_log.start
+    gone = isinstance(part, LogSplit) and part.start < oldest
+    # Without a body among the columns none is looked at, except to search it.
+    check_crc = "body" in task.columns or task.options.wanted.grep is not None
+    for event in read_part(
+        layout, task.plan, part, check_crc=check_crc, batch_bytes=task.options.batch_bytes
+    ):
+        if (
+            isinstance(event, DamagedSpan)
+            and event.kind == MISSING_FILE
+            and event.offset < oldest
+        ):
+            gone = True
+        else:
+            yield event
+    if gone:
+        _lost(
+            f"{layout.root}: the log starts at offset {oldest} now: what was before it was deleted "
+            "while it was read",
+            fail=task.options.fail_on_data_loss,
+        )

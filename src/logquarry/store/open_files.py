@@ -1,0 +1,94 @@
+"""The files of a store that are open at the moment: bytes by path and position."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from logquarry.errors import StoreNotFound
+from logquarry.files.filesystem import FileView
+from logquarry.files.layout import StoreLayout
+
+MOST_OPEN: Final = 128
+"""Files open at once: each map holds a descriptor, and a broker has thousands of queue files."""
+
+
+class OpenFiles:
+    """Reads parts of files and keeps the ones last used open.
+
+    What was read stays good as long as somebody holds it, also after its file was closed here or
+    deleted by the broker.
+    """
+
+    def __init__(self, layout: StoreLayout, *, most: int = MOST_OPEN) -> None:
+        self._layout = layout
+        self._most = most
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+
+    def read(self, path: str, position: int, length: int) -> memoryview:
+        """``length`` bytes from ``position``; fewer where the file ends, none if it is gone.
+
+        Raises:
+            StoreNotFound: if the file is there and cannot be read.
+        """
+        file = self._open.get(path)
+        if file is None:
+            try:
+                file = self._open[path] = _OpenFile(self._layout.open_file(path))
+            except FileNotFoundError:
+                return memoryview(b"")
+            except OSError as error:
+                full = self._layout.filesystem.full_path(path)
+                raise StoreNotFound(f"{full}: cannot be read: {error.strerror}") from error
+            if len(self._open) > self._most:
+                self._open.popitem(last=False)
+        else:
+            self._open.move_to_end(path)
+        return file.read(position, length)
+
+    def window(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
+        """More than was asked for, if it costs nothing: where it begins, and the bytes."""
+        self.read(path, position, length)
+        file = self._open.get(path)
+        return (position, memoryview(b"")) if file is None else file.window
+
+    def view(self, path: str) -> FileView | None:
+        """The whole file, None if it is gone.
+
+        Raises:
+            StoreNotFound: if the file is there and cannot be read.
+        """
+        self.read(path, 0, 0)
+        file = self._open.get(path)
+        return None if file is None else file.view
+
+    def forget(self, path: str) -> None:
+        """Open a file anew when it is read next: it has grown, or is another one."""
+        self._open.pop(path, None)
+
+    def close(self) -> None:
+        """Close all of them; they are opened again, as they are then, when they are read."""
+        self._open.clear()
+
+
+class _OpenFile:
+    """One file with the window that was read last: for a local file that is all behind it."""
+
+    def __init__(self, view: FileView) -> None:
+        self.view = view
+        self._start = 0
+        self._data = memoryview(b"")
+
+    @property
+    def window(self) -> tuple[int, memoryview]:
+        return self._start, self._data
+
+    def read(self, position: int, length: int) -> memoryview:
+        length = min(length, self.view.size - position)
+        if position < 0 or length <= 0:
+            return memoryview(b"")
+        at = position - self._start
+        if at < 0 or at + length > len(self._data):
+            self._data = self.view.window(position, length)
+            self._start, at = position, 0
+        return self._data[at : at + length]

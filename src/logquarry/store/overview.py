@@ -1,0 +1,317 @@
+"""What a store holds, at a glance: its state, its files, its queues, bytes per topic.
+
+Reads little: the units of the queues, and of the log no more than its ends. Where the queues cannot
+tell how many bytes a topic keeps, there is no number but a hint; a walk over the log
+(:func:`count_log`) always tells.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+
+from logquarry.format import frame, java, sys_flag
+from logquarry.format.index import IndexHeader, IndexShape
+from logquarry.store.commit_log import CommitLog
+from logquarry.store.consume_queue import Queue, has_message
+from logquarry.store.index_file import Index
+from logquarry.store.message_store import MessageStore
+from logquarry.store.open_files import OpenFiles
+
+if TYPE_CHECKING:
+    from logquarry.scan.walk import DamagedSpan
+
+State = Literal["closed", "live", "crashed"]
+"""``closed`` in order; ``live``: a process has it open; ``crashed``: neither of them."""
+
+Progress = Callable[[int, int], None]
+QueueKey = tuple[str, int]
+
+_CHUNK: Final = 1 << 20
+"""Units that are summed at once."""
+
+
+@dataclass(slots=True)
+class QueueOverview:
+    """One queue. ``messages`` and ``bytes`` are those still in the log; None: cannot be told."""
+
+    topic: str
+    queue_id: int
+    min_offset: int
+    max_offset: int
+    messages: int | None
+    bytes: int | None
+
+
+@dataclass(slots=True)
+class TopicOverview:
+    """One topic: its queues and what they come to."""
+
+    topic: str
+    queues: list[QueueOverview] = field(default_factory=list)
+
+    @property
+    def messages(self) -> int | None:
+        """Messages in the log, None if they cannot be told."""
+        return _sum(queue.messages for queue in self.queues)
+
+    @property
+    def bytes(self) -> int | None:
+        """Bytes of the log that they take, None if they cannot be told."""
+        return _sum(queue.bytes for queue in self.queues)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexOverview:
+    """One index file; ``shape`` is None where its slots cannot be told."""
+
+    path: str
+    size: int
+    header: IndexHeader
+    shape: IndexShape | None
+
+
+@dataclass(slots=True)
+class Overview:
+    """What :func:`overview` found.
+
+    Attributes:
+        state: see :data:`State`.
+        min_offset: where the log starts.
+        max_offset: where it ends.
+        first_time: store time of its first message.
+        last_time: store time of its last message.
+        topics: by name, with their queues.
+        index: the index files, oldest first.
+        hint: why some numbers are missing, and what would tell them.
+        other_bytes: bytes of the log that are no messages of these topics: blanks, damage, and
+            messages that are in no queue. None if they cannot be told.
+        damage: what a walk met, if there was one.
+    """
+
+    state: State
+    min_offset: int
+    max_offset: int
+    first_time: int | None = None
+    last_time: int | None = None
+    topics: list[TopicOverview] = field(default_factory=list)
+    index: list[IndexOverview] = field(default_factory=list)
+    hint: str | None = None
+    other_bytes: int | None = None
+    damage: list[DamagedSpan] = field(default_factory=list)
+
+
+def overview(
+    store: MessageStore, *, exact: bool = False, progress: Progress | None = None
+) -> Overview:
+    """What a store holds.
+
+    Args:
+        store: the store.
+        exact: walk over the log for messages and bytes, instead of summing what queues say. So it
+            is done, too, where there are no queues.
+        progress: called now and then during a walk with bytes done and bytes in all.
+    """
+    state: State = "live" if store.is_live else "crashed" if store.has_abort else "closed"
+    exact = exact or not store.has_queue_files
+    queues = [queue for name in store.queues() if (queue := store.queue(*name)) is not None]
+    found = Overview(state, store.min_offset, store.max_offset, index=_index(store))
+    found.first_time, found.last_time = _times(store, queues)
+    rows = [
+        QueueOverview(q.topic, q.queue_id, q.min_offset, q.max_offset, None, None) for q in queues
+    ]
+    if exact:
+        _count(store, found, rows, progress)
+    else:
+        _sum_queues(store, found, rows, queues)
+    topics: dict[str, TopicOverview] = {}
+    for row in rows:
+        topics.setdefault(row.topic, TopicOverview(row.topic)).queues.append(row)
+    found.topics = [topics[name] for name in sorted(topics)]
+    if all(topic.bytes is not None for topic in found.topics):
+        kept = sum(topic.bytes or 0 for topic in found.topics)
+        found.other_bytes = max(0, found.max_offset - found.min_offset - kept)
+    return found
+
+
+# ---------------------------------------------------------------------------- what the queues say
+def _sum_queues(
+    store: MessageStore, found: Overview, rows: list[QueueOverview], queues: list[Queue]
+) -> None:
+    log = CommitLog(store.layout)
+    total = largest = end = 0
+    copies: list[str] = []
+    for row, queue in zip(rows, queues, strict=True):
+        row.messages, row.bytes, size, last = _retained(queue, found.min_offset, found.max_offset)
+        if row.messages and not _owns_messages(log, queue):
+            # INNER_MULTI_DISPATCH: the queue names messages that another topic holds.
+            copies.append(row.topic)
+            row.bytes = None
+            continue
+        total += row.bytes or 0
+        largest, end = max(largest, size), max(end, last)
+    found.hint = _hint(found, log, total, largest, end)
+    if found.hint is not None:
+        for row in rows:
+            row.messages = row.bytes = None
+    elif copies:
+        names = ", ".join(sorted(set(copies)))
+        found.hint = f"the queues of {names} name messages of other topics; --exact tells"
+
+
+def _retained(queue: Queue, min_offset: int, max_offset: int) -> tuple[int, int, int, int]:
+    """Messages in the log, their bytes, the largest of them and the end of the last."""
+    count = total = largest = last = 0
+    for _, units in queue.runs(queue.min_offset, queue.max_offset):
+        for start in range(0, len(units), _CHUNK):
+            part = units[start : start + _CHUNK]
+            offsets, sizes = part["physical_offset"], part["size"]
+            inside = has_message(part) & (offsets >= min_offset) & (offsets < max_offset)
+            if not inside.all():
+                offsets, sizes = offsets[inside], sizes[inside]
+            if len(sizes):
+                count += len(sizes)
+                total += int(sizes.sum(dtype=np.int64))
+                largest = max(largest, int(sizes.max()))
+                last = max(last, int(offsets[-1]) + int(sizes[-1]))
+    return count, total, largest, last
+
+
+def _owns_messages(log: CommitLog, queue: Queue) -> bool:
+    """Whether the first and last message that a queue names are messages of that queue."""
+    for offset in {queue.min_offset, queue.max_offset - 1}:
+        for _, unit in queue.entries(offset, offset + 1):
+            outcome = log.outcome_at(unit.physical_offset, check_crc=False)
+            if isinstance(outcome, frame.Frame):
+                named = outcome.topic.decode("utf-8", java.UTF8_ERRORS), outcome.queue_id
+                if named != (queue.topic, queue.queue_id):
+                    return False
+    return True
+
+
+def _hint(
+    found: Overview, log: CommitLog, total: int, largest: int, end: int
+) -> str | None:
+    """Why the queues cannot tell, None if they can.
+
+    They can if what they name fills the log but for the blanks at the ends of files, each of
+    which is smaller than the largest message and the eight bytes behind it.
+    """
+    length = found.max_offset - found.min_offset
+    if total > length:
+        return "the queues name some bytes of the log twice; --exact reads the log"
+    files = len(log.files.files)
+    blanks = files * (largest + frame.BLANK.size)
+    end = max(end, found.min_offset)
+    complete = end - found.min_offset - total <= blanks
+    # A live broker's dispatcher is some milliseconds behind its log.
+    if found.state != "live" and end < found.max_offset:
+        next_one = log.outcome_at(end, check_crc=False)
+        is_queued = isinstance(next_one, frame.Frame) and sys_flag.advances_queue(next_one.sys_flag)
+        complete = complete and not is_queued and found.max_offset - end <= blanks
+    if complete:
+        return None
+    return f"{length - total} bytes of the log are in no queue; --exact reads the log"
+
+
+# -------------------------------------------------------------------------------- what the log says
+@dataclass(slots=True)
+class LogCount:
+    """What a walk over the log counted, by (topic, queue id)."""
+
+    messages: dict[QueueKey, int] = field(default_factory=lambda: defaultdict(int))
+    bytes: dict[QueueKey, int] = field(default_factory=lambda: defaultdict(int))
+    damage: list[DamagedSpan] = field(default_factory=list)
+
+
+def count_log(store: MessageStore, progress: Progress | None = None) -> LogCount:
+    """Messages and bytes of each queue, as the frames say. Damage is passed over."""
+    from logquarry.format.rows import SIZE
+    from logquarry.scan import columns
+    from logquarry.scan.walk import DamagedSpan, LogReader, Run
+
+    counted = LogCount()
+    reader = LogReader(store.layout, bound=store.bound, live=store.is_live)
+    start, length = store.min_offset, store.max_offset - store.min_offset
+    for event in reader.events():
+        if isinstance(event, DamagedSpan):
+            counted.damage.append(event)
+        if not isinstance(event, Run):
+            continue
+        ids, names = columns.topic_ids(event.window, event.rows)
+        queue_ids = columns.fixed_fields(event.window, event.rows, ["queue_id"])["queue_id"]
+        pairs = (ids.astype(np.int64) << 32) | (queue_ids.astype(np.int64) & 0xFFFFFFFF)
+        distinct, which = np.unique(pairs, return_inverse=True)
+        sizes = np.bincount(which, event.rows[:, SIZE]).astype(np.int64).tolist()
+        counts = np.bincount(which).tolist()
+        for pair, count, size in zip(distinct.tolist(), counts, sizes, strict=True):
+            low = pair & 0xFFFFFFFF
+            key = names[pair >> 32], low - (1 << 32) if low >> 31 else low
+            counted.messages[key] += count
+            counted.bytes[key] += size
+        if progress is not None:
+            progress(min(event.end - start, length), length)
+    return counted
+
+
+def _count(
+    store: MessageStore,
+    found: Overview,
+    rows: list[QueueOverview],
+    progress: Progress | None,
+) -> None:
+    counted = count_log(store, progress)
+    found.damage = counted.damage
+    for row in rows:
+        key = row.topic, row.queue_id
+        row.messages = counted.messages.pop(key, 0)
+        row.bytes = counted.bytes.pop(key, 0)
+    # Messages of queues without files; they take bytes all the same.
+    for (topic, queue_id), count in sorted(counted.messages.items()):
+        size = counted.bytes[topic, queue_id]
+        rows.append(QueueOverview(topic, queue_id, 0, 0, count, size))
+
+
+# ------------------------------------------------------------------------------------ the rest
+def _times(store: MessageStore, queues: list[Queue]) -> tuple[int | None, int | None]:
+    """Store times of the log's first and last message, as far as they are found quickly."""
+    log = CommitLog(store.layout)
+    first = log.outcome_at(store.min_offset)
+    times = [first.store_timestamp] if isinstance(first, frame.Frame) else []
+    ends = [
+        entry
+        for queue in queues
+        if (entry := queue.last_entry) is not None and entry.physical_offset < store.max_offset
+    ]
+    if ends:
+        last = log.outcome_at(max(entry.physical_offset for entry in ends))
+        if isinstance(last, frame.Frame):
+            times.append(last.store_timestamp)
+    return (times[0], times[-1]) if times else (None, None)
+
+
+def _index(store: MessageStore) -> list[IndexOverview]:
+    reader = OpenFiles(store.layout)
+    sizes: Mapping[str, int] = {entry.name: entry.size for entry in store.layout.index_files}
+    return [
+        IndexOverview(
+            file.path,
+            sizes.get(file.path.rpartition("/")[2], 0),
+            file.header,
+            None if file.is_empty else file.shape,
+        )
+        for file in Index(store.layout, files=reader).files
+    ]
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total

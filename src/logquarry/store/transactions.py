@@ -1,0 +1,159 @@
+"""Half messages of a 4.x broker: what became of each.
+
+A half message waits in RMQ_SYS_TRANS_HALF_TOPIC. An op message (RMQ_SYS_TRANS_OP_HALF_TOPIC, tag
+``d``, the half's queue offset as its body) says that it has ended, and not how: a commit leaves a
+frame of type COMMIT that names the half's physical offset, a rollback nothing. The broker's checker
+puts a half message that is still open back at the queue's end, counts that in
+TRANSACTION_CHECK_TIMES, and moves on: what lies below its group's offset and has no op is done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from logquarry.files.layout import CONFIG, StoreLayout
+from logquarry.format import broker_config, frame, sys_flag
+from logquarry.format import properties as props
+from logquarry.scan import columns
+from logquarry.scan.batches import sound_runs
+from logquarry.scan.filters import MessageFilter
+from logquarry.store.commit_log import CommitLog
+from logquarry.store.consume_queue import Queue
+from logquarry.store.message_store import MessageStore
+from logquarry.store.selection import Selection, plan_read, read_in_order
+
+logger = logging.getLogger(__name__)
+
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+GROUP: Final = "CID_RMQ_SYS_TRANS"
+_OP_TAG: Final = "d"
+_OP_SEPARATOR: Final = b","
+
+
+@dataclass(frozen=True, slots=True)
+class HalfMessage:
+    """A half message that is still open."""
+
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    topic: str
+    born_timestamp: int
+    store_timestamp: int
+    check_times: int
+
+
+@dataclass(slots=True)
+class Transactions:
+    """How half messages ended: numbers, and those that did not end.
+
+    Attributes:
+        committed: a committed message followed.
+        rolled_back: ended, and none followed.
+        put_back: put back as a new half message by the checker (or given up).
+        open: not ended.
+        unreadable: units of the half topic whose message is damaged or gone.
+    """
+
+    committed: int = 0
+    rolled_back: int = 0
+    put_back: int = 0
+    open: list[HalfMessage] = field(default_factory=list)
+    unreadable: int = 0
+
+
+def transactions(store: MessageStore) -> Transactions:
+    """What became of the half messages that are in a store."""
+    found = Transactions()
+    log = CommitLog(store.layout)
+    checked = _checked(store.layout)
+    halves: dict[int, HalfMessage] = {}
+    for topic, queue_id in store.queues():
+        queue = store.queue(topic, queue_id) if topic == HALF_TOPIC else None
+        if queue is None:
+            continue
+        ended = _ended(store, log, queue_id)
+        for offset, half in _frames(log, queue):
+            if half is None:
+                found.unreadable += 1
+                continue
+            message = _half(queue_id, offset, half)
+            if offset in ended:
+                halves[half.physical_offset] = message
+            elif offset < checked.get(queue_id, 0):
+                found.put_back += 1
+            else:
+                found.open.append(message)
+    committed = _committed(store, halves)
+    found.committed = len(committed)
+    found.rolled_back = len(halves) - len(committed)
+    return found
+
+
+def _checked(layout: StoreLayout) -> dict[int, int]:
+    """Queue id -> offset of the half topic below which the checker is through."""
+    path = f"{CONFIG}/{broker_config.CONSUMER_OFFSET_FILE}"
+    try:
+        table = broker_config.decode_consumer_offsets(layout.filesystem.read(path))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError) as error:
+        logger.warning("%s: %s", layout.filesystem.full_path(path), error)
+        return {}
+    return table.get((HALF_TOPIC, GROUP), {})
+
+
+def _ended(store: MessageStore, log: CommitLog, queue_id: int) -> set[int]:
+    """Queue offsets of half messages that an op names."""
+    queue = store.queue(OP_TOPIC, queue_id)
+    ended: set[int] = set()
+    for _, op in _frames(log, queue) if queue is not None else ():
+        if op is None or props.decode_bytes(op.properties).get(props.TAGS) != _OP_TAG:
+            continue
+        # 5.x names several in one op.
+        ended.update(int(word) for word in op.body.split(_OP_SEPARATOR) if word.isdigit())
+    return ended
+
+
+def _frames(log: CommitLog, queue: Queue) -> Iterator[tuple[int, frame.Frame | None]]:
+    for offset, entry in queue.entries():
+        if entry.is_filler:
+            continue
+        outcome = log.outcome_at(entry.physical_offset)
+        yield offset, outcome if isinstance(outcome, frame.Frame) else None
+
+
+def _half(queue_id: int, offset: int, half: frame.Frame) -> HalfMessage:
+    properties = props.decode_bytes(half.properties)
+    times = properties.get("TRANSACTION_CHECK_TIMES", "")
+    return HalfMessage(
+        queue_id=queue_id,
+        queue_offset=offset,
+        physical_offset=half.physical_offset,
+        topic=properties.get(props.REAL_TOPIC, ""),
+        born_timestamp=half.born_timestamp,
+        store_timestamp=half.store_timestamp,
+        check_times=int(times) if times.isascii() and times.isdigit() else 0,
+    )
+
+
+def _committed(store: MessageStore, halves: dict[int, HalfMessage]) -> set[int]:
+    """Those of some half messages (by physical offset) that a committed message names."""
+    if not halves:
+        return set()
+    topics = frozenset(half.topic for half in halves.values())
+    selection = Selection(wanted=MessageFilter(topics=topics), start_offset=min(halves))
+    plan = plan_read(store.layout, selection)
+    events = read_in_order(store.layout, plan)
+    found: set[int] = set()
+    for run in sound_runs(events, "skip"):
+        values = columns.fixed_fields(
+            run.window, run.rows, ["sys_flag", "prepared_transaction_offset"]
+        )
+        ends = values["sys_flag"] & sys_flag.TRANSACTION_MASK == sys_flag.TRANSACTION_COMMIT
+        found.update(values["prepared_transaction_offset"][ends].tolist())
+    return found & halves.keys()

@@ -1,0 +1,1 @@
+"""Tools for tests and benchmarks, ours and our users'."""

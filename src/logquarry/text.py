@@ -1,0 +1,144 @@
+"""Text for people, on a terminal and on a page: sizes, times, and what messages hold.
+
+What a store holds was written by anybody. Escape sequences in it could move the cursor, change
+the window's title or hide text, so that nothing of it reaches a terminal before
+:func:`printable` has seen it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import unicodedata
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_STEP = 1024
+_SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
+_BINARY_SHARE = 0.3
+
+
+def printable(text: str) -> str:
+    """``text`` with everything that is no visible character escaped, as Python writes it.
+
+    Control and format characters (bidirectional overrides too), line ends and lone surrogates
+    come out as ``\\x1b``, ``\\u202e`` and so on.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def size_text(count: int | None) -> str:
+    """``1.5 GiB``; a dash for None."""
+    if count is None:
+        return "-"
+    value = float(count)
+    for unit in _UNITS:
+        if abs(value) < _STEP or unit == _UNITS[-1]:
+            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= _STEP
+    raise AssertionError("the last unit takes any size")
+
+
+def count_text(count: int | None) -> str:
+    """``2,628,118``; a dash for None."""
+    return "-" if count is None else f"{count:,}"
+
+
+def plural(count: int, what: str, many: str | None = None) -> str:
+    """``1 file``, ``2 files``."""
+    return f"{count:,} {what if count == 1 else many or what + 's'}"
+
+
+def time_text(ms: int | None) -> str:
+    """A time as ISO 8601 in UTC; the bare number where no calendar has it, a dash for None."""
+    if ms is None:
+        return "-"
+    try:
+        return f"{_EPOCH + timedelta(milliseconds=ms):%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
+    except OverflowError:
+        return str(ms)
+
+
+def duration_text(ms: int) -> str:
+    """``350 ms``, ``12.3 s``, ``4 min 10 s``, ``3 h 5 min``, ``2 d 4 h``."""
+    if ms < _SECOND_MS:
+        return f"{ms} ms"
+    if ms < _MINUTE_MS:
+        return f"{ms / _SECOND_MS:.1f} s"
+    for unit, name, part, part_name in (
+        (_HOUR_MS, "min", _SECOND_MS, "s"),
+        (_DAY_MS, "h", _MINUTE_MS, "min"),
+    ):
+        if ms < unit:
+            whole = _MINUTE_MS if name == "min" else _HOUR_MS
+            return f"{ms // whole} {name} {ms % whole // part} {part_name}"
+    return f"{ms // _DAY_MS} d {ms % _DAY_MS // _HOUR_MS} h"
+
+
+def bin_text(width_ms: int) -> str:
+    """The width of a time bin: ``minute``, ``5 minutes``, ``100 ms``."""
+    for unit, name in (
+        (86_400_000, "day"),
+        (3_600_000, "hour"),
+        (60_000, "minute"),
+        (1_000, "second"),
+    ):
+        if width_ms % unit == 0:
+            number = width_ms // unit
+            return name if number == 1 else f"{number} {name}s"
+    return f"{width_ms} ms"
+
+
+def shown(text: str, most: int = 60) -> str:
+    """:func:`printable` text, cut where it is very long."""
+    text = printable(text)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def preview(body: bytes, most: int = 100) -> str:
+    """The first characters of a body, as text in quotes or as hex."""
+    if not body:
+        return "(empty)"
+    head = body[: 4 * most]
+    # A character may be cut in two at the end of the head, and then is no bad one.
+    whole = len(head) == len(body)
+    text = codecs.getincrementaldecoder("utf-8")("replace").decode(head, final=whole)
+    odd = sum(not (c.isprintable() or c in "\r\n\t") or c == "\ufffd" for c in text[:most])
+    if odd > _BINARY_SHARE * min(len(text), most):
+        digits = body[: most // 2].hex()
+        return f"hex {digits}{'...' if len(body) > most // 2 else ''}"
+    shown = printable(text[:most])
+    return f'"{shown}"{"..." if len(text) > most or not whole else ""}'
+
+
+def width(text: str) -> int:
+    """Columns that a printable text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Rows of cells as lines with aligned columns.
+
+    Args:
+        rows: cells; every row has as many.
+        right: columns that are aligned to the right.
+    """
+    if not rows:
+        return []
+    widths = [max(width(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = []
+        for i, cell in enumerate(row):
+            fill = " " * (widths[i] - width(cell))
+            cells.append(fill + cell if i in right else cell + fill)
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,21 @@
+"""Names for the integers that must not be mixed up.
+
+``position`` is a place within a file, ``offset`` a place within the log or a queue.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+PhysicalOffset = NewType("PhysicalOffset", int)
+"""Byte offset in the commit log, counted over all its files."""
+
+QueueOffset = NewType("QueueOffset", int)
+"""Index of a unit in a consume queue (RocketMQ: logic offset / 20)."""
+
+TagsCode = NewType("TagsCode", int)
+"""What a consume queue unit carries besides offset and size: Java's hash of the tags, or for a
+delayed message its delivery time."""
+
+MessageId = NewType("MessageId", str)
+"""Upper-case hex of store host and physical offset: 32 characters, 56 with an IPv6 host."""

@@ -1,0 +1,181 @@
+"""Checks index files: headers, the chains of every slot, and that entries point at frames."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.files.layout import INDEX, StoreLayout
+from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
+from logquarry.scan.places import runs_at
+from logquarry.scan.walk import DamagedSpan
+from logquarry.store.index_file import Index, IndexFile
+from logquarry.store.open_files import OpenFiles
+from logquarry.verify.findings import VerifyReport
+
+_ENTRY_DTYPE = ENTRY.dtype()
+
+Entries = npt.NDArray[np.void]
+
+
+class IndexChecker:
+    """Checks the index of a store.
+
+    Attributes:
+        entries: how many were looked at.
+    """
+
+    def __init__(self, layout: StoreLayout, report: VerifyReport) -> None:
+        self.layout = layout
+        self.report = report
+        self._files = OpenFiles(layout)
+        self.entries = 0
+
+    def check(self, log_end: int, damage: list[DamagedSpan], last_keyed: int | None) -> None:
+        """Check all files.
+
+        Args:
+            log_end: where the log ends.
+            damage: the log's, for which no index is to blame.
+            last_keyed: physical offset of the log's last message with keys.
+        """
+        files = Index(self.layout, files=self._files).files
+        if not files:
+            if last_keyed is not None:
+                self.report.add("index_missing", INDEX, 0, "keys cannot be looked up quickly")
+            return
+        indexed = -1
+        for file in files:
+            header = file.header
+            if header.entry_count > 1:
+                indexed = max(indexed, header.end_offset)
+            self._check_file(file, header, log_end, damage)
+        if last_keyed is not None and last_keyed > indexed:
+            self.report.add(
+                "index_behind",
+                files[-1].path,
+                0,
+                f"keys are indexed up to {indexed}, and the log has some up to {last_keyed}",
+            )
+
+    def _check_file(
+        self, file: IndexFile, header: IndexHeader, log_end: int, damage: list[DamagedSpan]
+    ) -> None:
+        size = self._size(file)
+        count = header.entry_count - 1
+        if count == 0:
+            return
+        shape = file.shape
+        if shape is None:
+            if count * ENTRY.size + HEADER.size > size or header.begin_offset > header.end_offset:
+                self.report.add(
+                    "index_header",
+                    file.path,
+                    0,
+                    f"{count} entries from offset {header.begin_offset} to {header.end_offset} "
+                    f"in {size} bytes",
+                    HEADER.size,
+                )
+            else:
+                self.report.add(
+                    "index_shape", file.path, 0, "state maxHashSlotNum and maxIndexNum in a config"
+                )
+            return
+        if shape.entry_position(0) + header.entry_count * ENTRY.size > size:
+            reason = f"{header.entry_count} entries do not fit into {size} bytes"
+            self.report.add("index_header", file.path, 0, reason, HEADER.size)
+            return
+        data = self._files.read(file.path, shape.entry_position(1), count * ENTRY.size)
+        entries = np.frombuffer(data, _ENTRY_DTYPE)
+        self.entries += count
+        slots = np.abs(entries["key_hash"].astype(np.int64)) % shape.slots
+        self._check_chains(file, shape, entries, slots)
+        self._check_targets(file, shape, entries, log_end, damage)
+
+    def _size(self, file: IndexFile) -> int:
+        view = self._files.view(file.path)
+        return 0 if view is None else view.size
+
+    def _check_chains(
+        self,
+        file: IndexFile,
+        shape: IndexShape,
+        entries: Entries,
+        slots: npt.NDArray[np.int64],
+    ) -> None:
+        """Each entry must lead to the one before it of the same slot, and each slot to its last."""
+        count = len(entries)
+        order = np.argsort(slots, kind="stable")
+        ordered = slots[order]
+        first = np.ones(count, np.bool_)
+        first[1:] = ordered[1:] != ordered[:-1]
+        expected = np.zeros(count, np.int64)
+        expected[order[1:]] = np.where(first[1:], 0, order[:-1] + 1)
+        wrong = np.flatnonzero(entries["previous"] != expected)
+        if len(wrong):
+            number = int(wrong[0]) + 1
+            self.report.add(
+                "index_chain",
+                file.path,
+                shape.entry_position(number),
+                f"entry {number} leads to {entries['previous'][wrong[0]]}, the one before it in "
+                f"its slot is {expected[wrong[0]]}" + _more(len(wrong)),
+                len(wrong) * ENTRY.size,
+            )
+        data = self._files.read(file.path, HEADER.size, shape.slots * SLOT.size)
+        heads = np.frombuffer(data, SLOT.dtype())["newest"].astype(np.int64)
+        last = np.ones(count, np.bool_)
+        last[:-1] = first[1:]
+        newest = np.zeros(shape.slots, np.int64)
+        newest[ordered[last]] = order[last] + 1
+        wrong = np.flatnonzero(heads != newest)
+        if len(wrong):
+            slot = int(wrong[0])
+            self.report.add(
+                "index_chain",
+                file.path,
+                HEADER.size + slot * SLOT.size,
+                f"slot {slot} leads to entry {heads[slot]}, its newest is {newest[slot]}"
+                + _more(len(wrong)),
+                len(wrong) * SLOT.size,
+            )
+
+    def _check_targets(
+        self,
+        file: IndexFile,
+        shape: IndexShape,
+        entries: Entries,
+        log_end: int,
+        damage: list[DamagedSpan],
+    ) -> None:
+        offsets = entries["physical_offset"].astype(np.int64)
+        distinct = np.unique(offsets)
+        spans = [(span.offset, span.offset + span.length) for span in damage]
+        outside = [int(o) for o in distinct[distinct >= log_end].tolist() if not _in(o, spans)]
+        start = self.layout.commit_log.start
+        inside = distinct[(distinct >= start) & (distinct < log_end)]
+        sizes = np.zeros(len(inside), np.int32)
+        found = runs_at(self.layout, inside, sizes, check_crc=False)
+        bad = [e.offset for e in found if isinstance(e, DamagedSpan) and not _in(e.offset, spans)]
+        for kind, places, what in (
+            ("index_ahead", outside, f"and the log ends at {log_end}"),
+            ("index_entry", bad, "where no frame stands"),
+        ):
+            wrong = np.flatnonzero(np.isin(offsets, np.array(places, np.int64)))
+            if len(wrong):
+                number = int(wrong[0]) + 1
+                self.report.add(
+                    kind,
+                    file.path,
+                    shape.entry_position(number),
+                    f"entry {number} points at {offsets[wrong[0]]}, {what}" + _more(len(wrong)),
+                    len(wrong) * ENTRY.size,
+                )
+
+
+def _in(offset: int, spans: list[tuple[int, int]]) -> bool:
+    return any(start <= offset < end for start, end in spans)
+
+
+def _more(count: int) -> str:
+    return f", and {count - 1} more" if count > 1 else ""

@@ -1,0 +1,236 @@
+"""The check of a whole store: one walk over the log, then queues, index and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from logquarry.files.layout import ABORT, CHECKPOINT, CONFIG, LOCK, StoreFile, StoreLayout
+from logquarry.format import broker_config, fastjson, sys_flag
+from logquarry.scan import columns
+from logquarry.scan.columns import Decoding
+from logquarry.scan.walk import BlankSpan, DamagedSpan, LogEnd, LogReader, Run
+from logquarry.store.log_bound import log_bound
+from logquarry.verify.findings import VerifyReport
+from logquarry.verify.index import IndexChecker
+from logquarry.verify.queues import QueueChecker
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes of the log were checked, and how many there are."""
+
+_COMES_AND_GOES = frozenset(
+    {"torn_tail", "queue_behind", "queue_ahead", "queue_missing", "index_ahead", "wrong_file_size"}
+)
+"""What is no damage beside a live writer, which appends to the log first."""
+
+_CUT_IN_MEMORY = frozenset({"queue_ahead", "index_ahead"})
+"""What RocketMQ's recovery leaves behind the end it gave the log: it cuts in memory only."""
+
+
+def verify_store(layout: StoreLayout, *, progress: Progress | None = None) -> VerifyReport:
+    """Check a store, changing nothing.
+
+    Args:
+        layout: its files.
+        progress: told how far it is.
+
+    Returns:
+        Findings of damage and notes. Nothing that the bytes say raises.
+    """
+    return _Verification(layout, progress).run()
+
+
+class _Verification:
+    def __init__(self, layout: StoreLayout, progress: Progress | None) -> None:
+        self.layout = layout
+        self.progress = progress
+        self.report = VerifyReport(layout.root)
+        self.live = layout.is_live()
+        self.queues = QueueChecker(layout, self.report)
+        self.damage: list[DamagedSpan] = []
+        self.messages = self.bytes = self.blanks = self.blank_bytes = 0
+        self.last_keyed: int | None = None
+        self.last_time = 0
+        self.stale = False
+
+    def run(self) -> VerifyReport:
+        """Check everything."""
+        end = self._log()
+        self.queues.finish(end, self.damage)
+        index = IndexChecker(self.layout, self.report)
+        index.check(end, self.damage, self.last_keyed)
+        self._checkpoint()
+        self._config()
+        self._state()
+        if self.live:
+            self.report.downgrade(_COMES_AND_GOES)
+        if self.stale:
+            self.report.downgrade(_CUT_IN_MEMORY)
+        files = self.layout.commit_log.files
+        self.report.counts = {
+            "messages": self.messages,
+            "message_bytes": self.bytes,
+            "blanks": self.blanks,
+            "blank_bytes": self.blank_bytes,
+            "log_files": len(files),
+            "min_offset": self.layout.commit_log.start,
+            "max_offset": end,
+            "damaged_spans": len(self.damage),
+            "damaged_bytes": sum(span.length for span in self.damage),
+            "queues": len(self.layout.queue_names),
+            "queue_entries": self.queues.entries,
+            "index_files": len(self.layout.index_files),
+            "index_entries": index.entries,
+        }
+        return self.report
+
+    # ---------------------------------------------------------------------------------------- log
+    def _log(self) -> int:
+        self._log_files()
+        bound = log_bound(self.layout)
+        reader = LogReader(self.layout, bound=bound, live=self.live)
+        log = self.layout.commit_log
+        end = log.start
+        for event in reader.events():
+            if isinstance(event, Run):
+                self._run(event)
+                end = event.end
+            elif isinstance(event, BlankSpan):
+                self.blanks += 1
+                self.blank_bytes += event.length
+            elif isinstance(event, DamagedSpan):
+                self._damage(event)
+            else:
+                end = event.offset
+            if self.progress is not None and not isinstance(event, LogEnd):
+                self.progress(end - log.start, log.end - log.start)
+        if bound is not None and log.files:
+            self._beyond(end)
+            if end < bound:
+                # The queues and the index may be as stale as the frames are.
+                self.stale = True
+        return end
+
+    def _log_files(self) -> None:
+        files, room = self.layout.commit_log.files, self.layout.commit_log.file_size
+        for index, file in enumerate(files):
+            if file.size == room:
+                continue
+            last = index == len(files) - 1 and index > 0
+            kind = "empty_file" if last and file.size == 0 else "wrong_file_size"
+            self.report.add(
+                kind, file.path, file.base, f"{file.size} bytes, and the log's files have {room}"
+            )
+
+    def _run(self, run: Run) -> None:
+        self.messages += len(run.rows)
+        self.bytes += run.end - run.start
+        self.queues.add(run)
+        wanted = ("sys_flag", "store_timestamp", "keys", "uniq_key", "physical_offset")
+        batch = columns.record_batch(run.window, run.rows, Decoding(columns=wanted))
+        flags = batch["sys_flag"].to_numpy()
+        has_key = batch["keys"].is_valid().to_numpy(zero_copy_only=False)
+        has_key |= batch["uniq_key"].is_valid().to_numpy(zero_copy_only=False)
+        has_key &= (flags & sys_flag.TRANSACTION_MASK) != sys_flag.TRANSACTION_ROLLBACK
+        keyed = np.flatnonzero(has_key)
+        if len(keyed):
+            self.last_keyed = batch["physical_offset"][int(keyed[-1])].as_py()
+        times = columns.fixed_fields(run.window, run.rows, ["store_timestamp"])["store_timestamp"]
+        self.last_time = max(self.last_time, int(times.max()))
+        for row in columns.suspect_rows(run.window, run.rows):
+            offset = run.window.base + int(run.rows[row, 0])
+            self.report.add(
+                "suspect_text",
+                self._log_path(offset),
+                offset,
+                "NUL bytes or invalid UTF-8 in topic or properties, which no CRC covers",
+                int(run.rows[row, 1]),
+            )
+
+    def _damage(self, span: DamagedSpan) -> None:
+        self.damage.append(span)
+        self.report.add(
+            span.kind, self._log_path(span.offset), span.offset, span.reason, span.length
+        )
+
+    def _beyond(self, end: int) -> None:
+        """What lies behind the end of a store that was closed in order."""
+        reader = LogReader(self.layout, check_crc=True)
+        stale = stale_bytes = 0
+        first: int | None = None
+        for event in reader.events(end, resync=True):
+            if isinstance(event, Run):
+                first = event.start if first is None else first
+                stale += len(event.rows)
+                stale_bytes += event.end - event.start
+        if first is not None:
+            reason = f"{stale} sound frames behind the log's end at {end}: they are no messages"
+            self.report.add("stale_frames", self._log_path(first), first, reason, stale_bytes)
+            return
+        last = reader.data_end(end)
+        told = any(span.offset == end for span in self.damage)
+        if last > end and not told:
+            self.report.add(
+                "torn_tail",
+                self._log_path(end),
+                end,
+                "bytes behind the log's end that are no frames",
+                last - end,
+            )
+
+    def _log_path(self, offset: int) -> str:
+        log = self.layout.commit_log
+        file: StoreFile | None = log.at(offset)
+        return file.path if file is not None else f"commitlog/{_file_name(log, offset)}"
+
+    # ----------------------------------------------------------------------------------- the rest
+    def _checkpoint(self) -> None:
+        try:
+            found = self.layout.read_checkpoint()
+        except ValueError as error:
+            self.report.add("checkpoint_short", CHECKPOINT, 0, str(error))
+            return
+        if found is None:
+            self.report.add("checkpoint_missing", CHECKPOINT, 0, "RocketMQ makes a new one")
+        elif not any(found):
+            if self.messages:
+                self.report.add("checkpoint_zero", CHECKPOINT, 0, "nothing is known as flushed")
+        elif self.messages and max(found) > self.last_time:
+            self.report.add(
+                "checkpoint_ahead",
+                CHECKPOINT,
+                0,
+                f"it says {max(found)}, and the last message was stored at {self.last_time}",
+            )
+
+    def _config(self) -> None:
+        decoders: dict[str, Callable[[bytes], object]] = {
+            broker_config.CONSUMER_OFFSET_FILE: broker_config.decode_consumer_offsets,
+            broker_config.DELAY_OFFSET_FILE: broker_config.decode_delay_offsets,
+            broker_config.TOPICS_FILE: broker_config.decode_topics,
+        }
+        for entry in self.layout.filesystem.list(CONFIG):
+            if entry.is_dir or not entry.name.endswith(".json"):
+                continue
+            path = f"{CONFIG}/{entry.name}"
+            decode: Callable[[bytes], object] = decoders.get(entry.name, fastjson.decode)
+            try:
+                decode(self.layout.filesystem.read(path))
+            except (ValueError, TypeError, RecursionError) as error:
+                self.report.add("bad_config", path, 0, str(error))
+            except FileNotFoundError:
+                continue
+
+    def _state(self) -> None:
+        if self.live:
+            self.report.add("live", LOCK, 0, "a process has the store open and may be writing")
+        elif self.layout.has_abort:
+            self.report.add("abort_file", ABORT, 0, "the store was not closed in order")
+        for path in self.layout.ignored:
+            self.report.add("unknown_file", path, 0, "ignored; RocketMQ may refuse to start")
+
+
+def _file_name(log: object, offset: int) -> str:
+    size = getattr(log, "file_size", 0)
+    return f"{offset - offset % size if size else 0:020d}"

@@ -1,0 +1,75 @@
+"""Runs commands in this process, and compares messages with what golden stores hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from logquarry.cli.main import app
+
+NAMES = {
+    "topic": "topic",
+    "queueId": "queue_id",
+    "queueOffset": "queue_offset",
+    "physicalOffset": "physical_offset",
+    "size": "size",
+    "msgId": "message_id",
+    "storeTimestamp": "store_timestamp",
+    "bornTimestamp": "born_timestamp",
+    "bornHost": "born_host",
+    "storeHost": "store_host",
+    "sysFlag": "sys_flag",
+    "flag": "flag",
+    "bodyCRC": "body_crc",
+    "reconsumeTimes": "reconsume_times",
+    "preparedTransactionOffset": "prepared_transaction_offset",
+    "properties": "properties",
+    "propertiesString": "properties_string",
+    "dispatchTagsCode": "tags_code",
+    "body": "body",
+}
+"""Golden name -> ours, where the values are the same."""
+
+
+def run(*arguments: object, code: int = 0) -> Result:
+    """The result of a command line, whose exit code must be ``code``."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, (result.exit_code, result.stdout, result.stderr)
+    return result
+
+
+def jsonl(*arguments: object, code: int = 0) -> list[dict[str, Any]]:
+    """The messages that ``messages ... --jsonl`` prints."""
+    result = run("messages", *arguments, "--jsonl", code=code)
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def expected_messages(scenario: Path) -> list[dict[str, Any]]:
+    """What a golden store holds, under our names."""
+    found = []
+    for line in (scenario / "expected.jsonl").read_text("utf-8").splitlines():
+        golden = json.loads(line)
+        message = {ours: golden[name] for name, ours in NAMES.items()}
+        # Java has '' for a property that is not there here, null there.
+        message["keys"] = golden["keys"] or None
+        message["uniq_key"] = golden["properties"].get("UNIQ_KEY")
+        message["tags"] = golden["properties"].get("TAGS")
+        found.append(message)
+    return found
+
+
+def same_as_golden(ours: list[dict[str, Any]], scenario: Path) -> None:
+    """Compare messages field by field."""
+    expected = expected_messages(scenario)
+    assert len(ours) == len(expected)
+    for mine, theirs in zip(ours, expected, strict=True):
+        mine = {name: mine[name] for name in theirs}
+        if "\ufffd" in theirs["properties_string"]:
+            # Java counts bad bytes its own way, and they are no text anyhow.
+            assert "\ufffd" in mine["properties_string"]
+        assert mine == theirs

@@ -1,0 +1,60 @@
+"""The golden scenarios as tests use them: the store, its settings, what the real store said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from logquarry.config import StoreConfig
+
+SOUND = (
+    "single",
+    "rollover",
+    "batch",
+    "ipv6",
+    "sysflags",
+    "delay",
+    "delay-deliver",
+    "multidispatch",
+    "real-broker",
+    "clean-restart/base",
+    "clean-restart/retention",
+)
+"""Scenarios whose store is as RocketMQ closed it."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    folder: Path
+    store_name: str = "store"
+
+    @property
+    def store(self) -> Path:
+        return self.folder / self.store_name
+
+    @cached_property
+    def params(self) -> dict[str, Any]:
+        return self._json("params.json")
+
+    @cached_property
+    def config(self) -> StoreConfig:
+        return StoreConfig.from_mapping(self.params)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        return self._json("facts.json")
+
+    @cached_property
+    def expected(self) -> list[dict[str, Any]]:
+        lines = (self.folder / "expected.jsonl").read_text("utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    def _json(self, name: str) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads((self.folder / name).read_text("utf-8"))
+        return document
+
+    def __hash__(self) -> int:
+        return hash(self.folder)

@@ -1,0 +1,171 @@
+"""What `verify` finds in the golden stores is what was done to them.
+
+The table was derived by hand: the harm each `unclean` scenario did is in its name, and the places
+are those of the store before the harm (its log ends at END, the last message starts at LAST, the
+one harmed in the middle of the last file at MIDDLE, the one in the third-last file at OLD).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from logquarry.config import StoreConfig
+from logquarry.files.layout import StoreLayout
+from logquarry.verify import VerifyReport, verify_store
+from tests.conformance.golden_facts import SOUND, Scenario
+
+END, LAST, MIDDLE, OLD = 82756, 82623, 78237, 36796
+THIRD_BLANK, LAST_FILE = 73370, 73728
+
+LOG2 = "commitlog/00000000000000024576"
+LOG3 = "commitlog/00000000000000049152"
+LOG4 = "commitlog/00000000000000073728"
+
+ABORT = ("note", "abort_file", "abort", 0)
+NO_INDEX = ("note", "index_missing", "index", 0)
+LATE_CHECKPOINT = ("note", "checkpoint_ahead", "checkpoint", 0)
+STALE_MIDDLE = ("note", "stale_frames", LOG4, MIDDLE + 636)
+
+
+def queue_file(name: str, start: int) -> str:
+    return f"consumequeue/{name}/{start:020d}"
+
+
+def damage(kind: str, file: str, offset: int) -> tuple[str, str, str, int]:
+    return "damage", kind, file, offset
+
+
+GONE = [
+    damage("queue_missing", f"consumequeue/Un{topic}/{queue}", 0)
+    for topic in "ABC"
+    for queue in (0, 1)
+]
+ONE_TOPIC_GONE = [damage("queue_missing", f"consumequeue/UnB/{queue}", 0) for queue in (0, 1)]
+BEHIND = [
+    # The last four units of each last file were zeroed, all but the first at most.
+    damage("queue_behind", queue_file("UnA/0", 1000), 260),
+    damage("queue_behind", queue_file("UnA/1", 500), 0),
+    damage("queue_behind", queue_file("UnB/0", 0), 400),
+    damage("queue_behind", queue_file("UnB/1", 500), 60),
+    damage("queue_behind", queue_file("UnC/0", 0), 140),
+    damage("queue_behind", queue_file("UnC/1", 0), 200),
+]
+ALL_AHEAD = [
+    damage("queue_ahead", queue_file(f"Un{topic}/{queue}", 0), 0)
+    for topic in "ABC"
+    for queue in (0, 1)
+]
+
+EXPECTED: dict[str, list[tuple[str, str, str, int]]] = {
+    "abort-only": [ABORT],
+    "checkpoint-gone": [("note", "checkpoint_missing", "checkpoint", 0), ABORT],
+    "checkpoint-zero": [("note", "checkpoint_zero", "checkpoint", 0), ABORT],
+    "checkpoint-old": [ABORT],
+    "checkpoint-new": [LATE_CHECKPOINT, ABORT],
+    "checkpoint-old-cq-gone": [*GONE, NO_INDEX, ABORT],
+    "cq-and-index-gone": [*GONE, NO_INDEX, ABORT],
+    "one-topic-gone": [*ONE_TOPIC_GONE, ABORT],
+    "cq-behind": [*BEHIND, ABORT],
+    "cq-ahead": [
+        damage("queue_ahead", queue_file("UnA/0", 1000), 120),
+        damage("index_ahead", "index/20261120114502396", 616),
+        ABORT,
+    ],
+    "cq-wrong-size": [
+        damage("wrong_file_size", queue_file("UnA/0", 1000), 0),
+        damage("queue_behind", queue_file("UnA/0", 1000), 200),
+        ABORT,
+    ],
+    "garbage-tail": [damage("torn_tail", LOG4, END), ABORT],
+    "garbage-after-zeros": [damage("torn_tail", LOG4, END), ABORT],
+    "half-frame": [damage("torn_tail", LOG4, LAST), ABORT],
+    "frame-head-only": [damage("torn_tail", LOG4, LAST), ABORT],
+    "crc-middle": [damage("bad_body_crc", LOG4, MIDDLE), ABORT],
+    "magic-middle": [damage("bad_magic", LOG4, MIDDLE), ABORT],
+    "body-length-middle": [damage("bad_body_length", LOG4, MIDDLE), ABORT],
+    "total-size-middle": [damage("bad_length_sum", LOG4, MIDDLE), ABORT],
+    "crc-third-last-file": [damage("bad_body_crc", LOG2, OLD), ABORT],
+    "blank-lost": [damage("zeroed", LOG3, THIRD_BLANK), ABORT],
+    "log-wrong-size": [damage("wrong_file_size", LOG4, LAST_FILE), ABORT],
+    "last-log-gone": [
+        damage("queue_ahead", queue_file("UnA/0", 500), 380),
+        damage("index_ahead", "index/20261120114502245", 3096),
+        damage("index_ahead", "index/20261120114502396", 316),
+        LATE_CHECKPOINT,
+        ABORT,
+    ],
+    "log-gone": [
+        *ALL_AHEAD,
+        damage("index_ahead", "index/20261120114456886", 316),
+        damage("index_ahead", "index/20261120114502245", 316),
+        damage("index_ahead", "index/20261120114502396", 316),
+        ABORT,
+    ],
+    "noabort-crc-middle": [damage("bad_body_crc", LOG4, MIDDLE), STALE_MIDDLE, LATE_CHECKPOINT],
+    "noabort-garbage-tail": [damage("torn_tail", LOG4, END)],
+    "noabort-half-frame": [damage("bad_length_sum", LOG4, LAST)],
+    "noabort-cq-behind": BEHIND,
+    "noabort-cq-ahead": [damage("zeroed", LOG4, MIDDLE), LATE_CHECKPOINT],
+    "noabort-cq-and-index-gone": [*GONE, NO_INDEX],
+    "noabort-crc-third-last-file": [damage("bad_body_crc", LOG2, OLD)],
+    "noabort-last-log-gone": [damage("missing_file", LOG4, LAST_FILE), LATE_CHECKPOINT],
+    "noabort-one-topic-gone": ONE_TOPIC_GONE,
+}
+
+NOTES_ALONE = {
+    "abort-only",
+    "checkpoint-gone",
+    "checkpoint-zero",
+    "checkpoint-old",
+    "checkpoint-new",
+}
+
+
+def found(report: VerifyReport) -> list[tuple[str, str, str, int]]:
+    return [(f.severity, f.kind, f.file, f.offset) for f in report.findings]
+
+
+@pytest.mark.parametrize("stated", [True, False], ids=["config", "no-config"])
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_stores_have_no_findings(golden: Path, name: str, stated: bool) -> None:
+    scenario = Scenario(golden / name)
+    config = scenario.config if stated else StoreConfig()
+    report = verify_store(StoreLayout.open(scenario.store, config))
+    assert report.findings == []
+    assert report.counts["messages"] == len(scenario.expected)
+    entries = sum(len(queue["entries"]) for queue in scenario.facts["queues"])
+    assert report.counts["queue_entries"] <= entries
+    blanks = scenario.facts["commitLog"]["blanks"]
+    assert report.counts["blanks"] == len(blanks)
+    assert report.counts["max_offset"] == scenario.facts["commitLog"]["maxOffset"]
+
+
+def test_every_damaged_scenario_is_in_the_table(golden: Path) -> None:
+    folders = {path.parent.name for path in golden.glob("unclean/*/store")}
+    assert folders == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_damaged_stores_have_the_findings_that_were_put_in(golden: Path, name: str) -> None:
+    report = verify_store(StoreLayout.open(golden / "unclean" / name / "store"))
+    assert found(report) == EXPECTED[name]
+    assert report.has_damage == (name not in NOTES_ALONE)
+
+
+@pytest.mark.parametrize("name", ["crc-middle", "noabort-crc-middle", "crc-third-last-file"])
+def test_what_recovery_left_behind_the_end_is_a_note(golden: Path, name: str) -> None:
+    scenario = Scenario(golden / "unclean" / name, "store-recovered")
+    report = verify_store(StoreLayout.open(scenario.store))
+    assert report.counts["max_offset"] == scenario.facts["commitLog"]["maxOffset"]
+    assert report.counts["messages"] == len(scenario.expected)
+    notes = {f.kind for f in report.findings if f.severity == "note"}
+    assert "stale_frames" in notes
+    assert {f.kind for f in report.findings if f.severity == "damage"} == {"bad_body_crc"}
+
+
+def test_the_old_dialect_is_sound_too(golden: Path) -> None:
+    for name in ("v3-transactions", "v3-transactions-odd", "v3-delay-unloaded"):
+        report = verify_store(StoreLayout.open(golden / name / "store"))
+        assert not report.has_damage, name

@@ -1,0 +1,147 @@
+"""Reads everything of a store that may be harmed, and minds what comes out of it."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from logquarry.errors import LogquarryError
+from logquarry.files.layout import StoreLayout
+from logquarry.format import broker_config
+from logquarry.scan import batches
+from logquarry.scan.columns import Decoding
+from logquarry.scan.filters import MessageFilter
+from logquarry.scan.splits import log_extent, plan_splits, split_events
+from logquarry.scan.walk import LogReader
+from logquarry.store import selection
+from logquarry.store.log_bound import log_bound
+from logquarry.store.message_store import MessageStore
+from logquarry.store.selection import Selection
+from logquarry.verify import verify_store
+
+DECODERS = {
+    broker_config.DELAY_OFFSET_FILE: broker_config.decode_delay_offsets,
+    broker_config.CONSUMER_OFFSET_FILE: broker_config.decode_consumer_offsets,
+    broker_config.TOPICS_FILE: broker_config.decode_topics,
+}
+
+
+class TooSlow(Exception):
+    """A case took longer than it may."""
+
+
+@contextmanager
+def time_bound(seconds: float) -> Iterator[None]:
+    """Ends what takes too long. Kernels cannot be interrupted: for those there is pytest's."""
+
+    def too_slow(number: int, place: FrameType | None) -> None:
+        raise TooSlow(f"more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, too_slow)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def read_everything(root: Path, rng: random.Random) -> None:
+    """Asks a store all there is to ask. Only errors of ours may come, and none where bytes alone
+    are wrong and damage is skipped."""
+    with suppress(LogquarryError):
+        layout = StoreLayout.open(root)
+        _config(layout)
+        _walk(layout)
+        _splits(layout, rng)
+        _selection(layout, rng)
+        verify_store(layout)
+        _store(root, rng)
+
+
+def _config(layout: StoreLayout) -> None:
+    layout.read_topics()
+    for name, decode in DECODERS.items():
+        with suppress(ValueError, FileNotFoundError, IsADirectoryError):
+            decode(layout.filesystem.read(f"config/{name}"))
+
+
+def _walk(layout: StoreLayout) -> None:
+    bound = log_bound(layout)
+    decoding = Decoding(decompress=True, delay_levels_ms=layout.delay_levels_ms)
+    runs = batches.sound_runs(LogReader(layout, bound=bound).events(), "skip")
+    for batch in batches.record_batches(runs, decoding):
+        batch.validate()
+    for _ in LogReader(layout, check_crc=False, batch_bytes=1000).events():
+        pass
+
+
+def _splits(layout: StoreLayout, rng: random.Random) -> None:
+    bound = log_bound(layout)
+    extent = log_extent(layout, bound, bound)
+    size = rng.choice((4_000, 20_000, 1 << 20))
+    for split in plan_splits(layout, extent, split_size=size)[:40]:
+        for _ in split_events(LogReader(layout, bound=extent.bound), split):
+            pass
+
+
+def _selection(layout: StoreLayout, rng: random.Random) -> None:
+    topics = [topic for topic, _ in layout.queue_names] or ["none"]
+    wanted = MessageFilter(
+        topics=frozenset(rng.sample(topics, 1)) if rng.random() < 0.6 else None,
+        keys=frozenset({"user1"}) if rng.random() < 0.3 else None,
+        queue_offsets=(rng.randrange(5), 1 << 40) if rng.random() < 0.2 else None,
+        since_ms=1_795_174_758_700 if rng.random() < 0.2 else None,
+    )
+    before, selection.WORTHWHILE = selection.WORTHWHILE, rng.choice((0.5, 1e9))
+    try:
+        plan = selection.plan_read(layout, Selection(wanted=wanted), split_size=50_000)
+        events = selection.read_in_order(layout, plan)
+        for _ in batches.messages(batches.sound_runs(events, "skip"), Decoding(), wanted):
+            pass
+        for part in list(plan.parts)[:10]:
+            runs = batches.sound_runs(selection.read_part(layout, plan, part), "skip")
+            for _ in batches.record_batches(runs, Decoding(), selection.filter_of(plan, part)):
+                pass
+    finally:
+        selection.WORTHWHILE = before
+
+
+def _store(root: Path, rng: random.Random) -> None:
+    with MessageStore.open(root) as store:
+        for question in _questions(store, rng):
+            # Each may be refused by itself, and the next one answered.
+            with suppress(LogquarryError):
+                question()
+
+
+def _questions(store: MessageStore, rng: random.Random) -> Iterator[Callable[[], object]]:
+    yield lambda: (store.min_offset, store.max_offset, store.topics, store.bound)
+    yield lambda: store.checkpoint
+    names: list[tuple[str, int]] = []
+    yield lambda: names.extend(store.queues())
+    for topic, queue_id in names[:6]:
+        for offset in (0, rng.randrange(40), 1 << 33):
+            yield lambda t=topic, q=queue_id, o=offset: [
+                (m.topic, m.tags_code, m.message_id, m.properties)
+                for m in store.get(t, q, o).messages
+            ]
+        yield lambda t=topic, q=queue_id: store.queue_offsets(t, q)
+        time = 1_795_174_758_649 + rng.randrange(100)
+        yield lambda t=topic, q=queue_id, at=time: store.offset_by_time(t, q, at)
+    topic = names[0][0] if names else "none"
+    for key in ("user1", "order7"):
+        yield lambda k=key: store.query(topic, k)
+        yield lambda k=key: store.query(topic, k, since=1_795_174_758_649, exact=True)
+    for offset in (0, rng.randrange(1 << 18)):
+        yield lambda o=offset: store.message_at(o)
+    yield lambda: store.message_by_id("C0A8070900002A9F0000000000000000")
+    # What is not there yet, or is built on what was read above.
+    for name in ("scan", "to_arrow"):
+        whole = getattr(store, name, None)
+        if whole is not None:
+            yield lambda read=whole: sum(1 for _ in read())

@@ -1,0 +1,23 @@
+"""The golden stores (real RocketMQ wrote them) as files: tests/data/golden.tar.xz, unpacked."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+ARCHIVE = Path(__file__).parent / "data" / "golden.tar.xz"
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """Unpacks an archive of ours into `target`, with each file's modification time."""
+    with tarfile.open(archive, "r:xz") as tar:
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(target, filter="data")
+        else:  # Python 3.11.0 to 3.11.3
+            tar.extractall(target)
+
+
+def unpack_golden(target: Path) -> Path:
+    """Unpacks the golden stores; the folder that holds single/, unclean/ and so on."""
+    unpack(ARCHIVE, target)
+    return target / "golden"

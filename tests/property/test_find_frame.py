@@ -1,0 +1,82 @@
+"""Does resync find the same frame in both twins, and the one that the reference finds?"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logquarry.format import frame
+from logquarry.format.frame import MAGIC_V1, DamageKind
+from logquarry.format.rows import NEED_MORE, REACHED_STOP
+from logquarry.scan import codec
+from logquarry.scan.codec import Window
+from logquarry.testing import strategies
+from tests.small_log import small_log
+from tests.twins import both
+
+MAGIC = MAGIC_V1.to_bytes(4, "big")
+
+
+def find(window: Window, start: int, stop: int, *, check_crc: bool = True) -> tuple[int, int]:
+    fast, plain = both(lambda: codec.find_frame(window, start, stop, check_crc=check_crc))
+    assert fast == plain
+    return fast
+
+
+def test_from_every_place_of_a_small_log() -> None:
+    log = small_log(start=1)
+    for base, data in zip(log.bases(), log.files, strict=True):
+        window = Window.of(data, base)
+        for start in range(len(data) + 1):
+            expected = frame.find_frame(data, start, len(data), base=base)
+            place, code = find(window, start, len(data))
+            assert (place if code == REACHED_STOP else -1) == expected
+
+
+@given(strategies.logs(min_frames=1), st.data())
+def test_behind_damage(log: strategies.Log, data: st.DataObject) -> None:
+    broken = bytearray(log.files[0])
+    for _ in range(data.draw(st.integers(0, 4))):
+        at = data.draw(st.integers(0, len(broken) - 1))
+        what = data.draw(st.sampled_from([b"\0", MAGIC, b"\xda", b"\0" * 40]))
+        broken[at : at + len(what)] = what[: len(broken) - at]
+    start = data.draw(st.integers(0, len(broken)))
+    stop = data.draw(st.integers(start, len(broken)))
+    check_crc = data.draw(st.booleans())
+    content = bytes(broken)
+    window = Window.of(content, log.start)
+    place, code = find(window, start, stop, check_crc=check_crc)
+    expected = frame.find_frame(content, start, stop, base=log.start, check_crc=check_crc)
+    assert (place, code) == (
+        (expected, REACHED_STOP) if expected >= 0 else (stop, DamageKind.TRUNCATED)
+    )
+
+
+@given(strategies.logs(min_frames=1), st.data())
+def test_a_window_of_any_length_finds_the_same_or_asks_for_more(
+    log: strategies.Log, data: st.DataObject
+) -> None:
+    content = log.files[0]
+    length = data.draw(st.integers(0, len(content)))
+    start = data.draw(st.integers(0, length))
+    stop = data.draw(st.integers(start, len(content)))
+    window = Window.of(content[:length], log.start, len(content))
+    place, code = find(window, start, stop)
+    expected = frame.find_frame(content, start, stop, base=log.start)
+    if code == NEED_MORE:
+        # Nothing that stands before the place was passed over, and it moves on.
+        assert start <= place < stop
+        assert expected < 0 or place <= expected
+    else:
+        assert (place if code == REACHED_STOP else -1) == expected
+
+
+@pytest.mark.parametrize("tail", range(9))
+def test_a_magic_that_the_end_of_the_window_cuts(tail: int) -> None:
+    content = (bytes(20) + b"\0\0\0\x64" + MAGIC)[: 20 + tail] + b""
+    find(Window.of(content, 0), 0, len(content))
+    for end in (len(content) + 1, 200):
+        window = Window.of(content, 0, end)
+        for stop in range(len(content) + 1):
+            find(window, 0, stop)

@@ -1,0 +1,98 @@
+"""Do splits of any size tell together what one walk tells, damage once and only once?"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logquarry.files.layout import StoreLayout
+from logquarry.scan.splits import LogSplit, log_extent, plan_splits, split_events
+from logquarry.scan.walk import LogReader
+from logquarry.testing import strategies
+from tests.damage import damaged
+from tests.small_log import small_log
+from tests.stores import Told, layout_of, told
+
+
+def by_walk(layout: StoreLayout, bound: int | None) -> list[Told]:
+    return [e for e in told(LogReader(layout, bound=bound).events()) if e[0] != "end"]
+
+
+def by_splits(layout: StoreLayout, bound: int | None, split_size: int) -> list[Told]:
+    extent = log_extent(layout, bound, bound)
+    events: list[Told] = []
+    for split in plan_splits(layout, extent, split_size=split_size):
+        reader = LogReader(layout, bound=extent.bound)
+        events += [e for e in told(split_events(reader, split)) if e[0] != "end"]
+    return events
+
+
+@given(strategies.logs(min_frames=1), st.integers(1, 600))
+def test_of_a_sound_log(log: strategies.Log, split_size: int) -> None:
+    layout = layout_of(log.named_files(), file_size=log.file_size)
+    for bound in (None, log.end):
+        assert by_splits(layout, bound, split_size) == by_walk(layout, bound)
+
+
+@given(strategies.logs(min_frames=1), st.integers(1, 600), st.data())
+def test_of_a_damaged_log(log: strategies.Log, split_size: int, data: st.DataObject) -> None:
+    files = data.draw(damaged(log.named_files()))
+    ends = [item.physical_offset + item.size for item in log.frames]
+    bound = data.draw(st.sampled_from([None, *ends]))
+    layout = layout_of(files, file_size=log.file_size)
+    assert by_splits(layout, bound, split_size) == by_walk(layout, bound)
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_cut_at_every_byte(bound: bool) -> None:
+    log = small_log(start=1)
+    files = log.named_files()
+    first = min(files)
+    broken = bytearray(files[first])
+    broken[log.frames[1].physical_offset - log.start + 5] ^= 0xFF
+    broken[log.frames[2].physical_offset - log.start + 30] ^= 0xFF
+    layout = layout_of(files | {first: bytes(broken)}, file_size=log.file_size)
+    extent = log_extent(layout, log.end if bound else None, log.end)
+    whole = by_walk(layout, extent.bound)
+    assert [event[0] for event in whole] == ["frame", "damage", "frame", "blank", "frame"]
+    for cut in range(extent.start + 1, extent.stop):
+        found: list[Told] = []
+        for split in (LogSplit(extent.start, cut), LogSplit(cut, extent.stop)):
+            reader = LogReader(layout, bound=extent.bound)
+            found += [e for e in told(split_events(reader, split)) if e[0] != "end"]
+        assert found == whole
+
+
+@given(strategies.logs(min_frames=1), st.integers(1, 600), st.integers(1, 20))
+def test_they_tile_the_log(log: strategies.Log, split_size: int, least: int) -> None:
+    layout = layout_of(log.named_files(), file_size=log.file_size)
+    extent = log_extent(layout, log.end, log.end)
+    splits = plan_splits(layout, extent, split_size=split_size, min_splits=least)
+    assert splits[0].start == extent.start == log.start
+    assert splits[-1].stop == extent.stop
+    for before, after in zip(splits, splits[1:], strict=False):
+        assert before.stop == after.start
+    assert all(0 < split.length <= split_size for split in splits)
+    if extent.stop - extent.start >= least:
+        assert len(splits) >= least
+
+
+@given(strategies.logs(min_frames=2), st.data())
+def test_a_part_of_the_log(log: strategies.Log, data: st.DataObject) -> None:
+    layout = layout_of(log.named_files(), file_size=log.file_size)
+    extent = log_extent(layout, log.end, log.end)
+    start = data.draw(st.integers(log.start, log.end))
+    stop = data.draw(st.integers(start, log.end))
+    size = data.draw(st.integers(1, 400))
+    splits = plan_splits(layout, extent, start=start, stop=stop, split_size=size)
+    found: list[Told] = []
+    for split in splits:
+        found += told(split_events(LogReader(layout, bound=extent.bound), split))
+    frames = [event for event in found if event[0] == "frame"]
+    assert frames == [
+        ("frame", item.physical_offset, item.size)
+        for item in log.frames
+        if start <= item.physical_offset < stop
+    ]
+    assert not [event for event in found if event[0] == "damage"]

@@ -1,0 +1,85 @@
+"""Does the walker tell the same of a store wherever its files are, and all that there is?"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logquarry.files.layout import StoreLayout
+from logquarry.scan.walk import TORN_TAIL, LogReader
+from logquarry.testing import strategies
+from tests.damage import damaged
+from tests.stores import frames_told, layout_of, told
+from tests.twins import plain_python
+
+
+def walk(layout: StoreLayout, *, bound: int | None = None, batch_bytes: int = 1 << 20) -> list[object]:
+    return list(told(LogReader(layout, bound=bound, batch_bytes=batch_bytes).events()))
+
+
+@given(strategies.logs(min_frames=1))
+def test_a_sound_log_has_its_frames_its_blanks_and_its_end(log: strategies.Log) -> None:
+    events = walk(layout_of(log.named_files(), file_size=log.file_size))
+    frames = [("frame", item.physical_offset, item.size) for item in log.frames]
+    blanks = [("blank", *blank) for blank in log.blanks]
+    assert events == [*sorted(frames + blanks, key=lambda event: event[1]), ("end", log.end)]
+
+
+@given(strategies.logs(min_frames=1), st.integers(1, 400), st.integers(1, 500), st.integers(1, 99), st.data())
+def test_windows_of_any_size_tell_the_same(
+    log: strategies.Log, least: int, batch_bytes: int, page: int, data: st.DataObject
+) -> None:
+    files = data.draw(damaged(log.named_files()))
+    bound = data.draw(st.sampled_from([None, log.end]))
+    size = log.file_size
+    expected = walk(layout_of(files, file_size=size), bound=bound)
+    for layout in (
+        layout_of(files, file_size=size, least=least),
+        layout_of(files, file_size=size, page=page),
+    ):
+        assert walk(layout, bound=bound) == expected
+        assert walk(layout, bound=bound, batch_bytes=batch_bytes) == expected
+
+
+@given(strategies.logs(min_frames=1), st.data())
+def test_plain_python_tells_the_same(log: strategies.Log, data: st.DataObject) -> None:
+    files = data.draw(damaged(log.named_files()))
+    bound = data.draw(st.sampled_from([None, log.end]))
+    layout = layout_of(files, file_size=log.file_size)
+    expected = walk(layout, bound=bound)
+    with plain_python():
+        assert walk(layout, bound=bound) == expected
+
+
+@given(strategies.logs(min_frames=1), st.data())
+def test_every_frame_that_stands_whole_is_told(log: strategies.Log, data: st.DataObject) -> None:
+    files = data.draw(damaged(log.named_files()))
+    events = walk(layout_of(files, file_size=log.file_size))
+    whole = {
+        ("frame", item.physical_offset, item.size)
+        for path, sound in log.named_files().items()
+        for item in log.frames
+        if item.physical_offset // log.file_size == int(path[-20:]) // log.file_size
+        and _same(sound, files.get(path, b""), item.physical_offset % log.file_size, item.size)
+    }
+    assert whole <= set(frames_told(events))
+
+
+def _same(sound: bytes, found: bytes, at: int, size: int) -> bool:
+    return found[at : at + size] == sound[at : at + size]
+
+
+@given(strategies.logs(min_frames=1), st.data())
+def test_events_follow_one_another_without_a_gap(log: strategies.Log, data: st.DataObject) -> None:
+    files = data.draw(damaged(log.named_files()))
+    bound = data.draw(st.sampled_from([None, log.end]))
+    layout = layout_of(files, file_size=log.file_size)
+    position = layout.commit_log.start
+    *events, (name, end) = walk(layout, bound=bound)
+    assert name == "end"
+    for event in events:
+        assert event[1] == position
+        assert event[2] > 0
+        position += event[2]
+    torn = bool(events) and events[-1][0] == "damage" and events[-1][3] == TORN_TAIL
+    assert end == (events[-1][1] if torn else position)

@@ -1,0 +1,77 @@
+"""Runs the same question through both twins: numba's kernels and plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+from unittest import mock
+
+import numpy as np
+
+from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
+from logquarry.scan import codec
+from logquarry.scan.codec import Rows, Window
+
+T = TypeVar("T")
+
+
+@contextmanager
+def plain_python() -> Iterator[None]:
+    """Switches the kernels off."""
+    with mock.patch.object(codec, "kernels", lambda: None):
+        yield
+
+
+def both(question: Callable[[], T]) -> tuple[T, T]:
+    """The answers of the kernels and of plain Python."""
+    assert codec.kernels_enabled(), "there is nothing to compare without kernels"
+    fast = question()
+    with plain_python():
+        return fast, question()
+
+
+def walked(
+    window: Window, position: int, stop: int, *, check_crc: bool = True, room: int = 64
+) -> tuple[list[list[int]], int, int]:
+    """What a walk gives, as lists that compare: rows, position behind them, code."""
+    rows = codec.empty_rows(room)
+    count, after, code = codec.walk(window, position, stop, rows, check_crc=check_crc)
+    return rows[:count].tolist(), after, code
+
+
+def scanned(window: Window, *, check_crc: bool = True) -> list[tuple[str, object]]:
+    """All of a window: frames, and behind each damage the next sound frame.
+
+    The window must reach to the end of its file.
+    """
+    events: list[tuple[str, object]] = []
+    position = 0
+    while position < window.length:
+        rows, position, code = walked(window, position, window.length, check_crc=check_crc)
+        events.append(("rows", rows))
+        events.append(("code", (position, code)))
+        assert code != NEED_MORE, "all of the file is in the window"
+        if code in (REACHED_STOP, BLANK):
+            break
+        if code == TABLE_FULL:
+            continue
+        place, found = codec.find_frame(
+            window, position + 1, window.length, check_crc=check_crc
+        )
+        events.append(("found", (place, found)))
+        if found != REACHED_STOP:
+            break
+        position = place
+    return events
+
+
+def sound_rows(window: Window, *, check_crc: bool = True) -> Rows:
+    """The rows of every sound frame that a scan meets."""
+    rows = [
+        row
+        for name, value in scanned(window, check_crc=check_crc)
+        if name == "rows" and isinstance(value, list)
+        for row in value
+    ]
+    return np.array(rows, np.int32).reshape(-1, codec.empty_rows(0).shape[1])

@@ -1,0 +1,1 @@
+"""Scripts that made files of this repository; nothing here is installed."""

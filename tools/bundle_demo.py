@@ -1,0 +1,43 @@
+"""Makes src/logquarry/data/real-broker.tar.xz out of tests/data/golden.tar.xz.
+
+The demo's store is the one of the golden stores that a whole RocketMQ broker wrote. The archive
+is the same on every run: members sorted, owners cleared, each file's own modification time kept
+(retention and reports look at it). Run from the project's root: python -m tools.bundle_demo
+"""
+
+from __future__ import annotations
+
+import lzma
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "tests/data/golden.tar.xz"
+TARGET = ROOT / "src/logquarry/data/real-broker.tar.xz"
+FOLDER = "golden/real-broker"
+
+
+def bundle(source: Path = SOURCE, target: Path = TARGET) -> None:
+    """Writes the `real-broker` folder of `source` to `target`, with `real-broker/` as its root."""
+    with tarfile.open(source, "r|xz") as golden:  # one pass: going back would unpack it again
+        members = []
+        for member in golden:
+            if member.name == FOLDER or member.name.startswith(FOLDER + "/"):
+                file = golden.extractfile(member)
+                members.append((member, file.read() if file else b""))
+    members.sort(key=lambda found: found[0].name)
+    with (
+        lzma.open(target, "wb", preset=9 | lzma.PRESET_EXTREME) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as bundled,
+    ):
+        for member, content in members:
+            member.name = member.name.removeprefix("golden/")
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            member.mode = 0o755 if member.isdir() else 0o644
+            bundled.addfile(member, BytesIO(content))
+
+
+if __name__ == "__main__":
+    bundle()
