@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,7 +39,7 @@ TRANSACTION = "transaction"
 
 NAME_DIGITS = 20
 _LARGEST_BASE = java.LONG_MAX // 2
-_INDEX_NAME_DIGITS = 17
+_QUEUE_ID = re.compile("0|-?[1-9][0-9]{0,9}")
 _LISTINGS = 3
 _LOCK_PROBE = "F_OFD_GETLK"
 
@@ -150,7 +151,9 @@ class StoreLayout:
         """The files of the commit log."""
         files = self._numbered(COMMIT_LOG)
         size = self.config.mapped_file_size_commit_log or _size_of(files)
-        return FileSequence(files, size)
+        # RocketMQ's is an int. Positions in a file are 32 bits wide here too: what lies further
+        # on is no part of any log.
+        return FileSequence(files, min(size, java.INT_MAX))
 
     @cached_property
     def queue_names(self) -> tuple[tuple[str, int], ...]:
@@ -170,7 +173,9 @@ class StoreLayout:
 
     def queue(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a consume queue; none if there is no such queue."""
-        files = self._numbered(f"{CONSUME_QUEUE}/{topic}/{queue_id}")
+        # A topic may come from a message, which must not name a path elsewhere.
+        named = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
+        files = self._numbered(f"{CONSUME_QUEUE}/{topic}/{queue_id}") if named else ()
         unit = queue_entry.UNIT_SIZE
         size = self.config.queue_file_size or _size_of(files)
         # Without whole units in the largest file there is nothing to read it by.
@@ -266,8 +271,8 @@ def _size_of(files: tuple[StoreFile, ...]) -> int:
 
 
 def _is_queue_id(name: str) -> bool:
-    digits = name.removeprefix("-")
-    return digits.isascii() and digits.isdigit()
+    # Only as RocketMQ writes it: a folder 00 beside 0 is not the same queue once more.
+    return _QUEUE_ID.fullmatch(name) is not None and java.INT_MIN <= int(name) <= java.INT_MAX
 
 
 def _is_locked(path: Path) -> bool:

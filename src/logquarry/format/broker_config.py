@@ -6,6 +6,7 @@ what is wrong with a document and never guess.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ CONSUMER_OFFSET_FILE = "consumerOffset.json"
 TOPICS_FILE = "topics.json"
 
 _GROUP_SEPARATOR = "@"
+_WHOLE = re.compile("-?[0-9]{1,19}")
 
 
 class TopicConfig(NamedTuple):
@@ -64,10 +66,10 @@ def decode_topics(text: str | bytes) -> dict[str, TopicConfig]:
             raise ValueError(f"topicConfigTable: {name!r} is not an object")
         result[name] = TopicConfig(
             name=str(entry.get("topicName", name)),
-            read_queues=int(entry.get("readQueueNums", 0)),
-            write_queues=int(entry.get("writeQueueNums", 0)),
-            perm=int(entry.get("perm", 0)),
-            sys_flag=int(entry.get("topicSysFlag", 0)),
+            read_queues=_whole(entry.get("readQueueNums", 0), name),
+            write_queues=_whole(entry.get("writeQueueNums", 0), name),
+            perm=_whole(entry.get("perm", 0), name),
+            sys_flag=_whole(entry.get("topicSysFlag", 0), name),
             order=bool(entry.get("order", False)),
         )
     return result
@@ -104,7 +106,13 @@ def _table(text: str | bytes, name: str) -> dict[str, Any]:
 def _int_table(table: Any, name: str) -> dict[int, int]:
     if not isinstance(table, dict):
         raise ValueError(f"{name!r} is not an object")
-    try:
-        return {int(key): int(value) for key, value in table.items()}
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name!r} holds more than whole numbers: {error}") from error
+    return {_whole(key, name): _whole(value, name) for key, value in table.items()}
+
+
+def _whole(value: Any, name: str) -> int:
+    """A JSON number or a key as an integer."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        return int(value)
+    raise ValueError(f"{name!r} holds {value!r} where a whole number belongs")

@@ -11,7 +11,21 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|([{,]\s*)(-?[\w$]+)(\s*:)', re.DOTALL)
+# A string that never ends is one token up to the end: a new try at each of its quotes would take
+# time with the square of the length.
+_STRING = r'"(?:\\.|[^"\\])*(?:"|\\?\Z)'
+_TOKEN = re.compile(_STRING + r"|([{,]\s*)(-?[\w$]+)(\s*:)", re.DOTALL)
+_BRACKET = re.compile(_STRING + r"|[\[{}\]]", re.DOTALL)
+_ESCAPED = re.compile(r'["\\\x00-\x1f\x7f-\x9f\u2028\u2029]')
+_SHORT_ESCAPES = {
+    '"': r"\"",
+    "\\": r"\\",
+    "\b": r"\b",
+    "\f": r"\f",
+    "\n": r"\n",
+    "\r": r"\r",
+    "\t": r"\t",
+}
 
 MAX_NESTING = 64
 
@@ -30,7 +44,7 @@ def decode(text: str | bytes) -> Any:
         return match[0] if key is None else f'{before}"{key}"{after}'
 
     depth = deepest = 0
-    for bracket in re.findall(r'"(?:\\.|[^"\\])*"|[\[{}\]]', text):
+    for bracket in _BRACKET.findall(text):
         depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(bracket, 0)
         deepest = max(deepest, depth)
     if deepest > MAX_NESTING:
@@ -74,4 +88,9 @@ def _pretty(value: Any, depth: int) -> list[str]:
 
 
 def _string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return f'"{_ESCAPED.sub(_escape, text)}"'
+
+
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
+    return _SHORT_ESCAPES.get(character) or f"\\u{ord(character):04X}"

@@ -42,6 +42,7 @@ MOST_BARS: Final = 15
 MOST_FILES: Final = 60
 _MOST_LINES: Final = 5
 _BAR_HEIGHT: Final = 22
+_MOST_MARKS: Final = 1_000
 _NO_TAG: Final = "(no tag)"
 _DELIVERED: Final = "delivered"
 _WAITING: Final = "not by delayOffset.json"
@@ -176,7 +177,7 @@ def _over_time(found: Survey) -> Figure:
             y=alt.Y(
                 "low:Q",
                 title=f"Messages per {unit}",
-                scale=alt.Scale(domain=[0, busiest]),
+                scale=alt.Scale(domain=[0, busiest * 1.06]),
                 axis=alt.Axis(format="~s", tickMinStep=1, tickCount=5),
             ),
             y2="high:Q",
@@ -237,7 +238,8 @@ def _body_sizes(found: Survey) -> Figure:
 
     used = found.body_sizes.nonzero()[0]
     rows = []
-    for bits in range(int(used[0]), int(used[-1]) + 1):
+    # One empty size at each side: a single bar would fill the chart.
+    for bits in range(max(0, int(used[0]) - 1), min(len(found.body_sizes), int(used[-1]) + 2)):
         count = int(found.body_sizes[bits])
         rows.append(
             {
@@ -395,59 +397,86 @@ def _file_map(found: Survey) -> Figure | None:
     if not found.files:
         return None
     files = _shown_files(found.files)
-    rows: list[dict[str, Any]] = []
-    for file in files:
-        at = 0.0
-        for use, _ in _USES:
-            size = getattr(file, use)
-            if not size:
-                continue
-            share = size / max(1, file.room)
-            rows.append(
-                {
-                    "file": _file_label(file),
-                    "use": use,
-                    "from": at,
-                    "to": at + share,
-                    "text": f"{size_text(size)} ({share:.2%})",
-                }
-            )
-            at += share
-    marks = []
-    for span in found.damage:
-        for file in files:
-            if file.base <= span.offset < file.base + file.room:
-                place = (span.offset - file.base) / max(1, file.room)
-                text = f"{span.kind} at {span.offset}, {plural(span.length, 'byte')}"
-                marks.append({"file": _file_label(file), "at": place, "text": printable(text)})
-    order = [_file_label(file) for file in files]
-    y = alt.Y("file:N", sort=order, title=None, axis=alt.Axis(labelFont="monospace"))
-    bars = (
+    rows = [row for file in files for row in _spans_of(file)]
+    harm = _damage_of(found, files)
+    y = alt.Y(
+        "file:N",
+        sort=[_file_label(file) for file in files],
+        title=None,
+        axis=alt.Axis(labelFont="monospace"),
+    )
+    colour = alt.Color(
+        "use:N",
+        scale=alt.Scale(domain=[use for use, _ in _USES], range=[colour for _, colour in _USES]),
+        legend=alt.Legend(title=None, orient="top"),
+    )
+    tips = ["file:N", "use:N", alt.Tooltip("text:N", title="bytes")]
+    layers: list[Any] = [
         alt.Chart(alt.Data(values=rows))
-        .mark_bar(height={"band": 0.8})
+        .mark_bar(height={"band": 0.72})
         .encode(
             y=y,
-            x=alt.X("from:Q", title="Share of the file", axis=alt.Axis(format="%")),
-            x2="to:Q",
-            color=alt.Color(
-                "use:N",
-                scale=alt.Scale(
-                    domain=[use for use, _ in _USES], range=[colour for _, colour in _USES]
-                ),
-                legend=alt.Legend(title=None, orient="top"),
+            x=alt.X(
+                "from:Q",
+                title="Place in the file",
+                scale=alt.Scale(domain=[0, 1]),
+                axis=alt.Axis(format="%", tickCount=5),
             ),
-            tooltip=["file:N", "use:N", alt.Tooltip("text:N", title="bytes")],
+            x2="to:Q",
+            color=colour,
+            tooltip=tips,
         )
-    )
-    layers: list[Any] = [bars]
-    if marks:
-        layers.append(
-            alt.Chart(alt.Data(values=marks))
-            .mark_point(shape="triangle-down", color=RED, filled=True, size=90, opacity=1, yOffset=-9)
-            .encode(y=y, x="at:Q", tooltip=["file:N", alt.Tooltip("text:N", title="damage")])
-        )
-    chart = alt.layer(*layers).properties(height=alt.Step(_BAR_HEIGHT + 6))
+    ]
+    if harm:
+        places = alt.Chart(alt.Data(values=harm)).encode(y=y, x="from:Q", tooltip=tips)
+        # A hundred bytes of a gigabyte are no pixel: a line of two, and a sign above it.
+        layers += [
+            places.mark_bar(height={"band": 0.72}, color=RED, stroke=RED, strokeWidth=2).encode(
+                x2="to:Q"
+            ),
+            places.mark_point(
+                shape="triangle-down", color=RED, filled=True, size=70, opacity=1, yOffset=-13
+            ),
+        ]
+    chart = alt.layer(*layers).properties(height=alt.Step(_BAR_HEIGHT + 10))
     return Figure(_file_title(found), _file_caption(found, files), _spec(chart), wide=True)
+
+
+def _spans_of(file: FileUse) -> list[dict[str, Any]]:
+    """Where in a file messages stand, then nothing yet, then its blank."""
+    rows: list[dict[str, Any]] = []
+    at = 0
+    for use, length in (
+        ("messages", file.messages + file.damaged),
+        ("unused", file.unused),
+        ("blank", file.blank),
+    ):
+        if length:
+            rows.append(_span(file, use, at, length))
+        at += length
+    return rows
+
+
+def _span(file: FileUse, use: str, at: int, length: int) -> dict[str, Any]:
+    room = max(1, file.room)
+    return {
+        "file": _file_label(file),
+        "use": use,
+        "from": at / room,
+        "to": min(1.0, (at + length) / room),
+        "text": f"{size_text(length)} ({length / room:.2%})",
+    }
+
+
+def _damage_of(found: Survey, files: Sequence[FileUse]) -> list[dict[str, Any]]:
+    rows = []
+    for span in found.damage[:_MOST_MARKS]:
+        for file in files:
+            if file.base <= span.offset < file.base + file.room:
+                row = _span(file, "damaged", span.offset - file.base, span.length)
+                text = f"{span.kind} at {span.offset}, {plural(span.length, 'byte')}"
+                rows.append({**row, "text": printable(text)})
+    return rows
 
 
 def _shown_files(files: Sequence[FileUse]) -> Sequence[FileUse]:
@@ -468,14 +497,15 @@ def _file_title(found: Survey) -> str:
     waste = f"{size_text(blank)} lost to blanks" if blank else "none of it lost to blanks"
     damaged = sum(file.damaged for file in found.files)
     harm = "no damage"
-    if damaged or found.damage:
-        harm = f"{plural(len(found.damage), 'damaged place')} of {size_text(damaged)}"
+    if found.damage:
+        harm = f"{plural(len(found.damage), 'damaged place')}, {size_text(damaged)}"
     return f"{plural(len(found.files), 'log file')}: {waste}, {harm}"
 
 
 def _file_caption(found: Survey, files: Sequence[FileUse]) -> str:
-    text = "Each bar is one file of the commit log, and what its room is used for. "
-    text += "Triangles mark damage where it stands; parts are drawn by size, not by place."
+    text = "Each bar is one file of the commit log, from its first byte to its last."
+    if found.damage:
+        text += " Triangles point at damage."
     if len(files) < len(found.files):
         text += f" {len(files)} of {len(found.files)} files are shown: damaged ones and the last."
     return text
@@ -495,7 +525,7 @@ def _spec(chart: alt.Chart | alt.LayerChart) -> Mapping[str, Any]:
             "tickColor": "#b4bac2",
             "labelLimit": 220,
         },
-        legend={"labelFontSize": 12, "symbolType": "square", "labelLimit": 200},
+        legend={"labelFontSize": 12, "symbolType": "square", "labelLimit": 280},
         view={"stroke": None},
         text={"fontSize": 12},
         bar={"stroke": None},

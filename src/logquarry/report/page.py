@@ -56,6 +56,7 @@ class Table:
         header: names of the columns.
         rows: cells as text, which is escaped here.
         numbers: columns that hold numbers.
+        words: columns that hold single words, which are not broken.
         empty: what stands there instead if there are no rows.
     """
 
@@ -63,6 +64,7 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     numbers: frozenset[int] = frozenset()
+    words: frozenset[int] = frozenset()
     empty: str = "Nothing."
 
 
@@ -152,7 +154,9 @@ def _table(table: Table) -> Iterable[str]:
 def _cell_kind(table: Table, column: int, cell: str) -> str:
     if column in table.numbers:
         return ' class="number"'
-    return ' class="damage"' if cell == "damage" else ""
+    if column in table.words:
+        return f' class="word{" damage" if cell == "damage" else ""}"'
+    return ""
 
 
 def _scripts(figures: Sequence[Figure]) -> Iterable[str]:

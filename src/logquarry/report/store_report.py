@@ -147,7 +147,7 @@ def _queue_table(glance: Overview) -> Table:
         for queue in topic.queues
     ]
     header = ["Topic", "Queue", "Min offset", "Max offset", "Messages in the log", "Bytes"]
-    return Table("Queues", header, rows, frozenset(range(1, 6)), "The store has no queues.")
+    return Table("Queues", header, rows, frozenset(range(1, 6)), empty="There are none.")
 
 
 def _finding_table(report: VerifyReport) -> Table:
@@ -170,7 +170,7 @@ def _finding_table(report: VerifyReport) -> Table:
         f"{plural(counts.get('index_entries', 0), 'index entry', 'index entries')} are sound."
     )
     header = ["Severity", "Kind", "File", "Offset", "Bytes", "What is wrong"]
-    return Table("Findings", header, rows, frozenset({3, 4}), looked)
+    return Table("Findings", header, rows, frozenset({3, 4}), frozenset({0, 1}), empty=looked)
 
 
 def _pending(store: MessageStore) -> dict[int, int]:

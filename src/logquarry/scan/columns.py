@@ -345,7 +345,9 @@ class _Fast:
     def _uniq_key(self) -> pa.Array:
         return self._property(self.k.UNIQ_KEY)
 
-    def _tags_code(self) -> pa.Array:
+    def tags_code_values(self) -> Int64:
+        if self._properties is None:
+            self._parse(want_pairs=False)
         assert self._properties is not None
         starts, lengths = self._properties
         out, odd = np.empty(self.count, np.int64), np.empty(self.count, np.int64)
@@ -365,7 +367,15 @@ class _Fast:
             which = odd[:left_over]
             decoded = messages(self.window, self.rows[which], self.decoding)
             out[which] = [message.tags_code for message in decoded]
-        return pa.array(out)
+        return out
+
+    def _tags_code(self) -> pa.Array:
+        return pa.array(self.tags_code_values())
+
+    def has_key(self) -> npt.NDArray[np.bool_]:
+        _, keys = self.property_spans(self.k.KEYS)
+        _, uniq = self.property_spans(self.k.UNIQ_KEY)
+        return (keys >= 0) | (uniq >= 0)
 
     def _properties_map(self) -> pa.Array:
         assert self._pairs is not None
@@ -432,6 +442,20 @@ def fixed_fields(window: Window, rows: Rows, names: Sequence[str]) -> dict[str, 
     return {
         name: np.array([getattr(message, name) for message in decoded], np.int64) for name in names
     }
+
+
+def tags_codes(
+    window: Window, rows: Rows, decoding: Decoding
+) -> tuple[Int64, npt.NDArray[np.bool_]]:
+    """The tags code of each frame, and whether it has KEYS or a UNIQ_KEY."""
+    fast = codec.kernels()
+    if fast is not None and not fast.bad_utf8(window.address, rows, len(rows)):
+        run = _Fast(window, rows, decoding)
+        return run.tags_code_values(), run.has_key()
+    decoded = messages(window, rows, decoding)
+    codes = np.array([message.tags_code for message in decoded], np.int64)
+    keyed = [m.keys is not None or m.uniq_key is not None for m in decoded]
+    return codes, np.array(keyed, np.bool_)
 
 
 def suspect_rows(window: Window, rows: Rows) -> list[int]:

@@ -16,18 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.files.layout import CONSUME_QUEUE, NAME_DIGITS, StoreLayout
-from logquarry.format import delay, java, sys_flag
+from logquarry.format import delay, java
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.scan import columns
-from logquarry.scan.columns import Decoding
 from logquarry.scan.places import runs_at
-from logquarry.scan.walk import DamagedSpan, Run
+from logquarry.scan.requests import DispatchRequests
+from logquarry.scan.walk import DamagedSpan
 from logquarry.store.consume_queue import ConsumeQueue, Units, has_message, is_written
 from logquarry.store.open_files import OpenFiles
 from logquarry.verify.findings import VerifyReport
 
 _CHUNK = 1 << 16
-_COLUMNS = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "sys_flag", "tags_code")
+_COMPARED = ("queue_offset", "physical_offset", "size", "tags_code")
 
 Int64 = npt.NDArray[np.int64]
 
@@ -57,7 +56,7 @@ class _State:
 class QueueChecker:
     """Compares queues with the log.
 
-    Feed it every run of the log in order, then :meth:`finish`.
+    Feed it the requests of every run of the log in order, then :meth:`finish`.
     """
 
     def __init__(self, layout: StoreLayout, report: VerifyReport) -> None:
@@ -66,25 +65,20 @@ class QueueChecker:
         self._files = OpenFiles(layout)
         self._states: dict[tuple[str, int], _State] = {}
         self._names = set(layout.queue_names)
-        self._decoding = Decoding(columns=_COLUMNS, delay_levels_ms=layout.delay_levels_ms)
         self.entries = 0
 
     # ------------------------------------------------------------------------------ frame by frame
-    def add(self, run: Run) -> None:
+    def add(self, requests: DispatchRequests) -> None:
         """Compare the frames of a run with their units."""
-        batch = columns.record_batch(run.window, run.rows, self._decoding)
-        values = {name: batch[name].to_numpy() for name in _COLUMNS if name != "topic"}
-        kinds = values["sys_flag"] & sys_flag.TRANSACTION_MASK
-        dispatched = (kinds == sys_flag.TRANSACTION_NOT) | (kinds == sys_flag.TRANSACTION_COMMIT)
-        ids, topics = columns.topic_ids(run.window, run.rows)
-        group = ids.astype(np.int64) << 32 | values["queue_id"].astype(np.int64) & 0xFFFFFFFF
+        group = requests.topic_ids.astype(np.int64) << 32 | requests.queue_id & 0xFFFFFFFF
         order = np.argsort(group, kind="stable")
-        order = order[dispatched[order]]
+        order = order[requests.is_dispatched[order]]
         edges = np.flatnonzero(np.diff(group[order], prepend=-1, append=-1))
-        for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        for start, stop in pairwise(edges.tolist()):
             which = order[start:stop]
-            key = topics[ids[which[0]]], int(values["queue_id"][which[0]])
-            self._compare(key, {name: column[which] for name, column in values.items()})
+            key = requests.topics[requests.topic_ids[which[0]]], int(requests.queue_id[which[0]])
+            values = {name: getattr(requests, name)[which] for name in _COMPARED}
+            self._compare(key, values)
 
     def _state(self, key: tuple[str, int], first: int) -> _State:
         state = self._states.get(key)
@@ -97,7 +91,7 @@ class QueueChecker:
         return state
 
     def _compare(self, key: tuple[str, int], values: dict[str, Any]) -> None:
-        offsets = values["queue_offset"].astype(np.int64)
+        offsets: Int64 = values["queue_offset"]
         state = self._state(key, int(offsets[0]))
         # Where an offset does not go up, a new epoch begins.
         falls = np.flatnonzero(np.diff(offsets, prepend=state.next_offset - 1) <= 0)

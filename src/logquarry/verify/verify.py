@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from logquarry.files.layout import ABORT, CHECKPOINT, CONFIG, LOCK, StoreFile, StoreLayout
-from logquarry.format import broker_config, fastjson, sys_flag
+from logquarry.format import broker_config, fastjson
 from logquarry.scan import columns
-from logquarry.scan.columns import Decoding
+from logquarry.scan.requests import dispatch_requests
 from logquarry.scan.walk import BlankSpan, DamagedSpan, LogEnd, LogReader, Run
 from logquarry.store.log_bound import log_bound
 from logquarry.verify.findings import VerifyReport
@@ -126,18 +126,12 @@ class _Verification:
     def _run(self, run: Run) -> None:
         self.messages += len(run.rows)
         self.bytes += run.end - run.start
-        self.queues.add(run)
-        wanted = ("sys_flag", "store_timestamp", "keys", "uniq_key", "physical_offset")
-        batch = columns.record_batch(run.window, run.rows, Decoding(columns=wanted))
-        flags = batch["sys_flag"].to_numpy()
-        has_key = batch["keys"].is_valid().to_numpy(zero_copy_only=False)
-        has_key |= batch["uniq_key"].is_valid().to_numpy(zero_copy_only=False)
-        has_key &= (flags & sys_flag.TRANSACTION_MASK) != sys_flag.TRANSACTION_ROLLBACK
-        keyed = np.flatnonzero(has_key)
+        requests = dispatch_requests(run.window, run.rows, self.layout.delay_levels_ms)
+        self.queues.add(requests)
+        keyed = np.flatnonzero(requests.has_key)
         if len(keyed):
-            self.last_keyed = batch["physical_offset"][int(keyed[-1])].as_py()
-        times = columns.fixed_fields(run.window, run.rows, ["store_timestamp"])["store_timestamp"]
-        self.last_time = max(self.last_time, int(times.max()))
+            self.last_keyed = int(requests.physical_offset[keyed[-1]])
+        self.last_time = max(self.last_time, int(requests.store_timestamp.max()))
         for row in columns.suspect_rows(run.window, run.rows):
             offset = run.window.base + int(run.rows[row, 0])
             self.report.add(
