@@ -1,0 +1,1 @@
+"""Benchmarks, as `make bench` runs them."""

@@ -7,20 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.helpers import jsonl, same_as_golden
-
-SOUND = [
-    "single",
-    "rollover",
-    "batch",
-    "ipv6",
-    "sysflags",
-    "delay",
-    "delay-deliver",
-    "multidispatch",
-    "real-broker",
-    "clean-restart/base",
-    "clean-restart/retention",
-]
+from tests.conformance.golden_facts import SOUND
 
 RECOVERED = [
     "clean-restart/prepad",

@@ -1,5 +1,8 @@
 """x"""
+
 import click
+
+
 @click.command()
 def demo() -> None:
     """Later."""

@@ -1,5 +1,149 @@
-"""x"""
+"""``logquarry export``: the messages of stores as Parquet, through Spark, or as JSON lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
 import click
+
+from logquarry import text
+from logquarry.cli import options
+from logquarry.cli.output import Output
+from logquarry.errors import UsageError
+
+if TYPE_CHECKING:
+    from logquarry.cli.reading import Reader
+
+_LATER = ("delta", "iceberg")
+_STDOUT = "-"
+_PARTITIONS = ("topic", "day")
+
+
 @click.command()
-def export() -> None:
-    """Later."""
+@click.argument("stores", metavar="STORE...", nargs=-1, required=True)
+@click.option(
+    "--to",
+    "target",
+    metavar="DEST",
+    required=True,
+    help="A folder or URL for Parquet; a file, or - for stdout, for JSON lines.",
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["parquet", "jsonl", *_LATER]),
+    default="parquet",
+    show_default=True,
+    help="Parquet is written by Spark, JSON lines without.",
+)
+@click.option(
+    "--spark-master",
+    metavar="URL",
+    default="local[*]",
+    show_default=True,
+    help="Where Spark runs.",
+)
+@click.option(
+    "--partition-by",
+    metavar="topic,day",
+    help="Parquet in folders of these: topic, or topic and day of the store time (UTC).",
+)
+@click.option("--follow", is_flag=True, hidden=True)
+@options.filters
+@options.on_damage
+@options.decompress
+@options.config
+@options.quiet
+def export(
+    stores: tuple[str, ...],
+    target: str,
+    kind: str,
+    spark_master: str,
+    partition_by: str | None,
+    follow: bool,
+    filters: options.Filters,
+    on_damage: str | None,
+    decompress: bool,
+    config: str | None,
+    quiet: bool,
+) -> None:
+    """Write the messages of stores as Parquet or JSON lines.
+
+    A store's folder names its broker in the column of that name. What is interrupted leaves no
+    half-written file, and an export that is run again replaces what it wrote.
+    """
+    out = Output(quiet=quiet)
+    if kind in _LATER or follow:
+        what = "--follow" if follow else f"--format {kind}"
+        raise UsageError(f"{what} comes with a later version; this one has parquet and jsonl")
+    if kind == "jsonl":
+        if partition_by is not None:
+            raise UsageError("--partition-by is for Parquet")
+        _jsonl(out, stores, target, filters, on_damage, config, decompress=decompress)
+
+
+# --------------------------------------------------------------------------------------- JSON lines
+def _jsonl(
+    out: Output,
+    stores: Sequence[str],
+    target: str,
+    filters: options.Filters,
+    on_damage: str | None,
+    config: str | None,
+    *,
+    decompress: bool,
+) -> None:
+    from logquarry.cli import files, reading
+    from logquarry.files.layout import StoreLayout
+    from logquarry.files.names import broker_names, find_stores
+
+    policy = options.damage_policy(on_damage)
+    wanted = filters.message_filter()
+    settings = options.store_config(config)
+    paths = find_stores(stores)
+    # All of them are opened before anything is written.
+    readers = [
+        reading.reader(
+            StoreLayout.open(path, settings),
+            wanted=wanted,
+            on_damage=policy,
+            broker=name,
+            decompress=decompress,
+        )
+        for path, name in zip(paths, broker_names(paths), strict=True)
+    ]
+    if target == _STDOUT:
+        count, length = _write(out, readers, sys.stdout.buffer, filters.limit)
+        sys.stdout.flush()
+    else:
+        with files.staged(Path(target)) as file:
+            count, length = _write(out, readers, file, filters.limit)
+    for reader in readers:
+        reading.tell_damage(out, reader)
+    what = f"{text.plural(count, 'message')}, {text.size_text(length)}"
+    out.note(f"wrote {what}" + (f" to {text.printable(target)}" if target != _STDOUT else ""))
+
+
+def _write(
+    out: Output, readers: Sequence[Reader], file: BinaryIO, limit: int | None
+) -> tuple[int, int]:
+    """Write messages as lines. Returns how many, and the bytes."""
+    from logquarry.cli import reading
+    from logquarry.scan import json_lines
+
+    count = length = 0
+    for reader in readers:
+        broker = text.printable(reader.decoding.broker)
+        with out.progress(f"exporting {broker}", in_bytes=True) as progress:
+            left = None if limit is None else limit - count
+            for run in reading.cut(reader.runs(progress), left):
+                lines = json_lines.lines(run.window, run.rows, reader.decoding)
+                # A folder's name need not be text; JSON has an escape for what is none.
+                data = "\n".join([*lines, ""]).encode("utf-8", "backslashreplace")
+                file.write(data)
+                count += len(run.rows)
+                length += len(data)
+    return count, length

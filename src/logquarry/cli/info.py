@@ -64,9 +64,7 @@ def info(
 
 
 # ------------------------------------------------------------------------------------------- JSON
-def _document(
-    store: MessageStore, found: Overview, halves: Transactions | None
-) -> dict[str, Any]:
+def _document(store: MessageStore, found: Overview, halves: Transactions | None) -> dict[str, Any]:
     """The document of ``info --json`` (docs/json.md)."""
     layout, log = store.layout, store.layout.commit_log
     queue_files = [f for name in layout.queue_names for f in layout.queue(*name).files]
@@ -197,9 +195,7 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
 
 def _messages(document: dict[str, Any]) -> str:
     queues = sum(len(topic["queues"]) for topic in document["topics"])
-    where = (
-        f"{text.plural(queues, 'queue')} of {text.plural(len(document['topics']), 'topic')}"
-    )
+    where = f"{text.plural(queues, 'queue')} of {text.plural(len(document['topics']), 'topic')}"
     parts = [f"{text.count_text(document['messages'])} in {where}"]
     if document["other_bytes"]:
         parts.append(f"{text.size_text(document['other_bytes'])} of the log are none of theirs")

@@ -56,7 +56,9 @@ def messages(
     hidden = json_lines.redaction(redact)
     wanted = filters.message_filter()
     one = offset is not None or message_id is not None
-    if one and (not wanted.is_empty or filters.limit is not None or None not in (offset, message_id)):
+    if one and (
+        not wanted.is_empty or filters.limit is not None or None not in (offset, message_id)
+    ):
         raise UsageError("--offset and --id each name one message: no filter goes with them")
     settings = options.store_config(config)
 
@@ -76,7 +78,7 @@ def messages(
             return
         for lines in _lines(reader, out, filters.limit, hidden, jsonl=jsonl):
             out.lines(lines)
-        reading.tell_damage(out, reader.damage, policy)
+        reading.tell_damage(out, reader)
 
 
 def _single(store: MessageStore, offset: int | None, message_id: str | None) -> StoredMessage:

@@ -60,9 +60,7 @@ _FILTERS = (
     click.option(
         "--key", multiple=True, metavar="KEY", help="With this word in KEYS, or this UNIQ_KEY."
     ),
-    click.option(
-        "--tag", multiple=True, metavar="TAGS", help="With one of these tags: 'a || b'."
-    ),
+    click.option("--tag", multiple=True, metavar="TAGS", help="With one of these tags: 'a || b'."),
     click.option(
         "--since",
         metavar="TIME",

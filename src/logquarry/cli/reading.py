@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from logquarry import text
@@ -29,6 +29,7 @@ class Reader:
         on_damage: what to do where there are none.
         decoding: how they are decoded.
         damage: gets what was passed over.
+        bad_bodies: gets where bodies stand that do not decompress.
     """
 
     layout: StoreLayout
@@ -36,6 +37,7 @@ class Reader:
     on_damage: OnDamage
     decoding: Decoding
     damage: DamageLog
+    bad_bodies: list[int] = field(default_factory=list)
 
     def runs(self, progress: Progress | None = None) -> Iterator[Run]:
         """The frames that pass the filter, run by run.
@@ -43,22 +45,20 @@ class Reader:
         Raises:
             CorruptFrame: on damage, as ``on_damage`` says.
         """
-        from logquarry.scan.batches import sound_runs
         from logquarry.scan.walk import Run
-        from logquarry.store.selection import Selection, plan_read, read_in_order
+        from logquarry.store import reading as store_reading
 
-        plan = plan_read(self.layout, Selection(wanted=self.wanted))
-        start, stop = plan.extent.start, plan.extent.stop
+        log = self.layout.commit_log
         everything = self.wanted.is_empty
-        events = read_in_order(self.layout, plan)
-        for run in sound_runs(events, self.on_damage, self.damage):
+        found = store_reading.runs(self.layout, self.wanted, self.on_damage, self.damage)
+        for run in found:
             rows = run.rows
             if not everything:
                 rows = self.wanted.select(run.window, rows, self.decoding)
             if len(rows):
                 yield Run(run.window, rows, run.path)
             if progress is not None:
-                progress(min(run.end, stop) - start, stop - start)
+                progress(run.end - log.start, log.end - log.start)
 
 
 def reader(
@@ -70,16 +70,23 @@ def reader(
     decompress: bool,
 ) -> Reader:
     """A reader of a store, with what it holds to decode its messages by."""
-    from logquarry.files.delay_levels import levels_of
     from logquarry.scan.batches import DamageLog, bad_body_policy
     from logquarry.scan.columns import Decoding
 
+    bad_bodies: list[int] = []
+
+    def on_bad_body(offset: int, reason: str) -> None:
+        file = layout.commit_log.at(offset)
+        path = layout.filesystem.full_path("commitlog" if file is None else file.path)
+        bad_body_policy(on_damage, path)(offset, reason)
+        bad_bodies.append(offset)
+
     decoding = Decoding(
         broker=broker,
-        delay_levels_ms=levels_of(layout),
+        delay_levels_ms=layout.delay_levels_ms,
         decompress=decompress,
         decompress_limit=layout.config.decompress_limit,
-        on_bad_body=bad_body_policy(on_damage, layout.root),
+        on_bad_body=on_bad_body,
     )
     return Reader(
         layout=layout,
@@ -87,6 +94,7 @@ def reader(
         on_damage=on_damage,
         decoding=decoding,
         damage=DamageLog(),
+        bad_bodies=bad_bodies,
     )
 
 
@@ -105,21 +113,26 @@ def cut(runs: Iterator[Run], limit: int | None) -> Iterator[Run]:
             left -= len(run.rows)
 
 
-def tell_damage(out: Output, damage: DamageLog, on_damage: OnDamage) -> None:
+def tell_damage(out: Output, reader: Reader) -> None:
     """On stderr: what was passed over."""
-    if not damage.spans:
+    if reader.bad_bodies:
+        count = text.plural(len(reader.bad_bodies), "body", "bodies")
+        where = ", ".join(map(str, reader.bad_bodies[:_MOST_TOLD]))
+        out.warn(f"{count} did not decompress and came as stored: at {where}")
+    spans = reader.damage.spans
+    if not spans:
         return
-    for span in damage.spans[:_MOST_TOLD]:
+    for span in spans[:_MOST_TOLD]:
         out.note(
             f"  {text.printable(span.path)}: at offset {span.offset}: {span.kind}, "
             f"{text.plural(span.length, 'byte')}: {text.printable(span.reason)}"
         )
-    if len(damage.spans) > _MOST_TOLD:
-        out.note(f"  and {len(damage.spans) - _MOST_TOLD} more")
-    spans = text.plural(len(damage.spans), "damaged place")
-    if on_damage == "skip":
-        out.warn(f"skipped {spans}, {text.plural(damage.length, 'byte')} in all")
-    elif damage.spans[-1].is_tail:
-        out.warn(f"the log ends in a torn tail of {text.plural(damage.length, 'byte')}")
+    if len(spans) > _MOST_TOLD:
+        out.note(f"  and {len(spans) - _MOST_TOLD} more")
+    length = text.plural(reader.damage.length, "byte")
+    if reader.on_damage == "skip":
+        out.warn(f"skipped {text.plural(len(spans), 'damaged place')}, {length} in all")
+    elif spans[-1].is_tail:
+        out.warn(f"the log ends in a torn tail of {length}")
     else:
         out.warn("stopped at the first damaged place; what comes after it was not read")

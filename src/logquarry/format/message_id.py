@@ -42,7 +42,9 @@ def host_bytes(text: str) -> bytes:
     try:
         if not separator:
             raise ValueError("no port")
-        packed = ipaddress.ip_address(address.strip("[]")).packed
+        if address.startswith("[") and address.endswith("]"):
+            address = address[1:-1]
+        packed = ipaddress.ip_address(address).packed
         return packed + _PORT.pack(int(port))
     except (ValueError, struct.error) as error:
         raise UsageError(f"not a host and port: {text!r} ({error})") from error

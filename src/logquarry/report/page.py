@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Final
 
-from logquarry.report.charts import Figure
+from logquarry.report.drawing import Figure
 
 MOST_ROWS: Final = 500
 
@@ -119,14 +119,15 @@ def _figures(figures: Sequence[Figure]) -> Iterable[str]:
     if not figures:
         return
     yield "<h2>What is in the log</h2>"
-    yield '<noscript><p>The charts need JavaScript; the tables below do not.</p></noscript>'
+    yield "<noscript><p>The charts need JavaScript; the tables below do not.</p></noscript>"
     yield '<p class="note" id="trouble"></p>'
     yield '<div class="figures">'
     for number, figure in enumerate(figures):
         yield '<figure class="wide">' if figure.wide else "<figure>"
         yield f"<h3>{_text(figure.title)}</h3>"
-        yield f'<div class="chart" id="chart-{number}" role="img" aria-label="{_text(figure.title)}">'
-        yield f"</div><figcaption>{_text(figure.caption)}</figcaption></figure>"
+        name = f'id="chart-{number}" role="img" aria-label="{_text(figure.title)}"'
+        yield f'<div class="chart" {name}></div>'
+        yield f"<figcaption>{_text(figure.caption)}</figcaption></figure>"
     yield "</div>"
 
 
@@ -180,7 +181,7 @@ def _library() -> str:
     """Vega, Vega-Lite and vega-embed as one script."""
     import vl_convert
 
-    script: str = vl_convert.javascript_bundle()
+    script: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # the stub is wrong
     # It must not end its own element.
     return script.replace("</script", "<\\/script").replace("<!--", "\\x3c!--")
 

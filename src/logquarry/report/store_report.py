@@ -101,10 +101,16 @@ def _tiles(found: Survey, glance: Overview, report: VerifyReport) -> list[Tile]:
     queues = sum(len(topic.queues) for topic in glance.topics)
     files = found.files
     return [
-        Tile("Messages", count_text(found.total), f"{plural(len(found.messages), 'topic')}, "
-             f"{plural(queues, 'queue')}"),
-        Tile("In the log", size_text(sum(found.bytes.values())), f"{plural(len(files), 'file')} "
-             f"of {size_text(files[0].room) if files else '0 B'}"),
+        Tile(
+            "Messages",
+            count_text(found.total),
+            f"{plural(len(found.messages), 'topic')}, {plural(queues, 'queue')}",
+        ),
+        Tile(
+            "In the log",
+            size_text(sum(found.bytes.values())),
+            f"{plural(len(files), 'file')} of {size_text(files[0].room) if files else '0 B'}",
+        ),
         Tile(
             "Time span",
             duration_text(span) if found.total else "-",

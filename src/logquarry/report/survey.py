@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from logquarry.format import delay, rows as r
+from logquarry.format import delay
+from logquarry.format import rows as r
 from logquarry.scan import columns
 from logquarry.scan.columns import Decoding
 from logquarry.scan.walk import BlankSpan, DamagedSpan, LogEnd, LogReader, Run
@@ -218,9 +219,13 @@ def _use(found: Survey, event: Run | BlankSpan | DamagedSpan | LogEnd) -> None:
     """Book the bytes of an event on the files in which they lie."""
     if isinstance(event, LogEnd):
         return
-    start, end = (event.start, event.end) if isinstance(event, Run) else (
-        event.offset,
-        event.offset + event.length,
+    start, end = (
+        (event.start, event.end)
+        if isinstance(event, Run)
+        else (
+            event.offset,
+            event.offset + event.length,
+        )
     )
     for use in _files_between(found.files, start, end):
         part = min(end, use.base + use.room) - max(start, use.base)

@@ -166,10 +166,11 @@ def _parts(
                 parts[_BASE64][i] = ""
         strings = shown
     parts["properties_string"] = [_quote(string) for string in strings]
-    parts["properties"] = [
-        "{%s}" % ",".join([f"{text[k]}:{_quote(v)}" for k, v in props.decode(string).items()])
+    pairs = [
+        ",".join([f"{text[key]}:{_quote(value)}" for key, value in props.decode(string).items()])
         for string in strings
     ]
+    parts["properties"] = [f"{{{members}}}" for members in pairs]
     return parts
 
 

@@ -193,9 +193,7 @@ def _owns_messages(log: CommitLog, queue: Queue) -> bool:
     return True
 
 
-def _hint(
-    found: Overview, log: CommitLog, total: int, largest: int, end: int
-) -> str | None:
+def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -> str | None:
     """Why the queues cannot tell, None if they can.
 
     They can if what they name fills the log but for the blanks at the ends of files, each of

@@ -129,9 +129,7 @@ class StoreBuilder:
         base = position // self.queue_file_size * self.queue_file_size
         fillers = (position - base) // queue_entry.UNIT_SIZE
         self._queue_bases[topic, queue_id] = base
-        self._queues[topic, queue_id] = bytearray(
-            queue_entry.encode(queue_entry.FILLER) * fillers
-        )
+        self._queues[topic, queue_id] = bytearray(queue_entry.encode(queue_entry.FILLER) * fillers)
 
     def forget_queue(self, topic: str, queue_id: int) -> None:
         """Start a queue again at 0, as a broker does whose topic was deleted and made anew."""
@@ -218,7 +216,7 @@ def fill(
     seed: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Write a store of about ``total_bytes`` of log, or ``count`` messages, such as benchmarks read.
+    """Write a store of about ``total_bytes`` of log, or of ``count`` messages, for benchmarks.
 
     Bodies are text of ``body`` = (least, most) bytes that compresses by about a quarter; every
     message has TAGS, UNIQ_KEY, WAIT and ``keys`` KEYS. The same seed gives the same bytes, those

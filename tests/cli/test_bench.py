@@ -1,0 +1,22 @@
+"""``bench scan``: makes a store once, and times the reading of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.helpers import run
+
+
+def test_bench_scan(tmp_path: Path) -> None:
+    store = tmp_path / "bench"
+    options = ["--dir", store, "--n", 2_000, "--body", "10-20", "--topics", 2, "--rounds", 1]
+    found = json.loads(run("bench", "scan", *options, "--json").stdout)
+    assert list(found) == ["walk", "walk_crc", "fixed_to_arrow", "all_to_arrow"]
+    for timing in found.values():
+        assert timing["n"] == 2_000
+        assert timing["messages_per_s"] > 0 and timing["bytes_per_s"] > 0 < timing["seconds"]
+    made = sorted((path, path.stat().st_mtime_ns) for path in store.rglob("*"))
+    assert "all_to_arrow" in run("bench", "scan", *options, "--warmup", 0).stdout
+    assert sorted((path, path.stat().st_mtime_ns) for path in store.rglob("*")) == made
+    assert [path.name for path in tmp_path.iterdir()] == ["bench"]

@@ -1,0 +1,83 @@
+"""``export --format jsonl``: the same lines as ``messages``, in a file that is whole or not there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logquarry.scan import json_lines
+from tests.cli.helpers import jsonl, run
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_file_and_stdout(golden: Path, tmp_path: Path) -> None:
+    store, target = golden / "real-broker" / "store", tmp_path / "new" / "out.jsonl"
+    result = run("export", store, "--to", target, "--format", "jsonl")
+    assert not result.stdout and "452 messages" in result.stderr
+    found = lines(target)
+    assert [{**m, "broker": ""} for m in found] == [{**m, "broker": ""} for m in jsonl(store)]
+    printed = run("export", store, "--to", "-", "--format", "jsonl", "--quiet")
+    assert [json.loads(line) for line in printed.stdout.splitlines()] == found
+    assert not printed.stderr
+    # Again: it is replaced.
+    run("export", store, "--to", target, "--format", "jsonl", "--topic", "TxTopic", "--limit", 5)
+    assert len(lines(target)) == 5
+    assert [path.name for path in target.parent.iterdir()] == ["out.jsonl"]
+
+
+def test_several_stores(golden: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    stores = [golden / name / "store" for name in ("real-broker", "single")]
+    run("export", *stores, "--to", target, "--format", "jsonl")
+    assert {message["broker"] for message in lines(target)} == {"real-broker", "single"}
+    run("export", golden / "[rs]*" / "store", "--to", target, "--format", "jsonl")
+    brokers = {message["broker"] for message in lines(target)}
+    assert brokers == {"real-broker", "rollover", "single", "sysflags"}
+    run("export", *stores, "--to", target, "--format", "jsonl", "--limit", 453)
+    assert len(lines(target)) == 453
+
+
+def test_damage(damaged_store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out" / "x.jsonl"
+    run("export", damaged_store, "--to", target, "--format", "jsonl", code=1)
+    assert not list(target.parent.iterdir())
+    skipping = ["--format", "jsonl", "--on-damage", "skip"]
+    result = run("export", damaged_store, "--to", target, *skipping)
+    assert len(lines(target)) == 39 and "skipped 1 damaged place" in result.stderr
+
+
+def test_interrupted(
+    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "out" / "x.jsonl"
+    target.parent.mkdir()
+    target.write_text("before\n")
+
+    def interrupted(*_: object) -> Iterator[str]:
+        yield "{}"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(json_lines, "lines", interrupted)
+    result = run("export", small_store, "--to", target, "--format", "jsonl", code=130)
+    assert "interrupted" in result.stderr
+    assert target.read_text() == "before\n"
+    assert [path.name for path in target.parent.iterdir()] == ["x.jsonl"]
+
+
+def test_target_is_a_folder(small_store: Path, tmp_path: Path) -> None:
+    run("export", small_store, "--to", tmp_path, "--format", "jsonl", code=2)
+
+
+def test_mode_of_the_file(small_store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "x.jsonl"
+    run("export", small_store, "--to", target, "--format", "jsonl")
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert target.stat().st_mode == plain.stat().st_mode

@@ -1,0 +1,152 @@
+"""The command as a process: exit codes, what goes where, signals, pipes, start-up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from logquarry.testing.builder import fill
+
+COMMAND = [sys.executable, "-c", "from logquarry.cli.main import main; main()"]
+
+
+def call(
+    *arguments: object, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **(env or {})},
+    )
+
+
+@pytest.fixture
+def larger_store(tmp_path: Path) -> Path:
+    """More than a pipe holds."""
+    fill(tmp_path / "larger", count=3_000, file_size=1 << 20)
+    return tmp_path / "larger"
+
+
+def test_clean(golden: Path) -> None:
+    result = call("verify", golden / "single" / "store", "--json")
+    assert result.returncode == 0 and not result.stderr
+    assert not [f for f in json.loads(result.stdout)["findings"] if f["severity"] == "damage"]
+
+
+def test_findings(golden: Path) -> None:
+    store = golden / "unclean" / "crc-middle" / "store"
+    result = call("verify", store, "--json")
+    assert result.returncode == 1 and not result.stderr
+    assert "bad_body_crc" in [f["kind"] for f in json.loads(result.stdout)["findings"]]
+    result = call("messages", store, "--jsonl")
+    assert result.returncode == 1
+    assert all(json.loads(line) for line in result.stdout.splitlines())
+    assert result.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nothing"],
+        ["info"],
+        ["info", ".", "--what"],
+        ["messages", ".", "--since", "never"],
+        ["export", ".", "--to", "x", "--format", "delta"],
+        ["export", ".", "--to", "x", "--format", "iceberg"],
+        ["export", ".", "--to", "x", "--follow"],
+        ["export", ".", "--to", "x", "--format", "jsonl", "--partition-by", "topic"],
+        ["bench", "scan", "--size", "much"],
+        ["bench", "scan", "--body", "9-1"],
+        ["recover", "."],
+        ["salvage", "."],
+        ["report", "."],
+    ],
+)
+def test_usage(arguments: list[str], tmp_path: Path) -> None:
+    result = call(*arguments)
+    assert result.returncode == 2
+    assert not result.stdout and result.stderr
+
+
+@pytest.mark.parametrize("command", ["info", "messages", "verify"])
+def test_unreadable(command: str, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        result = call(command, path)
+        assert result.returncode == 3
+        assert not result.stdout and str(path) in result.stderr
+    result = call("export", tmp_path, "--to", tmp_path / "out", "--format", "jsonl")
+    assert result.returncode == 3 and not (tmp_path / "out").exists()
+
+
+def test_help_and_version() -> None:
+    result = call("--help")
+    assert result.returncode == 0
+    for command in ("info", "messages", "verify", "export", "report", "demo", "bench"):
+        assert f"  {command} " in result.stdout
+        assert call(command, "--help").returncode == 0
+    assert call("--version").stdout.startswith("logquarry ")
+
+
+def test_no_colour_and_no_bars_off_a_terminal(golden: Path) -> None:
+    result = call("info", golden / "real-broker" / "store", "--exact", env={"FORCE_COLOR": "1"})
+    assert "\x1b" not in result.stdout + result.stderr
+
+
+def test_closed_pipe_is_no_error(larger_store: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "messages", str(larger_store), "--jsonl"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 0
+    process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
+)
+def test_signals(larger_store: Path, number: signal.Signals, code: int) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "export", str(larger_store), "--to", "-", "--format", "jsonl"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    # It is at work once there is a line, and then waits for a reader.
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert b"Traceback" not in errors
+
+
+def test_quick_commands_import_little(golden: Path) -> None:
+    script = (
+        "import sys; sys.argv = ['logquarry', 'info', sys.argv[1]]\n"
+        "from logquarry.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'numba', 'pyarrow', 'pyspark', 'rich', 'pandas', 'altair'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(golden / "real-broker" / "store")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
