@@ -133,7 +133,7 @@ class StoreConfig(LayoutConfig):
         if text.lstrip().startswith("{"):
             try:
                 document = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UsageError(f"{path}: not JSON: {error}") from error
             return cls.from_mapping(document)
         values: dict[str, str] = {}
@@ -159,8 +159,10 @@ def _snake_case(name: str) -> str:
 def _converted(name: str, kind: str, value: Any) -> Any:
     if kind.startswith("int"):
         # bool is an int to Python, but true is no size.
-        if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        if isinstance(value, int) and not isinstance(value, bool):
             return value
+        if value is None and kind.endswith("None"):
+            return None
         if isinstance(value, str):
             try:
                 return int(value)

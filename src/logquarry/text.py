@@ -36,7 +36,8 @@ def size_text(count: int | None) -> str:
         return "-"
     value = float(count)
     for unit in _UNITS:
-        if abs(value) < _STEP or unit == _UNITS[-1]:
+        # What rounds to the next unit is of that unit.
+        if round(value, 1) < _STEP or unit == _UNITS[-1]:
             return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= _STEP
     raise AssertionError("the last unit takes any size")
@@ -66,8 +67,9 @@ def duration_text(ms: int) -> str:
     """``350 ms``, ``12.3 s``, ``4 min 10 s``, ``3 h 5 min``, ``2 d 4 h``."""
     if ms < _SECOND_MS:
         return f"{ms} ms"
-    if ms < _MINUTE_MS:
+    if round(ms / _SECOND_MS, 1) < _MINUTE_MS / _SECOND_MS:
         return f"{ms / _SECOND_MS:.1f} s"
+    ms = max(ms, _MINUTE_MS)
     for unit, name, part, part_name in (
         (_HOUR_MS, "min", _SECOND_MS, "s"),
         (_DAY_MS, "h", _MINUTE_MS, "min"),

@@ -36,4 +36,3 @@ def damaged_store(small_store: Path) -> Path:
     data[data.index(b"body 5 ")] ^= 0xFF
     file.write_bytes(data)
     return small_store
-

@@ -1,4 +1,4 @@
-"""``export --format jsonl``: the same lines as ``messages``, in a file that is whole or not there."""
+"""``export --format jsonl``: the lines of ``messages`` in a file, which is whole or not there."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def test_damage(damaged_store: Path, tmp_path: Path) -> None:
     assert len(lines(target)) == 39 and "skipped 1 damaged place" in result.stderr
 
 
-def test_interrupted(
-    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted(small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "out" / "x.jsonl"
     target.parent.mkdir()
     target.write_text("before\n")

@@ -78,8 +78,9 @@ def test_filters_agree_with_queues_and_index_of_a_real_broker(golden: Path) -> N
         (["--tag", "TagB"], lambda m: m["tags"] == "TagB"),
         (
             ["--topic", "MainTopic", "--queue", "2", "--queue-offset", "10:20"],
-            lambda m: (m["topic"], m["queue_id"]) == ("MainTopic", 2)
-            and 10 <= m["queue_offset"] < 20,
+            lambda m: (
+                (m["topic"], m["queue_id"]) == ("MainTopic", 2) and 10 <= m["queue_offset"] < 20
+            ),
         ),
     ):
         found = [message["physical_offset"] for message in jsonl(store, *options)]

@@ -16,9 +16,7 @@ from logquarry.testing.builder import fill
 COMMAND = [sys.executable, "-c", "from logquarry.cli.main import main; main()"]
 
 
-def call(
-    *arguments: object, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def call(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
         capture_output=True,

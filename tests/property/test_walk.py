@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.files.layout import StoreLayout
-from logquarry.scan.walk import TORN_TAIL, LogReader
+from logquarry.scan.walk import DamagedSpan, LogEnd, LogReader, Run
 from logquarry.testing import strategies
 from tests.damage import damaged
 from tests.stores import frames_told, layout_of, told
@@ -75,11 +75,24 @@ def test_events_follow_one_another_without_a_gap(log: strategies.Log, data: st.D
     bound = data.draw(st.sampled_from([None, log.end]))
     layout = layout_of(files, file_size=log.file_size)
     position = layout.commit_log.start
-    *events, (name, end) = walk(layout, bound=bound)
-    assert name == "end"
-    for event in events:
-        assert event[1] == position
-        assert event[2] > 0
-        position += event[2]
-    torn = bool(events) and events[-1][0] == "damage" and events[-1][3] == TORN_TAIL
-    assert end == (events[-1][1] if torn else position)
+    last: list[int] = []
+    for event in LogReader(layout, bound=bound, batch_bytes=500).events():
+        if isinstance(event, LogEnd):
+            assert event.offset == (last[0] if last else position)
+            return
+        start, stop = (
+            (event.start, event.end)
+            if isinstance(event, Run)
+            else (event.offset, event.offset + event.length)
+        )
+        assert start == position < stop
+        file = layout.commit_log.at(start)
+        assert file is None or event_ends_log(event) or stop <= file.base + log.file_size
+        position = stop
+        if isinstance(event, DamagedSpan) and (event.is_tail or event.ends_log):
+            last.append(start)
+    raise AssertionError("the last event is the log's end")
+
+
+def event_ends_log(event: object) -> bool:
+    return isinstance(event, DamagedSpan) and event.ends_log

@@ -179,7 +179,7 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
         ],
         ["index", _index(document["index"])],
         ["checkpoint", _checkpoint_text(document["checkpoint"])],
-        ["on disk", _disk(document["file_bytes"])],
+        ["file sizes", _disk(document["file_bytes"])],
     ]
     if document["ignored"]:
         rows.append(["ignored", text.printable(", ".join(document["ignored"]))])

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import click
 
-from logquarry import text
+from logquarry import __version__, text
 from logquarry.cli import output
 from logquarry.errors import (
     CorruptStore,
@@ -82,7 +82,7 @@ class _Commands(click.Group):
     name="logquarry",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(package_name="logquarry", message="%(prog)s %(version)s")
+@click.version_option(__version__, message="%(prog)s %(version)s")
 def app() -> None:
     """Read, check and export what an Apache RocketMQ 4.9 broker wrote, without a broker.
 
@@ -92,6 +92,8 @@ def app() -> None:
 
 def main() -> None:
     """Run the command line of this process."""
+    # Nothing here multiplies matrices, and the threads that NumPy would start for that take 60 ms.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for stream in (sys.stdout, sys.stderr):
         # File names need not be text; what cannot be written is escaped, and never an error.
         if hasattr(stream, "reconfigure"):

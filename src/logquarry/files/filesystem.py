@@ -181,6 +181,8 @@ class LocalFileSystem(FileSystem):
             return _LocalFile(self._root / path)
         except FileNotFoundError:
             raise
+        except NotADirectoryError as error:
+            raise FileNotFoundError(*error.args, self.full_path(path)) from error
         except OSError as error:
             raise self._unreadable(path, error) from error
 
@@ -202,7 +204,12 @@ class _ArrowFile(FileView):
 
     def window(self, start: int, length: int) -> memoryview:
         length = min(max(length, REMOTE_RANGE), self.size - start)
-        return memoryview(self._file.read_at(length, start))
+        if length <= 0:
+            return memoryview(b"")
+        try:
+            return memoryview(self._file.read_at(length, start))
+        except OSError as error:
+            raise StoreNotFound(f"{self.path}: cannot be read: {error}") from error
 
 
 class ArrowFileSystem(FileSystem):
@@ -217,25 +224,42 @@ class ArrowFileSystem(FileSystem):
         from pyarrow import fs as pafs
 
         selector = pafs.FileSelector(f"{self._base}/{path}".rstrip("/"), allow_not_found=True)
+        try:
+            found = self._fs.get_file_info(selector)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise self._unreadable(path, error) from error
         return sorted(
             Entry(info.base_name, info.type == pafs.FileType.Directory, info.size or 0)
-            for info in self._fs.get_file_info(selector)
+            for info in found
         )
 
     def open(self, path: str) -> FileView:
         from pyarrow import fs as pafs
 
         full = f"{self._base}/{path}"
-        info = self._fs.get_file_info(full)
-        if info.type != pafs.FileType.File:
-            raise FileNotFoundError(errno.ENOENT, "no such file", self.full_path(path))
-        return _ArrowFile(self.full_path(path), self._fs.open_input_file(full), info.size)
+        try:
+            info = self._fs.get_file_info(full)
+            if info.type != pafs.FileType.File:
+                raise FileNotFoundError(errno.ENOENT, "no such file", self.full_path(path))
+            return _ArrowFile(self.full_path(path), self._fs.open_input_file(full), info.size)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise self._unreadable(path, error) from error
 
     def exists(self, path: str) -> bool:
         from pyarrow import fs as pafs
 
-        found = self._fs.get_file_info(f"{self._base}/{path}").type
+        try:
+            found = self._fs.get_file_info(f"{self._base}/{path}").type
+        except OSError as error:
+            raise self._unreadable(path, error) from error
         return bool(found != pafs.FileType.NotFound)
+
+    def _unreadable(self, path: str, error: OSError) -> StoreNotFound:
+        return StoreNotFound(f"{self.full_path(path)}: cannot be read: {error}")
 
 
 def open_filesystem(
@@ -260,17 +284,29 @@ def open_filesystem(
             what = "not a folder" if Path(text).exists() else "there is no such folder"
             raise StoreNotFound(f"{text}: {what}")
         return LocalFileSystem(text)
+    folder, base = arrow_folder(text, storage_options)
+    return ArrowFileSystem(folder, base, text)
+
+
+def arrow_folder(
+    url: str, storage_options: Mapping[str, Any] | None = None
+) -> tuple[pafs.FileSystem, str]:
+    """The file system of a URL, and what the URL's folder is called there.
+
+    Raises:
+        UsageError: if no file system knows the URL.
+    """
     from pyarrow import fs as pafs
 
     try:
         if storage_options:
             import fsspec
 
-            made, base = fsspec.core.url_to_fs(text, **storage_options)
-            return ArrowFileSystem(pafs.PyFileSystem(pafs.FSSpecHandler(made)), base, text)
-        arrow, base = pafs.FileSystem.from_uri(text)
+            made, base = fsspec.core.url_to_fs(url, **storage_options)
+            return pafs.PyFileSystem(pafs.FSSpecHandler(made)), base
+        arrow, base = pafs.FileSystem.from_uri(url)
     except ImportError as error:
-        raise UsageError(f"{text}: needs a package that is not installed: {error}") from error
+        raise UsageError(f"{url}: needs a package that is not installed: {error}") from error
     except (ValueError, OSError) as error:
-        raise UsageError(f"{text}: {error}") from error
-    return ArrowFileSystem(arrow, base, text)
+        raise UsageError(f"{url}: {error}") from error
+    return arrow, base

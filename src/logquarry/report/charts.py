@@ -140,7 +140,7 @@ def _over_time(found: Survey) -> Figure:
                     domain=list(series),
                     range=[*_TOPIC_COLOURS[: len(top)], GREY][: len(series)],
                 ),
-                legend=alt.Legend(title=None, orient="top", columns=0),
+                legend=alt.Legend(title=None, orient="top", columns=3),
             ),
             tooltip=[alt.Tooltip("when:N", title="from"), "topic:N", "messages:Q"],
         )

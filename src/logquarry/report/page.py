@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -22,6 +23,8 @@ _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data:; base-uri 'none'; form-action 'none'"
 )
+
+_NUMBER_WITH_UNIT: Final = re.compile(r"(\d) (ms|s|min|h|d|[KMGTP]?i?B)\b")
 
 _DRAW: Final = """
 (function () {
@@ -191,4 +194,6 @@ def _style() -> str:
 
 
 def _text(text: str) -> str:
+    # A number and its unit stay on one line.
+    text = _NUMBER_WITH_UNIT.sub("\\1\u00a0\\2", text)
     return html.escape(text, quote=True)

@@ -52,12 +52,12 @@ class MessageFilter:
     grep: str | None = None
 
     def __post_init__(self) -> None:
-        for name, pattern in (("topic pattern", self.topic_pattern), ("grep", self.grep)):
+        for name in ("_topic_pattern", "_grep"):
             try:
-                if pattern is not None:
-                    re.compile(pattern)
-            except re.error as error:
-                raise UsageError(f"{name}: not a regular expression: {error}") from error
+                getattr(self, name)
+            except (re.error, ValueError, OverflowError, RecursionError) as error:
+                label = name[1:].replace("_", " ")
+                raise UsageError(f"{label}: not a regular expression: {error}") from error
 
     @property
     def is_empty(self) -> bool:
@@ -101,7 +101,10 @@ class MessageFilter:
 
     @cached_property
     def _grep(self) -> re.Pattern[bytes] | None:
-        return None if self.grep is None else re.compile(self.grep.encode())
+        return None if self.grep is None else re.compile(
+            # An argument of the command line that is no UTF-8 comes with surrogates.
+            self.grep.encode("utf-8", "surrogateescape")
+        )
 
     def select(self, window: Window, rows: Rows, decoding: Decoding) -> Rows:
         """The rows of the frames that pass, cheap conditions first."""

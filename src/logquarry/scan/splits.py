@@ -69,8 +69,10 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
     files = layout.commit_log
     reader = LogReader(layout, bound=bound, check_crc=False)
     if bound is not None:
-        end = _chain_end(reader, bound)
-        return LogExtent(files.start, max(end, bound), bound, bound if end > bound else None)
+        # The queues may name only messages that are older than the log's first file.
+        known = max(bound, files.start)
+        end = _chain_end(reader, known)
+        return LogExtent(files.start, end, bound, known if end > known else None)
     end = files.start
     if known_end is not None and files.start <= known_end < files.end:
         end = _chain_end(reader, known_end)

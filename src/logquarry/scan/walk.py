@@ -85,7 +85,8 @@ class DamagedSpan:
 
     Attributes:
         offset: physical offset of the first.
-        length: how many, up to the next sound frame or the log's end.
+        length: how many, up to the next sound frame or the log's end. No span goes on beyond the
+            end of its file: what begins a file is judged anew, by whoever reads from there.
         kind: a :class:`DamageKind` label, MISSING_FILE or TORN_TAIL.
         reason: in words.
         path: the file.
@@ -149,6 +150,7 @@ class LogReader:
         self.batch_bytes = max(1, batch_bytes)
         self.live = live
         self._open_file: _OpenFile | None = None
+        self._searched: tuple[int, int | None] | None = None
         self._rows_hint = _LEAST_ROWS
 
     # ------------------------------------------------------------------------------ whole log
@@ -160,22 +162,24 @@ class LogReader:
         Args:
             start: where to begin (default: the first file); a frame must start there.
             stop: no frame that starts at or beyond it is taken.
-            resync: ``start`` may lie anywhere; the first sound frame from it on begins the walk,
-                and what lies before that is passed over in silence.
+            resync: ``start`` may lie anywhere; the first sound frame or file from it on begins
+                the walk, and what lies before that is passed over in silence.
 
         The last event is a :class:`LogEnd`, unless ``stop`` comes first. A range that ends within
-        a file still tells of damage right behind its last frame, so that of two neighbouring
-        ranges exactly one tells of it: each owns the frames that start in it and the damage that
-        follows them.
+        a file still tells of damage or a blank right behind its last frame, so that of two
+        neighbouring ranges exactly one tells of it: each owns the frames that start in it, and
+        what follows them up to the next frame or file.
         """
         position = self.files.start if start is None else max(start, self.files.start)
-        if resync and not self._is_file_start(position):
-            limit = self.files.end if stop is None else min(stop, self.files.end)
-            found = self._find(position, limit)
-            if found is None:
+        if resync and not self._begins_stretch(position):
+            limit = self.files.end if stop is None else stop
+            here = min(self._stretch_end(position), limit)
+            found = self._find(position, here)
+            if found is None and here >= limit:
                 return
-            position = found
+            position = here if found is None else found
         broken = False
+        torn: int | None = None
         while stop is None or position < stop:
             if broken and self.bound is not None and position >= self.bound:
                 yield LogEnd(position)
@@ -184,14 +188,18 @@ class LogReader:
             if event is None:
                 continue
             if isinstance(event, LogEnd):
-                yield event
+                yield event if torn is None else LogEnd(torn)
                 return
-            broken = broken or isinstance(event, DamagedSpan)
             yield event
-            if isinstance(event, DamagedSpan) and (event.is_tail or event.ends_log):
-                yield LogEnd(event.offset)
-                return
-        yield from self._damage_behind(position)
+            if isinstance(event, DamagedSpan):
+                broken = True
+                if event.ends_log:
+                    yield LogEnd(event.offset)
+                    return
+                if event.is_tail and torn is None:
+                    # Other files may hold more such bytes, and no frame.
+                    torn = event.offset
+        yield from self._behind(position)
 
     def chain(self, start: int) -> Iterator[Run | BlankSpan]:
         """The frames and blanks from ``start`` up to the first place that is neither."""
@@ -212,17 +220,22 @@ class LogReader:
             return limit
         return self.bound if limit is None else min(limit, self.bound)
 
-    def _damage_behind(self, position: int) -> Iterator[Event]:
-        """Damage right where a range ends; the range behind it resyncs over it in silence."""
-        if self._is_file_start(position) or position >= self.files.end:
+    def _behind(self, position: int) -> Iterator[Event]:
+        """Damage or a blank where a range ends; the next range resyncs over it in silence."""
+        if self._begins_stretch(position) or position >= self.files.end:
+            return
+        if self.bound is not None and position >= self.bound:
             return
         event, _ = self._step(position, position + 1)
-        if isinstance(event, DamagedSpan):
+        if isinstance(event, DamagedSpan | BlankSpan):
             yield event
 
-    def _is_file_start(self, offset: int) -> bool:
+    def _begins_stretch(self, offset: int) -> bool:
+        """Whether a file begins here, or a gap between two."""
         file = self.files.at(offset)
-        return file is not None and file.base == offset
+        if file is not None:
+            return file.base == offset
+        return self.files.at(offset - 1) is not None
 
     # ------------------------------------------------------------------------------- one step
     def _step(
@@ -233,10 +246,8 @@ class LogReader:
         Without ``look_ahead`` the end of the chain comes as a LogEnd, whatever follows it.
         """
         file = self.files.at(position)
-        if file is None or position - file.base >= file.size:
-            return self._broken(
-                position, self._missing_reason(position, file), look_ahead=look_ahead
-            )
+        if file is None or position - file.base >= self._size(file):
+            return self._broken(position, self._missing_reason(file), look_ahead=look_ahead)
         at = position - file.base
         rows = codec.empty_rows(self._rows_hint)
         end = self.files.file_size
@@ -248,9 +259,6 @@ class LogReader:
         count, after, code = codec.walk(
             window, at - shift, stop - shift, rows, check_crc=self.check_crc
         )
-        if isinstance(self._view(file), GoneFile):
-            why = (MISSING_FILE, "the file was deleted while the log was read")
-            return self._broken(position, why, look_ahead=look_ahead)
         if count == 0 and code == NEED_MORE:
             window, code = self._grown(file, at)
             if code == NEED_MORE:
@@ -277,11 +285,13 @@ class LogReader:
         reason = codec.damage_reason(window, at - shift, check_crc=self.check_crc)
         return self._broken(position, (kind.label, reason), look_ahead=look_ahead)
 
-    def _missing_reason(self, position: int, file: StoreFile | None) -> tuple[str, str]:
-        if file is not None and file.size:
+    def _missing_reason(self, file: StoreFile | None) -> tuple[str, str]:
+        if file is not None and file.size and isinstance(self._view(file), GoneFile):
+            return MISSING_FILE, "the file was deleted while the log was read"
+        if file is not None and (size := self._size(file)):
             return (
                 DamageKind.TRUNCATED.label,
-                f"the file ends after {file.size} of {self.files.file_size} bytes",
+                f"the file ends after {size} of {self.files.file_size} bytes",
             )
         return MISSING_FILE, "there is no file for this part of the log"
 
@@ -298,20 +308,23 @@ class LogReader:
         if self.bound is not None and not self._goes_on(position):
             length = self.bound - position
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
-        limit = self.files.end if self.bound is None else min(self.bound, self.files.end)
-        found = self._find(position + 1, limit)
+        found = self._next_sound(position + 1)
+        here = self._stretch_end(position)
         if found is not None:
-            return DamagedSpan(position, found - position, kind, reason, path), found
+            after = min(found, here)
+            return DamagedSpan(position, after - position, kind, reason, path), after
         if self.bound is not None:
+            if here < min(self.bound, self.files.end):
+                return DamagedSpan(position, here - position, kind, reason, path), here
             length = self.bound - position
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
         if self.live and self._heals(position):
             event, after = self._step(position, None)
             if event is not None:
                 return event, after
-        last = self._last_data(position)
-        if last <= position:
+        if self._last_data(position) <= position:
             return LogEnd(position), position
+        last = min(self._last_data(position), here)
         if kind == DamageKind.ZEROED.label:
             reason = "zeros, and then bytes that are no frame"
         else:
@@ -343,6 +356,25 @@ class LogReader:
                 return True
         return False
 
+    def _next_sound(self, start: int) -> int | None:
+        """The first place from ``start`` on where a sound frame or a file with a blank begins."""
+        if self._searched is not None:
+            begun, found = self._searched
+            if begun <= start and (found is None or start <= found):
+                return found
+        limit = self.files.end if self.bound is None else min(self.bound, self.files.end)
+        found = self._find(start, limit)
+        # Several files without any frame are not searched again for each of them.
+        self._searched = None if self.live else (start, found)
+        return found
+
+    def _stretch_end(self, position: int) -> int:
+        """Where the file of ``position`` ends, or the gap between two."""
+        file = self.files.at(position)
+        if file is not None:
+            return file.base + self.files.file_size
+        return next((f.base for f in self.files.files if f.base > position), self.files.end)
+
     def _path_at(self, position: int) -> str:
         file = self.files.at(position)
         return self.layout.filesystem.full_path(file.path if file else "commitlog")
@@ -358,6 +390,10 @@ class LogReader:
                 view = GoneFile(self.layout.filesystem.full_path(file.path))
             self._open_file = _OpenFile(file, view)
         return self._open_file.view
+
+    def _size(self, file: StoreFile) -> int:
+        """Bytes that the file has still."""
+        return min(file.size, self._view(file).size) if file.size else 0
 
     def _window(self, file: StoreFile, at: int, length: int) -> Window:
         data = self._view(file).window(at, length)
@@ -378,14 +414,14 @@ class LogReader:
     def _find(self, start: int, limit: int) -> int | None:
         """The first sound frame or blank-started file in ``[start, limit)``: resync."""
         for index, file in enumerate(self.files.files):
-            if file.base + self.files.file_size <= start or file.size == 0:
+            if file.base + self.files.file_size <= start or self._size(file) == 0:
                 continue
             if file.base >= limit:
                 break
             at = max(0, start - file.base)
             if at == 0 and index and self._starts_with_blank(file):
                 return file.base
-            found = self._find_in(file, at, min(limit - file.base, file.size))
+            found = self._find_in(file, at, min(limit - file.base, self._size(file)))
             if found is not None:
                 return file.base + found
         return None
@@ -429,9 +465,9 @@ class LogReader:
         last = position
         for file in self.files.files:
             at = max(0, position - file.base)
-            stop = min(file.size, self.files.file_size)
-            if file.base + stop <= position:
+            if file.base + self.files.file_size <= position:
                 continue
+            stop = min(self._size(file), self.files.file_size)
             view = self._view(file)
             while at < stop:
                 at = view.next_data(at)

@@ -24,9 +24,7 @@ _WORKER_MARKS = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_SOCK_PAT
 
 _OURS = re.compile(r"\blogquarry\.errors\.(\w+): (.*)")
 _PLACE = re.compile(r"(.*?): at offset (-?\d+): (.*)")
-_KINDS = frozenset(
-    {*(kind.label for kind in DamageKind), MISSING_FILE, TORN_TAIL, BAD_COMPRESSION}
-)
+_KINDS = frozenset({*(kind.label for kind in DamageKind), MISSING_FILE, TORN_TAIL, BAD_COMPRESSION})
 
 
 def in_worker() -> bool:

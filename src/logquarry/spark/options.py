@@ -29,11 +29,32 @@ ALIASES: Final = {"subscribe": "topics", "subscribepattern": "topicpattern"}
 """Kafka's names of options of ours; ``assign`` has a form of its own."""
 
 _OURS: Final = (
-    "path topics topicPattern queueIds tags keys columns startingOffsets endingOffsets "
-    "startingQueueOffsets endingQueueOffsets startingTimestamp endingTimestamp splitSize "
-    "minPartitions batchSize onDamage failOnDataLoss schema decompress config storageOptions "
-    "includeHeaders maxBytesPerTrigger maxOffsetsPerTrigger"
-).split()
+    "path",
+    "topics",
+    "topicPattern",
+    "queueIds",
+    "tags",
+    "keys",
+    "columns",
+    "startingOffsets",
+    "endingOffsets",
+    "startingQueueOffsets",
+    "endingQueueOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "splitSize",
+    "minPartitions",
+    "batchSize",
+    "onDamage",
+    "failOnDataLoss",
+    "schema",
+    "decompress",
+    "config",
+    "storageOptions",
+    "includeHeaders",
+    "maxBytesPerTrigger",
+    "maxOffsetsPerTrigger",
+)
 _SPELLING: Final = {name.lower(): name for name in [*_OURS, "subscribePattern"]}
 _KNOWN: Final = {name.lower() for name in _OURS} | set(ALIASES) | {"assign", "paths"}
 _STREAM_ONLY: Final = ("maxbytespertrigger", "maxoffsetspertrigger")
@@ -366,9 +387,7 @@ def _limit(value: int, *, is_start: bool) -> int | None:
     return value
 
 
-def _offsets(
-    given: _Given, name: str, *, is_start: bool
-) -> tuple[OffsetLimit, dict[Queue, int]]:
+def _offsets(given: _Given, name: str, *, is_start: bool) -> tuple[OffsetLimit, dict[Queue, int]]:
     """Physical offsets by broker; in Kafka's form (topic -> partition -> offset) queue offsets."""
 
     def parse(text: str) -> tuple[OffsetLimit, dict[Queue, int]]:

@@ -78,9 +78,7 @@ class RocketMQReader(DataSourceReader):
     loaded table, and later queries on the same DataFrame then miss rows.
     """
 
-    def __init__(
-        self, options: ReadOptions, columns: tuple[str, ...], struct: StructType
-    ) -> None:
+    def __init__(self, options: ReadOptions, columns: tuple[str, ...], struct: StructType) -> None:
         self._options = options
         self._columns = columns
         self._struct = struct
@@ -139,7 +137,11 @@ def _tell(damage: Any, told: int) -> int:
     for span in damage.spans[told:]:
         logger.warning(
             "%s: at offset %d: %s: %s (%d bytes passed over)",
-            span.path, span.offset, span.kind, span.reason, span.length,
+            span.path,
+            span.offset,
+            span.kind,
+            span.reason,
+            span.length,
         )
     return len(damage.spans)
 
@@ -156,7 +158,7 @@ def _checked(struct: StructType, chosen: Sequence[str] | None) -> tuple[str, ...
         )
     types = {column.name: column.spark for column in schema.COLUMNS}
     for field in struct.fields:
-        theirs = field.dataType.simpleString()
-        if theirs != types[field.name]:
-            raise UsageError(f"schema: the column {field.name} is {types[field.name]}, not {theirs}")
+        ours, theirs = types[field.name], field.dataType.simpleString()
+        if theirs != ours:
+            raise UsageError(f"schema: the column {field.name} is {ours}, not {theirs}")
     return names

@@ -16,6 +16,7 @@ import numpy as np
 
 from logquarry.format import frame, java, sys_flag
 from logquarry.format.index import IndexHeader, IndexShape
+from logquarry.format.queue_entry import FILLER_SIZE
 from logquarry.store.commit_log import CommitLog
 from logquarry.store.consume_queue import Queue, has_message
 from logquarry.store.index_file import Index
@@ -169,15 +170,20 @@ def _retained(queue: Queue, min_offset: int, max_offset: int) -> tuple[int, int,
     for _, units in queue.runs(queue.min_offset, queue.max_offset):
         for start in range(0, len(units), _CHUNK):
             part = units[start : start + _CHUNK]
-            offsets, sizes = part["physical_offset"], part["size"]
-            inside = has_message(part) & (offsets >= min_offset) & (offsets < max_offset)
-            if not inside.all():
-                offsets, sizes = offsets[inside], sizes[inside]
+            # One pass over the units for a copy of the sizes; what is asked of that costs little.
+            sizes = part["size"].astype(np.int32)
+            first, end = int(part["physical_offset"][0]), int(part["physical_offset"][-1])
+            whole = min_offset <= first <= end < max_offset and int(sizes.min()) > 0
+            if not whole or int(sizes.max()) == FILLER_SIZE:
+                offsets = part["physical_offset"]
+                inside = has_message(part) & (offsets >= min_offset) & (offsets < max_offset)
+                sizes = sizes[inside]
+                end = int(offsets[inside][-1]) if len(sizes) else 0
             if len(sizes):
                 count += len(sizes)
                 total += int(sizes.sum(dtype=np.int64))
                 largest = max(largest, int(sizes.max()))
-                last = max(last, int(offsets[-1]) + int(sizes[-1]))
+                last = max(last, end + int(sizes[-1]))
     return count, total, largest, last
 
 

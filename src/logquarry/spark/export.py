@@ -1,0 +1,258 @@
+"""Stores to Parquet: the main job.
+
+The workers read and write (pyarrow, zstd); nothing but counts comes back. Files have names that
+depend on the store and the place of their messages alone, and get into place by
+:mod:`logquarry.spark.commit`, so that an export that is run again replaces what it wrote and never
+doubles it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from logquarry.errors import UsageError
+from logquarry.scan import schema
+from logquarry.scan.splits import LogSplit
+from logquarry.spark.commit import ExportCommit
+from logquarry.spark.jobs import Progress, run_tasks
+from logquarry.spark.options import ReadOptions, parse_read_options
+from logquarry.spark.output import OutputFolder
+from logquarry.spark.parquet import (
+    TaskResult,
+    WrittenFile,
+    check_partition_columns,
+    write_empty,
+    write_task,
+)
+from logquarry.spark.summary import TALLY_COLUMNS, Summary, damage_as_dict
+from logquarry.spark.tasks import ReadTask, plan_tasks, read_batches
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Stores = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSummary:
+    """What an export wrote.
+
+    Attributes:
+        location: where to.
+        files: what is there, by name.
+        summary: messages and bytes by topic, and the damage that was passed over.
+        seconds: how long it took.
+    """
+
+    location: str
+    files: tuple[WrittenFile, ...]
+    summary: Summary
+    seconds: float
+
+    @property
+    def messages(self) -> int:
+        """How many messages were exported."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the files."""
+        return sum(file.bytes for file in self.files)
+
+
+def export_parquet(
+    spark: SparkSession,
+    stores: Stores,
+    dest: str | os.PathLike[str],
+    options: ReadOptions | Mapping[str, str] | None = None,
+    *,
+    partition_by: Sequence[str] = (),
+    progress: Progress | None = None,
+    dest_storage_options: Mapping[str, Any] | None = None,
+) -> ExportSummary:
+    """Write the messages of some stores as Parquet files that have the columns of the source.
+
+    ``spark.read.parquet(dest)`` gives them back. Rows of a file are in physical order. With
+    ``partition_by`` files lie in folders ``topic=.../day=...``; the columns are in the files all
+    the same. An interrupt before the last moment leaves ``dest`` as it was.
+
+    Args:
+        spark: a session; its workers have to reach the stores and ``dest`` by the same names.
+        stores: a path, URL or glob, or several.
+        dest: a folder that is not there, is empty, or holds an earlier export.
+        options: which messages, and what to do about damage: options of the source, or
+            :class:`ReadOptions`, which takes ``on_damage="stop"`` and ``"fail"`` besides.
+        partition_by: some of broker, topic, queue_id and day (of the store timestamp, UTC).
+        progress: told how many bytes of log are done, of how many.
+        dest_storage_options: what the file system of ``dest`` takes, if it is a URL.
+
+    Raises:
+        CorruptFrame: on damage, as the options say; ``dest`` is then as it was.
+        UsageError: if ``dest`` holds other Parquet files, or lies in a store.
+        StoreNotFound, StoreUnavailable: if a store is not there, or ``dest`` in use.
+    """
+    began = time.monotonic()
+    read = _read_options(stores, options)
+    columns = read.columns or schema.NAMES
+    partition_by = check_partition_columns(partition_by, columns)
+    folder = OutputFolder(dest, dest_storage_options or read.storage_options)
+    tasks = plan_tasks(read, min_tasks=spark.sparkContext.defaultParallelism)
+    _check_apart(folder.location, tasks)
+    commit = ExportCommit(folder)
+    commit.begin()
+    try:
+        results = run_tasks(
+            spark,
+            f"export to {folder.location}",
+            tasks,
+            _Write(folder, commit.staging, partition_by),
+            weight=_weight,
+            progress=progress,
+        )
+        if read.on_damage == "stop":
+            results = _up_to_damage(tasks, results)
+        files = [file for result in results for file in result.files]
+        if not files:
+            files = [write_empty(folder, commit.staging, columns)]
+        summary = Summary.of(result.summary for result in results)
+        manifest = _manifest(tasks, files, summary, columns, partition_by)
+    except BaseException:
+        commit.abort()
+        raise
+    commit.commit([(file.staged, file.path) for file in files], manifest)
+    return ExportSummary(
+        location=folder.location,
+        files=tuple(sorted(files, key=lambda file: file.path)),
+        summary=summary,
+        seconds=time.monotonic() - began,
+    )
+
+
+def summarize(
+    spark: SparkSession,
+    stores: Stores,
+    options: ReadOptions | Mapping[str, str] | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Summary:
+    """Messages and bytes by topic, the time they span and the damage, of some stores.
+
+    Bodies are not looked at, and so not compared with their CRC.
+
+    Args:
+        spark: a session; its workers have to reach the stores.
+        stores: a path, URL or glob, or several.
+        options: as for :func:`export_parquet`.
+        progress: told how many bytes of log are done, of how many.
+    """
+    read = _read_options(stores, options)
+    tasks = plan_tasks(read, TALLY_COLUMNS, min_tasks=spark.sparkContext.defaultParallelism)
+    results = run_tasks(spark, "summary", tasks, _tally, weight=_weight, progress=progress)
+    if read.on_damage == "stop":
+        results = _up_to_damage(tasks, results)
+    return Summary.of(result.summary for result in results)
+
+
+def _read_options(stores: Stores, options: ReadOptions | Mapping[str, str] | None) -> ReadOptions:
+    if isinstance(stores, str | os.PathLike):
+        stores = [stores]
+    paths = tuple(os.fspath(store) for store in stores)
+    if isinstance(options, ReadOptions):
+        return replace(options, paths=paths)
+    given = {name: value for name, value in (options or {}).items() if name.lower() != "path"}
+    read = parse_read_options({**given, "path": paths[0] if paths else ""})
+    if read.remarks:
+        raise UsageError("; ".join(read.remarks))
+    return replace(read, paths=paths)
+
+
+def _weight(task: ReadTask) -> int:
+    return task.length
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """What a worker of an export does."""
+
+    folder: OutputFolder
+    staging: str
+    partition_by: tuple[str, ...]
+
+    def __call__(self, number: int, task: ReadTask) -> TaskResult:
+        return write_task(number, task, self.folder, self.staging, self.partition_by)
+
+
+def _tally(number: int, task: ReadTask) -> TaskResult:
+    import pyarrow as pa
+
+    from logquarry.scan.batches import DamageLog
+
+    damage = DamageLog()
+    summary = Summary()
+    for batch in read_batches(task, damage):
+        summary.add_rows(pa.Table.from_batches([batch]))
+    summary.damage = damage.spans
+    return TaskResult(task=number, files=(), summary=summary, length=task.length)
+
+
+def _up_to_damage(tasks: Sequence[ReadTask], results: Sequence[TaskResult]) -> list[TaskResult]:
+    """The results of what comes before the first damage of each store.
+
+    Each task has stopped at its own first damage, and knows nothing of the others'.
+    """
+    first: dict[str, int] = {}
+    for result in results:
+        for span in result.summary.damage[:1]:
+            broker = tasks[result.task].broker
+            first[broker] = min(span.offset, first.get(broker, span.offset))
+    kept: list[TaskResult] = []
+    for result in results:
+        task = tasks[result.task]
+        starts = [part.start for part in task.plan.parts if isinstance(part, LogSplit)]
+        if task.broker not in first or min(starts) <= first[task.broker]:
+            kept.append(result)
+    return kept
+
+
+def _check_apart(dest: str, tasks: Sequence[ReadTask]) -> None:
+    """That neither the destination lies in a store nor a store in the destination."""
+    for location in {task.location for task in tasks}:
+        if f"{dest}/".startswith(f"{location}/") or f"{location}/".startswith(f"{dest}/"):
+            raise UsageError(f"{dest}: one of it and the store {location} lies in the other")
+
+
+def _manifest(
+    tasks: Sequence[ReadTask],
+    files: Sequence[WrittenFile],
+    summary: Summary,
+    columns: Sequence[str],
+    partition_by: Sequence[str],
+) -> dict[str, Any]:
+    stores = {task.location: task.broker for task in tasks}
+    return {
+        "version": 1,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "format": "parquet",
+        "stores": [{"location": loc, "broker": broker} for loc, broker in stores.items()],
+        "columns": list(columns),
+        "partition_by": list(partition_by),
+        **summary.total.as_dict(),
+        "topics": {name: topic.as_dict() for name, topic in summary.topics.items()},
+        "damage": [damage_as_dict(span) for span in summary.damage],
+        "files": [
+            {
+                "path": file.path,
+                "broker": file.broker,
+                "rows": file.rows,
+                "bytes": file.bytes,
+                "first_offset": file.first_offset,
+                "last_offset": file.last_offset,
+            }
+            for file in sorted(files, key=lambda file: file.path)
+        ],
+    }

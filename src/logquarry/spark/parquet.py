@@ -1,0 +1,341 @@
+"""One task's messages as Parquet files: what the workers of an export do. Knows nothing of Spark.
+
+Rows stay in physical order. Rows of about one row group are in memory at a time, however large the
+task is. Files go to a folder of the attempt's own; the driver moves those of the attempts that
+count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from logquarry.errors import UsageError
+from logquarry.scan import schema
+from logquarry.scan.batches import DamageLog
+from logquarry.scan.splits import LogSplit
+from logquarry.spark.output import OutputFolder
+from logquarry.spark.summary import TALLY_COLUMNS, Summary
+from logquarry.spark.tasks import ReadTask, read_batches
+from logquarry.store.selection import QueueSlice
+
+PARTITION_COLUMNS: Final = ("broker", "topic", "queue_id", "day")
+"""What files can be parted by: columns, and the day of the store timestamp (UTC)."""
+
+ROW_GROUP_BYTES: Final = 64 << 20
+"""Bytes of Arrow data in one row group: measured, see docs/performance.md."""
+COMPRESSION_LEVEL: Final = 1
+"""Of zstd: a higher one saves a few percent of space and takes far more time."""
+
+_MOST_FILES: Final = 64
+"""Files that one task has open at once; with more partitions the one not used longest is closed."""
+_LONGEST_STEM: Final = 180
+_DAY_US: Final = 86_400_000_000
+_NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
+_EPOCH: Final = date(1970, 1, 1)
+# What Hive and Spark escape in a partition's value.
+_HIVE_ESCAPED = re.compile(r'[\x00-\x1f"#%\'*/:=?\\\x7f{\[\]^]')
+
+# Values that come again and again; for the others a dictionary is made and thrown away.
+_DICTIONARY: Final = (
+    "broker", "topic", "queue_id", "born_host", "store_host", "sys_flag", "flag", "reconsume_times",
+    "prepared_transaction_offset", "tags", "tags_code",
+)  # fmt: skip
+_DICTIONARY_PATHS: Final = {"properties": "properties.key_value.key"}
+# Least and largest value by row group, where queries ask for ranges. Not of keys and bodies.
+_STATISTICS: Final = (
+    "broker", "topic", "queue_id", "queue_offset", "physical_offset", "store_timestamp",
+    "born_timestamp", "tags",
+)  # fmt: skip
+_ASCENDING: Final = ("queue_offset", "physical_offset", "store_timestamp", "born_timestamp")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenFile:
+    """A file that a task has written.
+
+    Attributes:
+        path: where it belongs, below the destination.
+        staged: where it is, below the destination.
+        broker: whose messages it has.
+        rows: how many.
+        bytes: of the file.
+        first_offset: physical offset of the first message.
+        last_offset: of the last.
+    """
+
+    path: str
+    staged: str
+    broker: str
+    rows: int
+    bytes: int
+    first_offset: int
+    last_offset: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskResult:
+    """What one task did.
+
+    Attributes:
+        task: its number.
+        files: what it wrote.
+        summary: what was in it.
+        length: bytes of log that it was made for.
+    """
+
+    task: int
+    files: tuple[WrittenFile, ...]
+    summary: Summary
+    length: int
+
+
+def check_partition_columns(names: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
+    """``names`` as a tuple.
+
+    Raises:
+        UsageError: if files cannot be parted by one of them.
+    """
+    for name in names:
+        if name not in PARTITION_COLUMNS:
+            known = ", ".join(PARTITION_COLUMNS)
+            raise UsageError(f"partition by {name!r}: files can be parted by {known}")
+        needed = "store_timestamp" if name == "day" else name
+        if needed not in columns:
+            raise UsageError(f"partition by {name!r}: the column {needed} is not exported")
+    if len(set(names)) != len(names):
+        raise UsageError(f"partition by {', '.join(names)}: one comes twice")
+    return tuple(names)
+
+
+def write_task(
+    number: int, task: ReadTask, folder: OutputFolder, staging: str, partition_by: Sequence[str]
+) -> TaskResult:
+    """Write the messages of a task into a folder of its own below ``staging``.
+
+    Raises:
+        CorruptFrame: on damage, as the task's options say.
+    """
+    # A second attempt of the same task may run beside the first (speculation).
+    attempt = f"{staging}/{number:06d}-{uuid.uuid4().hex[:12]}"
+    folder.make(attempt)
+    files = _Files(folder, attempt, task, tuple(partition_by))
+    damage = DamageLog()
+    summary = Summary()
+    tallied = set(TALLY_COLUMNS) <= set(task.columns)
+    for rows in _chunks(read_batches(task, damage)):
+        if tallied:
+            summary.add_rows(rows)
+        files.add(rows)
+    written = files.close()
+    summary.damage = damage.spans
+    return TaskResult(task=number, files=written, summary=summary, length=task.length)
+
+
+def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> WrittenFile:
+    """A file without rows: what readers take the columns from where nothing was exported."""
+    name = "part-empty.parquet"
+    staged = f"{staging}/{name}"
+    with folder.create(staged) as sink:
+        pq.write_table(schema.arrow_schema(columns).empty_table(), sink)
+    return WrittenFile(
+        path=name,
+        staged=staged,
+        broker="",
+        rows=0,
+        bytes=folder.size(staged),
+        first_offset=0,
+        last_offset=0,
+    )
+
+
+def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Batches put together to about a row group each."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(held)
+            held, size = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+# ------------------------------------------------------------------------------------------ files
+class _Files:
+    """The files of one attempt, one open at a time for each partition's values."""
+
+    def __init__(
+        self, folder: OutputFolder, attempt: str, task: ReadTask, partition_by: tuple[str, ...]
+    ) -> None:
+        self._folder = folder
+        self._attempt = attempt
+        self._task = task
+        self._partition_by = partition_by
+        self._stem = file_stem(task)
+        self._open: dict[str, _File] = {}
+        self._begun: dict[str, int] = {}
+        self._written: list[WrittenFile] = []
+
+    def add(self, rows: pa.Table) -> None:
+        for place, part in _parted(rows, self._partition_by):
+            # The one used last goes to the end.
+            file = self._open.pop(place, None) or self._begin(place)
+            self._open[place] = file
+            file.add(part)
+
+    def close(self) -> tuple[WrittenFile, ...]:
+        while self._open:
+            self._close(next(iter(self._open)))
+        return tuple(sorted(self._written, key=lambda file: file.path))
+
+    def _begin(self, place: str) -> _File:
+        if len(self._open) >= _MOST_FILES:
+            self._close(next(iter(self._open)))
+        number = self._begun[place] = self._begun.get(place, -1) + 1
+        if place and not number:
+            self._folder.make(f"{self._attempt}/{place}")
+        name = f"{self._stem}.{number}.parquet" if number else f"{self._stem}.parquet"
+        return _File(self._folder, self._attempt, f"{place}/{name}".lstrip("/"), self._task)
+
+    def _close(self, place: str) -> None:
+        self._written.append(self._open.pop(place).close())
+
+
+class _File:
+    def __init__(self, folder: OutputFolder, attempt: str, path: str, task: ReadTask) -> None:
+        self._folder = folder
+        self._path = path
+        self._staged = f"{attempt}/{path}"
+        self._broker = task.broker
+        self._rows = 0
+        self._first = self._last = 0
+        self._sink = folder.create(self._staged)
+        self._writer = pq.ParquetWriter(
+            self._sink, schema.arrow_schema(task.columns), **_settings(task.columns)
+        )
+
+    def add(self, rows: pa.Table) -> None:
+        if "physical_offset" in rows.column_names:
+            offsets = rows.column("physical_offset")
+            if not self._rows:
+                self._first = offsets[0].as_py()
+            self._last = offsets[-1].as_py()
+        self._rows += rows.num_rows
+        self._writer.write_table(rows, row_group_size=rows.num_rows)
+
+    def close(self) -> WrittenFile:
+        self._writer.close()
+        self._sink.close()
+        return WrittenFile(
+            path=self._path,
+            staged=self._staged,
+            broker=self._broker,
+            rows=self._rows,
+            bytes=self._folder.size(self._staged),
+            first_offset=self._first,
+            last_offset=self._last,
+        )
+
+
+def _settings(columns: Sequence[str]) -> dict[str, Any]:
+    return {
+        "compression": "zstd",
+        "compression_level": COMPRESSION_LEVEL,
+        "use_dictionary": [
+            *(name for name in columns if name in _DICTIONARY),
+            *(path for name, path in _DICTIONARY_PATHS.items() if name in columns),
+        ],
+        "write_statistics": [name for name in columns if name in _STATISTICS],
+        "column_encoding": {n: "DELTA_BINARY_PACKED" for n in columns if n in _ASCENDING},
+    }
+
+
+# ------------------------------------------------------------------------------------------ names
+def file_stem(task: ReadTask) -> str:
+    """The name of a task's file without its ending: the same whenever the same part is exported.
+
+    ``part-BROKER.OFFSET`` for a range of the log, ``part-BROKER.TOPIC.QUEUE.OFFSET`` (a queue
+    offset) for a slice of a queue, ``part-BROKER.at.OFFSET`` for places.
+    """
+    first = task.plan.parts[0]
+    if isinstance(first, LogSplit):
+        words = [f"{first.start:020d}"]
+    elif isinstance(first, QueueSlice):
+        words = [first.topic, str(first.queue_id), f"{first.start:020d}"]
+    else:
+        words = ["at", f"{first.offsets[0]:020d}"]
+    stem = "part-" + ".".join(_plain_name(word) for word in (task.broker, *words))
+    if len(stem) <= _LONGEST_STEM:
+        return stem
+    return f"{stem[: _LONGEST_STEM - 41]}-{hashlib.sha1(stem.encode()).hexdigest()}"
+
+
+def _plain_name(word: str) -> str:
+    """Letters, digits, ``_`` and ``-`` as they are, all else as ``~`` and hex: never a dot."""
+    return re.sub(
+        r"[^A-Za-z0-9_-]", lambda m: "".join(f"~{byte:02x}" for byte in m[0].encode()), word
+    )
+
+
+def partition_folder(names: Sequence[str], values: Sequence[Any]) -> str:
+    """``topic=orders/day=2024-05-01``, escaped as Hive and Spark do."""
+    return "/".join(f"{n}={_hive_value(v)}" for n, v in zip(names, values, strict=True))
+
+
+def _hive_value(value: Any) -> str:
+    text = "" if value is None else str(value)
+    return _HIVE_ESCAPED.sub(lambda m: f"%{ord(m[0]):02X}", text) or _NULL_PARTITION
+
+
+def _day(number: int) -> date | None:
+    """A day by its number since 1970; None where no calendar has it."""
+    try:
+        return _EPOCH + timedelta(days=number)
+    except OverflowError:
+        return None
+
+
+def _parted(rows: pa.Table, partition_by: tuple[str, ...]) -> Iterator[tuple[str, pa.Table]]:
+    """Rows by the folder of their partition, each in the order they had."""
+    if not partition_by:
+        yield "", rows
+        return
+    codes = np.zeros(rows.num_rows, np.int64)
+    for name in partition_by:
+        own, count = _codes(rows, name)
+        codes = codes * count + own
+    order = np.argsort(codes, kind="stable")
+    cuts = np.flatnonzero(np.diff(codes[order])) + 1
+    together = rows.combine_chunks()
+    for indices in np.split(order, cuts):
+        part = together if len(indices) == len(rows) else together.take(pa.array(indices))
+        values = [_partition_value(part, name) for name in partition_by]
+        yield partition_folder(partition_by, values), part
+
+
+def _codes(rows: pa.Table, name: str) -> tuple[Any, int]:
+    """A number from 0 on for each row's value, and how many there are."""
+    if name == "day":
+        values = rows.column("store_timestamp").cast("int64").to_numpy() // _DAY_US
+        distinct, codes = np.unique(values, return_inverse=True)
+        return codes, len(distinct)
+    encoded = rows.column(name).combine_chunks().dictionary_encode()
+    return encoded.indices.to_numpy(), len(encoded.dictionary)
+
+
+def _partition_value(rows: pa.Table, name: str) -> Any:
+    if name == "day":
+        return _day(rows.column("store_timestamp")[0].cast("int64").as_py() // _DAY_US)
+    return rows.column(name)[0].as_py()

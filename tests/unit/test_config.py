@@ -1,0 +1,128 @@
+"""Are a broker's settings read in all their spellings, and wrong ones refused?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logquarry.config import LayoutConfig, StoreConfig
+from logquarry.errors import UsageError
+from logquarry.format import index
+from tests.conformance.golden_facts import SOUND
+
+
+@pytest.mark.parametrize("name", [*SOUND, "v3-transactions-odd", "v3-delay-unloaded"])
+def test_golden_params(golden: Path, name: str) -> None:
+    path = golden / name / "params.json"
+    params = json.loads(path.read_text("utf-8"))
+    config = StoreConfig.from_mapping(params)
+    assert config == StoreConfig.from_file(path)
+    size = params.get("mappedFileSizeCommitLog") or params["mapedFileSizeCommitLog"]
+    assert config.mapped_file_size_commit_log == size
+    assert config.index_shape == index.IndexShape(params["maxHashSlotNum"], params["maxIndexNum"])
+
+
+def test_a_broker_conf(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text(
+        "# comment\n! another\n\nbrokerName = broker-a\nmapedFileSizeCommitLog=65536\n"
+        "  maxIndexNum  =  70 \nmessageDelayLevel=1s 2s\nenableLmq=TRUE\nrocketmqHome=/a=b\n"
+    )
+    config = StoreConfig.from_file(path)
+    assert config == StoreConfig(
+        mapped_file_size_commit_log=65536,
+        max_index_num=70,
+        message_delay_level="1s 2s",
+        enable_lmq=True,
+    )
+    assert config.delay_levels_ms == (1000, 2000)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("mappedFileSizeCommitLog", "mapped_file_size_commit_log"),
+        ("mapedFileSizeCommitLog", "mapped_file_size_commit_log"),
+        ("mapped_file_size_commit_log", "mapped_file_size_commit_log"),
+        ("mapedFileSizeConsumeQueue", "mapped_file_size_consume_queue"),
+        ("maxHashSlotNum", "max_hash_slot_num"),
+        ("maxMsgsNumBatch", "max_msgs_num_batch"),
+        ("maxTransferCountOnMessageInMemory", "max_transfer_count_on_message_in_memory"),
+        ("accessMessageInMemoryMaxRatio", "access_message_in_memory_max_ratio"),
+    ],
+)
+def test_spellings(name: str, field: str) -> None:
+    assert getattr(StoreConfig.from_mapping({name: 44}), field) == 44
+    assert getattr(StoreConfig.from_mapping({name: " 44"}), field) == 44
+
+
+def test_every_setting_is_known_by_its_name_in_rocketmq() -> None:
+    for field in dataclasses.fields(StoreConfig):
+        first, *rest = field.name.split("_")
+        camel = first + "".join(word.capitalize() for word in rest)
+        value: Any = {"bool": True, "str": "1s"}.get(str(field.type), 44)
+        assert getattr(StoreConfig.from_mapping({camel: value}), field.name) == value
+
+
+def test_settings_that_are_not_used_are_passed_over() -> None:
+    assert StoreConfig.from_mapping({"brokerRole": "SLAVE", "": 1, "日本": None}) == StoreConfig()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"maxIndexNum": 0},
+        {"maxIndexNum": -5},
+        {"maxIndexNum": True},
+        {"maxIndexNum": 1.5},
+        {"maxIndexNum": "many"},
+        {"maxIndexNum": ""},
+        {"maxIndexNum": []},
+        {"maxMsgsNumBatch": None},
+        {"enableLmq": 1},
+        {"enableLmq": "yes"},
+        {"enableLmq": None},
+        {"mappedFileSizeCommitLog": "1g"},
+    ],
+    ids=str,
+)
+def test_values_that_cannot_be_meant(values: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(values))[:3]):
+        StoreConfig.from_mapping(values)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{]", "no separator", '{"a":' * 100_000, "\ud800", '{"maxIndexNum":"x"}']
+)
+def test_files_that_cannot_be_understood(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(UsageError):
+        StoreConfig.from_file(path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        StoreConfig.from_file(tmp_path / "none")
+    with pytest.raises(UsageError, match="cannot be read"):
+        StoreConfig.from_file(tmp_path)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(None, None), (20, 20), (21, 40), (1, 20)])
+def test_queue_files_hold_whole_units(size: int | None, expected: int | None) -> None:
+    assert LayoutConfig(mapped_file_size_consume_queue=size).queue_file_size == expected
+
+
+def test_one_number_of_an_index_file_is_enough() -> None:
+    assert LayoutConfig().index_shape is None
+    assert LayoutConfig(max_index_num=9).index_shape == index.IndexShape(5_000_000, 9)
+    assert LayoutConfig(max_hash_slot_num=9).index_shape == index.IndexShape(9, 20_000_000)
+
+
+def test_bad_delay_levels_are_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="delay level"):
+        print(StoreConfig(message_delay_level="1s soon").delay_levels_ms)

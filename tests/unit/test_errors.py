@@ -1,0 +1,34 @@
+"""Do errors say where and what, and survive the way from a Spark worker to the driver?"""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from logquarry import errors
+
+
+@pytest.mark.parametrize("kind", [errors.CorruptStore, errors.CorruptFrame, errors.CorruptFile])
+def test_damage_survives_pickling(kind: type[errors.CorruptStore]) -> None:
+    error = kind("/store/commitlog/0", 17, "the body", kind="bad_body_crc")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert (again.path, again.offset, again.reason, again.kind) == (
+        *("/store/commitlog/0", 17, "the body", "bad_body_crc"),
+    )
+    assert str(again) == str(error) == "/store/commitlog/0: at offset 17: the body"
+
+
+def test_the_tree() -> None:
+    assert issubclass(errors.UsageError, ValueError)
+    assert issubclass(errors.MessageNotFound, LookupError)
+    assert not issubclass(errors.StoreNotFound, OSError)
+    every = [value for value in vars(errors).values() if isinstance(value, type)]
+    for kind in every:
+        assert not issubclass(kind, Exception) or issubclass(kind, errors.LogquarryError)
+
+
+def test_a_rejected_message_carries_its_status() -> None:
+    error = errors.MessageRejected("too large", status="MESSAGE_ILLEGAL", reason="too_large")
+    assert (error.status, error.reason) == ("MESSAGE_ILLEGAL", "too_large")

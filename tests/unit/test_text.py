@@ -1,0 +1,97 @@
+"""Text for people."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logquarry import text
+
+
+@given(st.text())
+def test_printable_is_printable(words: str) -> None:
+    shown = text.printable(words)
+    assert shown.isprintable()
+    assert shown == words or not words.isprintable()
+
+
+def test_printable_escapes_what_acts_on_a_terminal() -> None:
+    assert text.printable("a\x1b[1m\n\u202eb\x9b\ud800") == "a\\x1b[1m\\n\\u202eb\\x9b\\ud800"
+    assert text.printable("Zürich 订单") == "Zürich 订单"
+
+
+@given(st.binary(max_size=600))
+def test_preview_is_printable(body: bytes) -> None:
+    assert text.preview(body).isprintable()
+
+
+def test_preview() -> None:
+    assert text.preview(b"") == "(empty)"
+    assert text.preview(b'{"a": 1}\n') == '"{"a": 1}\\n"'
+    assert text.preview(b"x" * 101) == '"' + "x" * 100 + '"...'
+    assert text.preview(bytes(range(128, 160))) == "hex " + bytes(range(128, 160)).hex()
+    assert text.preview(b"\0" * 51) == "hex " + "00" * 50 + "..."
+    # A character that the cut goes through is not a bad one.
+    assert "\ufffd" not in text.preview("ü".encode() * 300 + b"a")
+    assert "\ufffd" not in text.preview(b"a" + "ü".encode() * 300)
+
+
+@pytest.mark.parametrize(
+    ("ms", "words"),
+    [
+        (None, "-"),
+        (0, "1970-01-01T00:00:00.000Z"),
+        (1_700_000_000_123, "2023-11-14T22:13:20.123Z"),
+        (-1, "1969-12-31T23:59:59.999Z"),
+        (1 << 62, str(1 << 62)),
+        (-(1 << 63), str(-(1 << 63))),
+    ],
+)
+def test_times(ms: int | None, words: str) -> None:
+    assert text.time_text(ms) == words
+
+
+@pytest.mark.parametrize(
+    ("ms", "words"),
+    [
+        (350, "350 ms"),
+        (12_345, "12.3 s"),
+        (59_999, "1 min 0 s"),
+        (250_000, "4 min 10 s"),
+        (11_100_000, "3 h 5 min"),
+        (187_200_000, "2 d 4 h"),
+    ],
+)
+def test_durations(ms: int, words: str) -> None:
+    assert text.duration_text(ms) == words
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (None, "-"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1_048_575, "1.0 MiB"),
+        (5 << 30, "5.0 GiB"),
+        (1 << 70, "1048576.0 PiB"),
+    ],
+)
+def test_sizes(count: int | None, words: str) -> None:
+    assert text.size_text(count) == words
+
+
+@pytest.mark.parametrize(
+    ("ms", "words"),
+    [(100, "100 ms"), (1_000, "second"), (300_000, "5 minutes"), (3_600_000, "hour")],
+)
+def test_bins(ms: int, words: str) -> None:
+    assert text.bin_text(ms) == words
+
+
+def test_columns_are_aligned_by_what_they_take_on_a_terminal() -> None:
+    lines = text.columns([["订单", "1", "x"], ["a", "22", "y"]], right=[1])
+    assert lines == ["订单   1  x", "a     22  y"]
+    assert text.columns([]) == []
