@@ -39,13 +39,20 @@ def damaged(
         elif kind == "cut":
             del data[at:]
         else:
-            patch = {
-                "zeros": lambda: bytes(draw(st.integers(1, 400))),
-                "magic": lambda: draw(st.sampled_from(MAGICS)),
-                "size": lambda: draw(st.sampled_from(SIZES)),
-                "garbage": lambda: draw(st.binary(min_size=1, max_size=24)),
-                "copy": lambda: bytes(data[: draw(st.integers(1, len(data)))]),
-            }[kind]()
+            patch = draw(_patches(kind, bytes(data)))
             data[at : at + len(patch)] = patch[: len(data) - at]
         result[name] = bytes(data)
     return result
+
+
+def _patches(kind: str, data: bytes) -> st.SearchStrategy[bytes]:
+    """What is written over some place."""
+    if kind == "zeros":
+        return st.integers(1, 400).map(bytes)
+    if kind == "magic":
+        return st.sampled_from(MAGICS)
+    if kind == "size":
+        return st.sampled_from(SIZES)
+    if kind == "copy":
+        return st.integers(1, len(data)).map(lambda length: data[:length])
+    return st.binary(min_size=1, max_size=24)

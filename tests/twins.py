@@ -56,9 +56,7 @@ def scanned(window: Window, *, check_crc: bool = True) -> list[tuple[str, object
             break
         if code == TABLE_FULL:
             continue
-        place, found = codec.find_frame(
-            window, position + 1, window.length, check_crc=check_crc
-        )
+        place, found = codec.find_frame(window, position + 1, window.length, check_crc=check_crc)
         events.append(("found", (place, found)))
         if found != REACHED_STOP:
             break

@@ -1,4 +1,4 @@
-"""Writes the tables of the documentation from those in the code: ``python -m tools.docs_tables``."""
+"""Writes the tables of the docs from those in the code: ``python -m tools.docs_tables``."""
 
 from __future__ import annotations
 

@@ -14,11 +14,9 @@ from logquarry.files.layout import StoreLayout
 from logquarry.scan import columns, json_lines
 from logquarry.scan.columns import Decoding
 from logquarry.scan.walk import LogReader, Run
-from tests.cli.conftest import HOSTILE
 from tests.cli.helpers import expected_messages, jsonl, run
-
-BASE = 1_700_000_000_000
-EVIL = f"evil{HOSTILE.replace('/', '')}"
+from tests.cli.small_store import EVIL_TOPIC as EVIL
+from tests.cli.small_store import FIRST_TIME as BASE
 
 
 def numbers(*arguments: object) -> list[int]:

@@ -17,8 +17,8 @@ from logquarry.report.page import Page, Table, Tile, render, script_json
 from logquarry.report.survey import PERCENTILES, Survey, bin_size, survey
 from logquarry.store.message_store import MessageStore
 from logquarry.store.overview import overview
-from tests.cli.conftest import HOSTILE
 from tests.cli.helpers import expected_messages, run
+from tests.cli.small_store import HOSTILE
 
 MOST_BYTES = 1_500_000
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +13,10 @@ from logquarry.files.layout import StoreLayout
 from logquarry.format import checkpoint, frame, index, queue_entry
 from logquarry.scan.walk import LogReader, Run
 
-BOUNDARIES = (0, 1, 2, 7, 8, 20, 90, 91, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF)
-BOUNDARIES += (0x80000000, 0xFFFFFFFF, 0x7FFFFFFFFFFFFFFF, 0x8000000000000000, 0xFFFFFFFFFFFFFFFF)
+BOUNDARIES = (
+    *(0, 1, 2, 7, 8, 20, 90, 91, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF),
+    *(0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, (1 << 63) - 1, 1 << 63, (1 << 64) - 1),
+)
 ODD_JSON = (
     b"[" * 5000,
     b'{"a":' * 200,
@@ -33,7 +34,16 @@ ODD_JSON = (
     b"\0" * 64,
     b"true",
 )
-ODD_NAMES = ("0", "00000000000000000007", "99999999999999999999", "x.tmp", "-1", "٠٠", "a\nb", "..c")
+ODD_NAMES = (
+    "0",
+    "00000000000000000007",
+    "99999999999999999999",
+    "x.tmp",
+    "-1",
+    "٠٠",
+    "a\nb",
+    "..c",
+)
 
 
 class Bench:
@@ -252,7 +262,9 @@ def _set_unit_field(rng: random.Random, name: str, data: bytearray) -> str:
     if not written:
         return _overwrite(rng, name, data)
     field = rng.choice(queue_entry.LAYOUT.fields)
-    number = rng.choice((written[0], written[-1], rng.choice(written), min(written[-1] + 1, units - 1)))
+    number = rng.choice(
+        (written[0], written[-1], rng.choice(written), min(written[-1] + 1, units - 1))
+    )
     at = number * queue_entry.UNIT_SIZE + queue_entry.LAYOUT.offsets[field.name]
     return _put(rng, data, at, field.width, field.name)
 
@@ -288,6 +300,3 @@ def _set_json(rng: random.Random, name: str, data: bytearray) -> str:
     end = at + rng.choice((0, 0, 1, 5))
     data[at:end] = odd
     return f"{odd[:20]!r} at {at}"
-
-
-assert struct.calcsize(">q") == 8

@@ -61,8 +61,12 @@ def run_cases(golden: Path, tmp_path: Path, numbers: range) -> None:
                 if count <= WARM_UP:
                     start = max(start, used)
                 most = max(most, used)
-                assert most - start < MOST_GROWTH, f"case {SEED}-{number}: {most - start} bytes more"
-        print(f"seed {SEED}: {len(numbers)} cases, slowest {slowest:.2f} s, {most - start} bytes more")
+                assert most - start < MOST_GROWTH, (
+                    f"case {SEED}-{number}: {most - start} bytes more"
+                )
+        print(
+            f"seed {SEED}: {len(numbers)} cases, slowest {slowest:.2f} s, {most - start} bytes more"
+        )
     finally:
         logging.disable(logging.NOTSET)
 

@@ -14,7 +14,7 @@ from logquarry.format import delay, properties, sys_flag
 from logquarry.format.frame import Frame
 from logquarry.message import JSON_NAMES, StoredMessage
 from logquarry.scan import columns, schema
-from logquarry.scan.codec import Window
+from logquarry.scan.codec import Rows, Window
 from logquarry.scan.columns import Decoding
 from logquarry.testing import strategies
 from tests.small_log import small_log
@@ -23,7 +23,9 @@ from tests.twins import both, sound_rows
 DEFAULT_LEVELS_MS = delay.parse_levels(delay.DEFAULT_LEVELS)
 
 
-def assert_same_batches(window: Window, decoding: Decoding, *, check_crc: bool = True) -> pa.RecordBatch:
+def assert_same_batches(
+    window: Window, decoding: Decoding, *, check_crc: bool = True
+) -> pa.RecordBatch:
     rows = sound_rows(window, check_crc=check_crc)
     fast, plain = both(lambda: columns.record_batch(window, rows, decoding))
     fast.validate(full=True)
@@ -107,7 +109,9 @@ TIMES = [0, 1, -1, 1_700_000_000_123, (1 << 63) - 1, -(1 << 63), (1 << 63) // 10
 
 @pytest.mark.parametrize("time", TIMES)
 def test_any_timestamp(time: int) -> None:
-    item = dataclasses.replace(small_log().frames[0], store_timestamp=time, born_timestamp=-1 - time)
+    item = dataclasses.replace(
+        small_log().frames[0], store_timestamp=time, born_timestamp=-1 - time
+    )
     log = strategies.place([item], file_size=400)
     batch = assert_same_batches(Window.of(log.files[0], 0), Decoding())
     micros = batch["store_timestamp"].cast(pa.int64())[0].as_py()
@@ -133,7 +137,9 @@ def test_tags_code_of_any_delay(topic: str, levels: tuple[int, ...]) -> None:
     decoding = Decoding(columns=["tags_code"], delay_levels_ms=levels)
     batch = assert_same_batches(Window.of(log.files[0], 0), decoding)
     expected = [
-        delay.tags_code(topic, properties.decode_bytes(item.properties), item.store_timestamp, levels)
+        delay.tags_code(
+            topic, properties.decode_bytes(item.properties), item.store_timestamp, levels
+        )
         for item in log.frames
     ]
     assert batch["tags_code"].to_pylist() == expected
@@ -150,7 +156,9 @@ def test_tags_code_of_any_tag(tags: list[str]) -> None:
 def test_any_property_string(texts: list[bytes]) -> None:
     log = strategies.place([Frame(topic=b"t", properties=text) for text in texts], file_size=8192)
     window = Window.of(log.files[0], 0)
-    batch = assert_same_batches(window, Decoding(columns=["tags", "keys", "uniq_key", "properties"]))
+    batch = assert_same_batches(
+        window, Decoding(columns=["tags", "keys", "uniq_key", "properties"])
+    )
     expected = [properties.decode_bytes(text) for text in texts]
     assert [dict(pairs) for pairs in batch["properties"].to_pylist()] == expected
     assert [list(dict(pairs)) for pairs in batch["properties"].to_pylist()] == [
@@ -173,7 +181,13 @@ def test_topic_ids(count: int) -> None:
     names = [b"t%d" % (number % max(1, count - 2)) for number in range(count)] + [b"", b"\xff"]
     log = strategies.place([Frame(topic=name) for name in names], file_size=1 << 20)
     window = Window.of(log.files[0], 0)
-    rows = np.array([[item.physical_offset, item.size, 88, 0, 89, len(item.topic), 0, 0] for item in log.frames], np.int32)
+    rows = np.array(
+        [
+            [item.physical_offset, item.size, 88, 0, 89, len(item.topic), 0, 0]
+            for item in log.frames
+        ],
+        np.int32,
+    )
 
     def named() -> list[str]:
         ids, topics = columns.topic_ids(window, rows)
@@ -186,7 +200,13 @@ def test_topic_ids(count: int) -> None:
 
 @given(strategies.logs())
 def test_fixed_fields(log: strategies.Log) -> None:
-    names = ["queue_id", "store_timestamp", "prepared_transaction_offset", "sys_flag", "born_timestamp"]
+    names = [
+        "queue_id",
+        "store_timestamp",
+        "prepared_transaction_offset",
+        "sys_flag",
+        "born_timestamp",
+    ]
     window = Window.of(log.files[0], log.start)
     rows = sound_rows(window)
 
@@ -196,30 +216,32 @@ def test_fixed_fields(log: strategies.Log) -> None:
 
     fast, plain = both(fields)
     assert fast == plain
-    assert fast["store_timestamp"] == [
-        item.store_timestamp for item in log.frames[: len(rows)]
-    ]
+    assert fast["store_timestamp"] == [item.store_timestamp for item in log.frames[: len(rows)]]
 
 
 @given(
     strategies.logs(
-        items=strategies.frames(flags=st.sampled_from([sys_flag.COMPRESSED, 0x101, 0x201, 0x701, 0]))
+        items=strategies.frames(
+            flags=st.sampled_from([sys_flag.COMPRESSED, 0x101, 0x201, 0x701, 0])
+        )
     )
 )
 def test_decompressing_what_does_not_decompress(log: strategies.Log) -> None:
     for base, data in zip(log.bases(), log.files, strict=True):
         window = Window.of(data, base)
-        rows = sound_rows(window)
+        assert_same_contents(window, sound_rows(window))
 
-        def decompressed() -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
-            told: list[tuple[int, str]] = []
-            decoding = Decoding(
-                columns=["body"],
-                decompress=True,
-                on_bad_body=lambda offset, reason: told.append((offset, reason)),
-            )
-            return columns.record_batch(window, rows, decoding), told
 
-        (fast, fast_told), (plain, plain_told) = both(decompressed)
-        assert fast.equals(plain)
-        assert fast_told == plain_told
+def assert_same_contents(window: Window, rows: Rows) -> None:
+    def decompressed() -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
+        told: list[tuple[int, str]] = []
+        decoding = Decoding(
+            columns=["body"],
+            decompress=True,
+            on_bad_body=lambda offset, reason: told.append((offset, reason)),
+        )
+        return columns.record_batch(window, rows, decoding), told
+
+    (fast, fast_told), (plain, plain_told) = both(decompressed)
+    assert fast.equals(plain)
+    assert fast_told == plain_told

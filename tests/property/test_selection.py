@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.files.layout import StoreLayout
+from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.message import StoredMessage
 from logquarry.scan import batches
 from logquarry.scan.columns import Decoding
@@ -20,6 +23,7 @@ from logquarry.scan.walk import LogReader
 from logquarry.store import selection
 from logquarry.store.log_bound import log_bound
 from logquarry.store.selection import Selection, filter_of, plan_read, read_in_order, read_part
+from tests.stores import MemoryFileSystem
 
 STORES = [
     "batch/store",
@@ -83,17 +87,23 @@ def selections(draw: st.DrawFn, messages: tuple[StoredMessage, ...]) -> Selectio
         [w for m in messages for w in [m.uniq_key, *(m.keys or "").split(" ")] if w] or ["none"]
     )
     ranges = st.tuples(st.integers(0, 20), st.none() | st.integers(0, 40))
-    parts = {
-        "topics": st.frozensets(one.map(lambda m: m.topic) | st.just("nowhere"), min_size=1, max_size=2),
+    parts: dict[str, st.SearchStrategy[Any]] = {
+        "topics": st.frozensets(
+            one.map(lambda m: m.topic) | st.just("nowhere"), min_size=1, max_size=2
+        ),
         "topic_pattern": st.sampled_from([".*", ".*A", "[A-Z].*[0-9a-z]", "nowhere"]),
         "queue_ids": st.frozensets(st.integers(0, 3), min_size=1, max_size=2),
         "queues": st.frozensets(one.map(lambda m: (m.topic, m.queue_id)), max_size=2),
-        "tags": st.frozensets(st.sampled_from(["TagA", "TagB", "标签", "x"]), min_size=1, max_size=2),
+        "tags": st.frozensets(
+            st.sampled_from(["TagA", "TagB", "标签", "x"]), min_size=1, max_size=2
+        ),
         "keys": st.frozensets(keys, min_size=1, max_size=3),
         "since_ms": times,
         "until_ms": times,
         "queue_offsets": st.tuples(st.integers(0, 20), st.integers(0, 60)),
-        "queue_ranges": st.dictionaries(one.map(lambda m: (m.topic, m.queue_id)), ranges, max_size=3),
+        "queue_ranges": st.dictionaries(
+            one.map(lambda m: (m.topic, m.queue_id)), ranges, max_size=3
+        ),
         "grep": st.sampled_from(["abc", "[xyz]{2}", "nowhere to be found"]),
     }
     names = draw(st.lists(st.sampled_from(sorted(parts)), max_size=3, unique=True))
@@ -124,13 +134,66 @@ def test_the_same_messages_in_order(
     found = [m.physical_offset for m in batches.messages(runs, Decoding(), wanted.wanted)]
     assert found == expected
 
-    apart = [
+    with mock.patch.object(selection, "WORTHWHILE", worthwhile):
+        assert sorted(read_apart(layout, wanted, split_size)) == expected
+
+
+# ------------------------------------------------------------------------------- damaged stores
+RECOVERED = [f"unclean/{path}/store-recovered" for path in (
+    *("abort-only", "blank-lost", "body-length-middle", "cq-ahead", "crc-middle"),
+    *("crc-third-last-file", "garbage-tail", "half-frame", "last-log-gone", "magic-middle"),
+    *("noabort-cq-behind", "noabort-crc-middle", "noabort-one-topic-gone", "total-size-middle"),
+)]  # fmt: skip
+
+
+def read_apart(layout: StoreLayout, wanted: Selection, split_size: int) -> list[int]:
+    plan = plan_read(layout, wanted, split_size=split_size, skip_damage=True)
+    return [
         message.physical_offset
         for part in plan.parts
         for message in batches.messages(
-            batches.sound_runs(read_part(layout, plan, part), "fail"),
+            batches.sound_runs(read_part(layout, plan, part), "skip"),
             Decoding(),
             filter_of(plan, part),
         )
     ]
-    assert sorted(apart) == expected
+
+
+@pytest.mark.parametrize("name", RECOVERED)
+def test_what_recovery_left_behind_is_no_message_in_any_part(golden: Path, name: str) -> None:
+    layout = StoreLayout.open(golden / name)
+    lines = (golden / name).parent.joinpath("expected.jsonl").read_text("utf-8").splitlines()
+    expected = [json.loads(line) for line in lines]
+    for split_size in (1_500, 20_000, 1 << 28):
+        found = read_apart(layout, Selection(), split_size)
+        assert found == [message["physicalOffset"] for message in expected]
+    with mock.patch.object(selection, "WORTHWHILE", 1e9):
+        for topic in {message["topic"] for message in expected}:
+            wanted = Selection(wanted=MessageFilter(topics=frozenset({topic})))
+            assert sorted(read_apart(layout, wanted, 5_000)) == [
+                message["physicalOffset"] for message in expected if message["topic"] == topic
+            ]
+
+
+@cache
+def files_of(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+@given(st.data())
+def test_a_wrong_unit_hides_no_message(golden: Path, data: st.DataObject) -> None:
+    """Where damage is skipped, what the log has comes, whatever the queues say of it."""
+    files = files_of(golden / "batch" / "store")
+    name = data.draw(st.sampled_from(sorted(f for f in files if f.startswith("consumequeue"))))
+    broken = bytearray(files[name])
+    units = [at for at in range(0, len(broken), UNIT_SIZE) if any(broken[at : at + UNIT_SIZE])]
+    at = data.draw(st.sampled_from(units)) + data.draw(st.integers(0, 11))
+    broken[at] ^= 1 << data.draw(st.integers(0, 7))
+    layout = StoreLayout(MemoryFileSystem({**files, name: bytes(broken)}))
+    wanted = MessageFilter(topics=frozenset({name.split("/")[1]}))
+    with mock.patch.object(selection, "WORTHWHILE", 1e9):
+        found = read_apart(layout, Selection(wanted=wanted), 20_000)
+    events = LogReader(layout, bound=log_bound(layout)).events()
+    runs = batches.sound_runs(events, "skip")
+    walked = [m.physical_offset for m in batches.messages(runs, Decoding(), wanted)]
+    assert sorted(found) == walked

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ def by_walk(layout: StoreLayout, bound: int | None) -> list[Told]:
 def by_splits(layout: StoreLayout, bound: int | None, split_size: int) -> list[Told]:
     extent = log_extent(layout, bound, bound)
     if bound is not None and (broken := sound_bound(layout, bound)) is not None and broken < bound:
-        # As selection.plan_read has it: the split that holds the break tells of it, and is the last.
+        # As selection.plan_read has it: the last split holds the break, and tells of it.
         extent = LogExtent(extent.start, broken + 1, bound)
     events: list[Told] = []
     for split in plan_splits(layout, extent, split_size=split_size):
@@ -75,7 +77,7 @@ def test_they_tile_the_log(log: strategies.Log, split_size: int, least: int) -> 
     splits = plan_splits(layout, extent, split_size=split_size, min_splits=least)
     assert splits[0].start == extent.start == log.start
     assert splits[-1].stop == extent.stop
-    for before, after in zip(splits, splits[1:], strict=False):
+    for before, after in itertools.pairwise(splits):
         assert before.stop == after.start
     assert all(0 < split.length <= split_size for split in splits)
     if extent.stop - extent.start >= least**2:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logquarry.config import StoreConfig
 from logquarry.files.layout import StoreLayout
+from logquarry.scan.places import runs_at
 from logquarry.scan.walk import DamagedSpan, LogEnd, LogReader, Run
 from logquarry.testing import strategies
 from tests.damage import damaged
-from tests.stores import frames_told, layout_of, told
+from tests.stores import MemoryFileSystem, Told, frames_told, layout_of, told
 from tests.twins import plain_python
 
 
-def walk(layout: StoreLayout, *, bound: int | None = None, batch_bytes: int = 1 << 20) -> list[object]:
+def walk(
+    layout: StoreLayout, *, bound: int | None = None, batch_bytes: int = 1 << 20
+) -> list[Told]:
     return list(told(LogReader(layout, bound=bound, batch_bytes=batch_bytes).events()))
 
 
@@ -25,7 +30,13 @@ def test_a_sound_log_has_its_frames_its_blanks_and_its_end(log: strategies.Log) 
     assert events == [*sorted(frames + blanks, key=lambda event: event[1]), ("end", log.end)]
 
 
-@given(strategies.logs(min_frames=1), st.integers(1, 400), st.integers(1, 500), st.integers(1, 99), st.data())
+@given(
+    strategies.logs(min_frames=1),
+    st.integers(1, 400),
+    st.integers(1, 500),
+    st.integers(1, 99),
+    st.data(),
+)
 def test_windows_of_any_size_tell_the_same(
     log: strategies.Log, least: int, batch_bytes: int, page: int, data: st.DataObject
 ) -> None:
@@ -96,3 +107,31 @@ def test_events_follow_one_another_without_a_gap(log: strategies.Log, data: st.D
 
 def event_ends_log(event: object) -> bool:
     return isinstance(event, DamagedSpan) and event.ends_log
+
+
+@given(strategies.logs(min_frames=2), st.data())
+def test_files_that_go_or_shrink_after_they_were_listed(
+    log: strategies.Log, data: st.DataObject
+) -> None:
+    """A live broker deletes what expired: what was there comes, and nothing hangs or raises."""
+    least = data.draw(st.sampled_from([None, 100]))
+    files = MemoryFileSystem(log.named_files(), least=least)
+    layout = StoreLayout(files, StoreConfig(mapped_file_size_commit_log=log.file_size))
+    assert len(layout.commit_log.files) == len(log.files)
+    gone = data.draw(st.sampled_from(sorted(files.files)))
+    if data.draw(st.booleans()):
+        del files.files[gone]
+    else:
+        files.files[gone] = files.files[gone][: data.draw(st.integers(0, log.file_size))]
+    bound = data.draw(st.sampled_from([None, log.end]))
+    frames = frames_told(walk(layout, bound=bound))
+    elsewhere = [
+        ("frame", item.physical_offset, item.size)
+        for item in log.frames
+        if not gone.endswith(f"{item.physical_offset // log.file_size * log.file_size:020d}")
+    ]
+    if bound is None or gone != max(log.named_files()):
+        assert set(elsewhere) <= set(frames)
+    offsets = np.array([item.physical_offset for item in log.frames], np.int64)
+    sizes = np.array([item.size for item in log.frames], np.int32)
+    assert set(elsewhere) <= set(frames_told(told(runs_at(layout, offsets, sizes))))

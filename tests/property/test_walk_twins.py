@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -29,7 +31,7 @@ def test_sound_logs(log: strategies.Log) -> None:
     found: list[Frame] = []
     for base, data in zip(log.bases(), log.files, strict=True):
         window = Window.of(data, base)
-        fast, plain = both(lambda window=window: walked(window, 0, window.length))
+        fast, plain = both(partial(walked, window, 0, window.length))
         assert fast == plain
         for row in fast[0]:
             outcome = window.decode(row[0])
@@ -179,7 +181,7 @@ def test_a_window_of_any_length_says_the_same_or_asks_for_more() -> None:
     assert code == BLANK
     for length in range(len(data) + 1):
         window = Window.of(data[:length], log.start, len(data))
-        fast, plain = both(lambda window=window: walked(window, 0, len(data)))
+        fast, plain = both(partial(walked, window, 0, len(data)))
         assert fast == plain
         taken = fast[0]
         assert taken == rows[: len(taken)]
@@ -193,7 +195,7 @@ def test_a_window_of_any_length_says_the_same_or_asks_for_more() -> None:
 def test_the_last_bytes_of_a_file(left: int) -> None:
     for length in range(left + 1):
         window = Window.of(bytes(length), 0, left)
-        fast, plain = both(lambda window=window: walked(window, 0, left))
+        fast, plain = both(partial(walked, window, 0, left))
         assert fast == plain
 
 
@@ -215,7 +217,7 @@ def test_a_damaged_window_says_the_same_or_asks_for_more(
         return
     fast, plain = both(lambda: walked(window, place, place + 1))
     assert fast == plain
-    assert fast == verdict or fast == ([], place, NEED_MORE)
+    assert fast in (verdict, ([], place, NEED_MORE))
 
 
 @given(strategies.logs(min_frames=1), st.integers(1, 300))

@@ -92,7 +92,9 @@ def golden_messages(path: Path) -> list[Message]:
 
 def rows_by_broker(df: DataFrame) -> dict[str, list[Message]]:
     """The rows of a DataFrame with all columns: by broker, in physical order."""
-    timestamps = {name: f"unix_millis({name}) AS {name}" for name in df.columns if "_timesta" in name}
+    timestamps = {
+        name: f"unix_millis({name}) AS {name}" for name in df.columns if "_timesta" in name
+    }
     rows = df.selectExpr(*(timestamps.get(name, name) for name in df.columns)).collect()
     found: defaultdict[str, list[Message]] = defaultdict(list)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Is the tags code what RocketMQ's dispatcher reckons, and are delay levels read as it reads them?"""
+"""Is the tags code what RocketMQ's dispatcher reckons, and are delay levels read as its are?"""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_golden_dispatch_tags_codes(golden: Path, name: str) -> None:
 
 def test_the_default_levels() -> None:
     minutes = [60_000 * minute for minute in (*range(1, 11), 20, 30)]
-    assert LEVELS == (1_000, 5_000, 10_000, 30_000, *minutes, 3_600_000, 7_200_000)
+    assert (1_000, 5_000, 10_000, 30_000, *minutes, 3_600_000, 7_200_000) == LEVELS
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,9 @@ def test_parse_int_raises_nothing(text: str) -> None:
         (SCHEDULE_TOPIC, {"TAGS": "TagA", "DELAY": "1"}, (), 2598919),
     ],
 )
-def test_tags_code(topic: str, pairs: dict[str, str], levels: tuple[int, ...], expected: int) -> None:
+def test_tags_code(
+    topic: str, pairs: dict[str, str], levels: tuple[int, ...], expected: int
+) -> None:
     assert delay.tags_code(topic, pairs, 50_000, levels) == expected
 
 

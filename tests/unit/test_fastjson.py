@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -59,7 +60,9 @@ def test_bare_keys(text: str, expected: object) -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -84,18 +87,14 @@ def test_integer_keys_come_back_as_text(table: dict[int, int]) -> None:
 
 @given(st.text('{}[]":,0a\\ \n\u2028$-', max_size=40) | st.text(max_size=40))
 def test_garbage_is_refused_as_a_value_error(text: str) -> None:
-    try:
+    with contextlib.suppress(ValueError):
         fastjson.decode(text)
-    except ValueError:
-        pass
 
 
 @given(st.binary(max_size=40))
 def test_garbage_bytes_too(data: bytes) -> None:
-    try:
+    with contextlib.suppress(ValueError):
         fastjson.decode(data)
-    except ValueError:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def test_garbage_bytes_too(data: bytes) -> None:
     ids=lambda text: text[:6],
 )
 def test_deep_and_long_documents_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         fastjson.decode(text)
 
 
@@ -139,6 +138,6 @@ def test_the_deepest_document_that_is_read() -> None:
 )
 def test_hostile_text_takes_no_long_time(text: str) -> None:
     began = time.process_time()
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         fastjson.decode(text)
     assert time.process_time() - began < 5

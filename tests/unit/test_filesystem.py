@@ -44,7 +44,9 @@ def files(request: pytest.FixtureRequest, store: Path) -> Iterator[FileSystem]:
     else:
         memory = fsspec.filesystem("memory")
         memory.put(str(store), "/store", recursive=True)
-        yield ArrowFileSystem(pafs.PyFileSystem(pafs.FSSpecHandler(memory)), "/store", "memory://store")
+        yield ArrowFileSystem(
+            pafs.PyFileSystem(pafs.FSSpecHandler(memory)), "/store", "memory://store"
+        )
         memory.rm("/store", recursive=True)
 
 
@@ -104,7 +106,10 @@ def test_next_data_of_a_sparse_file(tmp_path: Path) -> None:
     at = view.next_data(0)
     assert 0 <= at <= 1 << 20
     assert not any(view.window(0, at)[:at])
-    assert view.next_data((1 << 20) + 1) <= (1 << 20) + 4096 or view.next_data((1 << 20) + 1) == 1 << 22
+    assert (
+        view.next_data((1 << 20) + 1) <= (1 << 20) + 4096
+        or view.next_data((1 << 20) + 1) == 1 << 22
+    )
     assert view.next_data(1 << 22) == 1 << 22
     path.unlink()
     assert view.next_data(5) == 5  # nobody knows any more, and what is mapped is still there
@@ -170,6 +175,25 @@ def test_a_read_through_the_queues(files: FileSystem, store: Path, least: int) -
     layout = StoreLayout(files)
     topic = layout.queue_names[0][0]
     wanted = MessageFilter(topics=frozenset({topic}))
+    with (
+        mock.patch.object(selection, "WORTHWHILE", 1e9),
+        mock.patch("logquarry.scan.places.REMOTE_RANGE", least),
+        mock.patch.object(filesystem, "REMOTE_RANGE", least),
+    ):
+        plan = plan_read(layout, Selection(wanted=wanted))
+        assert plan.uses_queues
+        runs = batches.sound_runs(read_in_order(layout, plan), "fail")
+        found = [m.physical_offset for m in batches.messages(runs, Decoding(), wanted)]
+    walked = batches.sound_runs(LogReader(StoreLayout(LocalFileSystem(store))).events(), "fail")
+    assert found == [m.physical_offset for m in batches.messages(walked, Decoding(), wanted)]
+    assert found
+
+
+@pytest.mark.parametrize("least", RANGES)
+def test_a_read_through_the_index(files: FileSystem, store: Path, least: int) -> None:
+    """The index names places without sizes: a fetched range ends within a frame."""
+    layout = StoreLayout(files)
+    wanted = MessageFilter(keys=frozenset({"user1", "user2"}))
     with (
         mock.patch.object(selection, "WORTHWHILE", 1e9),
         mock.patch("logquarry.scan.places.REMOTE_RANGE", least),

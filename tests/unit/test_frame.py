@@ -6,6 +6,7 @@ import base64
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ V4 = message_id.host_bytes("10.0.0.1:10911")
 V6 = message_id.host_bytes("[2001:db8::1]:10911")
 
 
-def a_frame(**changes: object) -> Frame:
+def a_frame(**changes: Any) -> Frame:
     item = Frame(topic=b"orders", body=b"body", properties=b"K\x01V", born_host=V4, store_host=V4)
     return replace(item, **changes).with_crc()
 
@@ -118,9 +119,9 @@ def test_the_body_stands_at_byte_88_and_12_further_on_for_each_ipv6_host() -> No
         {"store_timestamp": -(1 << 63) - 1},
         {"magic": -1},
     ],
-    ids=lambda changes: " ".join(changes),
+    ids=" ".join,
 )
-def test_what_fits_no_field_is_refused(changes: dict[str, object]) -> None:
+def test_what_fits_no_field_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"host|width"):
         frame.encode(a_frame(**changes))
 

@@ -86,7 +86,9 @@ def test_key_hashes() -> None:
 
 
 @given(LONG, LONG, LONG, LONG, INT, INT)
-def test_headers_come_back(begin: int, end: int, first: int, last: int, used: int, count: int) -> None:
+def test_headers_come_back(
+    begin: int, end: int, first: int, last: int, used: int, count: int
+) -> None:
     data = index.encode_header(IndexHeader(begin, end, first, last, used, count))
     assert len(data) == 40
     assert index.decode_header(data) == (begin, end, first, last, used, max(1, count))

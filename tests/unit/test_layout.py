@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -117,7 +116,7 @@ def test_a_topic_is_never_a_path(tmp_path: Path, topic: str) -> None:
 
 def test_names_that_are_no_unicode(tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
-    os.makedirs(os.fsencode(tmp_path) + b"/consumequeue/\xff\xfe/0")
+    (tmp_path / "consumequeue" / "\udcff\udcfe" / "0").mkdir(parents=True)
     layout = StoreLayout.open(tmp_path)
     assert layout.queue_names == (("\udcff\udcfe", 0),)
     assert layout.queue(*layout.queue_names[0]).files == ()
@@ -158,9 +157,7 @@ def test_the_last_file_without_bytes_holds_nothing(tmp_path: Path) -> None:
     """A crash between making a file and giving it its size leaves it so."""
     item = Frame(topic=b"t", body=b"b").with_crc()
     layout = log_of(tmp_path, f0=100, f100=0)
-    (tmp_path / "commitlog" / f"{0:020d}").write_bytes(
-        frame.encode(item) + bytes(100 - item.size)
-    )
+    (tmp_path / "commitlog" / f"{0:020d}").write_bytes(frame.encode(item) + bytes(100 - item.size))
     events = list(LogReader(layout).events())
     assert [type(event) for event in events] == [Run, LogEnd]
     assert events[-1] == LogEnd(item.size)
@@ -189,7 +186,9 @@ def test_no_file_has_room_beyond_what_32_bits_count(tmp_path: Path) -> None:
     with path.open("wb") as file:
         for offset in (near, far):
             file.seek(offset)
-            file.write(frame.encode(Frame(topic=b"t", body=b"b", physical_offset=offset).with_crc()))
+            file.write(
+                frame.encode(Frame(topic=b"t", body=b"b", physical_offset=offset).with_crc())
+            )
         file.truncate(3 << 30)
     layout = StoreLayout.open(tmp_path)
     assert layout.commit_log.file_size == java.INT_MAX

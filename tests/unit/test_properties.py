@@ -34,9 +34,10 @@ def test_what_java_says(text: str, expected: dict[str, str]) -> None:
     assert string2message_properties(text) == expected
 
 
-@given(st.text("\x01\x02ab😀", max_size=20) | strategies.property_strings().map(
-    lambda data: data.decode("utf-8", "replace")
-))
+@given(
+    st.text("\x01\x02ab😀", max_size=20)
+    | strategies.property_strings().map(lambda data: data.decode("utf-8", "replace"))
+)
 def test_what_a_transcription_of_java_says(text: str) -> None:
     assert properties.decode(text) == string2message_properties(text)
 

@@ -16,7 +16,9 @@ LONG = st.integers(java.LONG_MIN, java.LONG_MAX)
 
 
 @pytest.mark.parametrize("name", ["single", "delay", "clean-restart/base"])
-def test_golden_queues_decode_to_the_facts_and_encode_to_themselves(golden: Path, name: str) -> None:
+def test_golden_queues_decode_to_the_facts_and_encode_to_themselves(
+    golden: Path, name: str
+) -> None:
     scenario = Scenario(golden / name)
     compared = 0
     for queue in scenario.facts["queues"]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
-from importlib.resources import as_file, files as resources
+from importlib.resources import as_file
+from importlib.resources import files as resources
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,19 +18,10 @@ from logquarry.cli.output import Output
 from logquarry.errors import LogquarryError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
+    from logquarry.spark.summary import Summary
     from logquarry.verify import VerifyReport
 
 _STORE = "real-broker"
-
-
-class _Topic(NamedTuple):
-    name: str
-    messages: int
-    bytes: int
-    first: int
-    last: int
 
 
 @click.command()
@@ -54,14 +45,14 @@ def demo(target: Path, quiet: bool) -> None:
         out.note("A store that a RocketMQ 4.9.3 broker wrote is unpacked. Starting Spark ...")
         with spark.session("local[*]") as session:
             out.note("Exporting it through Spark to Parquet ...")
-            spark.export(out, session, [str(store)], str(parquet))
-            topics = _topics(session, parquet)
-        damage = _report(out, store, page)
-    _summary(out, topics, damage)
-    out.line()
+            done = spark.export(out, session, [str(store)], str(parquet))
+        checked = _report(out, store, page)
+    _summary(out, done.summary, checked)
     out.line(f"Parquet   {text.printable(str(parquet))}")
     if page.exists():
-        out.line(f"Report    {text.printable(str(page))} (open it in a browser; it needs no network)")
+        out.line(
+            f"Report    {text.printable(str(page))} (open it in a browser; it needs no network)"
+        )
     out.line(f"Took      {time.monotonic() - start:.1f} s")
     out.line()
     out.lines(_next_steps(parquet))
@@ -78,18 +69,6 @@ def _unpack(folder: Path) -> Path:
             tar.extractall(folder)
     # Its broker is called by the folder's name.
     return (folder / _STORE / "store").rename(folder / _STORE / "broker-a")
-
-
-def _topics(session: SparkSession, parquet: Path) -> list[_Topic]:
-    """What the Parquet files hold, by topic, as Spark reads them."""
-    rows = (
-        session.read.parquet(str(parquet))
-        .selectExpr("topic", "size", "unix_millis(store_timestamp) AS time")
-        .groupBy("topic")
-        .agg({"*": "count"})
-    )
-    rows.count()
-    return []
 
 
 def _report(out: Output, store: Path, page: Path) -> VerifyReport:
@@ -119,31 +98,26 @@ def _report(out: Output, store: Path, page: Path) -> VerifyReport:
     return verify_store(StoreLayout.open(store))
 
 
-def _summary(out: Output, topics: Sequence[_Topic], report: VerifyReport) -> None:
+def _summary(out: Output, summary: Summary, report: VerifyReport) -> None:
+    total = summary.total
     rows = [
         [
-            text.printable(topic.name),
+            text.printable(name),
             text.count_text(topic.messages),
             text.size_text(topic.bytes),
-            text.time_text(topic.first),
-            text.time_text(topic.last),
+            text.time_text(topic.first_ms),
+            text.time_text(topic.last_ms),
         ]
-        for topic in topics
+        for name, topic in [*summary.topics.items(), ("all topics", total)]
     ]
-    messages = sum(topic.messages for topic in topics)
-    first, last = min(topic.first for topic in topics), max(topic.last for topic in topics)
-    size = text.size_text(sum(topic.bytes for topic in topics))
-    rows.append(
-        ["all", text.count_text(messages), size, text.time_text(first), text.time_text(last)]
-    )
     out.line()
     header = ["topic", "messages", "bytes", "first stored", "last stored"]
     out.table(header, rows, right="messages bytes")
     out.line()
     damage = sum(finding.severity == "damage" for finding in report.findings)
-    found = text.plural(damage, "finding") if damage else "none"
-    span = text.duration_text(last - first)
-    out.line(f"Time span {span}; damage: {found}")
+    span = (total.last_ms or 0) - (total.first_ms or 0)
+    out.line(f"Time span {text.duration_text(span)}")
+    out.line(f"Damage    {text.plural(damage, 'finding') if damage else 'none'}")
 
 
 def _next_steps(parquet: Path) -> list[str]:

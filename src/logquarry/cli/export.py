@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _LATER = ("delta", "iceberg")
 _STDOUT = "-"
-_PARTITIONS = ("topic", "day")
 
 
 @click.command()
@@ -49,7 +48,7 @@ _PARTITIONS = ("topic", "day")
 @click.option(
     "--partition-by",
     metavar="topic,day",
-    help="Parquet in folders of these: topic, or topic and day of the store time (UTC).",
+    help="Parquet in folders of some of broker, topic, queue_id, day (of the store time, UTC).",
 )
 @click.option("--follow", is_flag=True, hidden=True)
 @options.filters
@@ -83,6 +82,32 @@ def export(
         if partition_by is not None:
             raise UsageError("--partition-by is for Parquet")
         _jsonl(out, stores, target, filters, on_damage, config, decompress=decompress)
+        return
+    if target == _STDOUT:
+        raise UsageError("Parquet goes to a folder; only JSON lines go to stdout")
+    if filters.limit is not None:
+        raise UsageError("--limit is for JSON lines: Spark's tasks do not count together")
+    from logquarry.cli import reading, spark
+    from logquarry.config import StoreConfig
+    from logquarry.files.layout import StoreLayout
+    from logquarry.files.names import find_stores
+    from logquarry.spark.options import ReadOptions
+
+    read = ReadOptions(
+        paths=(),
+        wanted=filters.message_filter(),
+        on_damage=options.damage_policy(on_damage),
+        decompress=decompress,
+        config=options.store_config(config) or StoreConfig(),
+    )
+    paths = find_stores(stores)
+    for path in paths:
+        # A wrong path is told at once, and not after Spark has started.
+        StoreLayout.open(path, read.config)
+    folders = [name.strip() for name in (partition_by or "").split(",") if name.strip()]
+    with spark.session(spark_master) as session:
+        done = spark.export(out, session, paths, target, read, folders)
+    reading.tell_damage(out, done.summary.damage, read.on_damage)
 
 
 # --------------------------------------------------------------------------------------- JSON lines
@@ -122,7 +147,7 @@ def _jsonl(
         with files.staged(Path(target)) as file:
             count, length = _write(out, readers, file, filters.limit)
     for reader in readers:
-        reading.tell_damage(out, reader)
+        reading.tell_damage(out, reader.damage.spans, policy, reader.bad_bodies)
     what = f"{text.plural(count, 'message')}, {text.size_text(length)}"
     out.note(f"wrote {what}" + (f" to {text.printable(target)}" if target != _STDOUT else ""))
 

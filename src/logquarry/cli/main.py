@@ -2,8 +2,8 @@
 
 0 clean, 1 findings, 2 usage, 3 unreadable, 4 refused, 130 interrupted.
 
-click and no typer, which is made of it: since 0.26 typer imports pydantic for every argument,
-0.15 s that ``info`` has not got.
+click, and not typer: typer 0.29 imports pydantic for the first argument that it converts, 0.15 s
+that ``info`` has not got.
 """
 
 from __future__ import annotations

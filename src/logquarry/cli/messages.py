@@ -78,7 +78,7 @@ def messages(
             return
         for lines in _lines(reader, out, filters.limit, hidden, jsonl=jsonl):
             out.lines(lines)
-        reading.tell_damage(out, reader)
+        reading.tell_damage(out, reader.damage.spans, policy, reader.bad_bodies)
 
 
 def _single(store: MessageStore, offset: int | None, message_id: str | None) -> StoredMessage:

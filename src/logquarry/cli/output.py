@@ -9,16 +9,21 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from logquarry import text
+
+if TYPE_CHECKING:
+    from rich import progress as bars
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 _LINES_AT_ONCE = 512
+_BAR_AFTER_SECONDS = 0.4
 
 Progress = Callable[[int, int], None]
 """(done, of how many): what long work calls now and then."""
@@ -93,23 +98,52 @@ class Output:
         if unseen or (beside_data and sys.stdout.isatty()):
             yield None
             return
+        bar = _Bar(what, in_bytes=in_bytes)
+        try:
+            yield bar
+        finally:
+            bar.close()
+
+
+class _Bar:
+    """A progress bar that appears once the work has taken a while: quick work needs none."""
+
+    def __init__(self, what: str, *, in_bytes: bool) -> None:
+        self._what = what
+        self._in_bytes = in_bytes
+        self._due = time.monotonic() + _BAR_AFTER_SECONDS
+        self._bar: bars.Progress | None = None
+        self._task: bars.TaskID | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            if time.monotonic() < self._due:
+                return
+            self._bar = self._made()
+            self._task = self._bar.add_task(self._what, total=total)
+            self._bar.start()
+        assert self._task is not None
+        self._bar.update(self._task, completed=done, total=total)
+
+    def _made(self) -> bars.Progress:
         from rich import progress as bars
         from rich.console import Console
 
         counts: bars.ProgressColumn = (
-            bars.DownloadColumn(binary_units=True) if in_bytes else bars.MofNCompleteColumn()
+            bars.DownloadColumn(binary_units=True) if self._in_bytes else bars.MofNCompleteColumn()
         )
-        bar = bars.Progress(
-            bars.TextColumn("{task.description}"),
+        return bars.Progress(
+            bars.TextColumn("{task.description}", markup=False),
             bars.BarColumn(),
             counts,
             bars.TimeRemainingColumn(),
             console=Console(stderr=True, highlight=False),
             transient=True,
         )
-        with bar:
-            task = bar.add_task(what, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
 
 
 def error(message: str) -> None:

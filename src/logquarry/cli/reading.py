@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from logquarry.scan.batches import DamageLog, OnDamage
     from logquarry.scan.columns import Decoding
     from logquarry.scan.filters import MessageFilter
-    from logquarry.scan.walk import Run
+    from logquarry.scan.walk import DamagedSpan, Run
 
 _MOST_TOLD = 20
 
@@ -48,7 +48,7 @@ class Reader:
         from logquarry.scan.walk import Run
         from logquarry.store import reading as store_reading
 
-        log = self.layout.commit_log
+        start, stop = self.layout.commit_log.start, self._likely_end()
         everything = self.wanted.is_empty
         found = store_reading.runs(self.layout, self.wanted, self.on_damage, self.damage)
         for run in found:
@@ -58,7 +58,16 @@ class Reader:
             if len(rows):
                 yield Run(run.window, rows, run.path)
             if progress is not None:
-                progress(run.end - log.start, log.end - log.start)
+                progress(run.end - start, max(run.end, stop) - start)
+
+    def _likely_end(self) -> int:
+        """Where the log ends by its queues: there may be much room behind it."""
+        from logquarry.store.log_bound import consume_queues, last_entries
+
+        entries = last_entries(self.layout, consume_queues(self.layout))
+        if not entries:
+            return self.layout.commit_log.end
+        return entries[0].physical_offset + entries[0].size
 
 
 def reader(
@@ -113,13 +122,24 @@ def cut(runs: Iterator[Run], limit: int | None) -> Iterator[Run]:
             left -= len(run.rows)
 
 
-def tell_damage(out: Output, reader: Reader) -> None:
-    """On stderr: what was passed over."""
-    if reader.bad_bodies:
-        count = text.plural(len(reader.bad_bodies), "body", "bodies")
-        where = ", ".join(map(str, reader.bad_bodies[:_MOST_TOLD]))
+def tell_damage(
+    out: Output,
+    spans: Sequence[DamagedSpan],
+    on_damage: OnDamage,
+    bad_bodies: Sequence[int] = (),
+) -> None:
+    """On stderr: what was passed over.
+
+    Args:
+        out: where to.
+        spans: damaged spans that were met.
+        on_damage: what was done about them.
+        bad_bodies: physical offsets of messages whose bodies did not decompress.
+    """
+    if bad_bodies:
+        count = text.plural(len(bad_bodies), "body", "bodies")
+        where = ", ".join(map(str, bad_bodies[:_MOST_TOLD]))
         out.warn(f"{count} did not decompress and came as stored: at {where}")
-    spans = reader.damage.spans
     if not spans:
         return
     for span in spans[:_MOST_TOLD]:
@@ -129,8 +149,8 @@ def tell_damage(out: Output, reader: Reader) -> None:
         )
     if len(spans) > _MOST_TOLD:
         out.note(f"  and {len(spans) - _MOST_TOLD} more")
-    length = text.plural(reader.damage.length, "byte")
-    if reader.on_damage == "skip":
+    length = text.plural(sum(span.length for span in spans), "byte")
+    if on_damage == "skip":
         out.warn(f"skipped {text.plural(len(spans), 'damaged place')}, {length} in all")
     elif spans[-1].is_tail:
         out.warn(f"the log ends in a torn tail of {length}")

@@ -105,8 +105,10 @@ class ExportCommit:
 
     def abort(self) -> None:
         """Remove what is staged; what was in place stays as it is."""
-        self._folder.remove_folder(self._staging)
-        self._unlock()
+        try:
+            self._folder.remove_folder(self._staging)
+        finally:
+            self._unlock()
 
     def _unlock(self) -> None:
         if self._lock is not None:

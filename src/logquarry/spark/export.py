@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from logquarry.errors import UsageError
 from logquarry.scan import schema
-from logquarry.scan.splits import LogSplit
 from logquarry.spark.commit import ExportCommit
 from logquarry.spark.jobs import Progress, run_tasks
 from logquarry.spark.options import ReadOptions, parse_read_options
@@ -203,19 +202,16 @@ def _tally(number: int, task: ReadTask) -> TaskResult:
 def _up_to_damage(tasks: Sequence[ReadTask], results: Sequence[TaskResult]) -> list[TaskResult]:
     """The results of what comes before the first damage of each store.
 
-    Each task has stopped at its own first damage, and knows nothing of the others'.
+    Each task has stopped at its own first damage, and knows nothing of the others'. Tasks of a
+    store are in the order of its log.
     """
-    first: dict[str, int] = {}
-    for result in results:
-        for span in result.summary.damage[:1]:
-            broker = tasks[result.task].broker
-            first[broker] = min(span.offset, first.get(broker, span.offset))
+    ended: set[str] = set()
     kept: list[TaskResult] = []
-    for result in results:
-        task = tasks[result.task]
-        starts = [part.start for part in task.plan.parts if isinstance(part, LogSplit)]
-        if task.broker not in first or min(starts) <= first[task.broker]:
+    for task, result in zip(tasks, results, strict=True):
+        if task.broker not in ended:
             kept.append(result)
+            if result.summary.damage:
+                ended.add(task.broker)
     return kept
 
 

@@ -68,12 +68,6 @@ class ReadTask:
         """Bytes of messages in it, about."""
         return sum(part.length for part in self.plan.parts)
 
-    @property
-    def stop(self) -> int | None:
-        """Physical offset behind all of its parts, if they are ranges of the log."""
-        stops = [part.stop for part in self.plan.parts if isinstance(part, LogSplit)]
-        return max(stops) if len(stops) == len(self.plan.parts) else None
-
 
 @dataclass(frozen=True, slots=True)
 class _Store:
@@ -108,6 +102,8 @@ def plan_tasks(
     options: ReadOptions, columns: Sequence[str] | None = None, *, min_tasks: int = 1
 ) -> list[ReadTask]:
     """Tasks that together read what the options want, each message in exactly one.
+
+    Those of one store come one after the other; where only its log is read, in the log's order.
 
     Args:
         options: what to read.
@@ -162,7 +158,13 @@ def _split_size(whole: int, min_tasks: int) -> int:
 
 def _plan(store: _Store, options: ReadOptions, size: int, *, min_parts: int = 1) -> ReadPlan:
     if options.on_damage != "stop":
-        return plan_read(store.layout, store.selection, split_size=size, min_parts=min_parts)
+        return plan_read(
+            store.layout,
+            store.selection,
+            split_size=size,
+            min_parts=min_parts,
+            skip_damage=options.on_damage == "skip",
+        )
     # Where the first damage is the end, it takes a walk over the log to know what comes before it.
     wanted = store.selection.wanted
     by_time = MessageFilter(since_ms=wanted.since_ms, until_ms=wanted.until_ms)

@@ -139,7 +139,8 @@ def plan_read(
     if skip_damage and bound is not None:
         end = sound_bound(layout, bound)
         if end is not None and end < bound:
-            extent = LogExtent(extent.start, end, bound)
+            # With the byte at which the log breaks: the part that holds it tells of the damage.
+            extent = LogExtent(extent.start, end + 1, bound)
     start, stop = _time_range(layout, selection.wanted, extent)
     if selection.start_offset is not None:
         start = max(start, selection.start_offset)
@@ -171,7 +172,7 @@ def read_part(
         yield from split_events(reader, part)
     else:
         offsets, sizes = _places(layout, plan, part)
-        yield from runs_at(layout, offsets, sizes, check_crc=check_crc, batch_bytes=batch_bytes)
+        yield from _named(layout, offsets, sizes, check_crc, batch_bytes)
 
 
 def filter_of(plan: ReadPlan, part: Part) -> MessageFilter:
@@ -221,12 +222,19 @@ def read_in_order(
     )
     for split in [*splits, None]:
         upto = len(offsets) if split is None else int(np.searchsorted(offsets, split.start))
-        yield from runs_at(
-            layout, offsets[at:upto], sizes[at:upto], check_crc=check_crc, batch_bytes=batch_bytes
-        )
+        yield from _named(layout, offsets[at:upto], sizes[at:upto], check_crc, batch_bytes)
         at = upto
         if split is not None:
             yield from read_part(layout, plan, split, check_crc=check_crc, batch_bytes=batch_bytes)
+
+
+def _named(
+    layout: StoreLayout, offsets: Offsets, sizes: Sizes, check_crc: bool, batch_bytes: int
+) -> Iterator[Event]:
+    # A unit that is wrong about a size is damage to the queue, and none to the message.
+    return runs_at(
+        layout, offsets, sizes, check_crc=check_crc, batch_bytes=batch_bytes, any_size=True
+    )
 
 
 def _reader(layout: StoreLayout, plan: ReadPlan, check_crc: bool, batch_bytes: int) -> LogReader:
@@ -328,6 +336,8 @@ class _QueuePlanner:
         if any(not _is_ordered(found) for found in units.values()):
             return None
         gaps = self._gaps([u for u in units.values() if len(u)])
+        if gaps is None:
+            return None
         whole = self.range[1] - self.range[0]
         gap_bytes = sum(split.length for split in gaps)
         best: list[Part] | None = None
@@ -351,13 +361,23 @@ class _QueuePlanner:
         offsets = units["physical_offset"]
         return units[(offsets >= self.extent.start) & (offsets < self.extent.stop)]
 
-    def _gaps(self, units: list[Units]) -> list[LogSplit]:
-        """Ranges of the log within the wanted one that no queue covers."""
+    def _gaps(self, units: list[Units]) -> list[LogSplit] | None:
+        """Ranges of the log within the wanted one that no queue covers.
+
+        None where a unit reaches into the message of another: one of them is wrong, and might
+        hide a message that no queue names.
+        """
+        if not units:
+            return None
         first, stop = self.range
         starts = np.concatenate([u["physical_offset"].astype(np.int64) for u in units])
         ends = starts + np.concatenate([u["size"].astype(np.int64) for u in units])
         order = np.argsort(starts, kind="stable")
-        starts, ends = starts[order], np.maximum.accumulate(ends[order])
+        starts, ends = starts[order], ends[order]
+        # The queues of a message that has several agree about it.
+        agree = np.where(starts[1:] == starts[:-1], ends[1:] == ends[:-1], starts[1:] >= ends[:-1])
+        if not agree.all():
+            return None
         gap_starts = np.concatenate([[self.extent.start], ends])
         gap_stops = np.concatenate([starts, [self.extent.stop]])
         tail = self.extent.tail

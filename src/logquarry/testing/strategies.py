@@ -1,4 +1,4 @@
-"""Hypothesis strategies: frames, property strings and whole commit logs, sound but as odd as can be.
+"""Hypothesis strategies: frames, property strings and whole commit logs, sound and odd.
 
 For tests of what reads RocketMQ's bytes, ours and our users'. Everything made here is sound: a
 reader must take it. To get damage, change the bytes. Needs the package ``hypothesis``, which is no
@@ -267,9 +267,8 @@ def place(items: Iterable[Frame], *, file_size: int, start: int = 0, fill: bytes
             files[-1] += (frame.encode_blank(left) + fill * (left // len(fill) + 1))[:left]
             files.append(bytearray())
         offset = start + (len(files) - 1) * file_size + len(files[-1])
-        item = replace(item, physical_offset=offset)
-        files[-1] += frame.encode(item)
-        placed.append(item)
+        placed.append(replace(item, physical_offset=offset))
+        files[-1] += frame.encode(placed[-1])
     whole = tuple(bytes(data).ljust(file_size, b"\0") for data in files)
     return Log(start, file_size, tuple(placed), tuple(blanks), whole)
 

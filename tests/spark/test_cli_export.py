@@ -1,0 +1,139 @@
+"""``export`` through Spark, and ``demo``."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from logquarry.testing.builder import fill
+from tests.cli.helpers import jsonl, run
+from tests.cli.small_store import harm, make_small_store
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
+
+
+def rows(folder: Path) -> list[tuple[Any, ...]]:
+    # The files have all columns; those of the folders are not needed, and of other types.
+    names = ["topic", "physical_offset", "body"]
+    table = pq.read_table(folder, columns=names, partitioning=None)
+    return sorted(tuple(row.values()) for row in table.to_pylist())
+
+
+def messages(*arguments: object) -> list[tuple[Any, ...]]:
+    return sorted(
+        (m["topic"], m["physical_offset"], base64.b64decode(m["body"])) for m in jsonl(*arguments)
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--decompress"],
+        ["--topic", "MainTopic,TxTopic"],
+        ["--topic", "MainTopic", "--queue", "2", "--queue-offset", "10:20"],
+        ["--tag", "TagB", "--since", "2026-11-20T11:57:25Z"],
+        ["--key", "key7"],
+    ],
+)
+def test_same_rows_as_messages(golden: Path, tmp_path: Path, options: list[str]) -> None:
+    store, target = golden / "real-broker" / "store", tmp_path / "out"
+    result = run("export", store, "--to", target, *options)
+    found = rows(target)
+    assert found == messages(store, *options) and found
+    assert not result.stdout and f"wrote {len(found)} message" in result.stderr
+    assert (target / "_SUCCESS").exists()
+
+
+def test_again_and_partitioned(golden: Path, tmp_path: Path) -> None:
+    store, target = golden / "real-broker" / "store", tmp_path / "out"
+    run("export", store, "--to", target)
+    run("export", store, "--to", target, "--partition-by", "topic,day", "--quiet")
+    assert rows(target) == messages(store)
+    assert (target / "topic=TxTopic" / "day=2026-11-20").is_dir()
+
+
+def test_damage(tmp_path: Path) -> None:
+    damaged_store, target = harm(make_small_store(tmp_path / "small")), tmp_path / "out"
+    result = run("export", damaged_store, "--to", target, code=1)
+    assert f"{0:020d}" in result.stderr and "bad_body_crc" in result.stderr
+    assert "Traceback" not in result.stderr and "java" not in result.stderr
+    assert not list(target.rglob("*.parquet"))
+    result = run("export", damaged_store, "--to", target, "--on-damage", "skip")
+    assert len(rows(target)) == 39
+    assert "skipped 1 damaged place" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--to", "-"],
+        ["--to", "x", "--limit", "3"],
+        ["--to", "x", "--partition-by", "colour"],
+        ["--to", "x", "--since", "never"],
+    ],
+)
+def test_usage(
+    golden: Path, tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("export", golden / "single" / "store", *options, code=2)
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        result = run("demo")
+        lines = result.stdout.splitlines()
+        total = next(line for line in lines if line.startswith("all topics")).split()
+        assert total[2:5] == ["452", "213.2", "KiB"]
+        assert any(line.split() == ["Damage", "none"] for line in lines)
+        assert pq.read_table(tmp_path / "demo-output" / "parquet").num_rows == 452
+    page = (tmp_path / "demo-output" / "report.html").read_text("utf-8")
+    assert "MainTopic takes 41% of" in page and len(page) < 1_500_000
+    # The session was there before, and still is.
+    assert spark.range(3).count() == 3
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    store, target = tmp_path / "store", tmp_path / "out"
+    fill(store, total_bytes=400 << 20)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", "from logquarry.cli.main import main; main()"),
+            *("export", str(store), "--to", str(target), "--spark-master", "local[1]"),
+        ],
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 200
+    while not list(target.glob("_temporary-*/**/*.parquet*")) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    # As a terminal does: to all processes of the group.
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 130, errors.decode()
+    assert b"Traceback" not in errors
+    assert not [path for path in target.rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+def test_manifest_tells_the_same(golden: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    run("export", golden / "single" / "store", golden / "rollover" / "store", "--to", target)
+    manifest = json.loads((target / "_manifest.json").read_text())
+    assert {store["broker"] for store in manifest["stores"]} == {"single", "rollover"}
+    assert manifest["messages"] == pq.read_table(target).num_rows

@@ -1,0 +1,200 @@
+"""How an export's files get into place, with a crash at every step of it. No Spark is needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logquarry.errors import StoreUnavailable, UsageError
+from logquarry.spark.commit import INTENT, MANIFEST, SUCCESS, ExportCommit
+from logquarry.spark.output import OutputFolder
+
+STEPS = ("make", "create", "move", "remove", "remove_folder", "remove_if_empty", "write_json")
+
+
+class Crash(BaseException):
+    pass
+
+
+class CrashingFolder(OutputFolder):
+    """Does so many changes, then stops before the next as a killed process does."""
+
+    def __init__(self, location: Path, steps: int) -> None:
+        super().__init__(location)
+        self._left = steps
+        for name in STEPS:
+            setattr(self, name, self._counted(getattr(self, name)))
+
+    def _counted(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **named: Any) -> Any:
+            if self._left <= 0:
+                raise Crash
+            self._left -= 1
+            return step(*arguments, **named)
+
+        return counted
+
+
+def export(folder: OutputFolder, *paths: str, text: str = "new") -> None:
+    commit = ExportCommit(folder)
+    try:
+        commit.begin()
+        files = []
+        for number, path in enumerate(paths):
+            staged = f"{commit.staging}/{number}"
+            with folder.create(staged) as sink:
+                sink.write(f"{text} {path}".encode())
+            files.append((staged, path))
+        commit.commit(files, {"files": [{"path": path} for path in paths]})
+    except Crash:
+        # With a process its locks go.
+        commit._unlock()
+        raise
+
+
+def contents(dest: Path) -> dict[str, str]:
+    """All that readers see, by path."""
+    return {
+        str(path.relative_to(dest)): path.read_text()
+        for path in sorted(dest.rglob("*.parquet"))
+        if not str(path.relative_to(dest)).startswith("_")
+    }
+
+
+def is_complete(dest: Path) -> bool:
+    names = {path.name for path in dest.iterdir()}
+    manifest = json.loads((dest / MANIFEST).read_text())
+    assert manifest["written_by"] == "logquarry"
+    assert {entry["path"] for entry in manifest["files"]} == contents(dest).keys()
+    return SUCCESS in names and INTENT not in names and not any("temporary" in n for n in names)
+
+
+def test_export(tmp_path: Path) -> None:
+    dest = tmp_path / "dest"
+    export(OutputFolder(dest), "a.parquet", "topic=x/b.parquet")
+    assert contents(dest) == {
+        "a.parquet": "new a.parquet",
+        "topic=x/b.parquet": "new topic=x/b.parquet",
+    }
+    assert is_complete(dest)
+
+
+def test_another_export_replaces_the_first(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    (tmp_path / "notes.txt").write_text("not ours")
+    export(folder, "a.parquet", "topic=x/b.parquet", "topic=y/day=1/c.parquet", text="old")
+    export(folder, "a.parquet", "topic=x/d.parquet")
+    assert contents(tmp_path) == {
+        "a.parquet": "new a.parquet",
+        "topic=x/d.parquet": "new topic=x/d.parquet",
+    }
+    assert not (tmp_path / "topic=y").exists()
+    assert (tmp_path / "notes.txt").read_text() == "not ours"
+    assert is_complete(tmp_path)
+
+
+OLD = ("a.parquet", "topic=x/b.parquet", "topic=y/c.parquet")
+NEW = ("a.parquet", "topic=x/d.parquet")
+
+
+@pytest.mark.parametrize("earlier", [(), OLD])
+def test_a_crash_at_every_step(tmp_path: Path, earlier: tuple[str, ...]) -> None:
+    """Nothing but what an export was told to have there, each once, after the next one."""
+    steps = 0
+    while True:
+        dest = tmp_path / str(steps)
+        folder = OutputFolder(dest)
+        if earlier:
+            export(folder, *earlier, text="old")
+        before = contents(dest)
+        crashed = False
+        try:
+            export(CrashingFolder(dest, steps), *NEW)
+        except Crash:
+            crashed = True
+        if crashed and not (dest / INTENT).exists() and not (dest / SUCCESS).exists():
+            assert contents(dest) == before
+        if (dest / SUCCESS).exists():
+            # Whoever trusts _SUCCESS sees one export or the other, whole.
+            assert contents(dest) in (before, {path: f"new {path}" for path in NEW})
+        export(folder, "other.parquet", *NEW)
+        assert contents(dest) == {path: f"new {path}" for path in ("other.parquet", *NEW)}
+        assert is_complete(dest)
+        if not crashed:
+            break
+        steps += 1
+    assert steps > 10
+
+
+def test_abort_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    export(folder, "a.parquet", text="old")
+    commit = ExportCommit(folder)
+    commit.begin()
+    with folder.create(f"{commit.staging}/x") as sink:
+        sink.write(b"half")
+    commit.abort()
+    assert contents(tmp_path) == {"a.parquet": "old a.parquet"}
+    assert is_complete(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["b.parquet", "deep/down/b.PARQUET", "c.parq"])
+def test_foreign_parquet_files(tmp_path: Path, path: str) -> None:
+    folder = OutputFolder(tmp_path)
+    export(folder, "a.parquet", text="old")
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_text("theirs")
+    with pytest.raises(UsageError, match=f"no export of ours wrote.*{path}"):
+        export(folder, "a.parquet")
+    assert (tmp_path / path).read_text() == "theirs"
+    assert (tmp_path / "a.parquet").read_text() == "old a.parquet"
+
+
+def test_other_tables(tmp_path: Path) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    with pytest.raises(UsageError, match="there is a Delta table"):
+        ExportCommit(OutputFolder(tmp_path)).begin()
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no JSON", '{"written_by": "another"}'])
+def test_a_manifest_that_is_not_ours(tmp_path: Path, text: str) -> None:
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(UsageError, match="_manifest.json is not ours"):
+        ExportCommit(OutputFolder(tmp_path)).begin()
+
+
+def test_one_export_at_a_time(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    first = ExportCommit(folder)
+    first.begin()
+    with pytest.raises(StoreUnavailable, match="another export is at work"):
+        ExportCommit(folder).begin()
+    assert [path.name for path in tmp_path.iterdir()] == [first.staging]
+    first.commit([], {"files": []})
+    export(folder, "a.parquet")
+    assert is_complete(tmp_path)
+
+
+def test_what_a_dead_export_left_goes(tmp_path: Path) -> None:
+    dead = tmp_path / "_temporary-dead" / "000000-x"
+    dead.mkdir(parents=True)
+    (dead / "a.parquet").write_text("half")
+    export(OutputFolder(tmp_path), "a.parquet")
+    assert is_complete(tmp_path)
+
+
+def test_behind_a_file_system_of_arrow(tmp_path: Path) -> None:
+    """The way of object stores: no locks, and moves that do not replace."""
+    folder = OutputFolder(f"mock://{tmp_path}")
+    from pyarrow import fs as pafs
+
+    folder.__dict__["_opened"] = (pafs.LocalFileSystem(), str(tmp_path))
+    assert not folder.is_local
+    export(folder, *OLD, text="old")
+    export(folder, *NEW)
+    assert contents(tmp_path) == {path: f"new {path}" for path in NEW}
+    assert is_complete(tmp_path)
