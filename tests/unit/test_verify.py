@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import logquarry as lq
 from logquarry.files.layout import StoreLayout
 from logquarry.format import index, queue_entry
 from logquarry.testing.builder import StoreBuilder
@@ -215,3 +216,42 @@ def test_fillers_of_a_queue_that_begins_late_are_no_harm(tmp_path: Path) -> None
 
 def test_the_kinds_have_a_table_for_the_docs() -> None:
     assert all(f"| {kind} |" in markdown() for kind in KINDS)
+
+
+def test_a_queue_file_far_away_does_not_hold_up_the_check(store: Path) -> None:
+    folder = store / "consumequeue/T/0"
+    far = folder / f"{4_000_000_000_000_000_000:020d}"
+    far.write_bytes(queue_entry.encode(queue_entry.QueueEntry(10, 200, 0)).ljust(400, b"\0"))
+    assert "queue_file_missing" in kinds(check(store))
+    assert sum(1 for _ in lq.MessageStore.open(store).scan(topic="T")) == 80
+
+
+def test_numbers_of_thousands_of_digits_are_no_numbers(tmp_path: Path) -> None:
+    with StoreBuilder(tmp_path / "store") as builder:
+        properties = f"DELAY\x01{'9' * 5000}\x02TAGS\x01a"
+        builder.put("SCHEDULE_TOPIC_XXXX", b"", properties_string=properties)
+    with lq.MessageStore.open(tmp_path / "store") as opened:
+        assert opened.to_arrow(columns=["tags_code"]).read_all()["tags_code"].to_pylist() == [97]
+
+
+def test_what_retention_deletes_while_it_is_read_is_no_damage(store: Path) -> None:
+    with lq.MessageStore.open(store) as opened:
+        before = [message.physical_offset for message in opened.scan()]
+        files = sorted((store / "commitlog").iterdir())
+        files[0].unlink()
+        kept = [message.physical_offset for message in opened.scan()]
+    assert kept == [offset for offset in before if offset >= int(files[1].name)]
+
+
+def test_a_torn_index_chain_makes_a_key_search_read_the_log(indexed: tuple[Path, Path]) -> None:
+    root, _ = indexed
+    with lq.MessageStore.open(root) as opened:
+        keyed = [m for m in opened.scan() if m.uniq_key]
+        wanted = keyed[0].uniq_key
+        assert wanted is not None
+    for file in (root / "index").iterdir():
+        for number in range(1, 250):
+            poke(file, SHAPE.entry_position(number) + 12, struct.pack(">i", -1))
+    with lq.MessageStore.open(root) as opened:
+        found = [m.physical_offset for m in opened.scan(keys=wanted)]
+    assert found == [m.physical_offset for m in keyed if m.uniq_key == wanted]

@@ -155,6 +155,10 @@ class StoreLayout:
         # on is no part of any log.
         return FileSequence(files, min(size, java.INT_MAX))
 
+    def list_commit_log(self) -> tuple[StoreFile, ...]:
+        """The files of the commit log as they are now, not as they were when they were listed."""
+        return self._numbered(COMMIT_LOG)
+
     @cached_property
     def queue_names(self) -> tuple[tuple[str, int], ...]:
         """(topic, queue id) of each consume queue, sorted."""

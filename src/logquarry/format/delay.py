@@ -12,6 +12,8 @@ from logquarry.format import properties as props
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
+_MOST_DIGITS = 10
+
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -54,6 +56,10 @@ def parse_int(text: str) -> int | None:
     digits = text[1:] if text[:1] in ("+", "-") else text
     # Java looks at single chars, and so knows no digits beyond the BMP.
     if not digits.isdecimal() or max(digits) > "\uffff":
+        return None
+    # Longer ones are no int, and Python refuses to read very long ones.
+    digits = digits.lstrip("0") or "0"
+    if len(digits) > _MOST_DIGITS:
         return None
     value = int(digits) * (-1 if text[0] == "-" else 1)
     return value if java.INT_MIN <= value <= java.INT_MAX else None

@@ -19,6 +19,19 @@ _TREEIFY_THRESHOLD = 8
 _MIN_TREEIFY_CAPACITY = 64
 
 
+NO_NUMBER = -1
+_MOST_DIGITS = 18
+
+
+def digits(text: str) -> int:
+    """The number that ASCII digits say, NO_NUMBER where it is none or has more than 18 of them.
+
+    Numbers in a store come from anybody, and Python refuses to read very long ones.
+    """
+    plain = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    return int(text) if plain else NO_NUMBER
+
+
 def to_int(value: int) -> int:
     """``value`` wrapped to a signed 32-bit integer, as Java's ``(int)`` does."""
     value &= 0xFFFFFFFF

@@ -15,7 +15,15 @@ from logquarry.format import delay
 from logquarry.format import rows as r
 from logquarry.scan import columns
 from logquarry.scan.columns import Decoding
-from logquarry.scan.walk import BlankSpan, DamagedSpan, LogEnd, LogReader, Run
+from logquarry.scan.walk import (
+    BlankSpan,
+    DamagedSpan,
+    Event,
+    ExpiredSpan,
+    LogEnd,
+    LogReader,
+    Run,
+)
 from logquarry.store.message_store import MessageStore
 
 Progress = Callable[[int, int], None]
@@ -215,9 +223,9 @@ def _add_tags(found: Survey, run: Run) -> None:
             found.tags_cut = True
 
 
-def _use(found: Survey, event: Run | BlankSpan | DamagedSpan | LogEnd) -> None:
+def _use(found: Survey, event: Event) -> None:
     """Book the bytes of an event on the files in which they lie."""
-    if isinstance(event, LogEnd):
+    if isinstance(event, LogEnd | ExpiredSpan):
         return
     start, end = (
         (event.start, event.end)

@@ -101,9 +101,13 @@ class MessageFilter:
 
     @cached_property
     def _grep(self) -> re.Pattern[bytes] | None:
-        return None if self.grep is None else re.compile(
-            # An argument of the command line that is no UTF-8 comes with surrogates.
-            self.grep.encode("utf-8", "surrogateescape")
+        return (
+            None
+            if self.grep is None
+            else re.compile(
+                # An argument of the command line that is no UTF-8 comes with surrogates.
+                self.grep.encode("utf-8", "surrogateescape")
+            )
         )
 
     def select(self, window: Window, rows: Rows, decoding: Decoding) -> Rows:

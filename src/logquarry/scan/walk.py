@@ -113,7 +113,15 @@ class LogEnd:
     offset: int
 
 
-Event = Run | BlankSpan | DamagedSpan | LogEnd
+@dataclass(frozen=True, slots=True)
+class ExpiredSpan:
+    """A stretch of the log that a live broker deleted while it was read: no damage."""
+
+    offset: int
+    length: int
+
+
+Event = Run | BlankSpan | DamagedSpan | ExpiredSpan | LogEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +254,9 @@ class LogReader:
         Without ``look_ahead`` the end of the chain comes as a LogEnd, whatever follows it.
         """
         file = self.files.at(position)
+        if file is not None and self._is_expired(file):
+            after = file.base + self.files.file_size
+            return ExpiredSpan(position, after - position), after
         if file is None or position - file.base >= self._size(file):
             return self._broken(position, self._missing_reason(file), look_ahead=look_ahead)
         at = position - file.base
@@ -284,6 +295,13 @@ class LogReader:
             return None, file.base + end
         reason = codec.damage_reason(window, at - shift, check_crc=self.check_crc)
         return self._broken(position, (kind.label, reason), look_ahead=look_ahead)
+
+    def _is_expired(self, file: StoreFile) -> bool:
+        """Whether a file went, and all before it: retention deletes from the start."""
+        if not file.size or not isinstance(self._view(file), GoneFile):
+            return False
+        left = self.layout.list_commit_log()
+        return bool(left) and left[0].base > file.base
 
     def _missing_reason(self, file: StoreFile | None) -> tuple[str, str]:
         if file is not None and file.size and isinstance(self._view(file), GoneFile):

@@ -20,7 +20,7 @@ from logquarry.scan.batches import BAD_COMPRESSION, DamageLog, record_batches, s
 from logquarry.scan.columns import Decoding
 from logquarry.scan.filters import MessageFilter
 from logquarry.scan.splits import LogSplit
-from logquarry.scan.walk import MISSING_FILE, DamagedSpan, Event
+from logquarry.scan.walk import MISSING_FILE, DamagedSpan, Event, ExpiredSpan
 from logquarry.spark.options import ReadOptions
 from logquarry.store.selection import (
     Part,
@@ -301,7 +301,11 @@ def _not_deleted(task: ReadTask, layout: StoreLayout, part: Part) -> Iterator[Ev
     for event in read_part(
         layout, task.plan, part, check_crc=check_crc, batch_bytes=task.options.batch_bytes
     ):
-        if isinstance(event, DamagedSpan) and event.kind == MISSING_FILE and event.offset < oldest:
+        if isinstance(event, ExpiredSpan):
+            gone = True
+        elif (
+            isinstance(event, DamagedSpan) and event.kind == MISSING_FILE and event.offset < oldest
+        ):
             gone = True
         else:
             yield event

@@ -86,11 +86,30 @@ class IndexFile:
             if len(found) >= max_count or time < begin:
                 return
 
-    def all_offsets(self, topic: str, key: str) -> list[int]:
-        """All the offsets that the file has for a key, newest first. Hashes are compared."""
+    def all_offsets(self, topic: str, key: str) -> list[int] | None:
+        """All the offsets that the file has for a key, newest first; hashes are compared.
+
+        None if the chain is not sound to its end, so that some may be missing.
+        """
         hashes = _hashes(topic, key)
-        chain = self._chain(hashes[0])
-        return [entry.physical_offset for entry in chain if entry.key_hash in hashes]
+        header, shape = self.header, self.shape
+        if shape is None:
+            return None
+        found: list[int] = []
+        slot = shape.slot_position(hashes[0])
+        number, upper = self._slot(shape, hashes[0]), header.entry_count
+        while number != 0:
+            entry = self._entry(shape, number) if 0 < number < upper else None
+            if entry is None or entry.seconds < 0:
+                return None
+            if shape.slot_position(entry.key_hash) != slot:
+                return None
+            if not header.begin_offset <= entry.physical_offset <= header.end_offset:
+                return None
+            if entry.key_hash in hashes:
+                found.append(entry.physical_offset)
+            number, upper = entry.previous, number
+        return found
 
     def _chain(self, key_hash: int) -> Iterator[IndexEntry]:
         """The entries of the slot of a hash, newest first."""

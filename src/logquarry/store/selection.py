@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -332,6 +333,8 @@ class _QueuePlanner:
             return None
         if sum(queue.max_offset - queue.min_offset for queue in self.queues) > MOST_UNITS:
             return None
+        if not all(_is_whole(queue) for queue in self.queues):
+            return None
         units = {queue: self._units(queue) for queue in self.queues}
         if any(not _is_ordered(found) for found in units.values()):
             return None
@@ -417,14 +420,12 @@ class _QueuePlanner:
             return None
         assert self.selection.wanted.keys is not None
         topics = [t for t in {q.topic for q in self.queues} if self._takes(t)]
-        places = {
-            offset
-            for file in files
-            for topic in topics
-            for key in self.selection.wanted.keys
-            for offset in file.all_offsets(topic, key)
-            if self.range[0] <= offset < self.range[1]
-        }
+        places: set[int] = set()
+        for file, topic, key in product(files, topics, self.selection.wanted.keys):
+            found = file.all_offsets(topic, key)
+            if found is None:
+                return None
+            places.update(o for o in found if self.range[0] <= o < self.range[1])
         # Between the last message of one file and the first of the next none has a key, unless a
         # file is missing: these stretches are short, and walked to be sure.
         edges = [self.extent.start]
@@ -443,6 +444,12 @@ class _QueuePlanner:
 
     def _takes(self, topic: str) -> bool:
         return self.selection.wanted.takes_topic(topic)
+
+
+def _is_whole(queue: ConsumeQueue) -> bool:
+    """Whether no file is missing between the ends of a queue."""
+    runs = queue.runs(queue.min_offset, queue.max_offset)
+    return sum(len(units) for _, units in runs) == queue.max_offset - queue.min_offset
 
 
 def _is_ordered(units: Units) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from logquarry.files.layout import CONFIG, StoreLayout
-from logquarry.format import broker_config, frame, sys_flag
+from logquarry.format import broker_config, frame, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.scan import columns
 from logquarry.scan.batches import sound_runs
@@ -115,7 +115,8 @@ def _ended(store: MessageStore, log: CommitLog, queue_id: int) -> set[int]:
         if op is None or props.decode_bytes(op.properties).get(props.TAGS) != _OP_TAG:
             continue
         # 5.x names several in one op.
-        ended.update(int(word) for word in op.body.split(_OP_SEPARATOR) if word.isdigit())
+        ended.update(java.digits(word.decode("latin-1")) for word in op.body.split(_OP_SEPARATOR))
+    ended.discard(java.NO_NUMBER)
     return ended
 
 
@@ -137,7 +138,7 @@ def _half(queue_id: int, offset: int, half: frame.Frame) -> HalfMessage:
         topic=properties.get(props.REAL_TOPIC, ""),
         born_timestamp=half.born_timestamp,
         store_timestamp=half.store_timestamp,
-        check_times=int(times) if times.isascii() and times.isdigit() else 0,
+        check_times=max(0, java.digits(times)),
     )
 
 

@@ -8,6 +8,7 @@ newest messages alone, and says nothing about the older ones.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -212,8 +213,7 @@ class QueueChecker:
         first = max(state.next_offset, queue.min_offset)
         if not state.messages:
             first = queue.min_offset
-        for start in range(first, queue.max_offset, _CHUNK):
-            units = queue.units(start, start + _CHUNK)
+        for start, units in _chunks(queue, first):
             offsets = units["physical_offset"].astype(np.int64)
             written = has_message(units)
             ahead = written & (offsets >= log_end) & ~_within(offsets, damage)
@@ -301,6 +301,13 @@ def unit_place(queue: ConsumeQueue, offset: int) -> tuple[str, int]:
     base = offset * UNIT_SIZE // room * room
     folder = f"{CONSUME_QUEUE}/{queue.topic}/{queue.queue_id}"
     return f"{folder}/{base:0{NAME_DIGITS}d}", offset * UNIT_SIZE - base
+
+
+def _chunks(queue: ConsumeQueue, first: int) -> Iterator[tuple[int, Units]]:
+    """The units from a queue offset on, some at a time; where there is no file there are none."""
+    for start, units in queue.runs(first, queue.max_offset):
+        for at in range(0, len(units), _CHUNK):
+            yield start + at, units[at : at + _CHUNK]
 
 
 def _units_at(queue: ConsumeQueue, offsets: Int64) -> Units:

@@ -20,7 +20,17 @@ Progress = Callable[[int, int], None]
 """Told how many bytes of the log were checked, and how many there are."""
 
 _COMES_AND_GOES = frozenset(
-    {"torn_tail", "queue_behind", "queue_ahead", "queue_missing", "index_ahead", "wrong_file_size"}
+    {
+        "torn_tail",
+        "wrong_file_size",
+        "queue_behind",
+        "queue_ahead",
+        "queue_missing",
+        "index_ahead",
+        "index_chain",
+        "index_entry",
+        "index_header",
+    }
 )
 """What is no damage beside a live writer, which appends to the log first."""
 
@@ -101,7 +111,7 @@ class _Verification:
                 self.blank_bytes += event.length
             elif isinstance(event, DamagedSpan):
                 self._damage(event)
-            else:
+            elif isinstance(event, LogEnd):
                 end = event.offset
             if self.progress is not None and not isinstance(event, LogEnd):
                 self.progress(end - log.start, log.end - log.start)
