@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from logquarry import cache
 from logquarry.cache import cache_folder, cache_folders
 
 
@@ -36,6 +40,11 @@ def test_cache_folder_is_made(tmp_path: Path) -> None:
     assert wanted.is_dir()
 
 
+def test_folders_that_are_not_needed_are_not_made(tmp_path: Path, temporary: Path) -> None:
+    cache_folder({"LOGQUARRY_CACHE_DIR": str(tmp_path / "cache")})
+    assert list(temporary.iterdir()) == []
+
+
 def test_temporary_folder_where_the_cache_cannot_be(tmp_path: Path, temporary: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     environ = {"LOGQUARRY_CACHE_DIR": str(tmp_path / "file" / "cache")}
@@ -60,3 +69,39 @@ def test_temporary_folder_of_others_is_left_alone(
     *_, other = cache_folders({"HOME": "/h"})
     assert other != folder
     assert other.parent == temporary
+    *_, again = cache_folders({"HOME": "/h"})
+    assert again == other
+    cache._remove(other, os.getpid() + 1)
+    assert other.is_dir()
+    cache._remove(other, os.getpid())
+    assert not other.exists()
+
+
+def test_a_folder_of_one_process_goes_with_it(tmp_path: Path) -> None:
+    (tmp_path / f"logquarry-{os.getuid()}").write_text("in the way")
+    program = "from logquarry.cache import cache_folder; print(cache_folder())"
+    environ = os.environ | {"TMPDIR": str(tmp_path), "LOGQUARRY_CACHE_DIR": "/dev/null/x"}
+    told = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
+    )
+    folder = Path(told.stdout.strip())
+    assert folder.parent == tmp_path
+    assert not folder.exists()
+
+
+def test_kernels_that_cannot_be_kept_beside_the_package(tmp_path: Path) -> None:
+    program = """
+import os
+from unittest import mock
+def access(path, mode, real=os.access):
+    return not str(path).endswith("format") and real(path, mode)
+with mock.patch("os.access", access):
+    import logquarry.format.native
+import numba
+print(numba.config.CACHE_DIR)
+"""
+    environ = os.environ | {"LOGQUARRY_CACHE_DIR": str(tmp_path), "NUMBA_CACHE_DIR": ""}
+    told = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.strip() == str(tmp_path / "kernels")

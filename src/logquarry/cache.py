@@ -5,10 +5,13 @@ Nothing in a cache folder is needed: losing it costs a moment on the next run.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 
@@ -33,16 +36,20 @@ def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """The first of `cache_folders` that can be written to; it exists on return."""
-    folders = list(cache_folders(environ))
-    for folder in folders:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK | os.X_OK):
-            return folder
-    return folders[-1]
+    """The first of `cache_folders` that can be written to; it exists on return.
+
+    Raises:
+        OSError: if not even a temporary folder can be made.
+    """
+    return next(folder for folder in cache_folders(environ) if _made(folder))
+
+
+def _made(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def _temporary_folder() -> Path:
@@ -51,7 +58,8 @@ def _temporary_folder() -> Path:
     Its name can be guessed and /tmp is everyone's, so one that another user made, or may write to,
     is left alone: programs are run from here.
     """
-    folder = Path(tempfile.gettempdir()) / f"logquarry-{os.getuid()}"
+    parent = tempfile.gettempdir()
+    folder = Path(parent) / f"logquarry-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
@@ -60,4 +68,17 @@ def _temporary_folder() -> Path:
             return folder
     except OSError:
         pass
-    return Path(tempfile.mkdtemp(prefix="logquarry-"))
+    return _folder_of_this_process(parent)
+
+
+@cache
+def _folder_of_this_process(parent: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="logquarry-", dir=parent))
+    atexit.register(_remove, folder, os.getpid())
+    return folder
+
+
+def _remove(folder: Path, owner: int) -> None:
+    # A forked child ends too, and its parent still works here.
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -76,7 +76,6 @@ class StoreConfig(LayoutConfig):
             ``access_message_in_memory_max_ratio`` percent of the machine's memory.
         max_transfer_bytes_on_message_in_disk: likewise.
         access_message_in_memory_max_ratio: percent of memory taken for page cache.
-        message_index_enable: whether the store keeps an index at all.
         enable_multi_dispatch: whether INNER_MULTI_DISPATCH puts a message into further queues.
         enable_lmq: whether those of them that start with ``%LMQ%`` all have the queue id 0.
         decompress_limit: bytes that one compressed body may turn into.
@@ -89,7 +88,6 @@ class StoreConfig(LayoutConfig):
     max_transfer_count_on_message_in_disk: int = 8
     max_transfer_bytes_on_message_in_disk: int = 64 * 1024
     access_message_in_memory_max_ratio: int = 40
-    message_index_enable: bool = True
     enable_multi_dispatch: bool = False
     enable_lmq: bool = False
     decompress_limit: int = 64 << 20

@@ -4,11 +4,13 @@
 
     LogquarryError
     ├── UsageError            an option or argument that makes no sense (CLI exit code 2)
+    ├── JavaNotFound          no Java that Spark can run on (in spark/java.py)
     └── StoreError            something about a store
         ├── StoreNotFound     there is no store at that path, or it cannot be read (exit code 3)
         ├── StoreUnavailable  closed, read-only, busy, poisoned or refused (exit code 4)
         ├── MessageRejected   the message was not stored: illegal or too large
         ├── MessageNotFound   no message stands where one was asked for
+        ├── DecompressionError   a body does not decompress, or to too much
         └── CorruptStore      bytes that are not what the format says (exit code 1)
             ├── CorruptFrame  ... in the commit log: path, offset, kind and reason
             └── CorruptFile   ... in any other file of the store
@@ -56,6 +58,10 @@ class MessageRejected(StoreError):
 
 class MessageNotFound(StoreError, LookupError):
     """No message stands where one was asked for: outside the log, or not at a frame's start."""
+
+
+class DecompressionError(StoreError, ValueError):
+    """The body is not what its flag says, or is larger than the limit."""
 
 
 class CorruptStore(StoreError):

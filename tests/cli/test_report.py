@@ -14,11 +14,12 @@ import pytest
 
 from logquarry.report.charts import figures
 from logquarry.report.page import Page, Table, Tile, render, script_json
-from logquarry.report.survey import PERCENTILES, Survey, bin_size, survey
+from logquarry.report.survey import MOST_BINS, PERCENTILES, Survey, bin_size, survey
 from logquarry.store.message_store import MessageStore
 from logquarry.store.overview import overview
 from tests.cli.helpers import expected_messages, run
 from tests.cli.small_store import HOSTILE
+from tests.store_maker import StoreMaker
 
 MOST_BYTES = 1_500_000
 
@@ -60,6 +61,23 @@ def test_bins_are_few() -> None:
     for span in (0, 1, 999, 60_000, 3_600_000, 86_400_000, 400 * 86_400_000, 30_000_000_000_000):
         assert span // bin_size(span) <= 1_000
     assert bin_size(90 * 60_000) == 60_000
+
+
+@pytest.mark.parametrize(
+    "times", [(0, 2**62), (-(2**63), 2**63 - 1), (2**63 - 2, 2**63 - 1), (1_700_000_000_000, 2**62)]
+)
+def test_hostile_store_times(tmp_path: Path, times: tuple[int, int]) -> None:
+    assert bin_size(times[1] - times[0]) * MOST_BINS >= times[1] - times[0]
+    maker = StoreMaker()
+    for time in times:
+        maker.put(body=b"x", time=time)
+    store = maker.write(tmp_path / "store")
+    with MessageStore.open(store) as opened:
+        found = survey(opened, times)
+    line = found.over_time["orders"]
+    assert len(line) <= MOST_BINS + 2
+    assert line.sum() == 2 and line[0] and line[-1]
+    run("report", store, "--html", tmp_path / "page.html")
 
 
 @pytest.mark.parametrize(

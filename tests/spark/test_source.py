@@ -61,7 +61,7 @@ def messages(golden: Path) -> list[dict[str, Any]]:
 
 def error_of(action: Callable[[], Any]) -> tuple[LogquarryError, str]:
     """What an action raises, explained, and what Spark says."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011
+    with pytest.raises(Exception) as caught:
         action()
     ours = explain(caught.value)
     assert ours is not None, caught.value

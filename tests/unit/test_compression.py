@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logquarry.errors import DecompressionError
 from logquarry.format import sys_flag
-from logquarry.format.compression import DecompressionError, decompress, is_compressed
+from logquarry.format.compression import decompress, is_compressed
 
 ZLIB_49 = sys_flag.COMPRESSED
 METHODS = {

@@ -155,12 +155,11 @@ def test_a_negative_queue_id(tmp_path: Path) -> None:
     assert queue(tmp_path, queue_id=-3).max_offset == 1
 
 
-def test_addresses_into_the_extension_are_flagged(tmp_path: Path) -> None:
+def test_addresses_into_the_extension_are_kept(tmp_path: Path) -> None:
     address = -(1 << 31) - 5
     write(tmp_path, 0, [QueueEntry(0, 100, address), QueueEntry(100, 100, -(1 << 31))])
     entries = [entry for _, entry in queue(tmp_path).entries()]
     assert [entry.tags_code for entry in entries] == [address, -(1 << 31)]
-    assert [entry.has_extension_address for entry in entries] == [True, False]
 
 
 def test_a_live_writer_appends(tmp_path: Path) -> None:

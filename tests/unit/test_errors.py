@@ -23,6 +23,7 @@ def test_damage_survives_pickling(kind: type[errors.CorruptStore]) -> None:
 def test_the_tree() -> None:
     assert issubclass(errors.UsageError, ValueError)
     assert issubclass(errors.MessageNotFound, LookupError)
+    assert issubclass(errors.DecompressionError, ValueError)
     assert not issubclass(errors.StoreNotFound, OSError)
     every = [value for value in vars(errors).values() if isinstance(value, type)]
     for kind in every:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -216,7 +217,7 @@ def test_a_check(files: FileSystem) -> None:
 
 # ------------------------------------------------------------------------------------- locations
 def test_local_locations(store: Path, tmp_path: Path) -> None:
-    for location in (store, str(store), f"file://{store}"):
+    for location in (store, str(store), f"file://{store}", f"file:{store}"):
         files = open_filesystem(location)
         assert isinstance(files, LocalFileSystem)
         assert files.root == str(store)
@@ -233,7 +234,28 @@ def test_fsspec_locations(store: Path) -> None:
     assert files.read("checkpoint") == (store / "checkpoint").read_bytes()
 
 
-@pytest.mark.parametrize("location", ["nothing://x/y", "://", "memory://x"])
+def test_fsspec_locations_without_options(store: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(str(store), "/store", recursive=True)
+    try:
+        files = open_filesystem("memory://store")
+        assert isinstance(files, ArrowFileSystem)
+        assert files.read("checkpoint") == (store / "checkpoint").read_bytes()
+        assert verify_store(StoreLayout(files)).findings == []
+    finally:
+        memory.rm("/store", recursive=True)
+
+
+@pytest.mark.parametrize("options", [None, {"a": 1}])
+def test_without_fsspec(options: dict[str, int] | None) -> None:
+    with (
+        mock.patch.dict(sys.modules, {"fsspec": None, "fsspec.core": None}),
+        pytest.raises(UsageError, match=r"memory://x: .*pip install 'logquarry\[remote\]'"),
+    ):
+        open_filesystem("memory://x", options)
+
+
+@pytest.mark.parametrize("location", ["nothing://x/y", "://", "://x"])
 def test_locations_that_nobody_knows(location: str) -> None:
     with pytest.raises(UsageError, match=location[:3]):
         open_filesystem(location)

@@ -115,23 +115,6 @@ def test_a_pattern_of_bytes_that_are_no_text() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        (None, None),
-        ("*", None),
-        ("", None),
-        ("paid", {"paid"}),
-        (" paid || sent ", {"paid", "sent"}),
-        ("paid||*", None),
-        ("|| ||", None),
-        ("a|b", {"a|b"}),
-    ],
-)
-def test_tag_expressions(text: str | None, expected: set[str] | None) -> None:
-    assert filters.tag_expression(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
     [(None, None), ("", None), ("a, b,,a", {"a", "b"}), (["a,b", " c "], {"a,b", "c"}), ([], None)],
 )
 def test_names(text: str | list[str] | None, expected: set[str] | None) -> None:

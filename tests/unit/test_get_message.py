@@ -13,7 +13,7 @@ from logquarry.errors import CorruptFrame
 from logquarry.format import frame, java, queue_entry
 from logquarry.format.frame import Damage
 from logquarry.message import StoredMessage
-from logquarry.store.get_message import GetMessageStatus, TransferLimits, get_message, parse_tags
+from logquarry.store.get_message import GetMessageStatus, TransferLimits, get_message
 from logquarry.store.message_store import MessageStore
 from logquarry.store.read_message import LazyMessage, read_message
 from tests.store_maker import StoreMaker
@@ -83,11 +83,6 @@ def test_tags_behind_an_address_into_the_extension(store_of_25: Path) -> None:
     rewrite_unit(store_of_25, 6, entries[6]._replace(tags_code=java.INT_MIN - 2))
     with MessageStore.open(store_of_25) as store:
         assert numbers(store, 0, tag="paid") == (FOUND, [0, 5], 10)
-
-
-def test_subscriptions() -> None:
-    assert parse_tags("paid||") == frozenset({"paid"})
-    assert parse_tags(" * ") is None
 
 
 def test_caps(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
+from logquarry.errors import DecompressionError
 from logquarry.files.layout import StoreLayout
 from logquarry.format import sys_flag
-from logquarry.format.compression import DecompressionError
 from logquarry.format.frame import Frame
 from logquarry.message import JSON_NAMES, StoredMessage
 from logquarry.scan import batches

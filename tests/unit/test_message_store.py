@@ -79,6 +79,7 @@ def test_messages_carry_the_name_of_the_store(maker: StoreMaker, tmp_path: Path)
     with MessageStore.open(tmp_path / "broker-a") as store:
         assert store.broker == store.message_at(0).broker == "broker-a"
         assert store.get("orders", 0, 0).messages[0].broker == "broker-a"
+        assert store.get("orders", 0) == store.get("orders", 0, 0)
     with MessageStore.open(f"{tmp_path}/broker-a/", broker="b") as store:
         assert store.query("orders", "key0")[0].broker == "b"
 

@@ -52,8 +52,3 @@ def test_what_only_pads_a_file() -> None:
     assert FILLER.is_written
     assert not QueueEntry(0, 1, 0).is_filler
     assert not QueueEntry(0, 0, 0).is_written
-
-
-def test_addresses_into_the_extension() -> None:
-    assert not QueueEntry(0, 1, java.INT_MIN).has_extension_address
-    assert QueueEntry(0, 1, java.INT_MIN - 1).has_extension_address

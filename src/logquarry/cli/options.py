@@ -95,6 +95,7 @@ class Filters(NamedTuple):
         Raises:
             UsageError: if one makes no sense.
         """
+        from logquarry.format import tags
         from logquarry.scan import filters as scan_filters
 
         queues = scan_filters.names(_parts(self.queue))
@@ -103,7 +104,7 @@ class Filters(NamedTuple):
             queue_ids=None if queues is None else frozenset(map(_queue_id, queues)),
             queue_offsets=None if self.queue_offset is None else offset_range(self.queue_offset),
             keys=frozenset(self.key) or None,
-            tags=scan_filters.tag_expression("||".join(self.tag) if self.tag else None),
+            tags=tags.parse(tags.SEPARATOR.join(self.tag)),
             since_ms=None if self.since is None else time_ms(self.since),
             until_ms=None if self.until is None else time_ms(self.until),
             grep=self.grep,

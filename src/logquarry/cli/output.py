@@ -60,7 +60,7 @@ class Output:
 
         Args:
             header: names of the columns.
-            rows: the cells. Text from a store must be :func:`~logquarry.cli.text.printable`.
+            rows: the cells. Text from a store must be :func:`~logquarry.text.printable`.
             right: names of the columns that are aligned to the right.
         """
         numbers = [i for i, name in enumerate(header) if name in right.split()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import re
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -269,16 +270,14 @@ def open_filesystem(
 
     Args:
         location: a local path, ``file:`` URL, or a URL that pyarrow.fs or fsspec knows.
-        storage_options: what the file system takes to be made (passed to pyarrow's class for S3
-            and GCS, to fsspec otherwise).
+        storage_options: what fsspec's file system takes to be made. With any, fsspec reads the
+            URL; without, pyarrow.fs does if it knows the URL.
 
     Raises:
         StoreNotFound: if a local path is no folder.
         UsageError: if no file system knows the URL.
     """
-    text = os.fspath(location)
-    if text.startswith("file://"):
-        text = text.removeprefix("file://")
+    text = without_file_scheme(os.fspath(location))
     if "://" not in text:
         if not Path(text).is_dir():
             what = "not a folder" if Path(text).exists() else "there is no such folder"
@@ -286,6 +285,11 @@ def open_filesystem(
         return LocalFileSystem(text)
     folder, base = arrow_folder(text, storage_options)
     return ArrowFileSystem(folder, base, text)
+
+
+def without_file_scheme(location: str) -> str:
+    """The path of a ``file:`` URL (``file:/x``, ``file:///x``); anything else as it is."""
+    return re.sub(r"^file:(//)?", "", location)
 
 
 def arrow_folder(
@@ -298,15 +302,28 @@ def arrow_folder(
     """
     from pyarrow import fs as pafs
 
+    trouble = f"{url}: "
+    if not storage_options:
+        try:
+            arrow, base = pafs.FileSystem.from_uri(url)
+        except (ValueError, NotImplementedError) as error:
+            trouble += f"{error}; "
+        except OSError as error:
+            raise UsageError(f"{url}: {error}") from error
+        else:
+            return arrow, base
+    if url.startswith("://"):
+        # To fsspec it is a path.
+        raise UsageError(f"{url}: names no file system")
     try:
-        if storage_options:
-            import fsspec
-
-            made, base = fsspec.core.url_to_fs(url, **storage_options)
-            return pafs.PyFileSystem(pafs.FSSpecHandler(made)), base
-        arrow, base = pafs.FileSystem.from_uri(url)
+        from fsspec.core import url_to_fs
     except ImportError as error:
-        raise UsageError(f"{url}: needs a package that is not installed: {error}") from error
+        hint = "fsspec may know it: pip install 'logquarry[remote]'"
+        raise UsageError(trouble + hint) from error
+    try:
+        made, base = url_to_fs(url, **(storage_options or {}))
+    except ImportError as error:
+        raise UsageError(f"{trouble}needs a package that is not installed: {error}") from error
     except (ValueError, OSError) as error:
-        raise UsageError(f"{url}: {error}") from error
-    return arrow, base
+        raise UsageError(f"{trouble}{error}") from error
+    return pafs.PyFileSystem(pafs.FSSpecHandler(made)), base

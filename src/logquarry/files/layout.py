@@ -35,7 +35,6 @@ CONFIG = "config"
 CHECKPOINT = "checkpoint"
 ABORT = "abort"
 LOCK = "lock"
-TRANSACTION = "transaction"
 
 NAME_DIGITS = 20
 _LARGEST_BASE = java.LONG_MAX // 2

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from logquarry.errors import StoreNotFound, UsageError
-from logquarry.files.filesystem import FileSystem, open_filesystem
+from logquarry.files.filesystem import FileSystem, open_filesystem, without_file_scheme
 from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE
 
 _WILDCARD = re.compile(r"[*?\[]")
@@ -49,8 +49,7 @@ def absolute(location: str | os.PathLike[str]) -> str:
     text = os.fspath(location)
     if not text:
         raise UsageError("the path of a store is empty")
-    if text.startswith("file:"):
-        text = re.sub(r"^file:(//)?", "", text)
+    text = without_file_scheme(text)
     if "://" in text:
         return text.rstrip("/")
     return os.path.abspath(text)  # noqa: PTH100

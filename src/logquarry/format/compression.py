@@ -6,14 +6,11 @@ import io
 import zlib
 from typing import Final
 
+from logquarry.errors import DecompressionError
 from logquarry.format import sys_flag
 
 DEFAULT_LIMIT: Final = 64 << 20
 """Bytes that one body may decompress to: a bomb is an error, not an empty machine."""
-
-
-class DecompressionError(ValueError):
-    """The body is not what its flag says, or is larger than the limit."""
 
 
 def is_compressed(flag: int) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,21 +22,20 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from logquarry.cache import cache_folder
+
 _BYTE = ir.IntType(8)
 
 
 def _prepare_cache() -> None:
-    """Give numba a cache folder where neither the package nor the home directory is writable.
+    """Give numba a folder of our cache where it cannot write to the package's.
 
-    Without one, ``cache=True`` raises "no locator available" on a read-only install.
+    By itself it looks for one in the home directory alone, and where that is not writable either,
+    ``cache=True`` raises "no locator available".
     """
     if os.environ.get("NUMBA_CACHE_DIR") or os.access(Path(__file__).parent, os.W_OK):
         return
-    home = Path.home()
-    if not os.access(home, os.W_OK):
-        folder = Path(tempfile.gettempdir()) / f"logquarry-kernels-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        numba.config.CACHE_DIR = str(folder)
+    numba.config.CACHE_DIR = str(cache_folder() / "kernels")
 
 
 _prepare_cache()

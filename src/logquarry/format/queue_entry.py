@@ -38,11 +38,6 @@ class QueueEntry(NamedTuple):
         """Whether the unit only pads the file (``ConsumeQueue.fillPreBlank``)."""
         return self.physical_offset == 0 and self.size == FILLER_SIZE and self.tags_code == 0
 
-    @property
-    def has_extension_address(self) -> bool:
-        """Whether the tags code is an address into ConsumeQueueExt (``isExtAddr``)."""
-        return self.tags_code < java.INT_MIN
-
 
 FILLER = QueueEntry(0, FILLER_SIZE, 0)
 

@@ -161,7 +161,9 @@ def survey(
 
 def bin_size(span_ms: int) -> int:
     """The finest sensible width of bins of which MOST_BINS cover a span."""
-    return next((size for size in _BIN_SIZES_MS if span_ms / size <= MOST_BINS), _BIN_SIZES_MS[-1])
+    # A damaged or hostile store time makes a span of any length: the last resort follows it.
+    least = -(-span_ms // MOST_BINS)
+    return next((size for size in _BIN_SIZES_MS if size >= least), least)
 
 
 def _add_run(found: Survey, run: Run, bins: int) -> None:
@@ -173,7 +175,8 @@ def _add_run(found: Survey, run: Run, bins: int) -> None:
     stored, born = values["store_timestamp"], values["born_timestamp"]
     counts = np.bincount(ids, minlength=len(names)).tolist()
     sizes = np.bincount(ids, rows[:, r.SIZE], minlength=len(names)).astype(np.int64).tolist()
-    slots = np.clip((stored - found.first_bin) // found.bin_ms, 0, bins - 1)
+    # Divided before the difference, which has more than 64 bits for times that are far apart.
+    slots = np.clip(stored // found.bin_ms - found.first_bin // found.bin_ms, 0, bins - 1)
     for number, name in enumerate(names):
         found.messages[name] += counts[number]
         found.bytes[name] += sizes[number]

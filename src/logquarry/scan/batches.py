@@ -11,6 +11,7 @@ import pyarrow as pa
 from logquarry.errors import CorruptFrame, UsageError
 from logquarry.message import StoredMessage
 from logquarry.scan import columns
+from logquarry.scan.codec import Rows, Window
 from logquarry.scan.columns import Decoding
 from logquarry.scan.filters import MessageFilter
 from logquarry.scan.walk import DamagedSpan, Event, Run
@@ -25,6 +26,9 @@ also for a torn tail.
 
 BAD_COMPRESSION = "bad_compression"
 """Kind of a body that does not decompress although its flag says so."""
+
+MOST_CONTENT = 64 << 20
+"""Bytes of decompressed bodies in one batch, unless a single one is larger."""
 
 
 @dataclass(slots=True)
@@ -86,13 +90,27 @@ def sound_runs(
 def record_batches(
     runs: Iterable[Run], decoding: Decoding, wanted: MessageFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of some runs that pass a filter; batches without any are left out."""
+    """The messages of some runs that pass a filter; batches without any are left out.
+
+    A run is one batch, or several where its bodies decompress to more than MOST_CONTENT.
+    """
     for run in runs:
         rows = run.rows
         if wanted is not None:
             rows = wanted.select(run.window, rows, decoding)
         if len(rows):
-            yield columns.record_batch(run.window, rows, decoding)
+            yield from _bounded(run.window, rows, decoding)
+
+
+def _bounded(window: Window, rows: Rows, decoding: Decoding) -> Iterator[pa.RecordBatch]:
+    if not decoding.decompress or "body" not in decoding.columns:
+        yield columns.record_batch(window, rows, decoding)
+        return
+    start = 0
+    for bodies in columns.contents(window, rows, decoding, MOST_CONTENT):
+        part = rows[start : start + len(bodies)]
+        yield columns.record_batch(window, part, decoding, bodies=bodies)
+        start += len(part)
 
 
 def messages(

@@ -6,8 +6,8 @@ client wrote it) takes the plain way for its whole batch, where bad bytes become
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar, Final
 
@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from logquarry.errors import DecompressionError, LogquarryError
 from logquarry.format import delay, frame, java
 from logquarry.format import rows as r
-from logquarry.format.compression import DEFAULT_LIMIT, DecompressionError, decompress
+from logquarry.format.compression import DEFAULT_LIMIT, decompress, is_compressed
 from logquarry.message import StoredMessage
 from logquarry.scan import codec, schema
 from logquarry.scan.codec import Rows, Window
@@ -70,12 +71,25 @@ class Decoding:
     on_bad_body: Callable[[int, str], None] | None = None
 
 
-def record_batch(window: Window, rows: Rows, decoding: Decoding) -> pa.RecordBatch:
-    """Some frames of a window as a batch, in the order of ``rows``."""
+def record_batch(
+    window: Window, rows: Rows, decoding: Decoding, *, bodies: pa.Array | None = None
+) -> pa.RecordBatch:
+    """Some frames of a window as a batch, in the order of ``rows``.
+
+    Args:
+        window: the bytes.
+        rows: the frames.
+        decoding: how they become columns.
+        bodies: the column ``body``, where :func:`contents` has made it.
+
+    Raises:
+        LogquarryError: if a column takes more than 2 GiB.
+    """
+    ready = {} if bodies is None else {"body": bodies}
     if codec.kernels_enabled():
-        arrays = _Fast(window, rows, decoding).arrays()
+        arrays = _Fast(window, rows, decoding).arrays(ready)
     else:
-        arrays = _plain(window, rows, decoding)
+        arrays = _plain(window, rows, decoding, ready)
     return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow_schema(decoding.columns))
 
 
@@ -93,9 +107,14 @@ def messages(window: Window, rows: Rows, decoding: Decoding) -> list[StoredMessa
     return found
 
 
-def _plain(window: Window, rows: Rows, decoding: Decoding) -> list[pa.Array]:
+def _plain(
+    window: Window, rows: Rows, decoding: Decoding, ready: dict[str, pa.Array]
+) -> list[pa.Array]:
     decoded = messages(window, rows, decoding)
-    return [_plain_column(name, decoded, decoding) for name in decoding.columns]
+    return [
+        ready[name] if name in ready else _plain_column(name, decoded, decoding)
+        for name in decoding.columns
+    ]
 
 
 def _plain_column(name: str, decoded: list[StoredMessage], decoding: Decoding) -> pa.Array:
@@ -109,7 +128,14 @@ def _plain_column(name: str, decoded: list[StoredMessage], decoding: Decoding) -
         values = [getattr(message, name) for message in decoded]
     if pa.types.is_timestamp(kind):
         return pa.array([_wrapped(value * _MS) for value in values], pa.int64()).cast(kind)
-    return pa.array(values, kind)
+    column = pa.array(values, kind)
+    if isinstance(column, pa.ChunkedArray):
+        raise _too_large()
+    return column
+
+
+def _too_large() -> LogquarryError:
+    return LogquarryError("one column of a batch takes more than 2 GiB")
 
 
 def _wrapped(value: int) -> int:
@@ -131,6 +157,39 @@ def _content(body: bytes, sys_flag: int, physical_offset: int, decoding: Decodin
         if decoding.on_bad_body is not None:
             decoding.on_bad_body(physical_offset, str(error))
         return body
+
+
+def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Iterator[pa.Array]:
+    """The contents of bodies, of all frames in turn, as arrays of at most ``most`` bytes.
+
+    A body that is larger makes an array alone. Where nothing is compressed, there is one array.
+
+    Raises:
+        LogquarryError: if an array takes more than 2 GiB.
+    """
+    flags = fixed_fields(window, rows, ["sys_flag"])["sys_flag"].tolist()
+    if not any(map(is_compressed, flags)):
+        stored = replace(decoding, columns=["body"], decompress=False)
+        yield record_batch(window, rows, stored)["body"]
+        return
+    data, ends = bytearray(), [0]
+    for row, flag in zip(rows.tolist(), flags, strict=True):
+        start = row[r.POSITION] + row[r.BODY_AT]
+        stored_body = window.data[start : start + row[r.BODY_LENGTH]].tobytes()
+        body = _content(stored_body, flag, window.base + row[r.POSITION], decoding)
+        if len(ends) > 1 and len(data) + len(body) > most:
+            yield _binary(data, ends)
+            data, ends = bytearray(), [0]
+        data += body
+        ends.append(len(data))
+    yield _binary(data, ends)
+
+
+def _binary(data: bytearray, ends: list[int]) -> pa.Array:
+    if len(data) > java.INT_MAX:
+        raise _too_large()
+    offsets = pa.py_buffer(np.array(ends, np.int32))
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, offsets, pa.py_buffer(data)])
 
 
 # ---------------------------------------------------------------------------------- the fast way
@@ -179,19 +238,19 @@ class _Fast:
         self._properties: tuple[Int32, Int32] | None = None
         self._pairs: tuple[Int32, Int32] | None = None
 
-    def arrays(self) -> list[pa.Array]:
+    def arrays(self, made: dict[str, pa.Array]) -> list[pa.Array]:
         names = self.decoding.columns
         if _PROPERTY_COLUMNS.intersection(names) and self.k.bad_utf8(
             self.address, self.rows, self.count
         ):
             plain = [name for name in names if name in _PROPERTY_COLUMNS]
             decoded = messages(self.window, self.rows, self.decoding)
-            ready = {name: _plain_column(name, decoded, self.decoding) for name in plain}
+            ready = made | {name: _plain_column(name, decoded, self.decoding) for name in plain}
         else:
-            ready = {}
+            ready = made
             if _PROPERTY_COLUMNS.intersection(names):
                 self._parse(want_pairs="properties" in names)
-        ready |= self._fixed([name for name in names if name in _FIXED])
+        ready = ready | self._fixed([name for name in names if name in _FIXED])
         return [ready[name] if name in ready else self._MAKERS[name](self) for name in names]
 
     # fixed fields
@@ -268,7 +327,7 @@ class _Fast:
         validity = np.zeros((count + 7) // 8, np.uint8)
         total, nulls = self.k.offsets_of(lengths, count, offsets, validity)
         if total < 0:
-            raise OverflowError("more than 2 GiB of text in one batch")
+            raise _too_large()
         # Arrow's pool reuses large pieces of memory, where NumPy would ask the system each time.
         data = pa.allocate_buffer(total)
         self.k.copy_spans(self.address, starts, count, offsets, data.address)
@@ -280,24 +339,15 @@ class _Fast:
         )
 
     def _body(self) -> pa.Array:
+        if self.decoding.decompress:
+            found = next(contents(self.window, self.rows, self.decoding, java.INT_MAX))
+            if len(found) < self.count:
+                raise _too_large()
+            return found
         starts = np.empty(self.count, np.int32)
         lengths = np.empty(self.count, np.int32)
         self.k.spans_of(self.rows, self.count, r.BODY_AT, r.BODY_LENGTH, starts, lengths)
-        stored = self._ragged(starts, lengths, self.count, pa.binary())
-        if not self.decoding.decompress:
-            return stored
-        return self._decompressed(stored)
-
-    def _decompressed(self, stored: pa.Array) -> pa.Array:
-        flags = self.numbers(["sys_flag"])["sys_flag"]
-        packed = np.flatnonzero(flags & 1)
-        if not len(packed):
-            return stored
-        bodies = stored.to_pylist()
-        for i in packed.tolist():
-            offset = self.window.base + int(self.rows[i, r.POSITION])
-            bodies[i] = _content(bodies[i], int(flags[i]), offset, self.decoding)
-        return pa.array(bodies, pa.binary())
+        return self._ragged(starts, lengths, self.count, pa.binary())
 
     # properties
     def _parse(self, *, want_pairs: bool) -> None:

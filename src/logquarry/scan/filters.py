@@ -11,14 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.errors import UsageError
-from logquarry.format import java
+from logquarry.format import java, tags
 from logquarry.format import properties as props
 from logquarry.scan import columns
 from logquarry.scan.codec import Rows, Window
 from logquarry.scan.columns import Decoding
 
-TAG_SEPARATOR = "||"
-ANY_TAG = "*"
+TAG_SEPARATOR = tags.SEPARATOR
+tag_expression = tags.parse
+"""Names under which spark/ and store/ take them from here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,15 +212,6 @@ class MessageFilter:
 
 def _kept(rows: Rows, keep: npt.NDArray[np.bool_]) -> Rows:
     return rows if keep.all() else rows[keep]
-
-
-def tag_expression(text: str | None) -> frozenset[str] | None:
-    """The tags of ``a || b``, as RocketMQ's consumers write it; None for any (``*``)."""
-    if text is None:
-        return None
-    words = [word.strip() for word in text.split(TAG_SEPARATOR)]
-    tags = frozenset(word for word in words if word)
-    return None if not tags or ANY_TAG in tags else tags
 
 
 def names(text: str | Iterable[str] | None) -> frozenset[str] | None:

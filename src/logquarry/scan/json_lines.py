@@ -38,7 +38,7 @@ _REDACTED: Final = {
     "hosts": frozenset({"born_host", "store_host", "message_id", "uniq_key"}),
 }
 _HOST_PROPERTIES: Final = frozenset(
-    {"UNIQ_KEY", "ORIGIN_MESSAGE_ID", "DLQ_ORIGIN_MESSAGE_ID", "__transactionId__"}
+    {props.UNIQ_KEY, props.ORIGIN_MESSAGE_ID, props.DLQ_ORIGIN_MESSAGE_ID, props.TRANSACTION_ID}
 )
 """Properties whose values are ids of that kind."""
 

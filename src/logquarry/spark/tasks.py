@@ -301,9 +301,7 @@ def _not_deleted(task: ReadTask, layout: StoreLayout, part: Part) -> Iterator[Ev
     for event in read_part(
         layout, task.plan, part, check_crc=check_crc, batch_bytes=task.options.batch_bytes
     ):
-        if isinstance(event, ExpiredSpan):
-            gone = True
-        elif (
+        if isinstance(event, ExpiredSpan) or (
             isinstance(event, DamagedSpan) and event.kind == MISSING_FILE and event.offset < oldest
         ):
             gone = True

@@ -29,7 +29,6 @@ _MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _LONGEST_PLAIN_WALK: Final = 256
 """Frames that are followed one by one before the kernels, which take a moment to load, do it."""
 _ZEROS_CHUNK: Final = 8 << 20
-_STORE_TIME_V4: Final = frame.HEAD.size + frame.HOST_SIZE_V4
 _NO_TIME: Final = -1
 
 

@@ -23,8 +23,6 @@ from logquarry.store.consume_queue import Queue, Units
 
 _LEAST_QUEUE_BYTES: Final = 16_000
 _MOST_AT_ONCE: Final = 128
-_ANY_TAG: Final = "*"
-_TAG_SEPARATOR: Final = "||"
 
 
 class GetMessageStatus(Enum):
@@ -100,13 +98,6 @@ class TransferLimits:
             disk_count=config.max_transfer_count_on_message_in_disk,
             disk_size=config.max_transfer_bytes_on_message_in_disk,
         )
-
-
-def parse_tags(expression: str | None) -> frozenset[str] | None:
-    """The tags of a subscription (``paid || sent``); None for all of them (``*``, nothing)."""
-    if expression is None or expression.strip() in ("", _ANY_TAG):
-        return None
-    return frozenset(tag for part in expression.split(_TAG_SEPARATOR) if (tag := part.strip()))
 
 
 def get_message(

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.config import StoreConfig
+from logquarry.format import properties as props
 from logquarry.format import queue_entry, sys_flag
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.format.rows import SIZE
@@ -22,8 +23,6 @@ from logquarry.message import StoredMessage
 from logquarry.scan.walk import Event, LogEnd, Run
 from logquarry.store.consume_queue import UNIT_DTYPE, Queue, QueueSegment, Units
 
-INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
-INNER_MULTI_QUEUE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
 _MULTI_SEPARATOR: Final = ","
 _LMQ_PREFIX: Final = "%LMQ%"
 _MOST_DIGITS: Final = 18
@@ -168,8 +167,8 @@ class QueueBuilder:
                 self._parts[key].append((np.array([offset]), units[row : row + 1]))
 
     def _copies(self, message: StoredMessage) -> Iterator[tuple[QueueKey, int]]:
-        names = message.properties.get(INNER_MULTI_DISPATCH, "").split(_MULTI_SEPARATOR)
-        offsets = message.properties.get(INNER_MULTI_QUEUE_OFFSET, "").split(_MULTI_SEPARATOR)
+        names = message.properties.get(props.INNER_MULTI_DISPATCH, "").split(_MULTI_SEPARATOR)
+        offsets = message.properties.get(props.INNER_MULTI_QUEUE_OFFSET, "").split(_MULTI_SEPARATOR)
         if len(names) != len(offsets):
             return
         for name, offset in zip(names, offsets, strict=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptFile, MessageNotFound, StoreUnavailable, UsageError
 from logquarry.files.layout import CHECKPOINT, StoreLayout
-from logquarry.format import java
+from logquarry.format import java, tags
 from logquarry.format import message_id as ids
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import Damage, Frame
@@ -19,7 +19,7 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.message import StoredMessage
 from logquarry.store.commit_log import CommitLog
 from logquarry.store.consume_queue import ConsumeQueue, Queue
-from logquarry.store.get_message import GetResult, TransferLimits, get_message, parse_tags
+from logquarry.store.get_message import GetResult, TransferLimits, get_message
 from logquarry.store.index_file import Index
 from logquarry.store.log_bound import last_entries, log_bound, sound_bound
 from logquarry.store.open_files import OpenFiles
@@ -282,7 +282,7 @@ class MessageStore:
         self,
         topic: str,
         queue_id: int,
-        offset: int,
+        offset: int = 0,
         max_count: int = 32,
         tag: str | None = None,
     ) -> GetResult:
@@ -311,7 +311,7 @@ class MessageStore:
             queue,
             offset,
             max_count,
-            tags=parse_tags(tag),
+            tags=tags.parse(tag),
             limits=self._limits,
             read=self._read,
         )

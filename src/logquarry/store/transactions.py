@@ -130,7 +130,7 @@ def _frames(log: CommitLog, queue: Queue) -> Iterator[tuple[int, frame.Frame | N
 
 def _half(queue_id: int, offset: int, half: frame.Frame) -> HalfMessage:
     properties = props.decode_bytes(half.properties)
-    times = properties.get("TRANSACTION_CHECK_TIMES", "")
+    times = properties.get(props.TRANSACTION_CHECK_TIMES, "")
     return HalfMessage(
         queue_id=queue_id,
         queue_offset=offset,
