@@ -163,7 +163,7 @@ def test_other_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{}", "[]", "no JSON", '{"written_by": "another"}'])
 def test_a_manifest_that_is_not_ours(tmp_path: Path, text: str) -> None:
     (tmp_path / MANIFEST).write_text(text)
-    with pytest.raises(UsageError, match="_manifest.json is not ours"):
+    with pytest.raises(UsageError, match=r"_manifest\.json is not ours"):
         ExportCommit(OutputFolder(tmp_path)).begin()
 
 

@@ -49,7 +49,7 @@ def test_options_are_picklable() -> None:
 def test_paths() -> None:
     several = parse_read_options({"paths": json.dumps(["/a b", "/c,d"])})
     assert several.paths == ("/a b", "/c,d")
-    with pytest.raises(UsageError, match="^path: there is no store"):
+    with pytest.raises(UsageError, match=r"^path: there is no store"):
         parse_read_options({"topics": "a"})
 
 

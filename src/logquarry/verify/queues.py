@@ -184,15 +184,7 @@ class QueueChecker:
             )
             return
         for mismatch in state.mismatches.values():
-            file, position = unit_place(queue, mismatch.offset)
-            more = f", and {mismatch.count - 1} more" if mismatch.count > 1 else ""
-            self.report.add(
-                mismatch.kind,
-                file,
-                position,
-                f"unit {mismatch.offset} {mismatch.reason}{more}",
-                mismatch.count * UNIT_SIZE,
-            )
+            self._tell(queue, mismatch)
         if state.messages and state.next_offset > queue.max_offset:
             first = max(queue.max_offset, state.first_offset)
             missing = state.next_offset - first
@@ -213,27 +205,23 @@ class QueueChecker:
         first = max(state.next_offset, queue.min_offset)
         if not state.messages:
             first = queue.min_offset
+        found: dict[str, _Mismatch] = {}
         for start, units in _chunks(queue, first):
-            offsets = units["physical_offset"].astype(np.int64)
-            written = has_message(units)
-            ahead = written & (offsets >= log_end) & ~_within(offsets, damage)
-            if ahead.any():
-                self._tell(
-                    queue,
-                    "queue_ahead",
-                    start,
-                    ahead,
-                    f"is for a message at {offsets[int(ahead.argmax())]}, and the log ends at "
-                    f"{log_end}",
-                )
-            inside = written & ~ahead & (offsets >= self.layout.commit_log.start)
-            inside &= ~_within(offsets, damage)
-            dangling = self._dangling(units, inside)
-            if dangling.any():
-                place = offsets[int(dangling.argmax())]
-                self._tell(
-                    queue, "queue_entry_dangling", start, dangling, f"points at {place}: no frame"
-                )
+            places = units["physical_offset"].astype(np.int64)
+            written = has_message(units) & ~_within(places, damage)
+            ahead = written & (places >= log_end)
+            inside = written & ~ahead & (places >= self.layout.commit_log.start)
+            for kind, which, reason in (
+                ("queue_ahead", ahead, f"and the log ends at {log_end}"),
+                ("queue_entry_dangling", self._dangling(units, inside), "where no frame stands"),
+            ):
+                if which.any():
+                    at = int(which.argmax())
+                    text = f"is for a message at {places[at]}, {reason}"
+                    known = found.setdefault(kind, _Mismatch(kind, start + at, 0, text))
+                    known.count += int(which.sum())
+        for mismatch in found.values():
+            self._tell(queue, mismatch)
 
     def _dangling(self, units: Units, which: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         result = np.zeros(len(units), np.bool_)
@@ -249,19 +237,11 @@ class QueueChecker:
         result[index] = np.isin(offsets, np.array(bad, np.int64))
         return result
 
-    def _tell(
-        self,
-        queue: ConsumeQueue,
-        kind: str,
-        start: int,
-        which: npt.NDArray[np.bool_],
-        reason: str,
-    ) -> None:
-        first, count = start + int(which.argmax()), int(which.sum())
-        file, position = unit_place(queue, first)
-        more = f", and {count - 1} more" if count > 1 else ""
-        text = f"unit {first} {reason}{more}"
-        self.report.add(kind, file, position, text, count * UNIT_SIZE)
+    def _tell(self, queue: ConsumeQueue, mismatch: _Mismatch) -> None:
+        file, position = unit_place(queue, mismatch.offset)
+        more = f", and {mismatch.count - 1} more" if mismatch.count > 1 else ""
+        text = f"unit {mismatch.offset} {mismatch.reason}{more}"
+        self.report.add(mismatch.kind, file, position, text, mismatch.count * UNIT_SIZE)
 
     def _files_of(self, key: tuple[str, int]) -> None:
         """Sizes and gaps of a queue's files."""
