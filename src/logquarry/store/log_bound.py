@@ -75,7 +75,10 @@ def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
         bound: what :func:`log_bound` says.
     """
     start = last_file_start(layout)
-    if bound is None or start is None or bound <= start:
+    if start is None:
+        # Every file begins with zeros: the first break of all is the end.
+        start = layout.commit_log.start
+    if bound is None or bound <= start:
         return bound
     position = start
     for event in LogReader(layout).events(start, bound):
