@@ -11,7 +11,7 @@ def load() -> None:
     """Registers the profiles and loads the one that the environment names."""
     # Deadlines measure the machine's other tenants; what hangs meets pytest's timeout.
     common = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-    settings.register_profile("quick", common, max_examples=60)
+    settings.register_profile("quick", common, max_examples=40)
     settings.register_profile("thorough", common, max_examples=5_000)
     settings.register_profile("more", common, max_examples=1_000)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

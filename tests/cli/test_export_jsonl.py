@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,24 @@ def test_mode_of_the_file(small_store: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.touch()
     assert target.stat().st_mode == plain.stat().st_mode
+
+
+def test_a_store_that_is_read_is_never_written_into(golden: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(golden / "single" / "store", store)
+    for target in (store / "checkpoint", store / "commitlog" / "new.jsonl"):
+        run("export", store, "--format", "jsonl", "--to", target, code=2)
+        run("report", store, "--html", target, code=2)
+    original = golden / "single" / "store" / "checkpoint"
+    assert (store / "checkpoint").read_bytes() == original.read_bytes()
+
+
+def test_a_device_is_written_and_a_link_is_followed(golden: Path, tmp_path: Path) -> None:
+    real, link = tmp_path / "real.jsonl", tmp_path / "link.jsonl"
+    link.symlink_to(real)
+    store = golden / "single" / "store"
+    run("export", store, "--format", "jsonl", "--to", link)
+    assert link.is_symlink()
+    assert len(real.read_bytes().splitlines()) == 400
+    run("export", store, "--format", "jsonl", "--to", "/dev/null")
+    assert Path("/dev/null").is_char_device()

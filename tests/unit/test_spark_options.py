@@ -35,7 +35,7 @@ def test_defaults() -> None:
 def test_names_are_case_insensitive() -> None:
     options = parse_read_options({"PATH": "/s", "TOPICS": "a", "failondataloss": "FALSE"})
     assert options.paths == ("/s",)
-    assert options.wanted.topics == {"a"}
+    assert options.wanted.topics == frozenset({"a"})
     assert not options.fail_on_data_loss
 
 
@@ -54,20 +54,20 @@ def test_paths() -> None:
 
 
 def test_lists() -> None:
-    assert wanted(topics="orders, payments").topics == {"orders", "payments"}
-    assert wanted(topics='["with,comma", "b"]').topics == {"with,comma", "b"}
+    assert wanted(topics="orders, payments").topics == frozenset({"orders", "payments"})
+    assert wanted(topics='["with,comma", "b"]').topics == frozenset({"with,comma", "b"})
     # No JSON: a topic that begins with a bracket.
-    assert wanted(topics="[a").topics == {"[a"}
-    assert wanted(subscribe="a,b").topics == {"a", "b"}
-    assert wanted(queueIds="0, 3").queue_ids == {0, 3}
-    assert wanted(keys="o-1 u-7,k").keys == {"o-1", "u-7", "k"}
+    assert wanted(topics="[a").topics == frozenset({"[a"})
+    assert wanted(subscribe="a,b").topics == frozenset({"a", "b"})
+    assert wanted(queueIds="0, 3").queue_ids == frozenset({0, 3})
+    assert wanted(keys="o-1 u-7,k").keys == frozenset({"o-1", "u-7", "k"})
     assert parse(columns="topic, body").columns == ("topic", "body")
 
 
 def test_tags() -> None:
-    assert wanted(tags="paid || sent").tags == {"paid", "sent"}
-    assert wanted(tags="paid,sent").tags == {"paid", "sent"}
-    assert wanted(tags="a,b || c").tags == {"a,b", "c"}
+    assert wanted(tags="paid || sent").tags == frozenset({"paid", "sent"})
+    assert wanted(tags="paid,sent").tags == frozenset({"paid", "sent"})
+    assert wanted(tags="a,b || c").tags == frozenset({"a,b", "c"})
     assert wanted(tags="*").tags is None
 
 
@@ -79,8 +79,8 @@ def test_patterns() -> None:
 
 def test_assign() -> None:
     found = wanted(assign='{"a": [0, 1], "b": [2]}')
-    assert found.topics == {"a", "b"}
-    assert found.queues == {("a", 0), ("a", 1), ("b", 2)}
+    assert found.topics == frozenset({"a", "b"})
+    assert found.queues == frozenset({("a", 0), ("a", 1), ("b", 2)})
     assert found.takes_queue("a", 1)
     assert not found.takes_queue("b", 1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
@@ -140,11 +139,12 @@ def _jsonl(
         )
         for path, name in zip(paths, broker_names(paths), strict=True)
     ]
-    if target == _STDOUT:
+    path = None if target == _STDOUT else files.check_target(target, paths)
+    if path is None:
         count, length = _write(out, readers, sys.stdout.buffer, filters.limit)
         sys.stdout.flush()
     else:
-        with files.staged(Path(target)) as file:
+        with files.staged(path) as file:
             count, length = _write(out, readers, file, filters.limit)
     for reader in readers:
         reading.tell_damage(out, reader.damage.spans, policy, reader.bad_bodies)

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -94,6 +95,9 @@ def main() -> None:
     """Run the command line of this process."""
     # Nothing here multiplies matrices, and the threads that NumPy would start for that take 60 ms.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # A caller may have closed them; then there is nobody to tell.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # File names need not be text; what cannot be written is escaped, and never an error.
         if hasattr(stream, "reconfigure"):

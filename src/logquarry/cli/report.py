@@ -30,7 +30,8 @@ def report(store: str, target: Path, config: str | None, quiet: bool) -> None:
     from logquarry.store.message_store import MessageStore
 
     with MessageStore.open(store, config=options.store_config(config)) as opened:
+        path = files.check_target(target, [store])
         page = store_report(opened, watch=lambda what: out.progress(what, in_bytes=True))
-    with files.staged(target) as file:
+    with files.staged(path) as file:
         file.write(page.encode())
     out.note(f"wrote {text.printable(str(target))}, {text.size_text(len(page.encode()))}")

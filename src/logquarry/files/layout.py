@@ -283,7 +283,8 @@ def _is_locked(path: Path) -> bool:
     import struct
 
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        # A pipe of that name would keep an opener waiting for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
     except OSError:
         return False
     command = getattr(fcntl, _LOCK_PROBE, None)

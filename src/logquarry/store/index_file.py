@@ -98,14 +98,17 @@ class IndexFile:
         found: list[int] = []
         slot = shape.slot_position(hashes[0])
         number, upper = self._slot(shape, hashes[0]), header.entry_count
+        newest = header.end_offset
         while number != 0:
             entry = self._entry(shape, number) if 0 < number < upper else None
             if entry is None or entry.seconds < 0:
                 return None
             if shape.slot_position(entry.key_hash) != slot:
                 return None
-            if not header.begin_offset <= entry.physical_offset <= header.end_offset:
+            # Messages are indexed in the order of the log.
+            if not header.begin_offset <= entry.physical_offset <= newest:
                 return None
+            newest = entry.physical_offset
             if entry.key_hash in hashes:
                 found.append(entry.physical_offset)
             number, upper = entry.previous, number

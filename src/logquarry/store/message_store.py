@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptFile, MessageNotFound, StoreUnavailable, UsageError
 from logquarry.files.layout import CHECKPOINT, StoreLayout
+from logquarry.files.names import absolute
 from logquarry.format import java, tags
 from logquarry.format import message_id as ids
 from logquarry.format.checkpoint import Checkpoint
@@ -101,7 +102,7 @@ class MessageStore:
         if mode != "r":
             raise UsageError(f'mode is "r" or "rw", not {mode!r}')
         layout = StoreLayout.open(path, config, storage_options)
-        name = layout.root.rstrip("/").rpartition("/")[2] or layout.root
+        name = absolute(path).rstrip("/").rpartition("/")[2] or layout.root
         return cls(layout, broker=name if broker is None else broker)
 
     # ------------------------------------------------------------------------------ life and state

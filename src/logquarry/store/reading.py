@@ -47,6 +47,7 @@ def runs(
     check_crc: bool = True,
 ) -> Iterator[Run]:
     """The frames that may pass a filter, in physical order."""
+    batches.check_policy(on_damage)
     plan = plan_read(layout, Selection(wanted=wanted), skip_damage=on_damage == "skip")
     events = read_in_order(layout, plan, check_crc=check_crc)
     return batches.sound_runs(events, on_damage, damage)

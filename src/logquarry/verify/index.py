@@ -13,6 +13,7 @@ from logquarry.store.index_file import Index, IndexFile
 from logquarry.store.open_files import OpenFiles
 from logquarry.verify.findings import VerifyReport
 
+_CHUNK = 1 << 22
 _ENTRY_DTYPE = ENTRY.dtype()
 
 Entries = npt.NDArray[np.void]
@@ -64,6 +65,9 @@ class IndexChecker:
         size = self._size(file)
         count = header.entry_count - 1
         if count == 0:
+            if size < HEADER.size or self._holds_something(file, size):
+                reason = "it is too short" if size < HEADER.size else "it says that nothing follows"
+                self.report.add("index_header", file.path, 0, reason, HEADER.size)
             return
         shape = file.shape
         if shape is None:
@@ -91,6 +95,14 @@ class IndexChecker:
         slots = np.abs(entries["key_hash"].astype(np.int64)) % shape.slots
         self._check_chains(file, shape, entries, slots)
         self._check_targets(file, shape, entries, log_end, damage)
+
+    def _holds_something(self, file: IndexFile, size: int) -> bool:
+        """Whether a file without entries has other bytes than zeros behind its header."""
+        for start in range(HEADER.size, size, _CHUNK):
+            data = self._files.read(file.path, start, min(_CHUNK, size - start))
+            if data.tobytes().strip(b"\0"):
+                return True
+        return False
 
     def _size(self, file: IndexFile) -> int:
         view = self._files.view(file.path)
