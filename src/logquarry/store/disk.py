@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import mmap
 import os
 import sys
@@ -23,6 +24,9 @@ from typing import Any, Final
 
 from logquarry.errors import StoreUnavailable
 from logquarry.store.health import Health
+from logquarry.store.lifetime import abandon_in_children
+
+logger = logging.getLogger(__name__)
 
 _ZEROS: Final = bytes(1 << 20)
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -40,6 +44,7 @@ class Disk(ABC):
 
     def __init__(self) -> None:
         self.health = Health()
+        abandon_in_children(self.health)
 
     # ------------------------------------------------------------------------- one call each
     @abstractmethod
@@ -183,6 +188,42 @@ class Disk(ABC):
             self.sync_folder(folder)
         except OSError as error:
             raise self._sync_failed(folder, error) from error
+
+    def set_aside(self, path: Path, folder: Path) -> Path:
+        """Move a file to a folder on the same disk, durably: its new path.
+
+        The name stays, with a number behind it where there is one of that name.
+
+        Raises:
+            StoreUnavailable: if that cannot be done.
+        """
+        self.make_folders(folder)
+        target, number = folder / path.name, 0
+        while target.exists():
+            number += 1
+            target = folder / f"{path.name}.{number}"
+        try:
+            self.rename(path, target)
+        except OSError as error:
+            raise self.refused(target, error) from error
+        self.sync_names(folder)
+        self.sync_names(path.parent)
+        logger.warning("%s: set aside as %s", path, target)
+        return target
+
+    def remove(self, path: Path) -> None:
+        """Take a file away, durably; nothing happens if it is not there.
+
+        Raises:
+            StoreUnavailable: if that cannot be done.
+        """
+        try:
+            self.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self.refused(path, error) from error
+        self.sync_names(path.parent)
 
     def refused(self, path: Path, error: OSError) -> StoreUnavailable:
         """The error for a call that failed and left all as it was."""

@@ -23,11 +23,13 @@ class Health:
             before each write.
         is_gone: whether reads are over too: the store was closed, or this is a forked child, in
             which the maps are not there.
+        is_forked: whether this is a forked child, in which locks may be held for ever.
     """
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self.is_gone = False
+        self.is_forked = False
 
     def poison(self, reason: str) -> StoreUnavailable:
         """End writing, for good; the first reason stays. Returns the error to raise."""
@@ -40,6 +42,11 @@ class Health:
         """End reading and writing: the store was closed, or belongs to another process."""
         self.reason = reason
         self.is_gone = True
+
+    def abandon_in_child(self) -> None:
+        """See :mod:`logquarry.store.lifetime`."""
+        self.is_forked = True
+        self.end("the store belongs to the process that this one was forked from")
 
     def error(self) -> StoreUnavailable:
         """The error that says why; only where there is a reason."""

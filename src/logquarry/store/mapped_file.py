@@ -16,26 +16,24 @@ only after the bytes before it are there.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import mmap
 import os
 import threading
-import weakref
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from logquarry.errors import StoreUnavailable
+from logquarry.store import memory
 from logquarry.store.disk import Disk
+from logquarry.store.lifetime import abandon_in_children, stays
 from logquarry.store.transient_pool import TransientStorePool
 
 PAGE_SIZE: Final = 4096
 """RocketMQ's ``OS_PAGE_SIZE``, which the least pages of a flush count."""
 
-_POPULATE_WRITE: Final = 23
 _STEP: Final = 8 << 20
 _NO_BYTES: Final = memoryview(b"")
 
@@ -62,6 +60,7 @@ class MappedFile:
         address: of the map's first byte, for kernels; 0 while a pool's buffer is in front of it.
         store_timestamp: store time of the last message, set by the writer after its append.
         flushed_timestamp: the same of what is on the disk.
+        is_locked_in_memory: whether :meth:`warm` keeps the pages in memory.
 
     Raises:
         StoreUnavailable: if it cannot be opened or made.
@@ -91,7 +90,7 @@ class MappedFile:
         self._committed = 0
         self._committed_timestamp = 0
         self._sync_lock = threading.Lock()
-        self._is_locked_in_memory = False
+        self.is_locked_in_memory = False
         self._descriptor = self._open(exclusive)
         try:
             self._map = disk.map(self._descriptor, size)
@@ -100,13 +99,13 @@ class MappedFile:
             raise disk.refused(path, error) from error
         self._view = memoryview(self._map)
         self._readable = self._view.toreadonly()
-        self._map_address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._map_address = memory.address_of(self._map)
         self._pool = pool
         borrowed = None if pool is None else pool.borrow(size)
         self._pooled = borrowed
         self.buffer = self._view if borrowed is None else borrowed
         self.address = self._map_address if borrowed is None else 0
-        _OPEN_FILES.add(self)
+        abandon_in_children(self)
 
     def _open(self, exclusive: bool) -> int:
         if exclusive:
@@ -223,11 +222,11 @@ class MappedFile:
         Raises:
             StoreUnavailable: if the file cannot be written; the store is poisoned then.
         """
+        self._health.require_writable()
         with self._sync_lock:
             pooled = self._pooled
             if pooled is None:
                 return self.wrote
-            self._health.require_writable()
             timestamp = self.store_timestamp
             start, stop = self._committed, self.wrote
             if stop > start and self._is_due(start, stop, least_pages):
@@ -251,8 +250,9 @@ class MappedFile:
         Raises:
             StoreUnavailable: if the sync failed, now or before; the position stays.
         """
+        # Before the lock: in a forked child nobody would ever let go of it.
+        self._health.require_writable()
         with self._sync_lock:
-            self._health.require_writable()
             # The time before the position: it is that of bytes that this sync covers.
             timestamp = self.store_timestamp
             if self._pooled is not None:
@@ -318,32 +318,14 @@ class MappedFile:
 
         So that no put waits for a page fault (``warmMappedFile``).
         """
-        libc = _libc()
-        if libc is None:
-            return
-        for at in range(0, self.size, _STEP):
-            # In steps: one call over a gigabyte holds the process' memory lock for long.
-            length = ctypes.c_size_t(min(_STEP, self.size - at))
-            address = ctypes.c_void_p(self._map_address + at)
-            if libc.madvise(address, length, _POPULATE_WRITE) != 0:
-                break
-        self._is_locked_in_memory = self._memory_call("mlock")
+        memory.populate(self._map_address, self.size)
+        self.is_locked_in_memory = memory.lock(self._map_address, self.size)
 
     def unlock(self) -> None:
         """Let the system have the pages again; when the file is full nobody writes to them."""
-        if self._is_locked_in_memory:
-            self._is_locked_in_memory = False
-            self._memory_call("munlock")
-
-    @property
-    def is_locked_in_memory(self) -> bool:
-        """Whether :meth:`warm` keeps the pages in memory."""
-        return self._is_locked_in_memory
-
-    def _memory_call(self, name: str) -> bool:
-        libc = _libc()
-        address = ctypes.c_void_p(self._map_address)
-        return libc is not None and getattr(libc, name)(address, ctypes.c_size_t(self.size)) == 0
+        if self.is_locked_in_memory:
+            self.is_locked_in_memory = False
+            memory.unlock(self._map_address, self.size)
 
     def close(self) -> None:
         """Let go of the file. What was selected stays good; nothing more can be asked.
@@ -353,12 +335,13 @@ class MappedFile:
         if self._descriptor < 0:
             return
         self.unlock()
-        if self._pooled is not None and self._health.reason is None:
+        with contextlib.suppress(StoreUnavailable):
+            # The store is poisoned then, and whoever cares has heard of it.
             self.commit()
         if self._pooled is not None:
             self._return_buffer()
         descriptor, self._descriptor = self._descriptor, -1
-        _OPEN_FILES.discard(self)
+        stays(self)
         self._let_go()
         with contextlib.suppress(BufferError):
             # Somebody reads from it still: then the map goes when the last view does.
@@ -380,47 +363,14 @@ class MappedFile:
             StoreUnavailable: if that cannot be done.
         """
         self.close()
-        try:
-            self._disk.unlink(self.path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise self._disk.refused(self.path, error) from error
-        self._disk.sync_names(self.path.parent)
+        self._disk.remove(self.path)
 
-    def _abandon_in_child(self) -> None:
-        """In a forked child: the map is not there, and must not be unmapped.
-
-        Something else may lie at its place by then, which ``munmap`` would take away.
-        """
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._map))
-        self._health.end(f"{self.path.parent}: the store belongs to the process that forked this")
+    def abandon_in_child(self) -> None:
+        """See :mod:`logquarry.store.lifetime`. The map is not there, and is not unmapped."""
+        memory.leave_mapped(self._map)
         self.buffer = self._view = self._readable = _NO_BYTES
         self.address = self._map_address = 0
-        self._is_locked_in_memory = False
+        self.is_locked_in_memory = False
         descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-
-
-_OPEN_FILES: Final[weakref.WeakSet[MappedFile]] = weakref.WeakSet()
-
-
-def _abandon_all_in_child() -> None:
-    for file in list(_OPEN_FILES):
-        file._abandon_in_child()
-    _OPEN_FILES.clear()
-
-
-os.register_at_fork(after_in_child=_abandon_all_in_child)
-
-
-@cache
-def _libc() -> Any:
-    """The C library, whose calls release the GIL; those of ``mmap`` objects do not."""
-    try:
-        library = ctypes.CDLL(None, use_errno=True)
-        return library if hasattr(library, "madvise") and hasattr(mmap, "MADV_NORMAL") else None
-    except OSError:
-        return None
+        with contextlib.suppress(OSError):
+            os.close(descriptor)

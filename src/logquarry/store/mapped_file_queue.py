@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, Protocol
 
-from logquarry.errors import CorruptFile, UsageError
+from logquarry.errors import CorruptFile, StoreUnavailable, UsageError
 from logquarry.files.layout import NAME_DIGITS
 from logquarry.store.disk import Disk
 from logquarry.store.mapped_file import MappedFile
@@ -86,6 +86,8 @@ class MappedFileQueue:
         # A path stands for a file that nobody has asked for yet: it is full, and flushed.
         self._files: tuple[MappedFile | Path, ...] = ()
         self._last: MappedFile | None = None
+        # Whether any file is written to a buffer first: then committed_offset tells what is there.
+        self._is_transient = False
         self._change = threading.Lock()
         self._flushing = threading.Lock()
         self._to_unlock: list[tuple[float, MappedFile]] = []
@@ -189,7 +191,7 @@ class MappedFileQueue:
                 # the lock refuses it (reliability.md, rule 1).
                 logger.warning("%s: somebody deleted it before it was used; made anew", path)
                 made.close()
-                made = MappedFile(self._disk, path, base, self.file_size)
+                made = MappedFile(self._disk, path, base, self.file_size, exclusive=True)
         if made is None:
             return None
         with self._change:
@@ -199,6 +201,7 @@ class MappedFileQueue:
                 self._to_unlock.append((time.monotonic() + _UNLOCK_AFTER, self._last))
             self._files = (*self._files, made)
             self._bases = (*self._bases, base)
+            self._is_transient = self._is_transient or made.is_transient
             self._last = made
         return made
 
@@ -228,6 +231,7 @@ class MappedFileQueue:
         file = files[index] if index < len(files) else None
         if isinstance(file, MappedFile) and file.base <= offset < file.base + self.file_size:
             return file
+        self._health.require_readable()
         with self._change:
             index = (offset - self._bases[0]) // self.file_size if self._bases else -1
             return self._opened(index) if 0 <= index < len(self._bases) else None
@@ -241,7 +245,13 @@ class MappedFileQueue:
 
     @property
     def max_offset(self) -> int:
-        """Where what can be read ends, 0 without files (``getMaxOffset``)."""
+        """Where what can be read ends, 0 without files (``getMaxOffset``).
+
+        QUIRK: Java takes the last file's committed position, also where the file before it is not
+        committed yet.
+        """
+        if self._is_transient:
+            return self.committed_offset
         last = self._last
         return 0 if last is None else last.base + last.committed
 
@@ -280,7 +290,7 @@ class MappedFileQueue:
         while rest:
             file = self.last_file(create=True, start_offset=offset)
             if file is None:
-                raise self._disk.refused(self._path_of(offset), TimeoutError("not made in time"))
+                raise StoreUnavailable(f"{self._path_of(offset)}: it was not made in time")
             count = min(len(rest), file.room)
             file.append(rest[:count])
             rest, offset = rest[count:], offset + count
@@ -296,10 +306,13 @@ class MappedFileQueue:
         Raises:
             StoreUnavailable: if that failed, now or before.
         """
+        self._health.require_writable()
         with self._flushing:
-            self._health.require_writable()
             for file in self._since(self.committed_offset):
-                self.committed_offset = file.base + file.commit(least_pages)
+                position = file.commit(least_pages)
+                self.committed_offset = file.base + position
+                if position < file.size:
+                    break
             return self.committed_offset
 
     def flush(self, least_pages: int = 0) -> int:
@@ -312,12 +325,16 @@ class MappedFileQueue:
             StoreUnavailable: if a sync failed, now or before; the offset stays before what is not
                 on the disk.
         """
+        self._health.require_writable()
         with self._flushing:
-            self._health.require_writable()
             for file in self._since(self.flushed_offset):
-                self.flushed_offset = file.base + file.flush(least_pages)
+                position = file.flush(least_pages)
+                self.flushed_offset = file.base + position
                 if least_pages == 0 and file.flushed_timestamp:
                     self.store_timestamp = file.flushed_timestamp
+                if position < file.size:
+                    # Of a full file some may not be committed yet: nothing behind it counts.
+                    break
             if self._to_unlock:
                 self._unlock_full()
             return self.flushed_offset
@@ -354,13 +371,14 @@ class MappedFileQueue:
                 offset is not in the queue. Nothing is changed then.
             StoreUnavailable: if the disk fails.
         """
-        if offset and not self.min_offset <= offset <= self.max_room:
-            raise UsageError(f"the files do not reach from {self.min_offset} to {offset}")
         self._health.require_writable()
         with self._flushing, self._change:
-            # An offset at the end of a file belongs to that file: it is full.
-            kept = [i for i, base in enumerate(self._bases) if base < offset or base == offset == 0]
-            count = kept[-1] + 1 if kept else 0
+            bases = self._bases
+            if not (bases[0] <= offset <= self.max_room if bases else offset == 0):
+                raise UsageError(f"the files reach from {self.min_offset}, and not to {offset}")
+            # An offset at the end of a file belongs to that file: it is full. The first file
+            # stays in any case, for where it begins.
+            count = sum(base < offset or base == bases[0] for base in bases)
             dropped = [self._opened(index) for index in range(count, len(self._bases))]
             holding = [file for file in dropped if file.holds_data()]
             if holding and aside is None:
@@ -371,11 +389,11 @@ class MappedFileQueue:
             moved = []
             for file in reversed(dropped):
                 if file in holding and aside is not None:
-                    moved.append(self._set_aside(file, aside))
+                    file.close()
+                    moved.append(self._disk.set_aside(file.path, aside))
                 else:
                     file.delete()
-            bases, files = self._bases[:count], self._files[:count]
-            self._use(dict(zip(bases, files, strict=True)))
+            self._use(dict(zip(bases[:count], self._files[:count], strict=True)))
             last = self._last
             if last is not None:
                 last.allocate()
@@ -389,23 +407,6 @@ class MappedFileQueue:
         """Where the room of the last file ends, 0 without files."""
         last = self._last
         return 0 if last is None else last.base + self.file_size
-
-    def _set_aside(self, file: MappedFile, folder: Path) -> Path:
-        self._disk.make_folders(folder)
-        target = folder / file.path.name
-        number = 1
-        while target.exists():
-            target = folder / f"{file.path.name}.{number}"
-            number += 1
-        file.close()
-        try:
-            self._disk.rename(file.path, target)
-        except OSError as error:
-            raise self._disk.refused(target, error) from error
-        self._disk.sync_names(folder)
-        self._disk.sync_names(file.path.parent)
-        logger.warning("%s: set aside as %s", file.path, target)
-        return target
 
     def reset(self, offset: int, *, aside: Path | None = None) -> bool:
         """Truncate, if the end is no more than two files away (``resetOffset``); else False.
@@ -433,6 +434,8 @@ class MappedFileQueue:
 
     def close(self) -> None:
         """Close all files. What was selected stays good."""
+        if self._health.is_forked:
+            return
         with self._flushing, self._change:
             for file in self._files:
                 if isinstance(file, MappedFile):
