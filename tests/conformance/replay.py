@@ -41,6 +41,11 @@ def message_of(put: Input) -> Message:
     )
 
 
+def wire_of(put: Input) -> bytes:
+    """The wire form of a recorded batch."""
+    return base64.b64decode(put["body"])
+
+
 @dataclass
 class Clock:
     """A clock that somebody sets."""
@@ -83,7 +88,7 @@ class OurLog:
             self.clock.now = store_timestamp
         message = message_of(put)
         if put["kind"] == "batch":
-            return self.writer.put_batch(wire=base64.b64decode(put["body"]), message=message)
+            return self.writer.put_batch(wire=wire_of(put), message=message)
         return self.writer.put(message)
 
     @property
