@@ -14,6 +14,8 @@ from logquarry.format import delay
 from logquarry.message import Message
 from logquarry.store.append import CommitLogWriter, Settle
 from logquarry.store.disk import LocalDisk
+from logquarry.store.dispatch import Dispatcher, QueueWriters
+from logquarry.store.index_writer import IndexWriter
 from logquarry.store.log_queues import QueueKey
 from logquarry.store.mapped_file_queue import MappedFileQueue
 from logquarry.store.put_result import PutResult
@@ -94,6 +96,26 @@ class OurLog:
     @property
     def topic_queue_table(self) -> dict[str, int]:
         return {f"{topic}-{queue_id}": next_ for (topic, queue_id), next_ in self.offsets.items()}
+
+    def dispatch(self) -> None:
+        """Fill queues and index with all that is in the log."""
+        queue_size = self.config.queue_file_size
+        shape = self.config.index_shape
+        assert queue_size is not None and shape is not None
+        queues = self.root / "consumequeue"
+        dispatcher = Dispatcher(
+            self.files,
+            QueueWriters(
+                lambda topic, queue_id: MappedFileQueue(
+                    self.disk, queues / topic / str(queue_id), queue_size
+                )
+            ),
+            IndexWriter(self.disk, self.root / "index", shape, clock=self.clock),
+            self.config,
+            start=0,
+        )
+        dispatcher.dispatch_until()
+        assert dispatcher.offset == self.files.max_offset
 
     def close(self) -> None:
         self.files.close()
