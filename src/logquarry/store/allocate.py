@@ -134,6 +134,9 @@ class AllocateMappedFileService(Service):
             except StoreUnavailable as error:
                 logger.warning("%s: cannot be made: %s", request.path, error)
                 request.error = error
+            except Exception as error:
+                request.error = self.health.poison(f"{request.path}: cannot be made: {error!r}")
+                raise
             finally:
                 request.done.set()
             if (spent := self._clock() - started) > _SLOW_MS:
