@@ -72,6 +72,25 @@ def test_a_deleted_file_ahead_is_made_anew(
     queue.close()
 
 
+def test_truncating_takes_the_file_ahead_away(
+    disk: FaultyDisk, service: AllocateMappedFileService, tmp_path: Path
+) -> None:
+    queue = MappedFileQueue(disk, tmp_path, SIZE, allocator=service)
+    for _ in range(3):
+        file = queue.last_file(create=True)
+        assert file is not None
+        file.append(b"x" * SIZE)
+    queue.truncate_to(SIZE + 7, aside=tmp_path / "aside")
+    left = sorted(int(path.name) for path in tmp_path.iterdir() if path.is_file())
+    assert left == [0, SIZE], "no file lies behind a gap"
+    file = queue.last_file(create=True)
+    assert file is not None and file.base == SIZE and file.wrote == 7
+    file.append(b"y" * file.room)
+    again = queue.last_file(create=True)
+    assert again is not None and again.base == 2 * SIZE and not again.holds_data()
+    queue.close()
+
+
 def test_failures_reach_who_waits_and_are_tried_again(
     disk: FaultyDisk, service: AllocateMappedFileService, tmp_path: Path
 ) -> None:

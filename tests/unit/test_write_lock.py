@@ -161,13 +161,14 @@ def test_a_poisoned_store_keeps_its_abort(tmp_path: Path) -> None:
 
 # --------------------------------------------------------------------------- children and the end
 FORK = """
-    import os, sys, gc
+    import gc, mmap, os, sys
     from pathlib import Path
     from logquarry.errors import StoreUnavailable
     from logquarry.store import lifetime
     from logquarry.store.disk import LocalDisk
     from logquarry.store.checkpoint_file import CheckpointFile
     from logquarry.store.group_commit import GroupCommitService
+    from logquarry.store.mapped_file import MappedFile
     from logquarry.store.mapped_file_queue import MappedFileQueue
     from logquarry.store.store_lock import StoreLock
     root = Path(sys.argv[1])
@@ -178,6 +179,7 @@ FORK = """
     queue.load()
     file = queue.last_file(create=True)
     file.append(b"parent")
+    alone = MappedFile(disk, root / "alone", 0, 1 << 20)
     flusher = GroupCommitService(queue, disk.health)
     flusher.start()
     assert flusher.request(6).result(10)
@@ -192,7 +194,7 @@ FORK = """
     child = os.fork()
     if child == 0:
         # Memory of its own where the maps were.
-        mine = [bytearray(1 << 20) for _ in range(200)]
+        mine = [mmap.mmap(-1, 1 << 20) for _ in range(200)]
         for question in (
             lambda: queue.last_file(create=True), lambda: queue.select(0),
             queue.flush, queue.commit,
@@ -206,9 +208,10 @@ FORK = """
                 raise AssertionError(question)
         queue.close(); file.close(); times.close(); lock.release(); flusher.stop()
         assert not lock.is_held
-        del queue, file
+        del alone
         gc.collect()
-        assert all(not any(part) for part in mine)
+        # None of it went with the parent's maps.
+        assert all(part[0] == part[-1] == 0 for part in mine)
         sys.exit(7)
     _, status = os.waitpid(child, 0)
     queue._change.release(); queue._flushing.release(); file._sync_lock.release()

@@ -297,6 +297,10 @@ class Ahead:
                 )
         return self.ready.pop(path)
 
+    def discard(self) -> None:
+        while self.ready:
+            self.ready.popitem()[1].delete()
+
 
 def test_what_is_not_committed_counts_for_nothing(disk: FaultyDisk, tmp_path: Path) -> None:
     pool = TransientStorePool(3, SIZE)

@@ -117,8 +117,11 @@ class AllocateMappedFileService(Service):
 
     def run_once(self) -> None:
         """Make the files that were asked for."""
-        while self._to_make and not self.is_stopping:
-            request = self._to_make.popleft()
+        while not self.is_stopping:
+            with self._change:
+                if not self._to_make:
+                    return
+                request = self._to_make.popleft()
             started = self._clock()
             try:
                 request.file = MappedFile(
@@ -144,15 +147,25 @@ class AllocateMappedFileService(Service):
 
     def run_last(self) -> None:
         """Delete the files that nobody took."""
+        self.discard()
+
+    def discard(self) -> None:
+        """Delete the files that nobody took, and forget what was asked for."""
         with self._change:
             requests = list(self._requests.values())
+            not_begun = set(self._to_make)
             self._requests.clear()
             self._to_make.clear()
         for request in requests:
-            if request.file is None:
-                request.error = request.error or StoreUnavailable(f"{request.path}: store closed")
+            if request in not_begun:
+                request.error = StoreUnavailable(f"{request.path}: it is not needed any more")
                 request.done.set()
-            elif request.file.is_named():
+            # One that is being made right now is soon there.
+            elif not request.done.wait(self._timeout_ms / 1000):
+                logger.warning("%s: left where it is, it takes too long to make", request.path)
+            if request.file is None:
+                continue
+            if request.file.is_named():
                 with contextlib.suppress(StoreUnavailable):
                     # In a poisoned store it stays, empty as it is.
                     request.file.delete()

@@ -295,11 +295,13 @@ class MappedFile:
         """
         if self._health.is_gone:
             raise self._health.error()
-        end = self.committed
+        # As `committed` has it: this is asked for each message that is read.
+        end = self.wrote if self._pooled is None else self._committed
         if size is not None:
-            if position + size > end:
+            stop = position + size
+            if stop > end:
                 return None
-            end = position + size
+            end = stop
         if not 0 <= position < end:
             return None
         # Of a file that was closed in between there are none.
@@ -330,7 +332,8 @@ class MappedFile:
     def close(self) -> None:
         """Let go of the file. What was selected stays good; nothing more can be asked.
 
-        Bytes that are not flushed are with the kernel, which writes them when it likes.
+        Bytes that are not flushed are with the kernel, which writes them when it likes. Not while
+        a kernel writes at :attr:`address`: the map is gone then.
         """
         if self._descriptor < 0:
             return

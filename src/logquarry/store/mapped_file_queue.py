@@ -17,14 +17,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Final, Protocol
 
-from logquarry.errors import CorruptFile, StoreUnavailable, UsageError
-from logquarry.files.layout import NAME_DIGITS
+from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.store.disk import Disk
 from logquarry.store.mapped_file import MappedFile
+from logquarry.store.queue_folders import QueueFolders
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +36,9 @@ class Allocator(Protocol):
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
         """The file at ``path``; None if it was not made in time. ``following`` is made next."""
+
+    def discard(self) -> None:
+        """Delete the files that nobody took: they are not the next ones any more."""
 
 
 class MappedFileQueue:
@@ -73,15 +75,10 @@ class MappedFileQueue:
         self.flushed_offset = 0
         self.committed_offset = 0
         self.store_timestamp = 0
-        # QUIRK: Java sorts the paths as text and takes the file's number modulo their count, so
-        # that one more path moves where the next files go. What is there is found anyway.
-        given = (folders,) if isinstance(folders, Path) else tuple(folders)
-        self.folders = tuple(sorted(set(given), key=str))
-        self._read_only = frozenset(read_only)
+        self._folders = QueueFolders(disk, folders, read_only=read_only, full_folders=full_folders)
         self._disk = disk
         self._health = disk.health
         self._allocator = allocator
-        self._full_folders = full_folders
         self._bases: tuple[int, ...] = ()
         # A path stands for a file that nobody has asked for yet: it is full, and flushed.
         self._files: tuple[MappedFile | Path, ...] = ()
@@ -104,26 +101,10 @@ class MappedFileQueue:
                 there is a gap between them. RocketMQ refuses any other length, also an empty last
                 file that a crash left between making and extending it.
         """
-        found: dict[int, Path] = {}
-        for folder in {*self.folders, *self._read_only}:
-            for name in self._disk.list(folder):
-                if len(name) == NAME_DIGITS and name.isascii() and name.isdigit():
-                    found[int(name)] = folder / name
-        bases = sorted(found)
-        for base in bases:
-            size = found[base].stat().st_size
-            if size > self.file_size or (size < self.file_size and base != bases[-1]):
-                raise CorruptFile(
-                    str(found[base]), 0, f"it has {size} bytes, and {self.file_size} belong there"
-                )
-        for before, base in pairwise(bases):
-            if base - before != self.file_size:
-                reason = f"the file before it begins at {before}, not {self.file_size} bytes before"
-                raise CorruptFile(str(found[base]), 0, reason)
+        found = self._folders.find(self.file_size)
         with self._change:
-            self._use({base: found[base] for base in bases})
-        end = bases[-1] + self.file_size if bases else 0
-        self.flushed_offset = self.committed_offset = end
+            self._use(found)
+        self.flushed_offset = self.committed_offset = self.max_room
 
     def _use(self, files: dict[int, MappedFile | Path] | dict[int, Path]) -> None:
         """Take these files, by their bases in order, as the queue's."""
@@ -206,16 +187,7 @@ class MappedFileQueue:
         return made
 
     def _path_of(self, base: int) -> Path:
-        """Where the file at an offset is to be (``MultiPathMappedFileQueue``)."""
-        name = f"{base:0{NAME_DIGITS}d}"
-        if len(self.folders) == 1:
-            return self.folders[0] / name
-        full = set(self._full_folders())
-        writable = [folder for folder in self.folders if folder not in self._read_only]
-        usable = [folder for folder in writable if folder not in full] or writable
-        if not usable:
-            raise UsageError(f"all of {len(self.folders)} folders of the log are read-only")
-        return usable[base // self.file_size % len(usable)] / name
+        return self._folders.path_of(base, self.file_size)
 
     def find(self, offset: int) -> MappedFile | None:
         """The file in whose room an offset lies (``findMappedFileByOffset``)."""
@@ -372,6 +344,9 @@ class MappedFileQueue:
             StoreUnavailable: if the disk fails.
         """
         self._health.require_writable()
+        if self._allocator is not None:
+            # What was made ahead would leave a gap.
+            self._allocator.discard()
         with self._flushing, self._change:
             bases = self._bases
             if not (bases[0] <= offset <= self.max_room if bases else offset == 0):
