@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptFrame, StoreError
+from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE
 from logquarry.format import frame
 from logquarry.format.frame import DamageKind
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
@@ -73,7 +74,9 @@ class QueueWriters:
             topic, queue_id = key
             fault = name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
             if fault is None:
-                self._writers[key] = ConsumeQueueWriter(self._open_files(topic, queue_id))
+                self._writers[key] = ConsumeQueueWriter(
+                    self._open_files(topic, queue_id), f"{CONSUME_QUEUE}/{topic}/{queue_id}"
+                )
             else:
                 logger.error("topic %r gets no consume queue: %s", topic, fault)
                 self._writers[key] = None
@@ -129,9 +132,7 @@ class Dispatcher:
         while self.offset < target:
             file = self._files.find(self.offset)
             if file is None:
-                raise CorruptFrame(
-                    str(self._files.folders[0]), self.offset, "there is no file for it"
-                )
+                raise CorruptFrame(COMMIT_LOG, self.offset, "there is no file for it")
             if not self._dispatch_from(file):
                 break
         return self.offset
@@ -191,7 +192,7 @@ class Dispatcher:
     def _append(writer: ConsumeQueueWriter, offsets: Int64, units: Units) -> None:
         new = writer.append(offsets, units)
         if new < len(units):
-            logger.debug("%s: had %d units", writer.files.folders[0], len(units) - new)
+            logger.debug("%s: had %d units", writer.name, len(units) - new)
 
     def _add_copies(
         self,

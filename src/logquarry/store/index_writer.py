@@ -257,6 +257,7 @@ def next_name(last: str, now_ms: int) -> str:
         if len(last) != _NAME_DIGITS:
             raise ValueError(last)
     except ValueError:
-        return f"{int(last) + 1:0{len(last)}d}"
+        following = f"{int(last) + 1:0{len(last)}d}"
+        return following if following > last else f"{last}0"
     moment += datetime.timedelta(milliseconds=int(last[-3:]) + 1)
     return f"{moment.strftime(_NAME_FORMAT)}{moment.microsecond // 1000:03d}"

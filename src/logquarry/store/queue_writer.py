@@ -33,14 +33,17 @@ class ConsumeQueueWriter:
 
     Args:
         files: the queue's files, which end with its last unit.
+        name: what errors call it.
 
     Attributes:
-        files: the same.
+        files: the queue's files.
+        name: what errors call it.
         physical_end: where the last message with a unit ends in the log (``maxPhysicOffset``).
     """
 
-    def __init__(self, files: MappedFileQueue) -> None:
+    def __init__(self, files: MappedFileQueue, name: str = "a consume queue") -> None:
         self.files = files
+        self.name = name
         self.physical_end = self._last_physical_end()
 
     @property
@@ -82,7 +85,7 @@ class ConsumeQueueWriter:
             expected = offset
         if offset > expected:
             raise CorruptFile(
-                str(self.files.folders[0]),
+                self.name,
                 self.files.wrote_offset,
                 f"the unit of queue offset {offset} comes next in the log, and those from "
                 f"{expected} on are missing",
@@ -112,7 +115,7 @@ class ConsumeQueueWriter:
     def _file(self, start: int) -> MappedFile:
         file = self.files.last_file(create=True, start_offset=start)
         if file is None:
-            raise StoreUnavailable(f"{self.files.folders[0]}: the next file was not made in time")
+            raise StoreUnavailable(f"{self.name}: the next file was not made in time")
         return file
 
     def _last_physical_end(self) -> int:
