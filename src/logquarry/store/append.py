@@ -242,7 +242,7 @@ class CommitLogWriter:
 
     def _append_to(self, file: MappedFile, encoded: Encoded, now: int, began: float) -> PutResult:
         """Append to one file, or end it with a blank; inside the lock (``doAppend``)."""
-        key = (encoded.topic, encoded.queue_id)
+        key = encoded.key
         # Also a message that takes no place makes its queue known.
         queue_offset = self.queue_offsets.setdefault(key, 0)
         copied: list[int] = []

@@ -10,7 +10,7 @@ Guarantees: a frame that comes out can be read again. Where RocketMQ would write
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, NoReturn
 
 from logquarry.config import StoreConfig
@@ -46,6 +46,8 @@ class MessageEncoder:
         self._config = config
         self._clock = clock
         self._levels = len(config.delay_levels_ms)
+        self._topic_check = config.topic_check
+        self._copies_messages = config.enable_multi_dispatch
 
     def encode(self, message: Message) -> Encoded:
         """The frame of a message.
@@ -55,11 +57,12 @@ class MessageEncoder:
             UsageError: if a number does not fit its field, or tags or keys come with a string.
         """
         topic, queue_id = message.topic, message.queue_id
-        topic_data = check_topic(topic, self._config)
+        topic_data = _checked_topic(topic, self._topic_check)
         properties = given_properties(message)
         values = looked_at(message)
         changed: PropertyMap | None = None
-        if values and sys_flag.advances_queue(message.sys_flag):
+        advances = sys_flag.advances_queue(message.sys_flag)
+        if values and advances:
             stated = delay_level(values.get(props.DELAY))
             level = min(stated, self._levels)
             if level > 0:
@@ -72,19 +75,16 @@ class MessageEncoder:
                 topic_data = topic.encode()
                 properties = utf8(changed.text())
         maker = self.maker(message)
-
-        def make(properties: bytes) -> bytearray:
-            return maker.frame(
-                topic_data,
-                queue_id,
-                message.body,
-                properties,
-                flag=message.flag,
-                prepared_offset=message.prepared_transaction_offset,
-            )
-
+        make = partial(
+            maker.frame,
+            topic_data,
+            queue_id,
+            message.body,
+            flag=message.flag,
+            prepared_offset=message.prepared_transaction_offset,
+        )
         copies = None
-        if self._config.enable_multi_dispatch and values.get(INNER_MULTI_DISPATCH, "").strip():
+        if self._copies_messages and values.get(INNER_MULTI_DISPATCH, "").strip():
             # Without its offsets the frame is not complete, and no check is made of it here.
             copies = self._copies(changed or PropertyMap(message), queue_id, make)
             data = bytearray()
@@ -92,12 +92,11 @@ class MessageEncoder:
             data = make(properties)
         return Encoded(
             data,
-            topic=topic,
-            queue_id=queue_id,
-            store_host=maker.store_host,
-            time_at=maker.time_at,
-            advances=sys_flag.advances_queue(message.sys_flag),
-            wait=waits(values),
+            topic,
+            queue_id,
+            maker.hosts,
+            advances=advances,
+            wait=waits(values) if values else True,
             body_size=len(message.body),
             copies=copies,
         )

@@ -101,10 +101,9 @@ def encode_batch(
             raise too_large(size, config.max_message_size)
     return Encoded(
         bytearray().join(frames),
-        topic=message.topic,
-        queue_id=message.queue_id,
-        store_host=maker.store_host,
-        time_at=maker.time_at,
+        message.topic,
+        message.queue_id,
+        maker.hosts,
         starts=tuple(starts),
         wait=waits(values),
         body_size=bodies,

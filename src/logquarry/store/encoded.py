@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from logquarry.format import frame
+from logquarry.store.frame_maker import HostFields
 from logquarry.store.log_queues import MULTI_SEPARATOR, QueueKey
 
 _PLACES: Final = struct.Struct(">qq")
@@ -23,8 +24,7 @@ class Encoded:
 
     Attributes:
         data: the bytes, with places for what the lock tells.
-        topic: topic of the frames: of a delayed message the schedule topic.
-        queue_id: queue of the topic.
+        key: topic and queue of the frames: of a delayed message the schedule topic's.
         store_host: the broker, as in the frame.
         starts: where each frame starts in ``data``.
         advances: whether the frames take places in their queue (NOT and COMMIT).
@@ -39,21 +39,19 @@ class Encoded:
         "body_size",
         "copies",
         "data",
-        "queue_id",
+        "key",
         "starts",
         "store_host",
-        "topic",
         "wait",
     )
 
     def __init__(
         self,
         data: bytearray,
-        *,
         topic: str,
         queue_id: int,
-        store_host: bytes,
-        time_at: int,
+        hosts: HostFields,
+        *,
         starts: tuple[int, ...] = (0,),
         advances: bool = True,
         wait: bool = True,
@@ -61,15 +59,14 @@ class Encoded:
         copies: Copies | None = None,
     ) -> None:
         self.data = data
-        self.topic = topic
-        self.queue_id = queue_id
-        self.store_host = store_host
+        self.key = (topic, queue_id)
+        self.store_host = hosts.store_host
         self.starts = starts
         self.advances = advances
         self.wait = wait
         self.body_size = body_size
         self.copies = copies
-        self._time_at = time_at
+        self._time_at = hosts.time_at
 
     def place(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> None:
         """Fill in what the lock told. Can be done again, for another file."""

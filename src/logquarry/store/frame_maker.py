@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, UsageError
@@ -27,6 +27,28 @@ LONGEST_PROPERTIES: Final = java.INT_MAX >> 16
 """Bytes, and for ``checkMessage`` UTF-16 characters: the length is a signed short."""
 
 _CACHED: Final = 4_096
+_TOPIC_LENGTH: Final = frame.TOPIC_LENGTH_V1.struct.pack
+_PROPERTIES_LENGTH: Final = frame.PROPERTIES_LENGTH.struct.pack
+
+
+class HostFields(NamedTuple):
+    """What the hosts and SYSFLAG of a frame fix.
+
+    Attributes:
+        born_host: as in the frame.
+        store_host: as in the frame.
+        flags: SYSFLAG with the families of the hosts.
+        fixed_size: bytes of the frame without body, topic and properties.
+        time_at: where STORETIMESTAMP stands.
+        head: the frame up to its body.
+    """
+
+    born_host: bytes
+    store_host: bytes
+    flags: int
+    fixed_size: int
+    time_at: int
+    head: struct.Struct
 
 
 class FrameMaker:
@@ -38,18 +60,25 @@ class FrameMaker:
         born_timestamp: of the message.
     """
 
+    __slots__ = ("_born_timestamp", "_hosts", "_most", "_pack", "_reconsume_times")
+
     def __init__(self, message: Message, config: StoreConfig, born_timestamp: int) -> None:
-        self._message = message
-        self._config = config
-        self._born_timestamp = born_timestamp
-        self.born_host = _host(message.born_host)
-        self.store_host = _host(
-            config.store_host if message.store_host is None else message.store_host
+        store_host = message.store_host
+        hosts = host_fields(
+            message.born_host,
+            config.store_host if store_host is None else store_host,
+            message.sys_flag,
         )
-        self.flags = _with_families(message.sys_flag, self.born_host, self.store_host)
-        self.time_at = frame.HEAD.size + len(self.born_host)
-        self._head = _head_struct(len(self.born_host), len(self.store_host))
-        self._fixed = frame.fixed_size(frame.MAGIC_V1, self.flags)
+        self._hosts = hosts
+        self._pack = hosts.head.pack
+        self._most = config.max_message_size
+        self._born_timestamp = born_timestamp
+        self._reconsume_times = message.reconsume_times
+
+    @property
+    def hosts(self) -> HostFields:
+        """What the hosts fix."""
+        return self._hosts
 
     def frame(
         self,
@@ -68,18 +97,23 @@ class FrameMaker:
             MessageRejected: if the properties or the whole are too large.
             UsageError: if a number does not fit its field.
         """
-        if len(properties) > LONGEST_PROPERTIES:
+        if type(body) is not bytes:
+            # A view may be of things that are larger than bytes.
+            body = bytes(body)
+        body_length, properties_length = len(body), len(properties)
+        if properties_length > LONGEST_PROPERTIES:
             raise refusal(
                 PutStatus.PROPERTIES_SIZE_EXCEEDED,
-                f"the properties take {len(properties)} bytes, and {LONGEST_PROPERTIES} are the "
+                f"the properties take {properties_length} bytes, and {LONGEST_PROPERTIES} are the "
                 "most",
                 reason="properties",
             )
-        size = self._fixed + len(body) + len(topic) + len(properties)
-        if size > self._config.max_message_size:
-            raise too_large(size, self._config.max_message_size)
+        hosts = self._hosts
+        size = hosts.fixed_size + body_length + len(topic) + properties_length
+        if size > self._most:
+            raise too_large(size, self._most)
         try:
-            head = self._head.pack(
+            head = self._pack(
                 size,
                 frame.MAGIC_V1,
                 crc32(body) & java.INT_MAX,
@@ -87,20 +121,27 @@ class FrameMaker:
                 flag,
                 queue_offset,
                 0,
-                self.flags,
+                hosts.flags,
                 self._born_timestamp,
-                self.born_host,
+                hosts.born_host,
                 0,
-                self.store_host,
-                self._message.reconsume_times,
+                hosts.store_host,
+                self._reconsume_times,
                 prepared_offset,
-                len(body),
+                body_length,
             )
         except struct.error as error:
             raise UsageError(f"a field does not fit its width: {error}") from error
-        topic_length = frame.TOPIC_LENGTH_V1.struct.pack(len(topic))
-        properties_length = frame.PROPERTIES_LENGTH.struct.pack(len(properties))
-        return bytearray().join((head, body, topic_length, topic, properties_length, properties))
+        return bytearray().join(
+            (
+                head,
+                body,
+                _TOPIC_LENGTH(len(topic)),
+                topic,
+                _PROPERTIES_LENGTH(properties_length),
+                properties,
+            )
+        )
 
 
 def too_large(size: int, most: int) -> StoreError:
@@ -113,6 +154,22 @@ def too_large(size: int, most: int) -> StoreError:
 
 
 @lru_cache(_CACHED)
+def host_fields(born_host: str | bytes, store_host: str | bytes, flags: int) -> HostFields:
+    """What hosts and SYSFLAG fix.
+
+    Raises:
+        MessageRejected: if one is no host, or SYSFLAG says another family of it.
+    """
+    born, store = _host(born_host), _host(store_host)
+    flags = _with_families(flags, born, store)
+    head = struct.Struct(
+        f"{frame.HEAD.struct.format}{len(born)}s{frame.STORE_TIME.struct.format[1:]}"
+        f"{len(store)}s{frame.TAIL.struct.format[1:]}"
+    )
+    fixed = frame.fixed_size(frame.MAGIC_V1, flags)
+    return HostFields(born, store, flags, fixed, frame.HEAD.size + len(born), head)
+
+
 def _host(host: str | bytes) -> bytes:
     if isinstance(host, bytes):
         if len(host) in (frame.HOST_SIZE_V4, frame.HOST_SIZE_V6):
@@ -137,15 +194,6 @@ def _with_families(flags: int, born_host: bytes, store_host: bytes) -> int:
         # (test_append_vectors: vector 34).
         _reject_host(f"SYSFLAG {flags:#x} says IPv6 of a host that is IPv4")
     return flags | families
-
-
-@lru_cache
-def _head_struct(born_size: int, store_size: int) -> struct.Struct:
-    """A frame up to its body."""
-    return struct.Struct(
-        f"{frame.HEAD.struct.format}{born_size}s{frame.STORE_TIME.struct.format[1:]}"
-        f"{store_size}s{frame.TAIL.struct.format[1:]}"
-    )
 
 
 def _reject_host(why: str) -> NoReturn:

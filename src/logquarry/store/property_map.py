@@ -8,6 +8,7 @@ with 16 buckets and grows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -17,8 +18,9 @@ from logquarry.message import Message
 from logquarry.store.log_queues import INNER_MULTI_DISPATCH
 
 _FRESH_TABLE: Final = 16
-_LOOKED_AT: Final = (props.DELAY, props.WAIT, INNER_MULTI_DISPATCH)
-_LOOKED_AT_BYTES: Final = tuple(name.encode() for name in _LOOKED_AT)
+_LOOKED_AT: Final = "|".join((props.DELAY, props.WAIT, INNER_MULTI_DISPATCH))
+_LOOKED_AT_TEXT: Final = re.compile(_LOOKED_AT).search
+_LOOKED_AT_BYTES: Final = re.compile(_LOOKED_AT.encode()).search
 _NOTHING: Final[Mapping[str, str]] = {}
 
 
@@ -50,14 +52,11 @@ def looked_at(message: Message) -> Mapping[str, str]:
 
     Most messages have none of them, and none of those has its string parsed.
     """
-    if message.properties is None:
+    if message.properties is None and not message.delay_level and message.wait_store_ok:
         string = message.properties_string
-        if isinstance(string, str):
-            found = any(name in string for name in _LOOKED_AT)
-        elif string is not None:
-            found = any(name in string for name in _LOOKED_AT_BYTES)
-        else:
-            found = False
-        if not (found or message.delay_level or not message.wait_store_ok):
+        if string is None:
+            return _NOTHING
+        search = _LOOKED_AT_TEXT if isinstance(string, str) else _LOOKED_AT_BYTES
+        if not search(string):  # type: ignore[arg-type]
             return _NOTHING
     return message.all_properties()

@@ -7,10 +7,9 @@ not in the log is an exception; :data:`OUTCOMES` says which status is which.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from logquarry.errors import MessageRejected, StoreError, StoreUnavailable
 from logquarry.format import message_id
@@ -63,8 +62,7 @@ OUTCOMES: Final[Mapping[PutStatus, type[StoreError] | None]] = MappingProxyType(
 """What raises: None where the message is in the log, and the status is a :class:`PutResult`'s."""
 
 
-@dataclass(frozen=True, slots=True)
-class PutResult:
+class PutResult(NamedTuple):
     """A message or batch in the log (``PutMessageResult`` with its ``AppendMessageResult``).
 
     Attributes:
@@ -117,7 +115,7 @@ class PutResult:
     ) -> PutResult:
         """The same once flush and replica are known; the replica's status overrides the flush's."""
         status = flush if replica is PutStatus.PUT_OK else replica
-        return self if status is self.status else replace(self, status=status)
+        return self if status is self.status else self._replace(status=status)
 
 
 def refusal(status: PutStatus, message: str, *, reason: str = "") -> StoreError:
