@@ -18,16 +18,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from logquarry import errors
     from logquarry.config import StoreConfig
-    from logquarry.message import StoredMessage
+    from logquarry.message import Message, StoredMessage
     from logquarry.store.get_message import GetMessageStatus, GetResult
     from logquarry.store.message_store import MessageStore, QueueOffsets
+    from logquarry.store.put_result import AppendStatus, PutResult, PutStatus
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AppendStatus",
     "GetMessageStatus",
     "GetResult",
+    "Message",
     "MessageStore",
+    "PutResult",
+    "PutStatus",
     "QueueOffsets",
     "StoreConfig",
     "StoredMessage",
@@ -36,9 +41,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AppendStatus": "logquarry.store.put_result",
     "GetMessageStatus": "logquarry.store.get_message",
     "GetResult": "logquarry.store.get_message",
+    "Message": "logquarry.message",
     "MessageStore": "logquarry.store.message_store",
+    "PutResult": "logquarry.store.put_result",
+    "PutStatus": "logquarry.store.put_result",
     "QueueOffsets": "logquarry.store.message_store",
     "StoreConfig": "logquarry.config",
     "StoredMessage": "logquarry.message",

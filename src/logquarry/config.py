@@ -13,12 +13,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from logquarry.errors import UsageError
 from logquarry.format import delay, index, queue_entry
 
 logger = logging.getLogger(__name__)
+
+TOPIC_CHECKS: Final = ("store", "rocketmq-broker")
+BROKER_ROLES: Final = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +82,13 @@ class StoreConfig(LayoutConfig):
         enable_multi_dispatch: whether INNER_MULTI_DISPATCH puts a message into further queues.
         enable_lmq: whether those of them that start with ``%LMQ%`` all have the queue id 0.
         decompress_limit: bytes that one compressed body may turn into.
+        max_message_size: most bytes of a frame, and of the wire form of a batch.
+        store_host: what a message without a store host of its own gets.
+        topic_check: what a topic to be written may be: ``"store"`` for any name that is safe as
+            a folder's, ``"rocketmq-broker"`` for the letters that RocketMQ's broker takes.
+        broker_role: ``ASYNC_MASTER``, ``SYNC_MASTER`` or ``SLAVE``, which takes no messages.
+        os_page_cache_busy_time_out_mills: how long one put may hold the log before others are
+            refused.
     """
 
     message_delay_level: str = delay.DEFAULT_LEVELS
@@ -91,6 +101,18 @@ class StoreConfig(LayoutConfig):
     enable_multi_dispatch: bool = False
     enable_lmq: bool = False
     decompress_limit: int = 64 << 20
+    max_message_size: int = 4 << 20
+    store_host: str = "127.0.0.1:10911"
+    topic_check: str = TOPIC_CHECKS[0]
+    broker_role: str = BROKER_ROLES[0]
+    os_page_cache_busy_time_out_mills: int = 1_000
+
+    def __post_init__(self) -> None:
+        LayoutConfig.__post_init__(self)
+        for name, known in (("topic_check", TOPIC_CHECKS), ("broker_role", BROKER_ROLES)):
+            value = getattr(self, name)
+            if value not in known:
+                raise UsageError(f"{name} is {value!r}, and must be one of {', '.join(known)}")
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:

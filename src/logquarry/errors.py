@@ -44,16 +44,35 @@ class StoreNotFound(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The store is closed, read-only, busy or locked by another process."""
+    """The store is closed, read-only, busy or locked by another process.
+
+    Attributes:
+        status: RocketMQ's put status: SERVICE_NOT_AVAILABLE, OS_PAGECACHE_BUSY or
+            CREATE_MAPEDFILE_FAILED.
+    """
+
+    def __init__(self, message: str, *, status: str = "SERVICE_NOT_AVAILABLE") -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class MessageRejected(StoreError):
-    """The message was not stored. ``status``: RocketMQ's put status; ``reason``: our word."""
+    """The message was not stored.
+
+    Attributes:
+        status: RocketMQ's put status: MESSAGE_ILLEGAL or PROPERTIES_SIZE_EXCEEDED; UNKNOWN_ERROR
+            where multi-dispatch makes the message too large.
+        reason: our word: too_large, properties, truncated, larger_than_file, topic, hosts or
+            delay.
+    """
 
     def __init__(self, message: str, *, status: str, reason: str) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_rejected, (str(self), self.status, self.reason)
 
 
 class MessageNotFound(StoreError, LookupError):
@@ -99,3 +118,7 @@ def _rebuild_corrupt(
     cls: type[CorruptStore], path: str, offset: int, reason: str, kind: str
 ) -> CorruptStore:
     return cls(path, offset, reason, kind=kind)
+
+
+def _rebuild_rejected(message: str, status: str, reason: str) -> MessageRejected:
+    return MessageRejected(message, status=status, reason=reason)

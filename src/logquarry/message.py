@@ -1,21 +1,94 @@
-"""A message as users meet it: :class:`StoredMessage`, read from a store.
+"""A message as users meet it: :class:`Message` to put, :class:`StoredMessage` to read.
 
-It wraps the frame as it stands in the log and decodes the rest (text, properties, hosts, ids) when
-asked. The attributes carry the names of the columns of DataFrames and of the JSON lines.
+The latter wraps the frame as it stands in the log and decodes the rest (text, properties, hosts,
+ids) when asked. Attributes carry the names of the columns of DataFrames and of the JSON lines.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from logquarry.format import compression, delay, java, message_id, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 
+DEFAULT_BORN_HOST: Final = "127.0.0.1:0"
+
 _DEFAULT_LEVELS_MS = delay.parse_levels(delay.DEFAULT_LEVELS)
+_FALSE: Final = "false"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message to put. What its fields may hold is checked by the store that takes it.
+
+    Attributes:
+        topic: its topic.
+        body: the body, as it is to be stored.
+        queue_id: queue of the topic. RocketMQ takes a negative one too.
+        tags: the TAGS property.
+        keys: the KEYS property: keys with spaces between them.
+        properties: further properties; ``None`` for none.
+        properties_string: the property string, written as given. ``properties`` (or else what the
+            string says) then only serves where the store has to make the string anew: for a
+            delay, and for multi-dispatch.
+        delay_level: the DELAY property, 0 for none.
+        wait_store_ok: whether the put waits for flush and replica; WAIT is only written if not.
+        flag: the application's own bits.
+        sys_flag: RocketMQ's bits (:mod:`logquarry.format.sys_flag`); those of the hosts' families
+            are set by the store.
+        queue_offset: of a 3.1 rollback its number in the state table. Others get theirs.
+        born_timestamp: in milliseconds; ``None`` for the store's clock.
+        born_host: the producer, ``ip:port`` or ``[ip]:port``, or 8 or 20 bytes as in a frame.
+        store_host: the broker, likewise; ``None`` for ``StoreConfig.store_host``.
+        reconsume_times: how often consumers sent it back.
+        prepared_transaction_offset: of a COMMIT or ROLLBACK: where its half message stands.
+    """
+
+    topic: str
+    body: bytes | bytearray | memoryview = b""
+    _: KW_ONLY
+    queue_id: int = 0
+    tags: str | None = None
+    keys: str | None = None
+    properties: Mapping[str, str] | None = None
+    properties_string: str | bytes | None = None
+    delay_level: int = 0
+    wait_store_ok: bool = True
+    flag: int = 0
+    sys_flag: int = 0
+    queue_offset: int = 0
+    born_timestamp: int | None = None
+    born_host: str | bytes = DEFAULT_BORN_HOST
+    store_host: str | bytes | None = None
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+
+    def all_properties(self) -> dict[str, str]:
+        """Every property in the order of the string that is made of them.
+
+        That is the order of ``properties`` (else of the string), then KEYS, TAGS, WAIT, DELAY.
+        """
+        if self.properties is not None:
+            found = dict(self.properties)
+        elif self.properties_string is not None:
+            text = self.properties_string
+            found = props.decode(text) if isinstance(text, str) else props.decode_bytes(text)
+        else:
+            found = {}
+        if self.keys is not None:
+            found[props.KEYS] = self.keys
+        if self.tags is not None:
+            found[props.TAGS] = self.tags
+        if not self.wait_store_ok:
+            found[props.WAIT] = _FALSE
+        if self.delay_level:
+            found[props.DELAY] = str(self.delay_level)
+        return found
 
 
 class StoredMessage:

@@ -375,11 +375,14 @@ class _Fast:
         self._properties = starts, lengths
         self._pairs = pairs, pair_offsets
 
-    def property_spans(self, which: int) -> tuple[Int32, Int32]:
+    def all_property_spans(self) -> tuple[Int32, Int32]:
         if self._properties is None:
             self._parse(want_pairs=False)
         assert self._properties is not None
-        starts, lengths = self._properties
+        return self._properties
+
+    def property_spans(self, which: int) -> tuple[Int32, Int32]:
+        starts, lengths = self.all_property_spans()
         return starts[which], lengths[which]
 
     def _property(self, which: int) -> pa.Array:
@@ -506,6 +509,11 @@ def tags_codes(
     codes = np.array([message.tags_code for message in decoded], np.int64)
     keyed = [m.keys is not None or m.uniq_key is not None for m in decoded]
     return codes, np.array(keyed, np.bool_)
+
+
+def property_spans(window: Window, rows: Rows) -> tuple[Int32, Int32]:
+    """Where the kernels find TAGS, KEYS, UNIQ_KEY and DELAY: starts and lengths, -1 for none."""
+    return _Fast(window, rows, Decoding()).all_property_spans()
 
 
 def suspect_rows(window: Window, rows: Rows) -> list[int]:

@@ -23,7 +23,7 @@ from logquarry.message import StoredMessage
 from logquarry.scan.walk import Event, LogEnd, Run
 from logquarry.store.consume_queue import UNIT_DTYPE, Queue, QueueSegment, Units
 
-_MULTI_SEPARATOR: Final = ","
+MULTI_SEPARATOR: Final = ","
 _LMQ_PREFIX: Final = "%LMQ%"
 _MOST_DIGITS: Final = 18
 
@@ -163,18 +163,24 @@ class QueueBuilder:
 
         found = columns.messages(run.window, run.rows[rows], columns.Decoding())
         for row, message in zip(rows.tolist(), found, strict=True):
-            for key, offset in self._copies(message):
+            for key, offset in copies_of(message, self.config):
                 self._parts[key].append((np.array([offset]), units[row : row + 1]))
 
-    def _copies(self, message: StoredMessage) -> Iterator[tuple[QueueKey, int]]:
-        names = message.properties.get(props.INNER_MULTI_DISPATCH, "").split(_MULTI_SEPARATOR)
-        offsets = message.properties.get(props.INNER_MULTI_QUEUE_OFFSET, "").split(_MULTI_SEPARATOR)
-        if len(names) != len(offsets):
-            return
-        for name, offset in zip(names, offsets, strict=True):
-            if name and offset.isascii() and offset.isdigit() and len(offset) <= _MOST_DIGITS:
-                is_lmq = self.config.enable_lmq and name.startswith(_LMQ_PREFIX)
-                yield (name, 0 if is_lmq else message.queue_id), int(offset)
+
+def copies_of(message: StoredMessage, config: StoreConfig) -> Iterator[tuple[QueueKey, int]]:
+    """The further queues that a message is in by multi-dispatch, and its offset in each."""
+    names = message.properties.get(props.INNER_MULTI_DISPATCH, "").split(MULTI_SEPARATOR)
+    offsets = message.properties.get(props.INNER_MULTI_QUEUE_OFFSET, "").split(MULTI_SEPARATOR)
+    if len(names) != len(offsets):
+        return
+    for name, offset in zip(names, offsets, strict=True):
+        if name and offset.isascii() and offset.isdigit() and len(offset) <= _MOST_DIGITS:
+            yield copy_key(name, message.queue_id, config), int(offset)
+
+
+def copy_key(name: str, queue_id: int, config: StoreConfig) -> QueueKey:
+    """The queue that INNER_MULTI_DISPATCH means by a name (``MultiDispatch.queueKey``)."""
+    return name, 0 if config.enable_lmq and name.startswith(_LMQ_PREFIX) else queue_id
 
 
 def empty_queue(topic: str, queue_id: int) -> LogQueue:

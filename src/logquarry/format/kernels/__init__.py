@@ -16,6 +16,7 @@ from logquarry.format.kernels.columns import (
     topic_spans,
 )
 from logquarry.format.kernels.hosts import HOST_TEXT_SIZE, host_texts, message_ids
+from logquarry.format.kernels.keys import index_keys
 from logquarry.format.kernels.properties import (
     DELAY,
     KEYS,
@@ -49,6 +50,7 @@ __all__ = [
     "first_nonzero",
     "gather",
     "host_texts",
+    "index_keys",
     "intern_topics",
     "last_nonzero",
     "mark_suspects",

@@ -110,7 +110,13 @@ def hash_bytes(address: int, length: int) -> np.uint64:
 @kernel
 def java_hash(address: int, length: int) -> int:
     """String.hashCode over valid UTF-8, as a signed 32-bit integer."""
-    value = np.uint32(0)
+    return java_hash_on(np.int64(0), address, length)
+
+
+@kernel
+def java_hash_on(before: int, address: int, length: int) -> int:
+    """The hash of a text whose first part has the hash ``before``, and the rest is given."""
+    value = np.uint32(before)
     thirty_one = np.uint32(31)
     i = 0
     while i < length:

@@ -1,0 +1,298 @@
+"""Follows the log and tells its consume queues and its index (``ReputMessageService``).
+
+What a frame means for them is told by the scan kernels, for many frames at once
+(:mod:`logquarry.scan.requests`). Queues come before the index, as in RocketMQ.
+
+Guarantees: each frame is dispatched in the log's order. The dispatched offset moves only after
+queues and index have what stands before it. A frame that cannot be read, or that leaves a gap in
+its queue, ends the dispatching: nothing is skipped over. (Java skips the rest of its buffer.)
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.config import StoreConfig
+from logquarry.errors import CorruptFrame, StoreError
+from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE
+from logquarry.format import frame
+from logquarry.format.frame import DamageKind
+from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
+from logquarry.scan import codec, columns
+from logquarry.scan.codec import Rows, Window
+from logquarry.scan.columns import Decoding
+from logquarry.scan.index_keys import index_keys
+from logquarry.scan.requests import DispatchRequests, dispatch_requests
+from logquarry.store.consume_queue import Units
+from logquarry.store.health import Health
+from logquarry.store.index_writer import IndexWriter
+from logquarry.store.log_queues import QueueKey, copies_of
+from logquarry.store.mapped_file import MappedFile
+from logquarry.store.mapped_file_queue import MappedFileQueue
+from logquarry.store.queue_writer import ConsumeQueueWriter, units_of
+from logquarry.store.running_flags import Refusal, RunningFlags
+from logquarry.store.service import Service
+from logquarry.store.topic_names import LONGEST_NAME, name_fault
+
+logger = logging.getLogger(__name__)
+
+Int64 = npt.NDArray[np.int64]
+Arrived = Callable[[DispatchRequests], None]
+
+_MOST_FRAMES: Final = 1 << 14
+_MOST_BYTES: Final = 8 << 20
+_INTERVAL_MS: Final = 1_000
+_ANY_SAFE_NAME: Final = "store"
+
+
+class QueueWriters:
+    """The consume queues that are written, made when a message for them comes.
+
+    Args:
+        open_files: gives the files of a queue, which end with its last unit.
+    """
+
+    def __init__(self, open_files: Callable[[str, int], MappedFileQueue]) -> None:
+        self._open_files = open_files
+        self._writers: dict[QueueKey, ConsumeQueueWriter | None] = {}
+
+    def __iter__(self) -> Iterator[ConsumeQueueWriter]:
+        return iter([writer for writer in list(self._writers.values()) if writer is not None])
+
+    def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
+        """The writer of a queue; None for a topic that must not name a folder.
+
+        Ours are checked when they are put. Those of a log that somebody else wrote may be any.
+        """
+        if key not in self._writers:
+            topic, queue_id = key
+            fault = name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
+            if fault is None:
+                self._writers[key] = ConsumeQueueWriter(
+                    self._open_files(topic, queue_id), f"{CONSUME_QUEUE}/{topic}/{queue_id}"
+                )
+            else:
+                logger.error("topic %r gets no consume queue: %s", topic, fault)
+                self._writers[key] = None
+        return self._writers[key]
+
+
+class Dispatcher:
+    """Dispatches what is in the log. One thread does.
+
+    Args:
+        files: the log's files.
+        queues: the queues to tell.
+        index: the index to tell, None if the store keeps none.
+        config: the store's settings.
+        start: physical offset of the first message that may be new to them.
+        arrived: told of each run of frames, after queues and index.
+
+    Attributes:
+        offset: what stands before it in the log is dispatched.
+    """
+
+    def __init__(
+        self,
+        files: MappedFileQueue,
+        queues: QueueWriters,
+        index: IndexWriter | None,
+        config: StoreConfig,
+        *,
+        start: int,
+        arrived: Arrived = lambda _: None,
+    ) -> None:
+        self.offset = start
+        self._files = files
+        self._queues = queues
+        self._index = index
+        self._config = config
+        self._levels = config.delay_levels_ms
+        self._arrived = arrived
+        self._rows = codec.empty_rows(_MOST_FRAMES)
+
+    def dispatch_until(self, offset: int | None = None) -> int:
+        """Dispatch what is in the log before an offset, or all of it; how far that came.
+
+        Where the log ends within a frame (a master's bytes come as they come), that one waits.
+
+        Raises:
+            CorruptFrame: if no frame stands where one should; what is before it is dispatched.
+            CorruptFile: if a queue lacks the unit before one of these.
+            StoreUnavailable: if a file cannot be made.
+        """
+        end = self._files.max_offset
+        target = end if offset is None else min(offset, end)
+        while self.offset < target:
+            file = self._files.find(self.offset)
+            if file is None:
+                raise CorruptFrame(COMMIT_LOG, self.offset, "there is no file for it")
+            if not self._dispatch_from(file):
+                break
+        return self.offset
+
+    def _dispatch_from(self, file: MappedFile) -> bool:
+        """Dispatch the next frames of a file, or go on to the next file; whether one could."""
+        position = self.offset - file.base
+        data = file.select(position)
+        if data is None:
+            raise CorruptFrame(str(file.path), self.offset, "there is nothing to read")
+        room = file.size - position
+        if room < frame.BLANK.size:
+            # Too few bytes for a blank: RocketMQ never leaves so few, others may.
+            self.offset = file.base + file.size
+            return True
+        window = Window.of(data, self.offset, room)
+        stop = min(window.length, _MOST_BYTES)
+        count, after, code = codec.walk(window, 0, stop, self._rows, check_crc=False)
+        if count:
+            self._dispatch(window, self._rows[:count])
+            self.offset += after
+        elif code == BLANK:
+            self.offset = file.base + file.size
+        elif code == NEED_MORE:
+            return False
+        else:
+            assert code not in (REACHED_STOP, TABLE_FULL)
+            reason = codec.damage_reason(window, 0, check_crc=False)
+            kind = DamageKind(code).label
+            raise CorruptFrame(str(file.path), self.offset, reason, kind=kind)
+        return True
+
+    def _dispatch(self, window: Window, rows: Rows) -> None:
+        requests = dispatch_requests(window, rows, self._levels)
+        self._fill_queues(window, rows, requests)
+        if self._index is not None:
+            keyed = np.flatnonzero(requests.has_key)
+            hashes, numbers = index_keys(window, rows[keyed])
+            self._index.put(
+                requests.physical_offset, requests.store_timestamp, hashes, keyed[numbers]
+            )
+        self._arrived(requests)
+
+    # ---------------------------------------------------------------------------------- queues
+    def _fill_queues(self, window: Window, rows: Rows, requests: DispatchRequests) -> None:
+        units = units_of(requests.physical_offset, requests.size, requests.tags_code)
+        queued = np.flatnonzero(requests.is_dispatched)
+        groups = _by_queue(requests, queued)
+        if self._config.enable_multi_dispatch:
+            self._add_copies(window, rows, queued, groups)
+        for key, (which, offsets) in groups.items():
+            writer = self._queues.get(key)
+            if writer is not None:
+                self._append(writer, offsets, units[which])
+
+    @staticmethod
+    def _append(writer: ConsumeQueueWriter, offsets: Int64, units: Units) -> None:
+        new = writer.append(offsets, units)
+        if new < len(units):
+            logger.debug("%s: had %d units", writer.name, len(units) - new)
+
+    def _add_copies(
+        self,
+        window: Window,
+        rows: Rows,
+        queued: Int64,
+        groups: dict[QueueKey, tuple[Int64, Int64]],
+    ) -> None:
+        """The further queues that messages name (``multiDispatchLmqQueue``)."""
+        copies: dict[QueueKey, list[tuple[int, int]]] = {}
+        found = columns.messages(window, rows[queued], Decoding())
+        for row, message in zip(queued.tolist(), found, strict=True):
+            for key, offset in copies_of(message, self._config):
+                copies.setdefault(key, []).append((row, offset))
+        for key, pairs in copies.items():
+            which, offsets = np.array(pairs, np.int64).T
+            if key in groups:
+                which = np.concatenate((groups[key][0], which))
+                offsets = np.concatenate((groups[key][1], offsets))
+                # Stable: a message that names its own queue is in it once.
+                order = np.argsort(which, kind="stable")
+                which, offsets = which[order], offsets[order]
+                once = np.append(True, np.diff(which) != 0)
+                which, offsets = which[once], offsets[once]
+            groups[key] = which, offsets
+
+
+def _by_queue(requests: DispatchRequests, queued: Int64) -> dict[QueueKey, tuple[Int64, Int64]]:
+    """The rows of each queue in the log's order, and their queue offsets."""
+    ids, queue_ids = requests.topic_ids[queued], requests.queue_id[queued]
+    # Stable: the order within a queue stays the log's.
+    order = np.lexsort((queue_ids, ids))
+    ids, queue_ids, queued = ids[order], queue_ids[order], queued[order]
+    cuts = np.flatnonzero((np.diff(ids) != 0) | (np.diff(queue_ids) != 0)) + 1
+    groups: dict[QueueKey, tuple[Int64, Int64]] = {}
+    for part in np.split(np.arange(len(queued)), cuts):
+        if len(part):
+            key = requests.topics[ids[part[0]]], int(queue_ids[part[0]])
+            groups[key] = queued[part], requests.queue_offset[queued[part]]
+    return groups
+
+
+class DispatchService(Service):
+    """Dispatches in the background, whenever it is told that the log has grown.
+
+    Where that fails the store takes no more messages: their readers would never see them.
+
+    Args:
+        dispatcher: does it.
+        flags: gets LOGICS_QUEUE_ERROR on a failure.
+        health: of the store.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, flags: RunningFlags, health: Health) -> None:
+        super().__init__("dispatch", health, interval_ms=_INTERVAL_MS)
+        self._dispatcher = dispatcher
+        self._flags = flags
+        self._moved = threading.Condition()
+        self._failure: StoreError | None = None
+        self._is_over = False
+
+    def run_once(self) -> None:
+        """Dispatch all there is."""
+        if self._failure is not None:
+            return
+        try:
+            self._dispatcher.dispatch_until()
+        except StoreError as error:
+            logger.error("dispatching stopped at %d: %s", self._dispatcher.offset, error)
+            self._flags.set(Refusal.LOGICS_QUEUE_ERROR)
+            self._failure = error
+        with self._moved:
+            self._moved.notify_all()
+
+    def run_last(self) -> None:
+        """Dispatch what came in the meantime."""
+        self.run_once()
+
+    def ended(self) -> None:
+        """Let go of whoever waits."""
+        with self._moved:
+            self._is_over = True
+            self._moved.notify_all()
+
+    def wait_dispatched(self, offset: int, timeout_s: float | None = None) -> bool:
+        """Wait until what is in the log before an offset is dispatched; whether it is.
+
+        False where that took longer than the timeout, or the service has ended before.
+
+        Raises:
+            StoreError: what ended the dispatching.
+        """
+        self.wakeup()
+        with self._moved:
+            self._moved.wait_for(
+                lambda: self._dispatcher.offset >= offset or self._failure or self._is_over,
+                timeout_s,
+            )
+        if self._dispatcher.offset >= offset:
+            return True
+        if self._failure is not None:
+            raise self._failure
+        return False

@@ -1,0 +1,77 @@
+"""A disk whose calls are counted, and fail or wait when a test says so."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+
+from logquarry.store.disk import LocalDisk
+
+
+class FaultyDisk(LocalDisk):
+    """A local disk. Calls go by their names.
+
+    Attributes:
+        counts: how often each was called.
+        order: the calls in order.
+        failing: errno that a call is to fail with, as long as it stands here.
+        gate: fdatasync waits for it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.order: list[str] = []
+        self.failing: dict[str, int] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.most_bytes_a_write = 1 << 30
+
+    def _called(self, name: str) -> None:
+        self.counts[name] += 1
+        self.order.append(name)
+        if name in self.failing:
+            raise OSError(self.failing[name], os.strerror(self.failing[name]))
+
+    def open(self, path: Path, *, create: bool = False, exclusive: bool = False) -> int:
+        self._called("open")
+        return super().open(path, create=create, exclusive=exclusive)
+
+    def allocate(self, descriptor: int, size: int) -> None:
+        if "allocate" in self.failing:
+            # What ext4 leaves behind.
+            os.ftruncate(descriptor, size // 2)
+        self._called("allocate")
+        super().allocate(descriptor, size)
+
+    def write(self, descriptor: int, data: memoryview | bytes, position: int) -> int:
+        self._called("write")
+        return super().write(descriptor, data[: self.most_bytes_a_write], position)
+
+    def fdatasync(self, descriptor: int) -> None:
+        self._called("fdatasync")
+        self.gate.wait(30)
+        super().fdatasync(descriptor)
+
+    def fsync(self, descriptor: int) -> None:
+        self._called("fsync")
+        super().fsync(descriptor)
+
+    def sync_folder(self, folder: Path) -> None:
+        self._called("sync_folder")
+        super().sync_folder(folder)
+
+    def rename(self, path: Path, to: Path) -> None:
+        self._called("rename")
+        super().rename(path, to)
+
+    def unlink(self, path: Path) -> None:
+        self._called("unlink")
+        super().unlink(path)
+
+
+EIO = errno.EIO
+ENOSPC = errno.ENOSPC
