@@ -23,7 +23,8 @@ QUICK := not slow and not java and not root and not cluster
 # No test selected is an error, unless ARGS narrowed the choice.
 OR_NONE := $(if $(ARGS),|| [ $$? -eq 5 ])
 
-.PHONY: demo test test-slow test-cluster check bench clean
+# make test-java    those beside RocketMQ's own code (skipped without a JDK and Maven)
+.PHONY: demo test test-slow test-java test-cluster check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -40,6 +41,9 @@ test: .venv/.installed-dev
 
 test-slow: .venv/.installed-dev
 	$(PARALLEL) -m "(slow or java or root) and not cluster and not spark" $(ARGS) $(OR_NONE)
+
+test-java: .venv/.installed-dev
+	$(PYTEST) -m "java and not spark" $(ARGS) $(OR_NONE)
 
 test-cluster: .venv/.installed-dev
 	$(PYTEST) -m "cluster or (spark and (slow or java or root))" $(ARGS) $(OR_NONE)
