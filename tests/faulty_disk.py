@@ -68,6 +68,10 @@ class FaultyDisk(LocalDisk):
         self._called("rename")
         super().rename(path, to)
 
+    def link(self, path: Path, to: Path) -> None:
+        self._called("link")
+        super().link(path, to)
+
     def unlink(self, path: Path) -> None:
         self._called("unlink")
         super().unlink(path)
