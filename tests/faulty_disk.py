@@ -17,6 +17,7 @@ class FaultyDisk(LocalDisk):
     Attributes:
         counts: how often each was called.
         order: the calls in order.
+        synced_folders: the folders whose names were synced, in order.
         failing: errno that a call is to fail with, as long as it stands here.
         gate: fdatasync waits for it.
     """
@@ -25,6 +26,7 @@ class FaultyDisk(LocalDisk):
         super().__init__()
         self.counts: Counter[str] = Counter()
         self.order: list[str] = []
+        self.synced_folders: list[Path] = []
         self.failing: dict[str, int] = {}
         self.gate = threading.Event()
         self.gate.set()
@@ -61,12 +63,17 @@ class FaultyDisk(LocalDisk):
         super().fsync(descriptor)
 
     def sync_folder(self, folder: Path) -> None:
+        self.synced_folders.append(folder)
         self._called("sync_folder")
         super().sync_folder(folder)
 
     def rename(self, path: Path, to: Path) -> None:
         self._called("rename")
         super().rename(path, to)
+
+    def link(self, path: Path, to: Path) -> None:
+        self._called("link")
+        super().link(path, to)
 
     def unlink(self, path: Path) -> None:
         self._called("unlink")

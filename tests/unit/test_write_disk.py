@@ -86,6 +86,8 @@ def test_set_aside_keeps_what_is_there(disk: FaultyDisk, tmp_path: Path) -> None
         disk.set_aside(tmp_path / "file", tmp_path / "aside")
     kept = {path.name: path.read_bytes() for path in (tmp_path / "aside").iterdir()}
     assert kept == {"file": b"one", "file.1": b"two", "file.2": b"three"}
+    # Both the new name and that the old one is gone.
+    assert disk.synced_folders == [tmp_path, *3 * [tmp_path / "aside", tmp_path]]
 
 
 def test_remove_is_durable_and_may_find_nothing(disk: FaultyDisk, tmp_path: Path) -> None:

@@ -39,6 +39,13 @@ def test_the_lock_is_as_javas(tmp_path: Path) -> None:
     assert (lock.is_held, StoreLayout.open(tmp_path).is_live()) == (False, False)
 
 
+def test_a_new_lock_file_is_durable(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    for _ in range(2):
+        StoreLock(disk, tmp_path).release()
+    assert disk.synced_folders == [tmp_path], "once: then it is there"
+
+
 def test_a_second_opener_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     lock = StoreLock(LocalDisk(), tmp_path)
     before = (tmp_path / "lock").stat()

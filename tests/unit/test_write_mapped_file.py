@@ -130,6 +130,7 @@ def test_a_failed_sync_keeps_the_position(disk: FaultyDisk, tmp_path: Path) -> N
 def test_what_no_name_leads_to_is_not_flushed(disk: FaultyDisk, tmp_path: Path) -> None:
     file = MappedFile(disk, tmp_path / "0", 0, SIZE)
     file.append(b"abc")
+    file.guards_name = True
     (tmp_path / "0").unlink()
     assert not file.is_named()
     with pytest.raises(StoreUnavailable, match="deleted"):

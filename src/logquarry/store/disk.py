@@ -99,6 +99,10 @@ class Disk(ABC):
         """Give a file another name, in place of a file that had it."""
 
     @abstractmethod
+    def link(self, path: Path, to: Path) -> None:
+        """Give a file a second name, which nobody has."""
+
+    @abstractmethod
     def unlink(self, path: Path) -> None:
         """Take a name away."""
 
@@ -309,6 +313,10 @@ class LocalDisk(Disk):
     def rename(self, path: Path, to: Path) -> None:
         """See :meth:`Disk.rename`."""
         path.rename(to)
+
+    def link(self, path: Path, to: Path) -> None:
+        """See :meth:`Disk.link`."""
+        to.hardlink_to(path)
 
     def unlink(self, path: Path) -> None:
         """See :meth:`Disk.unlink`."""

@@ -60,6 +60,7 @@ class MappedFile:
         address: of the map's first byte, for kernels; 0 while a pool's buffer is in front of it.
         store_timestamp: store time of the last message, set by the writer after its append.
         flushed_timestamp: the same of what is on the disk.
+        guards_name: whether a flush is to fail if no name leads to the file any more.
         is_locked_in_memory: whether :meth:`warm` keeps the pages in memory.
 
     Raises:
@@ -83,6 +84,7 @@ class MappedFile:
         self.flushed = 0
         self.store_timestamp = 0
         self.flushed_timestamp = 0
+        self.guards_name = False
         self._disk = disk
         self._health = disk.health
         self._descriptor = -1
@@ -260,7 +262,8 @@ class MappedFile:
             target = self.committed
             if target > self.flushed and self._is_due(self.flushed, target, least_pages):
                 self._disk.sync(self._descriptor, self.path)
-                self._require_name()
+                if self.guards_name:
+                    self._require_name()
                 self.flushed = target
                 self.flushed_timestamp = timestamp
             assert self.flushed <= self.committed <= self.wrote
@@ -273,8 +276,7 @@ class MappedFile:
     def _require_name(self) -> None:
         """Refuse to call durable what no name leads to.
 
-        A Java store that is opened on this one is refused by the lock, but only after its
-        recovery has deleted files that were empty when it looked.
+        Only where :mod:`logquarry.store.name_guard` could give it no second one.
         """
         if not self._disk.is_linked(self._descriptor):
             raise self._health.poison(f"{self.path}: somebody deleted it while it was written")

@@ -23,12 +23,16 @@ from typing import Final, Protocol
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.store.disk import Disk
 from logquarry.store.mapped_file import MappedFile
+from logquarry.store.name_guard import NameGuard
 from logquarry.store.queue_folders import QueueFolders
 
 logger = logging.getLogger(__name__)
 
 _UNLOCK_AFTER: Final = 6.0
 """Seconds after which a full file need not stay in memory (``CommitLog.putMessage``)."""
+_MOST_TRIES: Final = 100
+_CHECK_EVERY: Final = 1.0
+"""Seconds between two looks after what is not urgent, at least."""
 
 
 class Allocator(Protocol):
@@ -53,9 +57,12 @@ class MappedFileQueue:
         allocator: makes files ahead; without one they are made when they are needed.
         read_only: folders with files that are read, and never added to.
         full_folders: says which folders have no room for another file.
+        guard_names: whether files that somebody deletes while they are written are to come back
+            (:mod:`logquarry.store.name_guard`): for the log, which nothing else holds.
 
     Attributes:
         file_size: bytes of each file.
+        folders: where they are, sorted.
         flushed_offset: what is before it is on the disk (``flushedWhere``).
         committed_offset: what is before it is in the files (``committedWhere``).
         store_timestamp: store time of the last message that the last thorough flush covered.
@@ -70,12 +77,16 @@ class MappedFileQueue:
         allocator: Allocator | None = None,
         read_only: Sequence[Path] = (),
         full_folders: Callable[[], Collection[Path]] = tuple,
+        guard_names: bool = False,
     ) -> None:
         self.file_size = file_size
         self.flushed_offset = 0
         self.committed_offset = 0
         self.store_timestamp = 0
-        self._folders = QueueFolders(disk, folders, read_only=read_only, full_folders=full_folders)
+        self._where = QueueFolders(disk, folders, read_only=read_only, full_folders=full_folders)
+        self.folders = self._where.folders
+        self._guard = NameGuard(disk) if guard_names else None
+        self._next_check = 0.0
         self._disk = disk
         self._health = disk.health
         self._allocator = allocator
@@ -94,14 +105,18 @@ class MappedFileQueue:
         """Find the files that are there. All of them count as full until somebody tells better.
 
         Whoever recovers the store walks them and calls :meth:`truncate_to` with the end that it
-        found. Nothing is changed on the disk. Names that are no offset are passed over.
+        found. Names that are no offset are passed over. Nothing is changed on the disk, but
+        a short last file gets its size, and with ``guard_names`` a file that has lost its name in
+        a crash gets it back.
 
         Raises:
             CorruptFile: if a file is longer than ``file_size``, or shorter and not the last, or if
                 there is a gap between them. RocketMQ refuses any other length, also an empty last
                 file that a crash left between making and extending it.
         """
-        found = self._folders.find(self.file_size)
+        if self._guard is not None:
+            self._guard.restore(self.folders)
+        found = self._where.find(self.file_size)
         with self._change:
             self._use(found)
         self.flushed_offset = self.committed_offset = self.max_room
@@ -161,18 +176,7 @@ class MappedFileQueue:
         return self._add_file(base)
 
     def _add_file(self, base: int) -> MappedFile | None:
-        path, following = self._path_of(base), self._path_of(base + self.file_size)
-        made: MappedFile | None
-        if self._allocator is None:
-            made = MappedFile(self._disk, path, base, self.file_size, exclusive=True)
-        else:
-            made = self._allocator.take(path, following, self.file_size)
-            if made is not None and not made.is_named():
-                # A Java store that was opened on this one takes files that look empty away, before
-                # the lock refuses it (reliability.md, rule 1).
-                logger.warning("%s: somebody deleted it before it was used; made anew", path)
-                made.close()
-                made = MappedFile(self._disk, path, base, self.file_size, exclusive=True)
+        made = self._made_now(base) if self._allocator is None else self._made_ahead(base)
         if made is None:
             return None
         with self._change:
@@ -186,8 +190,43 @@ class MappedFileQueue:
             self._last = made
         return made
 
+    def _made_ahead(self, base: int) -> MappedFile | None:
+        path, following = self._path_of(base), self._path_of(base + self.file_size)
+        assert self._allocator is not None
+        made = self._allocator.take(path, following, self.file_size)
+        if made is None or self._keeps_name(made):
+            return made
+        # A Java store that was opened on this one takes files that look empty away, before the
+        # lock refuses it (reliability.md, rule 1).
+        logger.warning("%s: somebody deleted it before it was used; made anew", path)
+        made.close()
+        return self._made_now(base)
+
+    def _made_now(self, base: int) -> MappedFile:
+        path = self._path_of(base)
+        for _ in range(_MOST_TRIES):
+            made = MappedFile(self._disk, path, base, self.file_size, exclusive=True)
+            if self._keeps_name(made):
+                return made
+            made.close()
+        raise StoreUnavailable(f"{path}: somebody deletes it whenever it is made")
+
+    def _keeps_name(self, file: MappedFile) -> bool:
+        """Whether a file has its name; with a guard it is not to lose it from here on."""
+        if self._guard is not None:
+            file.guards_name = True
+            self._guard.guard(file.path)
+            if not file.is_named():
+                # Lost just now: it comes back. Lost before: there is nothing to come back.
+                self._guard.check()
+        return file.is_named()
+
+    def _release_name(self, file: MappedFile) -> None:
+        if self._guard is not None:
+            self._guard.release(file.path)
+
     def _path_of(self, base: int) -> Path:
-        return self._folders.path_of(base, self.file_size)
+        return self._where.path_of(base, self.file_size)
 
     def find(self, offset: int) -> MappedFile | None:
         """The file in whose room an offset lies (``findMappedFileByOffset``)."""
@@ -307,8 +346,9 @@ class MappedFileQueue:
                 if position < file.size:
                     # Of a full file some may not be committed yet: nothing behind it counts.
                     break
-            if self._to_unlock:
-                self._unlock_full()
+            if (now := time.monotonic()) >= self._next_check:
+                self._next_check = now + _CHECK_EVERY
+                self._look_after(now)
             return self.flushed_offset
 
     def _since(self, offset: int) -> list[MappedFile]:
@@ -317,10 +357,11 @@ class MappedFileQueue:
         # A path is a file that was flushed before it was loaded.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 
-    def _unlock_full(self) -> None:
-        now = time.monotonic()
+    def _look_after(self, now: float) -> None:
         while self._to_unlock and self._to_unlock[0][0] <= now:
             self._to_unlock.pop(0)[1].unlock()
+        if self._guard is not None:
+            self._guard.check()
 
     # --------------------------------------------------------------------------------- the end
     def truncate_to(self, offset: int, *, aside: Path | None = None) -> list[Path]:
@@ -363,6 +404,7 @@ class MappedFileQueue:
                 )
             moved = []
             for file in reversed(dropped):
+                self._release_name(file)
                 if file in holding and aside is not None:
                     file.close()
                     moved.append(self._disk.set_aside(file.path, aside))
@@ -374,6 +416,7 @@ class MappedFileQueue:
                 last.allocate()
                 last.clear_from(offset - last.base)
                 last.set_positions(offset - last.base)
+                self._keeps_name(last)
             self.flushed_offset = self.committed_offset = offset
             return moved
 
@@ -405,6 +448,8 @@ class MappedFileQueue:
                 raise UsageError(f"the file at {self._bases[0]} is not flushed yet")
             first = self._opened(0)
             self._bases, self._files = self._bases[1:], self._files[1:]
+            # The second name first: a file that has only that one comes back.
+            self._release_name(first)
         first.delete()
 
     def close(self) -> None:
@@ -412,6 +457,8 @@ class MappedFileQueue:
         if self._health.is_forked:
             return
         with self._flushing, self._change:
+            if self._guard is not None:
+                self._guard.close()
             for file in self._files:
                 if isinstance(file, MappedFile):
                     file.close()

@@ -19,6 +19,9 @@ class QueueFolders:
         folders: where files are found and made.
         read_only: folders with files that are read, and never added to.
         full_folders: says which folders have no room for another file.
+
+    Attributes:
+        folders: where files are found and made, sorted.
     """
 
     def __init__(
@@ -32,7 +35,7 @@ class QueueFolders:
         # QUIRK: Java sorts the paths as text and takes the file's number modulo their count, so
         # that one more path moves where the next files go. What is there is found anyway.
         given = (folders,) if isinstance(folders, Path) else tuple(folders)
-        self._folders = tuple(sorted(set(given), key=str))
+        self.folders = tuple(sorted(set(given), key=str))
         self._read_only = frozenset(read_only)
         self._full_folders = full_folders
         self._disk = disk
@@ -45,7 +48,7 @@ class QueueFolders:
                 if there is a gap between them.
         """
         found: dict[int, Path] = {}
-        for folder in {*self._folders, *self._read_only}:
+        for folder in {*self.folders, *self._read_only}:
             for name in self._disk.list(folder):
                 if len(name) == NAME_DIGITS and name.isascii() and name.isdigit():
                     found[int(name)] = folder / name
@@ -64,11 +67,11 @@ class QueueFolders:
     def path_of(self, base: int, file_size: int) -> Path:
         """Where the file that begins at ``base`` is to be made."""
         name = f"{base:0{NAME_DIGITS}d}"
-        if len(self._folders) == 1:
-            return self._folders[0] / name
+        if len(self.folders) == 1:
+            return self.folders[0] / name
         full = set(self._full_folders())
-        writable = [folder for folder in self._folders if folder not in self._read_only]
+        writable = [folder for folder in self.folders if folder not in self._read_only]
         usable = [folder for folder in writable if folder not in full] or writable
         if not usable:
-            raise UsageError(f"all {len(self._folders)} folders of the log are read-only")
+            raise UsageError(f"all {len(self.folders)} folders of the log are read-only")
         return usable[base // file_size % len(usable)] / name
