@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -164,6 +165,14 @@ def test_any_property_string(texts: list[bytes]) -> None:
     assert [list(dict(pairs)) for pairs in batch["properties"].to_pylist()] == [
         list(pairs) for pairs in expected
     ]
+
+
+@given(strategies.logs())
+def test_suspect_rows(log: strategies.Log) -> None:
+    for base, data in zip(log.bases(), log.files, strict=True):
+        window = Window.of(data, base)
+        fast, plain = both(partial(columns.suspect_rows, window, sound_rows(window)))
+        assert list(fast) == list(plain)
 
 
 def test_many_properties_of_one_message() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from logquarry.format.rows import NEED_MORE, REACHED_STOP
 from logquarry.scan import codec
 from logquarry.scan.codec import Window
 from logquarry.testing import strategies
-from tests.small_log import small_log
+from tests.small_log import FRAMES, small_log
 from tests.twins import both
 
 MAGIC = MAGIC_V1.to_bytes(4, "big")
@@ -32,6 +34,17 @@ def test_from_every_place_of_a_small_log() -> None:
             expected = frame.find_frame(data, start, len(data), base=base)
             place, code = find(window, start, len(data))
             assert (place if code == REACHED_STOP else -1) == expected
+
+
+@pytest.mark.parametrize("zeros", range(40))
+def test_behind_any_number_of_zeros(zeros: int) -> None:
+    """Zeros are passed eight at a time, and no frame behind them with them."""
+    item = replace(FRAMES[0], physical_offset=zeros).with_crc()
+    data = bytes(zeros) + frame.encode(item) + bytes(30)
+    window = Window.of(data, 0)
+    for start in range(zeros + 1):
+        assert find(window, start, len(data)) == (zeros, REACHED_STOP)
+    assert find(window, zeros + 1, len(data)) == (len(data), DamageKind.TRUNCATED)
 
 
 @given(strategies.logs(min_frames=1), st.data())

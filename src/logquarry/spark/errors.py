@@ -18,18 +18,13 @@ from logquarry.errors import CorruptStore, LogquarryError
 from logquarry.format.frame import DamageKind
 from logquarry.scan.batches import BAD_COMPRESSION
 from logquarry.scan.walk import MISSING_FILE, TORN_TAIL
+from logquarry.spark.worker import in_worker
 
 _HIDE = "SPARK_HIDE_TRACEBACK"
-_WORKER_MARKS = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_SOCK_PATH")
 
 _OURS = re.compile(r"\blogquarry\.errors\.(\w+): (.*)")
 _PLACE = re.compile(r"(.*?): at offset (-?\d+): (.*)")
 _KINDS = frozenset({*(kind.label for kind in DamageKind), MISSING_FILE, TORN_TAIL, BAD_COMPRESSION})
-
-
-def in_worker() -> bool:
-    """Whether this is a process that Spark started to run Python in."""
-    return any(name in os.environ for name in _WORKER_MARKS)
 
 
 @contextmanager

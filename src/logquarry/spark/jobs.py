@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from logquarry.spark.errors import explain, told_plainly
+from logquarry.spark.worker import settle
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -84,6 +85,7 @@ class _Work(Generic[T, R]):
 
     def __call__(self, piece: tuple[int, T, int]) -> R:
         number, task, weight = piece
+        settle()
         with told_plainly():
             result = self._work(number, task)
         self._done.add(weight)

@@ -8,8 +8,6 @@ columns, by `.schema(...)` or the option `columns`, is decoded alone and does no
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +15,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from logquarry.errors import UsageError
 from logquarry.scan import schema
-from logquarry.spark.errors import in_worker, told_plainly
+from logquarry.spark.errors import told_plainly
 from logquarry.spark.options import ReadOptions, parse_read_options
+from logquarry.spark.worker import hush, settle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,14 +104,14 @@ class RocketMQReader(DataSourceReader):
         task: ReadTask | None = partition.value
         if task is None:
             return
+        settle()
         try:
             with told_plainly():
                 yield from _batches(task, self._struct)
         except GeneratorExit:
             # Spark has all the rows it needs (a limit, show()) and has hung up. PySpark's worker
             # would print a traceback about the broken pipe on its way out.
-            if in_worker():
-                sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+            hush()
             raise
 
 
