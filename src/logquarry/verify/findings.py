@@ -39,6 +39,8 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     "queue_hole": ("damage", "a unit that was never written, and later ones that were"),
     "queue_entry_wrong": ("damage", "a unit that does not say what its message says"),
     "queue_entry_dangling": ("damage", "a unit that points at no frame"),
+    "queue_head_missing": ("damage", "the log has messages from before the queue's first unit"),
+    "queue_misplaced": ("damage", "units whose place is not their messages' queue offset"),
     "queue_file_missing": ("damage", "a file is missing between two of a queue"),
     "index_header": ("damage", "an index header that cannot be"),
     "index_chain": ("damage", "a chain of the index that does not lead back through its entries"),

@@ -12,6 +12,7 @@ from logquarry.scan.walk import DamagedSpan
 from logquarry.store.index_file import Index, IndexFile
 from logquarry.store.open_files import OpenFiles
 from logquarry.verify.findings import VerifyReport
+from logquarry.verify.unasked import Excused
 
 _CHUNK = 1 << 22
 _ENTRY_DTYPE = ENTRY.dtype()
@@ -32,12 +33,12 @@ class IndexChecker:
         self._files = OpenFiles(layout)
         self.entries = 0
 
-    def check(self, log_end: int, damage: list[DamagedSpan], last_keyed: int | None) -> None:
+    def check(self, log_end: int, excused: Excused, last_keyed: int | None) -> None:
         """Check all files.
 
         Args:
             log_end: where the log ends.
-            damage: the log's, for which no index is to blame.
+            excused: parts of the log that no index is to blame for.
             last_keyed: physical offset of the log's last message with keys.
         """
         files = Index(self.layout, files=self._files).files
@@ -50,7 +51,7 @@ class IndexChecker:
             header = file.header
             if header.entry_count > 1:
                 indexed = max(indexed, header.end_offset)
-            self._check_file(file, header, log_end, damage)
+            self._check_file(file, header, log_end, excused)
         if last_keyed is not None and last_keyed > indexed:
             self.report.add(
                 "index_behind",
@@ -60,7 +61,7 @@ class IndexChecker:
             )
 
     def _check_file(
-        self, file: IndexFile, header: IndexHeader, log_end: int, damage: list[DamagedSpan]
+        self, file: IndexFile, header: IndexHeader, log_end: int, excused: Excused
     ) -> None:
         size = self._size(file)
         count = header.entry_count - 1
@@ -94,7 +95,7 @@ class IndexChecker:
         self.entries += count
         slots = np.abs(entries["key_hash"].astype(np.int64)) % shape.slots
         self._check_chains(file, shape, entries, slots)
-        self._check_targets(file, shape, entries, log_end, damage)
+        self._check_targets(file, shape, entries, log_end, excused)
 
     def _holds_something(self, file: IndexFile, size: int) -> bool:
         """Whether a file without entries has other bytes than zeros behind its header."""
@@ -158,11 +159,11 @@ class IndexChecker:
         shape: IndexShape,
         entries: Entries,
         log_end: int,
-        damage: list[DamagedSpan],
+        excused: Excused,
     ) -> None:
         offsets = entries["physical_offset"].astype(np.int64)
         distinct = np.unique(offsets)
-        spans = [(span.offset, span.offset + span.length) for span in damage]
+        spans = [(span.offset, span.offset + span.length) for span in excused]
         outside = [int(o) for o in distinct[distinct >= log_end].tolist() if not _in(o, spans)]
         start = self.layout.commit_log.start
         inside = distinct[(distinct >= start) & (distinct < log_end)]

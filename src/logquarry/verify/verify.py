@@ -10,7 +10,7 @@ from logquarry.files.layout import ABORT, CHECKPOINT, CONFIG, LOCK, StoreFile, S
 from logquarry.format import broker_config, fastjson
 from logquarry.scan import columns
 from logquarry.scan.requests import dispatch_requests
-from logquarry.scan.walk import BlankSpan, DamagedSpan, LogEnd, LogReader, Run
+from logquarry.scan.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.store.log_bound import log_bound
 from logquarry.verify.findings import VerifyReport
 from logquarry.verify.index import IndexChecker
@@ -26,6 +26,7 @@ _COMES_AND_GOES = frozenset(
         "queue_behind",
         "queue_ahead",
         "queue_missing",
+        "queue_head_missing",
         "index_ahead",
         "index_chain",
         "index_entry",
@@ -59,6 +60,7 @@ class _Verification:
         self.live = layout.is_live()
         self.queues = QueueChecker(layout, self.report)
         self.damage: list[DamagedSpan] = []
+        self.expired: list[ExpiredSpan] = []
         self.messages = self.bytes = self.blanks = self.blank_bytes = 0
         self.last_keyed: int | None = None
         self.last_time = 0
@@ -67,9 +69,10 @@ class _Verification:
     def run(self) -> VerifyReport:
         """Check everything."""
         end = self._log()
-        self.queues.finish(end, self.damage)
+        excused: list[DamagedSpan | ExpiredSpan] = [*self.damage, *self.expired]
+        self.queues.finish(end, excused)
         index = IndexChecker(self.layout, self.report)
-        index.check(end, self.damage, self.last_keyed)
+        index.check(end, excused, self.last_keyed)
         self._checkpoint()
         self._config()
         self._state()
@@ -111,6 +114,8 @@ class _Verification:
                 self.blank_bytes += event.length
             elif isinstance(event, DamagedSpan):
                 self._damage(event)
+            elif isinstance(event, ExpiredSpan):
+                self.expired.append(event)
             elif isinstance(event, LogEnd):
                 end = event.offset
             if self.progress is not None and not isinstance(event, LogEnd):
