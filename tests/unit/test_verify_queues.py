@@ -165,3 +165,16 @@ def test_copies_by_multi_dispatch_are_in_their_places(tmp_path: Path) -> None:
     assert [(f.kind, f.file.split("/")[1]) for f in found] == [("queue_misplaced", "others")]
     place = f"unit 0 is for the message at {last.physical_offset}, which is another queue's"
     assert found[0].reason == place
+
+
+def test_what_retention_deletes_during_the_check_is_nobodys_fault(tmp_path: Path) -> None:
+    maker = StoreMaker(log_file_size=1024)
+    for number in range(40):
+        maker.put(keys=f"key{number}")
+    root = maker.write(tmp_path / "store")
+    layout = StoreLayout.open(root)
+    first = layout.commit_log.files[0]
+    (root / first.path).unlink()
+    report = verify_store(layout)
+    assert report.counts["messages"] < 40
+    assert damage(report) == []
