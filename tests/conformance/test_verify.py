@@ -7,6 +7,7 @@ one harmed in the middle of the last file at MIDDLE, the one in the third-last f
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,24 @@ def test_what_recovery_left_behind_the_end_is_a_note(golden: Path, name: str) ->
     notes = {f.kind for f in report.findings if f.severity == "note"}
     assert "stale_frames" in notes
     assert {f.kind for f in report.findings if f.severity == "damage"} == {"bad_body_crc"}
+
+
+def test_queue_files_under_later_names_are_found_in_every_queue(
+    golden: Path, tmp_path: Path
+) -> None:
+    scenario = Scenario(golden / "rollover")
+    root = shutil.copytree(scenario.store, tmp_path / "store")
+    room = scenario.config.queue_file_size
+    assert room is not None
+    queues = [folder for folder in (root / "consumequeue").glob("*/*") if any(folder.iterdir())]
+    for folder in queues:
+        for file in sorted(folder.iterdir(), reverse=True):
+            file.rename(folder / f"{int(file.name) + 100 * room:020d}")
+    report = verify_store(StoreLayout.open(root, scenario.config))
+    moved = [f.file for f in report.findings if f.kind == "queue_misplaced"]
+    assert sorted(str(Path(file).parent) for file in moved) == sorted(
+        str(folder.relative_to(root)) for folder in queues
+    )
 
 
 def test_the_old_dialect_is_sound_too(golden: Path) -> None:

@@ -18,6 +18,10 @@ def found(window: Window) -> list[list[int]]:
     rows = sound_rows(window)
     fast, plain = both(lambda: [part.tolist() for part in index_keys(window, rows)])
     assert fast == plain
+    signed, plain = both(lambda: [part.tolist() for part in index_keys(window, rows, raw=True)])
+    assert signed == plain
+    assert signed[1] == fast[1]
+    assert [0 if value == java.INT_MIN else abs(value) for value in signed[0]] == fast[0]
     return fast
 
 

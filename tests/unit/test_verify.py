@@ -96,10 +96,6 @@ def middle_file_gone(root: Path) -> None:
     sorted((root / "commitlog").iterdir())[1].unlink()
 
 
-def queue_file_gone(root: Path) -> None:
-    (root / QUEUE).rename(root / "consumequeue/T/0/00000000000000000800")
-
-
 @pytest.mark.parametrize(
     ("harm", "expected"),
     [

@@ -17,15 +17,20 @@ _SHORTEST_KEY = 2
 """Bytes of the shortest key with the space behind it."""
 
 
-def index_keys(window: Window, rows: Rows) -> tuple[Int64, Int64]:
+def index_keys(window: Window, rows: Rows, *, raw: bool = False) -> tuple[Int64, Int64]:
     """The hash of each key of some frames, and the number of its frame.
 
     In the order in which ``IndexService.buildIndex`` takes them: frame by frame, UNIQ_KEY before
     the words of KEYS.
+
+    Args:
+        window: the frames' bytes.
+        rows: where they are.
+        raw: give the hashes with their sign, as 3.x stored them, and not as 4.9.3 does.
     """
     fast = codec.kernels()
     if fast is None or fast.bad_utf8(window.address, rows, len(rows)):
-        return _plain(window, rows)
+        return _plain(window, rows, raw)
     rows = np.ascontiguousarray(rows)
     count = len(rows)
     starts, lengths = columns.property_spans(window, rows)
@@ -34,15 +39,16 @@ def index_keys(window: Window, rows: Rows) -> tuple[Int64, Int64]:
     prefixes = np.array(by_topic, np.int64)[ids] if count else np.empty(0, np.int64)
     most = count + int((np.maximum(lengths[fast.KEYS], 0) // _SHORTEST_KEY + 1).sum())
     hashes, numbers = np.empty(most, np.int64), np.empty(most, np.int64)
-    used = fast.index_keys(window.address, count, starts, lengths, prefixes, hashes, numbers)
+    used = fast.index_keys(window.address, count, starts, lengths, prefixes, hashes, numbers, raw)
     return hashes[:used], numbers[:used]
 
 
-def _plain(window: Window, rows: Rows) -> tuple[Int64, Int64]:
+def _plain(window: Window, rows: Rows, raw: bool) -> tuple[Int64, Int64]:
+    hash_of = java.hash_code if raw else java.positive_hash_code
     found: list[tuple[int, int]] = []
     for number, message in enumerate(columns.messages(window, rows, Decoding())):
         keys = [] if message.uniq_key is None else [message.uniq_key]
         keys += props.split_keys(message.keys or "")
-        found += [(index.key_hash(message.topic, key), number) for key in keys]
+        found += [(hash_of(index.key_text(message.topic, key)), number) for key in keys]
     table = np.array(found, np.int64).reshape(-1, 2)
     return table[:, 0], table[:, 1]

@@ -1,4 +1,4 @@
-"""Checks index files: headers, the chains of every slot, and that entries point at frames."""
+"""Checks index files: headers, the chains of every slot, and entries against messages."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import numpy.typing as npt
 
 from logquarry.files.layout import INDEX, StoreLayout
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
-from logquarry.scan.places import runs_at
-from logquarry.scan.walk import DamagedSpan
+from logquarry.scan.walk import Run
 from logquarry.store.index_file import Index, IndexFile
 from logquarry.store.open_files import OpenFiles
 from logquarry.verify.findings import VerifyReport
+from logquarry.verify.index_entries import Entries, EntryChecker, KeyCounter
+from logquarry.verify.unasked import Excused
 
 _CHUNK = 1 << 22
 _ENTRY_DTYPE = ENTRY.dtype()
-
-Entries = npt.NDArray[np.void]
 
 
 class IndexChecker:
@@ -30,17 +29,30 @@ class IndexChecker:
         self.layout = layout
         self.report = report
         self._files = OpenFiles(layout)
+        self._index = Index(layout, files=self._files)
         self.entries = 0
+        # As they are before the log is walked: a live writer moves the end.
+        headers = [file.header for file in self._index.files]
+        self._ranges = [(header.begin_offset, header.end_offset) for header in headers]
+        self._numbers = {file.path: number for number, file in enumerate(self._index.files)}
+        self._keys = KeyCounter(self._ranges)
 
-    def check(self, log_end: int, damage: list[DamagedSpan], last_keyed: int | None) -> None:
+    def add(self, run: Run, has_key: npt.NDArray[np.bool_]) -> None:
+        """Count the keys of a run of the log, of which some frames go into the index.
+
+        Without it no key is missed.
+        """
+        self._keys.add(run, has_key)
+
+    def check(self, log_end: int, excused: Excused, last_keyed: int | None) -> None:
         """Check all files.
 
         Args:
             log_end: where the log ends.
-            damage: the log's, for which no index is to blame.
+            excused: parts of the log that no index is to blame for.
             last_keyed: physical offset of the log's last message with keys.
         """
-        files = Index(self.layout, files=self._files).files
+        files = self._index.files
         if not files:
             if last_keyed is not None:
                 self.report.add("index_missing", INDEX, 0, "keys cannot be looked up quickly")
@@ -50,7 +62,7 @@ class IndexChecker:
             header = file.header
             if header.entry_count > 1:
                 indexed = max(indexed, header.end_offset)
-            self._check_file(file, header, log_end, damage)
+            self._check_file(file, header, log_end, excused)
         if last_keyed is not None and last_keyed > indexed:
             self.report.add(
                 "index_behind",
@@ -60,7 +72,7 @@ class IndexChecker:
             )
 
     def _check_file(
-        self, file: IndexFile, header: IndexHeader, log_end: int, damage: list[DamagedSpan]
+        self, file: IndexFile, header: IndexHeader, log_end: int, excused: Excused
     ) -> None:
         size = self._size(file)
         count = header.entry_count - 1
@@ -94,7 +106,7 @@ class IndexChecker:
         self.entries += count
         slots = np.abs(entries["key_hash"].astype(np.int64)) % shape.slots
         self._check_chains(file, shape, entries, slots)
-        self._check_targets(file, shape, entries, log_end, damage)
+        self._check_targets(file, shape, entries, log_end, excused)
 
     def _holds_something(self, file: IndexFile, size: int) -> bool:
         """Whether a file without entries has other bytes than zeros behind its header."""
@@ -158,35 +170,30 @@ class IndexChecker:
         shape: IndexShape,
         entries: Entries,
         log_end: int,
-        damage: list[DamagedSpan],
+        excused: Excused,
     ) -> None:
-        offsets = entries["physical_offset"].astype(np.int64)
-        distinct = np.unique(offsets)
-        spans = [(span.offset, span.offset + span.length) for span in damage]
-        outside = [int(o) for o in distinct[distinct >= log_end].tolist() if not _in(o, spans)]
-        start = self.layout.commit_log.start
-        inside = distinct[(distinct >= start) & (distinct < log_end)]
-        sizes = np.zeros(len(inside), np.int32)
-        found = runs_at(self.layout, inside, sizes, check_crc=False)
-        bad = [e.offset for e in found if isinstance(e, DamagedSpan) and not _in(e.offset, spans)]
-        for kind, places, what in (
-            ("index_ahead", outside, f"and the log ends at {log_end}"),
-            ("index_entry", bad, "where no frame stands"),
-        ):
-            wrong = np.flatnonzero(np.isin(offsets, np.array(places, np.int64)))
-            if len(wrong):
-                number = int(wrong[0]) + 1
-                self.report.add(
-                    kind,
-                    file.path,
-                    shape.entry_position(number),
-                    f"entry {number} points at {offsets[wrong[0]]}, {what}" + _more(len(wrong)),
-                    len(wrong) * ENTRY.size,
-                )
-
-
-def _in(offset: int, spans: list[tuple[int, int]]) -> bool:
-    return any(start <= offset < end for start, end in spans)
+        number = self._numbers[file.path]
+        begin, end = self._ranges[number]
+        checker = EntryChecker(self.layout, log_end, excused, (begin, end))
+        checker.check(entries)
+        for kind, wrong in checker.wrong.items():
+            self.report.add(
+                kind,
+                file.path,
+                shape.entry_position(wrong.number),
+                f"entry {wrong.number} {wrong.reason}" + _more(wrong.count),
+                wrong.count * ENTRY.size,
+            )
+        # What a wrong entry does not say is told with the entry.
+        told = sum(wrong.count for wrong in checker.wrong.values())
+        missing = int(self._keys.keys[number]) - checker.keys - told
+        if checker.is_ordered and missing > 0:
+            self.report.add(
+                "index_gap",
+                file.path,
+                0,
+                f"{missing} keys of messages between {begin} and {end} have no entry",
+            )
 
 
 def _more(count: int) -> str:

@@ -8,8 +8,7 @@ newest messages alone, and says nothing about the older ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -19,39 +18,33 @@ import numpy.typing as npt
 from logquarry.files.layout import CONSUME_QUEUE, NAME_DIGITS, StoreLayout
 from logquarry.format import delay, java
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.scan.places import runs_at
 from logquarry.scan.requests import DispatchRequests
-from logquarry.scan.walk import DamagedSpan
-from logquarry.store.consume_queue import ConsumeQueue, Units, has_message, is_written
+from logquarry.store.consume_queue import ConsumeQueue, Units, is_written
 from logquarry.store.open_files import OpenFiles
 from logquarry.verify.findings import VerifyReport
+from logquarry.verify.unasked import Excused, Mismatch, UnaskedUnits
 
-_CHUNK = 1 << 16
+_MOST_GAPS = 1 << 12
+"""Gaps in a queue's offsets that are known one by one."""
 _COMPARED = ("queue_offset", "physical_offset", "size", "tags_code")
 
 Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class _Mismatch:
-    """Units of one kind that do not fit their messages: the first, and how many."""
-
-    kind: str
-    offset: int
-    count: int
-    reason: str
-
-
-@dataclass(slots=True)
 class _State:
-    """What the log told about one queue so far, of its newest epoch."""
+    """What the log told about one queue so far, of its newest epoch.
+
+    ``gaps`` are the queue offsets between its first message and its last that no message has.
+    """
 
     queue: ConsumeQueue | None
     next_offset: int
     first_offset: int
-    messages: int
-    epoch_start: int | None
-    mismatches: dict[str, _Mismatch]
+    messages: int = 0
+    epoch_start: int | None = None
+    mismatches: dict[str, Mismatch] = field(default_factory=dict)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
 
 
 class QueueChecker:
@@ -67,6 +60,9 @@ class QueueChecker:
         self._states: dict[tuple[str, int], _State] = {}
         self._names = set(layout.queue_names)
         self.entries = 0
+        # While the log's first file is being removed, the queues are cut behind it.
+        files = layout.commit_log.files
+        self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 
     # ------------------------------------------------------------------------------ frame by frame
     def add(self, requests: DispatchRequests) -> None:
@@ -88,7 +84,7 @@ class QueueChecker:
             if key in self._names:
                 start = self.layout.commit_log.start
                 queue = ConsumeQueue(self.layout, *key, log_min_offset=start, files=self._files)
-            state = self._states[key] = _State(queue, first, first, 0, None, {})
+            state = self._states[key] = _State(queue, first, first)
         return state
 
     def _compare(self, key: tuple[str, int], values: dict[str, Any]) -> None:
@@ -100,6 +96,7 @@ class QueueChecker:
         for index, (start, stop) in enumerate(pairwise(starts)):
             if index:
                 state.mismatches.clear()
+                state.gaps.clear()
                 state.messages = 0
                 state.first_offset = int(offsets[start])
                 state.epoch_start = int(values["physical_offset"][start])
@@ -110,6 +107,14 @@ class QueueChecker:
     def _compare_epoch(
         self, key: tuple[str, int], state: _State, offsets: Int64, values: dict[str, Any]
     ) -> None:
+        before = np.append(state.next_offset - 1, offsets[:-1])
+        for at in np.flatnonzero(offsets - before > 1).tolist():
+            gap = int(before[at]) + 1, int(offsets[at])
+            if len(state.gaps) < _MOST_GAPS:
+                state.gaps.append(gap)
+            else:
+                # What lies between is looked at twice, which tells nothing new.
+                state.gaps[-1] = state.gaps[-1][0], gap[1]
         state.next_offset = int(offsets[-1]) + 1
         state.messages += len(offsets)
         if state.queue is None:
@@ -127,6 +132,9 @@ class QueueChecker:
         self.entries += int(written.sum())
         end = state.queue.max_offset
         within = (offsets < end) & (offsets >= state.queue.min_offset)
+        begin = state.queue.min_offset
+        early = (offsets >= 0) & (offsets < begin) & (values["physical_offset"] >= self._kept)
+        self._note(state, "queue_head_missing", offsets, early, f"is missing before {begin}")
         self._note(state, "queue_hole", offsets, ~written & within, "was never written")
         wrong = written & within & ~(same & tags)
         if wrong.any():
@@ -149,24 +157,29 @@ class QueueChecker:
         known = state.mismatches.get(kind)
         if known is None:
             first = int(offsets[found[0]])
-            state.mismatches[kind] = _Mismatch(kind, first, len(found), reason)
+            state.mismatches[kind] = Mismatch(kind, first, len(found), reason)
         else:
             known.count += len(found)
 
     # ----------------------------------------------------------------------------------- the ends
-    def finish(self, log_end: int, damage: list[DamagedSpan]) -> None:
-        """Tell what was found, now that the log's end and its damage are known."""
+    def finish(self, log_end: int, excused: Excused) -> None:
+        """Tell what was found, now that the log's end is known.
+
+        Args:
+            log_end: where the log ends.
+            excused: parts of the log that no queue is to blame for.
+        """
         for key in sorted({*self._states, *self._names}):
             state = self._states.get(key)
             self._files_of(key)
             if state is None:
                 start = self.layout.commit_log.start
                 queue = ConsumeQueue(self.layout, *key, log_min_offset=start, files=self._files)
-                state = _State(queue, queue.min_offset, queue.min_offset, 0, None, {})
-            self._finish_queue(key, state, log_end, damage)
+                state = _State(queue, queue.min_offset, queue.min_offset)
+            self._finish_queue(key, state, log_end, excused)
 
     def _finish_queue(
-        self, key: tuple[str, int], state: _State, log_end: int, damage: list[DamagedSpan]
+        self, key: tuple[str, int], state: _State, log_end: int, excused: Excused
     ) -> None:
         topic, queue_id = key
         folder = f"{CONSUME_QUEUE}/{topic}/{queue_id}"
@@ -196,48 +209,20 @@ class QueueChecker:
                 f"ends at {queue.max_offset}, and the log has messages up to {state.next_offset}",
                 missing * UNIT_SIZE,
             )
-        self._beyond(queue, state, log_end, damage)
+        self._unasked(queue, state, log_end, excused)
 
-    def _beyond(
-        self, queue: ConsumeQueue, state: _State, log_end: int, damage: list[DamagedSpan]
-    ) -> None:
-        """Units that no message of the log asked for: expired, copies, lost, or wrong."""
-        first = max(state.next_offset, queue.min_offset)
-        if not state.messages:
-            first = queue.min_offset
-        found: dict[str, _Mismatch] = {}
-        for start, units in _chunks(queue, first):
-            places = units["physical_offset"].astype(np.int64)
-            written = has_message(units) & ~_within(places, damage)
-            ahead = written & (places >= log_end)
-            inside = written & ~ahead & (places >= self.layout.commit_log.start)
-            for kind, which, reason in (
-                ("queue_ahead", ahead, f"and the log ends at {log_end}"),
-                ("queue_entry_dangling", self._dangling(units, inside), "where no frame stands"),
-            ):
-                if which.any():
-                    at = int(which.argmax())
-                    text = f"is for a message at {places[at]}, {reason}"
-                    known = found.setdefault(kind, _Mismatch(kind, start + at, 0, text))
-                    known.count += int(which.sum())
-        for mismatch in found.values():
+    def _unasked(self, queue: ConsumeQueue, state: _State, log_end: int, excused: Excused) -> None:
+        """Units that no message of the log asked for."""
+        first, stop = queue.min_offset, queue.max_offset
+        ranges = [(first, stop)]
+        if state.messages:
+            ranges = [(first, state.first_offset), *state.gaps, (state.next_offset, stop)]
+        checker = UnaskedUnits(self.layout, queue, log_end, excused)
+        for mismatch in checker.judge([(max(first, a), min(b, stop)) for a, b in ranges]):
             self._tell(queue, mismatch)
+        self.entries += checker.entries
 
-    def _dangling(self, units: Units, which: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        result = np.zeros(len(units), np.bool_)
-        index = np.flatnonzero(which)
-        if not len(index):
-            return result
-        self.entries += len(index)
-        offsets = units["physical_offset"][index].astype(np.int64)
-        order = np.argsort(offsets, kind="stable")
-        sizes = units["size"][index].astype(np.int32)
-        found = runs_at(self.layout, offsets[order], sizes[order], check_crc=False)
-        bad = [event.offset for event in found if isinstance(event, DamagedSpan)]
-        result[index] = np.isin(offsets, np.array(bad, np.int64))
-        return result
-
-    def _tell(self, queue: ConsumeQueue, mismatch: _Mismatch) -> None:
+    def _tell(self, queue: ConsumeQueue, mismatch: Mismatch) -> None:
         file, position = unit_place(queue, mismatch.offset)
         more = f", and {mismatch.count - 1} more" if mismatch.count > 1 else ""
         text = f"unit {mismatch.offset} {mismatch.reason}{more}"
@@ -283,13 +268,6 @@ def unit_place(queue: ConsumeQueue, offset: int) -> tuple[str, int]:
     return f"{folder}/{base:0{NAME_DIGITS}d}", offset * UNIT_SIZE - base
 
 
-def _chunks(queue: ConsumeQueue, first: int) -> Iterator[tuple[int, Units]]:
-    """The units from a queue offset on, some at a time; where there is no file there are none."""
-    for start, units in queue.runs(first, queue.max_offset):
-        for at in range(0, len(units), _CHUNK):
-            yield start + at, units[at : at + _CHUNK]
-
-
 def _units_at(queue: ConsumeQueue, offsets: Int64) -> Units:
     """The units at some offsets, ascending; zeros beyond the queue's ends."""
     first, stop = int(offsets[0]), int(offsets[-1]) + 1
@@ -298,14 +276,3 @@ def _units_at(queue: ConsumeQueue, offsets: Int64) -> Units:
         inside = (offsets >= start) & (offsets < start + len(units))
         result[inside] = units[offsets[inside] - start]
     return result
-
-
-def _within(offsets: Int64, damage: list[DamagedSpan]) -> npt.NDArray[np.bool_]:
-    """Which offsets lie in damage of the log, for which no queue is to blame."""
-    spans = sorted((span.offset, span.offset + span.length) for span in damage)
-    if not spans:
-        return np.zeros(len(offsets), np.bool_)
-    starts = np.array([start for start, _ in spans], np.int64)
-    ends = np.array([end for _, end in spans], np.int64)
-    index = np.searchsorted(starts, offsets, "right") - 1
-    return (index >= 0) & (offsets < ends[np.maximum(index, 0)])

@@ -30,20 +30,20 @@ def index_keys(
     prefixes: Array,
     hashes: Array,
     numbers: Array,
+    raw: bool,
 ) -> int:
     """Hash the keys of some frames over valid UTF-8: UNIQ_KEY, then KEYS split at spaces.
 
     ``starts`` and ``lengths`` int32 (4, n) are what :func:`parse_properties` found; ``prefixes``
     int64 the hash of each frame's ``topic#``. ``hashes`` and ``numbers`` int64 get the hash of
-    each key and the number of its frame; how many is returned.
+    each key (with its sign if ``raw``) and the number of its frame; how many is returned.
     """
     used = 0
     for i in range(count):
         length = lengths[UNIQ_KEY, i]
         if length > 0:
-            hashes[used] = _positive(
-                java_hash_on(prefixes[i], address + starts[UNIQ_KEY, i], length)
-            )
+            value = java_hash_on(prefixes[i], address + starts[UNIQ_KEY, i], length)
+            hashes[used] = value if raw else _positive(value)
             numbers[used] = i
             used += 1
         stop = lengths[KEYS, i]
@@ -52,7 +52,8 @@ def index_keys(
         for at in range(stop + 1):
             if at == stop or load_u8(base + at) == _SPACE:
                 if at > begin:
-                    hashes[used] = _positive(java_hash_on(prefixes[i], base + begin, at - begin))
+                    value = java_hash_on(prefixes[i], base + begin, at - begin)
+                    hashes[used] = value if raw else _positive(value)
                     numbers[used] = i
                     used += 1
                 begin = np.int64(at + 1)
