@@ -209,6 +209,8 @@ def test_hostile_text_does_not_reach_a_terminal(small_store: Path) -> None:
         for text in (result.stdout, result.stderr):
             assert not set(text) & {"\x1b", "\x07", "\x7f", "\x9b", "\u202e"}
     for command in ("info", "verify"):
+        document = run(command, small_store, "--json").stdout
+        assert document.isascii() and "\x7f" not in document.replace("\n", "")
         text = run(command, small_store).stdout
         assert "evil\\x1b" in text or command == "verify"
         assert not set(text) & {"\x1b", "\x07", "\x7f", "\x9b", "\u202e"}

@@ -103,14 +103,8 @@ def record_batches(
 
 
 def _bounded(window: Window, rows: Rows, decoding: Decoding) -> Iterator[pa.RecordBatch]:
-    if not decoding.decompress or "body" not in decoding.columns:
-        yield columns.record_batch(window, rows, decoding)
-        return
-    start = 0
-    for bodies in columns.contents(window, rows, decoding, MOST_CONTENT):
-        part = rows[start : start + len(bodies)]
+    for part, bodies in columns.pieces(window, rows, decoding, MOST_CONTENT):
         yield columns.record_batch(window, part, decoding, bodies=bodies)
-        start += len(part)
 
 
 def messages(

@@ -205,8 +205,10 @@ class MessageFilter:
             decompress=decoding.decompress,
             decompress_limit=decoding.decompress_limit,
         )
-        bodies = columns.record_batch(window, rows, body)["body"]
-        keep = [pattern.search(text.as_buffer()) is not None for text in bodies]
+        keep: list[bool] = []
+        for part, made in columns.pieces(window, rows, body):
+            bodies = columns.record_batch(window, part, body)["body"] if made is None else made
+            keep += [pattern.search(text.as_buffer()) is not None for text in bodies]
         return _kept(rows, np.array(keep, np.bool_))
 
 
