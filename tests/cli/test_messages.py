@@ -121,6 +121,14 @@ def test_no_message_there(golden: Path) -> None:
         ["--id", "00"],
         ["--config", "/nowhere"],
         ["--unknown"],
+        ["--topic", ","],
+        ["--topic", ""],
+        ["--queue", ","],
+        ["--key", ""],
+        ["--tag", "||"],
+        ["--tag", ""],
+        ["--since", "2", "--until", "1"],
+        ["--queue-offset", "5:4"],
     ],
 )
 def test_usage_errors(small_store: Path, options: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -258,6 +259,41 @@ def test_schema_subset(spark: SparkSession, real: Path, messages: list[dict[str,
     ]
     strict = reader.schema("topic string not null, tags string").load(str(real))
     assert sorted(row[0] for row in strict.collect()) == sorted(m["topic"] for m in messages)
+
+
+def test_schema_in_another_spelling(
+    spark: SparkSession, real: Path, messages: list[dict[str, Any]]
+) -> None:
+    df = spark.read.format("rocketmq").schema("TOPIC string, Size int not null").load(str(real))
+    assert df.columns == ["TOPIC", "Size"]
+    assert [(row["TOPIC"], row["Size"]) for row in df.collect()] == [
+        (m["topic"], m["size"]) for m in messages
+    ]
+    assert df.where("topic = 'MainTopic'").select("size").count() > 0
+
+
+def test_writing_is_told_to_come_later(load: Load, spark: SparkSession, tmp_path: Path) -> None:
+    writer = spark.range(3).selectExpr("'t' topic").write.format("rocketmq").mode("append")
+    ours, told = error_of(lambda: writer.save(str(tmp_path / "out")))
+    assert isinstance(ours, UsageError)
+    assert "writing comes with a later version" in str(ours)
+    assert "Traceback" not in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_option_is_warned_of(
+    load: Load, real: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    df = load(real, topic="MainTopic")
+    df.count()
+    df.count()
+    told = ""
+    deadline = time.monotonic() + 20
+    # It comes through the JVM, in its own time.
+    while "no option" not in told and time.monotonic() < deadline:
+        time.sleep(0.1)
+        told += capfd.readouterr().err
+    assert told.count("there is no option topic (is topics meant?)") == 1
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,16 @@ def message_filter(
     since: int | None,
     until: int | None,
 ) -> MessageFilter:
-    """A filter from what users pass: names, ``a || b``, times in milliseconds."""
+    """A filter from what users pass: names, ``a || b``, times in milliseconds.
+
+    Raises:
+        UsageError: if one of them names nothing, or ``since`` is later than ``until``.
+    """
     return MessageFilter(
-        topics=names([topics] if isinstance(topics, str) else topics),
+        topics=names([topics] if isinstance(topics, str) else topics, "topics"),
         queue_ids=None if queue_id is None else frozenset({queue_id}),
         tags=tag_expression(tags),
-        keys=names([keys] if isinstance(keys, str) else keys),
+        keys=names([keys] if isinstance(keys, str) else keys, "keys"),
         since_ms=since,
         until_ms=until,
     )
