@@ -147,7 +147,7 @@ def _jsonl(
         with files.staged(path) as file:
             count, length = _write(out, readers, file, filters.limit)
     for reader in readers:
-        reading.tell_damage(out, reader.damage.spans, policy, reader.bad_bodies)
+        reading.tell_damage(out, reader.damage.spans, policy)
     what = f"{text.plural(count, 'message')}, {text.size_text(length)}"
     out.note(f"wrote {what}" + (f" to {text.printable(target)}" if target != _STDOUT else ""))
 

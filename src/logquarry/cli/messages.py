@@ -79,7 +79,7 @@ def messages(
             return
         for lines in _lines(reader, out, filters.limit, hidden, jsonl=jsonl):
             write(lines)
-        reading.tell_damage(out, reader.damage.spans, policy, reader.bad_bodies)
+        reading.tell_damage(out, reader.damage.spans, policy)
 
 
 def _single(store: MessageStore, offset: int | None, message_id: str | None) -> StoredMessage:

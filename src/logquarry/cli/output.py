@@ -11,12 +11,13 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TextIO
 
 from logquarry import text
+from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from rich import progress as bars
@@ -26,9 +27,6 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 _LINES_AT_ONCE = 512
 _BYTES_AT_ONCE = 1 << 20
 _BAR_AFTER_SECONDS = 0.4
-
-Progress = Callable[[int, int], None]
-"""(done, of how many): what long work calls now and then."""
 
 
 class Output:

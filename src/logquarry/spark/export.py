@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from logquarry.errors import UsageError
 from logquarry.scan import schema
 from logquarry.spark.commit import ExportCommit
-from logquarry.spark.jobs import Progress, run_tasks
+from logquarry.spark.jobs import run_tasks
 from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import (
@@ -31,6 +31,7 @@ from logquarry.spark.parquet import (
 from logquarry.spark.signals import held
 from logquarry.spark.summary import TALLY_COLUMNS, Summary, damage_as_dict
 from logquarry.spark.tasks import ReadTask, plan_tasks, read_batches
+from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

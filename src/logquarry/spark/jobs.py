@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from logquarry.spark.errors import explain, told_plainly
 from logquarry.spark.signals import held
 from logquarry.spark.worker import settle
+from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
     from pyspark.sql import SparkSession
-
-Progress = Callable[[int, int], None]
-"""Told how much is done, of how much."""
 
 _POLL_SECONDS = 0.1
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from logquarry.errors import CorruptFrame, MessageNotFound, StoreNotFound, UsageError
+from logquarry.errors import MessageNotFound, StoreNotFound, UsageError
 from logquarry.files.layout import StoreLayout
 from logquarry.files.names import broker_names, find_stores
 from logquarry.scan import schema
-from logquarry.scan.batches import BAD_COMPRESSION, DamageLog, record_batches, sound_runs
+from logquarry.scan.batches import BadBodies, DamageLog, record_batches, sound_runs
 from logquarry.scan.columns import Decoding
 from logquarry.scan.filters import MessageFilter
 from logquarry.scan.splits import LogSplit
@@ -261,7 +261,7 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
         delay_levels_ms=task.delay_levels_ms,
         decompress=options.decompress,
         decompress_limit=options.config.decompress_limit,
-        on_bad_body=_BadBodies(layout, options, seen),
+        on_bad_body=BadBodies(layout, options.on_damage, seen),
     )
     try:
         for part in plan.parts:
@@ -273,23 +273,6 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
                 return
     except OSError as error:
         raise StoreNotFound(f"{error.filename or layout.root}: {error.strerror}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class _BadBodies:
-    """What to do about a body that does not decompress: it is damage like any other."""
-
-    layout: StoreLayout
-    options: ReadOptions
-    seen: DamageLog
-
-    def __call__(self, offset: int, reason: str) -> None:
-        file = self.layout.commit_log.at(offset)
-        path = self.layout.filesystem.full_path(file.path if file else "commitlog")
-        if self.options.on_damage != "skip":
-            raise CorruptFrame(path, offset, f"{BAD_COMPRESSION}: {reason}", kind=BAD_COMPRESSION)
-        # The message is there, its body as it is stored: nothing is passed over.
-        self.seen.spans.append(DamagedSpan(offset, 0, BAD_COMPRESSION, reason, path))
 
 
 def _not_deleted(task: ReadTask, layout: StoreLayout, part: Part) -> Iterator[Event]:

@@ -89,7 +89,7 @@ def arrow_reader(
         delay_levels_ms=layout.delay_levels_ms,
         decompress=decompress,
         decompress_limit=layout.config.decompress_limit,
-        on_bad_body=batches.bad_body_policy(on_damage, layout.root),
+        on_bad_body=batches.BadBodies(layout, on_damage, damage),
     )
     found = runs(layout, wanted, on_damage, damage, check_crc="body" in chosen)
     return pa.RecordBatchReader.from_batches(
