@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -423,7 +424,13 @@ def test_a_unit_of_nearly_two_gigabytes(tmp_path: Path) -> None:
 
 def test_bulk_reads_of_nothing_are_refused(maker: StoreMaker, tmp_path: Path) -> None:
     with MessageStore.open(maker.write(tmp_path / "store")) as store:
-        for options in ({"topics": []}, {"topics": ""}, {"tags": "||"}, {"keys": [""]}):
+        refused: list[dict[str, Any]] = [
+            {"topics": []},
+            {"topics": ""},
+            {"tags": "||"},
+            {"keys": [""]},
+        ]
+        for options in refused:
             with pytest.raises(UsageError, match="names nothing"):
                 store.to_arrow(**options)
         with pytest.raises(UsageError, match="no column is named"):
