@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -259,3 +260,14 @@ def test_torn_tail(golden: Path) -> None:
     assert len(result.stdout.splitlines()) == 173
     assert "torn tail" in result.stderr
     assert "torn_tail" in run("messages", store, "--jsonl", "--on-damage", "fail", code=1).stderr
+
+
+def test_a_store_whose_log_is_missing_is_remarked_on(small_store: Path) -> None:
+    shutil.rmtree(small_store / "commitlog")
+    result = run("messages", small_store)
+    assert not result.stdout and "there are no files in commitlog/" in result.stderr
+    (small_store / "commitlog").mkdir()
+    assert "there are no files" in run("messages", small_store, "--jsonl").stderr
+    shutil.rmtree(small_store / "consumequeue")
+    # A store that is new has no messages, and lacks nothing.
+    assert not run("messages", small_store).stderr

@@ -154,6 +154,11 @@ class StoreLayout:
         # on is no part of any log.
         return FileSequence(files, min(size, java.INT_MAX))
 
+    def warn_without_log(self) -> None:
+        """Say so where there is nothing to read because the log is missing: it may be elsewhere."""
+        if not self.commit_log.files and (COMMIT_LOG not in self.folders or self.queue_names):
+            logger.warning("%s: there are no files in %s/: nothing to read", self.root, COMMIT_LOG)
+
     def log_path(self, offset: int) -> str:
         """Full path of the log's file that has room for a physical offset; else of its folder."""
         file = self.commit_log.at(offset)

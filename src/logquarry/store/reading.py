@@ -52,6 +52,7 @@ def runs(
 ) -> Iterator[Run]:
     """The frames that may pass a filter, in physical order."""
     batches.check_policy(on_damage)
+    layout.warn_without_log()
     plan = plan_read(layout, Selection(wanted=wanted), skip_damage=on_damage == "skip")
     events = read_in_order(layout, plan, check_crc=check_crc)
     return batches.sound_runs(events, on_damage, damage)
