@@ -1,10 +1,11 @@
-"""Names for the integers that must not be mixed up.
+"""Names for the integers that must not be mixed up, and who is told of two of them.
 
 ``position`` is a place within a file, ``offset`` a place within the log or a queue.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NewType
 
 PhysicalOffset = NewType("PhysicalOffset", int)
@@ -19,3 +20,6 @@ delayed message its delivery time."""
 
 MessageId = NewType("MessageId", str)
 """Upper-case hex of store host and physical offset: 32 characters, 56 with an IPv6 host."""
+
+Progress = Callable[[int, int], None]
+"""What long work calls now and then: (how much is done, of how much)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,14 @@ def test_no_message_there(golden: Path) -> None:
         ["--id", "00"],
         ["--config", "/nowhere"],
         ["--unknown"],
+        ["--topic", ","],
+        ["--topic", ""],
+        ["--queue", ","],
+        ["--key", ""],
+        ["--tag", "||"],
+        ["--tag", ""],
+        ["--since", "2", "--until", "1"],
+        ["--queue-offset", "5:4"],
     ],
 )
 def test_usage_errors(small_store: Path, options: list[str]) -> None:
@@ -209,6 +218,8 @@ def test_hostile_text_does_not_reach_a_terminal(small_store: Path) -> None:
         for text in (result.stdout, result.stderr):
             assert not set(text) & {"\x1b", "\x07", "\x7f", "\x9b", "\u202e"}
     for command in ("info", "verify"):
+        document = run(command, small_store, "--json").stdout
+        assert document.isascii() and "\x7f" not in document.replace("\n", "")
         text = run(command, small_store).stdout
         assert "evil\\x1b" in text or command == "verify"
         assert not set(text) & {"\x1b", "\x07", "\x7f", "\x9b", "\u202e"}
@@ -249,3 +260,14 @@ def test_torn_tail(golden: Path) -> None:
     assert len(result.stdout.splitlines()) == 173
     assert "torn tail" in result.stderr
     assert "torn_tail" in run("messages", store, "--jsonl", "--on-damage", "fail", code=1).stderr
+
+
+def test_a_store_whose_log_is_missing_is_remarked_on(small_store: Path) -> None:
+    shutil.rmtree(small_store / "commitlog")
+    result = run("messages", small_store)
+    assert not result.stdout and "there are no files in commitlog/" in result.stderr
+    (small_store / "commitlog").mkdir()
+    assert "there are no files" in run("messages", small_store, "--jsonl").stderr
+    shutil.rmtree(small_store / "consumequeue")
+    # A store that is new has no messages, and lacks nothing.
+    assert not run("messages", small_store).stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from logquarry.testing.builder import fill
+from tests.cli.small_store import EVIL_TOPIC
 
 COMMAND = [sys.executable, "-c", "from logquarry.cli.main import main; main()"]
 
@@ -148,3 +149,26 @@ def test_quick_commands_import_little(golden: Path) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("locale", ["C", "POSIX", "en_US.ISO-8859-1"])
+def test_json_is_utf_8_whatever_the_locale(small_store: Path, locale: str) -> None:
+    # Without coercion to UTF-8, as on a machine that lacks C.UTF-8.
+    env = {**os.environ, "LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    env["PYTHONIOENCODING"] = "latin-1"
+    store = small_store.rename(small_store.with_name("größe"))
+
+    def output(*arguments: object) -> bytes:
+        done = subprocess.run(
+            [*COMMAND, *map(str, arguments)], capture_output=True, check=True, env=env
+        )
+        return done.stdout
+
+    lines = output("messages", store, "--jsonl", "--limit", 1).splitlines()
+    lines += output("messages", store, "--jsonl", "--offset", 0).splitlines()
+    found = [json.loads(line.decode("utf-8")) for line in lines]
+    assert [message["properties"]["city"] for message in found] == ["Zürich"] * 2
+    assert [message["broker"] for message in found] == ["größe"] * 2
+    document = json.loads(output("info", store, "--json").decode("ascii"))
+    assert document["broker"] == "größe"
+    assert EVIL_TOPIC in [topic["topic"] for topic in document["topics"]]

@@ -16,11 +16,22 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from logquarry.cli.spark import SparkTrouble, session
+from logquarry.spark.jobs import run_tasks
 from logquarry.testing.builder import fill
 from tests.cli.helpers import jsonl, run
 from tests.cli.small_store import harm, make_small_store
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
+
+
+# What started the tests may have had interrupts ignored.
+HEEDING_INTERRUPTS = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from logquarry.cli.main import main
+main()
+"""
 
 
 def rows(folder: Path) -> list[tuple[Any, ...]]:
@@ -107,12 +118,14 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSessi
     assert spark.range(3).count() == 3
 
 
-def test_interrupted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", [None, 4])
+def test_interrupted(tmp_path: Path, seconds: float | None) -> None:
+    """While it writes, and while Spark starts."""
     store, target = tmp_path / "store", tmp_path / "out"
-    fill(store, total_bytes=400 << 20)
+    fill(store, total_bytes=400 << 20 if seconds is None else 1 << 20)
     process = subprocess.Popen(
         [
-            *(sys.executable, "-c", "from logquarry.cli.main import main; main()"),
+            *(sys.executable, "-c", HEEDING_INTERRUPTS),
             *("export", str(store), "--to", str(target), "--spark-master", "local[1]"),
         ],
         stderr=subprocess.PIPE,
@@ -120,15 +133,29 @@ def test_interrupted(tmp_path: Path) -> None:
         start_new_session=True,
     )
     deadline = time.monotonic() + 200
-    while not list(target.glob("_temporary-*/**/*.parquet*")) and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    if seconds is not None:
+        time.sleep(seconds)
+    else:
+        while not list(target.glob("_temporary-*/**/*.parquet*")) and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
     # As a terminal does: to all processes of the group.
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=100)
     assert process.returncode == 130, errors.decode()
-    assert b"Traceback" not in errors
-    assert not [path for path in target.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert errors == b"error: interrupted\n"
+    assert not [path for path in target.rglob("*") if path.is_file()]
+
+
+def test_what_went_wrong_in_a_worker_is_told(spark: SparkSession) -> None:
+    # It raises OSError, as a full disk does.
+    with (
+        pytest.raises(
+            SparkTrouble, match=r"^Spark failed: OSError: \[Errno 22\] Invalid argument$"
+        ),
+        session("local[2]"),
+    ):
+        run_tasks(spark, "test", [-1], os.ftruncate, weight=abs)
 
 
 def test_manifest_tells_the_same(golden: Path, tmp_path: Path) -> None:

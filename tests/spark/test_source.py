@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
 from logquarry.errors import (
     CorruptFrame,
@@ -19,6 +20,7 @@ from logquarry.errors import (
 )
 from logquarry.scan.schema import NAMES, spark_ddl
 from logquarry.spark.errors import explain
+from logquarry.spark.source import RocketMQDataSource
 from tests.spark.golden_rows import (
     LAST_FILE,
     MIDDLE,
@@ -258,6 +260,37 @@ def test_schema_subset(spark: SparkSession, real: Path, messages: list[dict[str,
     ]
     strict = reader.schema("topic string not null, tags string").load(str(real))
     assert sorted(row[0] for row in strict.collect()) == sorted(m["topic"] for m in messages)
+
+
+def test_schema_in_another_spelling(
+    spark: SparkSession, real: Path, messages: list[dict[str, Any]]
+) -> None:
+    df = spark.read.format("rocketmq").schema("TOPIC string, Size int not null").load(str(real))
+    assert df.columns == ["TOPIC", "Size"]
+    assert [(row["TOPIC"], row["Size"]) for row in df.collect()] == [
+        (m["topic"], m["size"]) for m in messages
+    ]
+    assert df.where("topic = 'MainTopic'").select("size").count() > 0
+
+
+def test_writing_is_told_to_come_later(load: Load, spark: SparkSession, tmp_path: Path) -> None:
+    writer = spark.range(3).selectExpr("'t' topic").write.format("rocketmq").mode("append")
+    ours, told = error_of(lambda: writer.save(str(tmp_path / "out")))
+    assert isinstance(ours, UsageError)
+    assert "writing comes with a later version" in str(ours)
+    assert "Traceback" not in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_option_is_warned_of(real: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # Here and not in Spark's process for planning: its stderr is the JVM's.
+    source = RocketMQDataSource({"path": str(real), "topic": "MainTopic", "limit": "3"})
+    source.reader(StructType([StructField("topic", StringType())]))
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "rocketmq: there is no option limit: it has no effect",
+        "rocketmq: there is no option topic (is topics meant?): it has no effect",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import zlib
+from collections.abc import Iterator
 from unittest import mock
 
 import pyarrow as pa
@@ -11,9 +13,10 @@ import pytest
 from logquarry.errors import LogquarryError
 from logquarry.format import java
 from logquarry.format.frame import Frame
-from logquarry.scan import batches, columns, schema
+from logquarry.scan import batches, columns, json_lines, schema
 from logquarry.scan.codec import Window
 from logquarry.scan.columns import Decoding
+from logquarry.scan.filters import MessageFilter
 from logquarry.scan.walk import Run
 from logquarry.testing import strategies
 from tests.twins import both, plain_python, sound_rows
@@ -92,3 +95,28 @@ def test_a_column_that_arrow_cannot_hold_is_an_error_of_ours() -> None:
         pytest.raises(LogquarryError, match="more than 2 GiB"),
     ):
         columns.record_batch(run.window, run.rows, Decoding(columns=["body"], decompress=True))
+
+
+def test_contents_bound_lines_and_searches() -> None:
+    run = bombs()
+    decoding = Decoding(decompress=True, broker="b")
+    largest: list[int] = []
+    make = columns.contents
+
+    def watched(*arguments: object) -> Iterator[pa.Array]:
+        for bodies in make(*arguments):  # type: ignore[arg-type]
+            largest.append(bodies.nbytes)
+            yield bodies
+
+    whole = list(json_lines.lines(run.window, run.rows, decoding))
+    with (
+        mock.patch.object(columns, "MOST_CONTENT", 100 * KIB),
+        mock.patch.object(columns, "contents", watched),
+    ):
+        assert list(json_lines.lines(run.window, run.rows, decoding)) == whole
+        assert len(largest) == 5
+        found = MessageFilter(grep="plain").select(run.window, run.rows, decoding)
+        assert len(largest) == 10
+    assert max(largest) < 301 * KIB
+    assert [json.loads(line)["broker"] for line in whole] == ["b"] * len(SIZES)
+    assert found.tolist() == [run.rows[SIZES.index(0)].tolist()]

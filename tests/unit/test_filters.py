@@ -115,7 +115,27 @@ def test_a_pattern_of_bytes_that_are_no_text() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [(None, None), ("", None), ("a, b,,a", {"a", "b"}), (["a,b", " c "], {"a,b", "c"}), ([], None)],
+    [(None, None), ("a, b,,a", {"a", "b"}), (["a,b", " c "], {"a,b", "c"})],
 )
 def test_names(text: str | list[str] | None, expected: set[str] | None) -> None:
-    assert filters.names(text) == expected
+    assert filters.names(text, "topics") == expected
+
+
+@pytest.mark.parametrize("text", ["", ",", " , ", [], [""]])
+def test_names_of_nothing_do_not_mean_everything(text: str | list[str]) -> None:
+    with pytest.raises(UsageError, match="topics names nothing"):
+        filters.names(text, "topics")
+
+
+def test_tags() -> None:
+    assert filters.tag_expression(None) is filters.tag_expression("*") is None
+    assert filters.tag_expression("a || b") == {"a", "b"}
+    for text in ("", " ", "||", " || "):
+        with pytest.raises(UsageError, match="tags names nothing"):
+            filters.tag_expression(text)
+
+
+def test_times_in_the_wrong_order() -> None:
+    assert not MessageFilter(since_ms=1, until_ms=1).is_empty
+    with pytest.raises(UsageError, match="since 2 is later than until 1"):
+        MessageFilter(since_ms=2, until_ms=1)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -419,3 +420,23 @@ def test_a_unit_of_nearly_two_gigabytes(tmp_path: Path) -> None:
         assert result.status is GetMessageStatus.MESSAGE_WAS_REMOVING
         with pytest.raises(LogquarryError):
             store.message_at(0)
+
+
+def test_bulk_reads_of_nothing_are_refused(maker: StoreMaker, tmp_path: Path) -> None:
+    with MessageStore.open(maker.write(tmp_path / "store")) as store:
+        refused: list[dict[str, Any]] = [
+            {"topics": []},
+            {"topics": ""},
+            {"tags": "||"},
+            {"keys": [""]},
+        ]
+        for options in refused:
+            with pytest.raises(UsageError, match="names nothing"):
+                store.to_arrow(**options)
+        with pytest.raises(UsageError, match="no column is named"):
+            store.to_arrow(columns=[])
+        with pytest.raises(UsageError, match="names nothing"):
+            store.scan(topic=[])
+        with pytest.raises(UsageError, match="later than"):
+            store.scan(since=2, until=1)
+        assert store.to_arrow(columns=["physical_offset"]).read_all().num_rows == 40

@@ -167,6 +167,71 @@ def test_a_manifest_that_is_not_ours(tmp_path: Path, text: str) -> None:
         ExportCommit(OutputFolder(tmp_path)).begin()
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../victim.parquet",
+        "topic=x/../../victim.parquet",
+        "{victim}",
+        "./a.parquet",
+        "topic=x//a.parquet",
+        "link/victim.parquet",
+        "_SUCCESS",
+        "",
+        7,
+        None,
+    ],
+)
+@pytest.mark.parametrize("name", [MANIFEST, INTENT])
+def test_a_manifest_that_names_files_elsewhere(tmp_path: Path, name: str, path: Any) -> None:
+    victim = tmp_path / "victim.parquet"
+    victim.write_text("theirs")
+    dest = tmp_path / "dest"
+    dest.mkdir()
+    (dest / "link").symlink_to(tmp_path)
+    named = str(victim) if path == "{victim}" else path
+    document = {"written_by": "logquarry", "files": [{"path": named}]}
+    (dest / name).write_text(json.dumps(document))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UsageError, match=name):
+        export(OutputFolder(dest), "a.parquet")
+    assert sorted(tmp_path.rglob("*")) == before
+    assert victim.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("files", [None, "a.parquet", {}])
+def test_a_manifest_without_a_list(tmp_path: Path, files: Any) -> None:
+    (tmp_path / MANIFEST).write_text(json.dumps({"written_by": "logquarry", "files": files}))
+    with pytest.raises(UsageError, match=MANIFEST):
+        export(OutputFolder(tmp_path), "a.parquet")
+
+
+def test_a_destination_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for text in ("old", "new"):
+        export(OutputFolder(tmp_path / "link"), "topic=x/a.parquet", text=text)
+    assert contents(tmp_path / "real") == {"topic=x/a.parquet": "new topic=x/a.parquet"}
+
+
+class LateFolder(OutputFolder):
+    """Another export comes and goes just before this one looks at what is there."""
+
+    def names(self) -> list[tuple[str, bool]]:
+        if not self.__dict__.get("_seen"):
+            self._seen = True
+            with pytest.raises(StoreUnavailable, match="another export is at work"):
+                export(OutputFolder(self.location), "theirs.parquet")
+        return super().names()
+
+
+def test_nobody_commits_between_the_look_and_the_lock(tmp_path: Path) -> None:
+    dest = tmp_path / "dest"
+    export(LateFolder(dest), "ours.parquet")
+    assert contents(dest) == {"ours.parquet": "new ours.parquet"}
+    assert is_complete(dest)
+
+
 def test_one_export_at_a_time(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path)
     first = ExportCommit(folder)

@@ -9,7 +9,7 @@ import pytest
 from logquarry import errors
 from logquarry.scan.batches import as_error
 from logquarry.scan.walk import DamagedSpan
-from logquarry.spark.errors import explain, told_plainly
+from logquarry.spark.errors import explain, root_cause, told_plainly
 
 SPAN = DamagedSpan(36796, 336, "bad_body_crc", "BODYCRC is 1, the body's is 2", "/s/commitlog/0024")
 
@@ -67,6 +67,55 @@ def test_none_of_ours() -> None:
     rejected = "logquarry.errors.MessageRejected: too large"
     assert type(explain(RuntimeError(rejected))) is errors.StoreError
     assert type(explain(RuntimeError("logquarry.errors.CorruptFrame: what"))) is errors.StoreError
+
+
+JOB_ABORTED = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collect.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 0.0 failed 1 \
+times, most recent failure: Lost task 1.0 in stage 0.0 (TID 1) (127.0.0.1 executor driver): \
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "/x/pyspark/worker.py", line 3551, in main
+    process()
+    ~~~~~~~^^
+KeyError: 'a'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/x/logquarry/spark/output.py", line 84, in create
+    return self._fs.open_output_stream(self._full(path))
+OSError: [Errno 28] Error writing bytes to file. Detail: [errno 28] No space left on device
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(X.scala:1)
+
+Driver stacktrace:
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:2)
+"""
+JAVA_ONLY = """An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
+: org.apache.spark.SparkException: Exception thrown in awaitResult:
+\tat org.apache.spark.util.SparkThreadUtils$.awaitResult(SparkThreadUtils.scala:53)
+Caused by: java.io.IOException: Failed to connect
+\t... 1 more
+Caused by: java.net.ConnectException: Connection refused
+\t... 2 more
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            JOB_ABORTED,
+            "OSError: [Errno 28] Error writing bytes to file. "
+            "Detail: [errno 28] No space left on device",
+        ),
+        (JAVA_ONLY, "java.net.ConnectException: Connection refused"),
+        ("\n[JAVA_GATEWAY_EXITED] Java\n\nexited\nearly", "[JAVA_GATEWAY_EXITED] Java exited"),
+        ("", ""),
+        ("Traceback (most recent call last):", "Traceback (most recent call last):"),
+    ],
+)
+def test_the_line_that_says_why(text: str, line: str) -> None:
+    assert root_cause(RuntimeError(text)) == line
 
 
 def test_tracebacks_are_left_out_in_workers_alone(monkeypatch: pytest.MonkeyPatch) -> None:

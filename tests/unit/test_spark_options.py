@@ -12,7 +12,8 @@ from logquarry.config import StoreConfig
 from logquarry.errors import LogquarryError, UsageError
 from logquarry.format import java
 from logquarry.scan.filters import MessageFilter
-from logquarry.spark.options import OffsetLimit, ReadOptions, byte_count, parse_read_options
+from logquarry.spark.options import OffsetLimit, ReadOptions, parse_read_options
+from logquarry.values import byte_count
 
 
 def parse(**options: str) -> ReadOptions:
@@ -157,13 +158,14 @@ def test_config(tmp_path: Path) -> None:
 
 def test_remarks() -> None:
     options = parse(
-        **{"kafka.bootstrap.servers": "x", "kafka.group.id": "y", "nonsense": "1"},
+        **{"kafka.bootstrap.servers": "x", "kafka.group.id": "y", "nonsense": "1", "topic": "a"},
         maxBytesPerTrigger="64m",
         includeHeaders="true",
     )
     assert options.remarks == (
         "options of Kafka's client have no effect here: kafka.bootstrap.servers, kafka.group.id",
-        "unknown options have no effect: nonsense",
+        "there is no option nonsense: it has no effect",
+        "there is no option topic (is topics meant?): it has no effect",
         "options for streams have no effect on a batch: maxBytesPerTrigger",
     )
 
@@ -172,6 +174,10 @@ def test_remarks() -> None:
     ("name", "value", "text"),
     [
         ("topics", " , ", "names nothing"),
+        ("topics", "", "names nothing"),
+        ("tags", "||", "names nothing"),
+        ("tags", "", "names nothing"),
+        ("keys", " ", "names nothing"),
         ("queueIds", "0,x", "takes a whole number, not 'x'"),
         ("topicPattern", "(", "takes a regular expression"),
         ("subscribePattern", "(", "takes a regular expression"),
@@ -211,6 +217,32 @@ def test_bad_values(name: str, value: str, text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(**{name.lower(): value})
     assert str(caught.value).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"startingTimestamp": "2", "endingTimestamp": "1"}, "startingTimestamp: 2 is later than"),
+        ({"startingOffsets": "5", "endingOffsets": "4"}, "startingOffsets: 5 is beyond"),
+        (
+            {"startingOffsets": '{"a": 5}', "endingOffsets": '{"a": 4, "b": 0}'},
+            "startingOffsets: 5 of a is beyond endingOffsets, 4",
+        ),
+        (
+            {"startingOffsets": '{"t": {"1": 5}}', "endingQueueOffsets": '{"t": {"1": 4}}'},
+            "startingQueueOffsets: 5 of queue 1 of t is beyond endingQueueOffsets, 4",
+        ),
+    ],
+)
+def test_ranges_that_cannot_be_meant(options: dict[str, str], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        parse(**options)
+
+
+def test_ranges_of_nothing() -> None:
+    assert parse(startingTimestamp="1", endingTimestamp="1").wanted.since_ms == 1
+    assert parse(startingOffsets="4", endingOffsets="4").start.of("a") == 4
+    assert parse(startingOffsets="latest", endingOffsets="5").stop.of("a") == 5
 
 
 def test_one_option_under_two_names() -> None:

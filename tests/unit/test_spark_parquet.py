@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from logquarry.errors import CorruptFrame, UsageError
 from logquarry.scan import schema
 from logquarry.scan.splits import LogExtent, LogSplit
-from logquarry.spark import parquet
+from logquarry.spark import parquet, tasks
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import TaskResult, check_partition_columns, file_stem, write_task
@@ -93,8 +94,14 @@ def test_row_groups_bound_memory(
 @pytest.mark.parametrize("columns", [("topic", "body"), ("broker", "properties", "queue_id")])
 def test_some_columns(tmp_path: Path, store: Path, columns: tuple[str, ...]) -> None:
     folder, result = written(tmp_path, store, columns=columns)
-    expected = [{name: row[name] for name in columns} for row in all_rows(store)]
-    assert rows_of(folder, result) == expected
+    everything = all_rows(store)
+    assert rows_of(folder, result) == [{name: row[name] for name in columns} for row in everything]
+    # What the manifest tells is the same for any columns.
+    _, whole = written(tmp_path, store)
+    assert result.summary == whole.summary
+    assert result.summary.total.messages == 60
+    ends = (everything[0]["physical_offset"], everything[-1]["physical_offset"])
+    assert (result.files[0].first_offset, result.files[0].last_offset) == ends
 
 
 def test_partitions(tmp_path: Path, store: Path) -> None:
@@ -192,13 +199,43 @@ def test_tasks_are_small(store: Path) -> None:
     import pickle
 
     options = ReadOptions(paths=(str(store),), split_size=1_000)
-    tasks = plan_tasks(options)
-    assert len(tasks) > 5
-    assert max(len(pickle.dumps(task)) for task in tasks) < 3_000
-    rows = [row for task in tasks for batch in read_batches(task) for row in batch.to_pylist()]
+    many = plan_tasks(options)
+    assert len(many) > 5
+    assert max(len(pickle.dumps(task)) for task in many) < 3_000
+    rows = [row for task in many for batch in read_batches(task) for row in batch.to_pylist()]
     assert rows == all_rows(store)
     few = plan_tasks(replace(options, split_size=None, min_partitions=4))
     assert 4 <= len(few) <= 6
+
+
+@pytest.mark.parametrize("asked", [{"split_size": 1}, {"min_partitions": 1 << 20}])
+def test_there_are_not_too_many_tasks(
+    store: Path,
+    asked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = ReadOptions(paths=(str(store),), **asked)
+    monkeypatch.setattr(tasks, "FEW_TASKS", 10)
+    few = plan_tasks(options)
+    # A range may end early, where a file does.
+    assert 5 <= len(few) <= 12
+    assert "would be too many" in caplog.text
+    rows = [row for task in few for batch in read_batches(task) for row in batch.to_pylist()]
+    assert rows == all_rows(store)
+    monkeypatch.setattr(tasks, "MOST_TASKS", 3)
+    assert len(plan_tasks(options)) <= 4
+    monkeypatch.setattr(tasks, "MOST_TASKS", 100)
+    monkeypatch.setattr(tasks, "FEW_TASKS", 1)
+    assert len(plan_tasks(options)) == 1
+
+
+def test_a_store_without_a_log_is_remarked_on(
+    store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.rmtree(store / "commitlog")
+    assert plan_tasks(ReadOptions(paths=(str(store),))) == []
+    assert "there are no files in commitlog/" in caplog.text
 
 
 def test_small_queues_share_a_task(tmp_path: Path) -> None:
@@ -207,11 +244,11 @@ def test_small_queues_share_a_task(tmp_path: Path) -> None:
         maker.put(f"topic-{n % 40}", n % 4)
     options = ReadOptions(paths=(str(maker.write(tmp_path / "store")),))
     wanted = replace(options.wanted, topic_pattern="topic-1.")
-    tasks = plan_tasks(replace(options, wanted=wanted))
+    few = plan_tasks(replace(options, wanted=wanted))
     # One for the queues' slices, one for the blanks between them.
-    assert len(tasks) == 2
-    assert sum(len(task.plan.parts) for task in tasks) > 10
-    assert sum(batch.num_rows for task in tasks for batch in read_batches(task)) == 100
+    assert len(few) == 2
+    assert sum(len(task.plan.parts) for task in few) > 10
+    assert sum(batch.num_rows for task in few for batch in read_batches(task)) == 100
 
 
 def test_tables_of_no_rows_have_the_columns(tmp_path: Path) -> None:

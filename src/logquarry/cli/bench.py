@@ -11,8 +11,8 @@ from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.errors import UsageError
+from logquarry.values import byte_count
 
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _DEFAULT_SIZE = "2g"
 
 
@@ -64,7 +64,7 @@ def scan(
     out = Output(quiet=quiet)
     if count is not None and size is not None:
         raise UsageError("--n and --size both say how much to make: one of them will do")
-    total = None if count is not None else parse_size(size or _DEFAULT_SIZE)
+    total = None if count is not None else _bytes(size or _DEFAULT_SIZE)
     lengths = parse_range(body)
     from logquarry.testing import scan_bench
 
@@ -101,16 +101,11 @@ def scan(
     )
 
 
-def parse_size(word: str) -> int:
-    """Bytes of ``512m``, ``2g``, ``1000000``.
-
-    Raises:
-        UsageError: if it is no size.
-    """
-    match = re.fullmatch(r"(\d+)([kmgt]?)(i?b)?", word.lower(), re.ASCII)
-    if match is None or int(match[1]) == 0:
-        raise UsageError(f"not a size: {word!r} (512m, 2g)")
-    return int(match[1]) * _UNITS[match[2]]
+def _bytes(word: str) -> int:
+    try:
+        return byte_count(word)
+    except UsageError as error:
+        raise UsageError(f"--size {error}") from None
 
 
 def parse_range(word: str) -> tuple[int, int]:

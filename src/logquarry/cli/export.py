@@ -10,7 +10,7 @@ import click
 
 from logquarry import text
 from logquarry.cli import options
-from logquarry.cli.output import Output
+from logquarry.cli.output import Output, encoded
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _jsonl(
         with files.staged(path) as file:
             count, length = _write(out, readers, file, filters.limit)
     for reader in readers:
-        reading.tell_damage(out, reader.damage.spans, policy, reader.bad_bodies)
+        reading.tell_damage(out, reader.damage.spans, policy)
     what = f"{text.plural(count, 'message')}, {text.size_text(length)}"
     out.note(f"wrote {what}" + (f" to {text.printable(target)}" if target != _STDOUT else ""))
 
@@ -165,10 +165,8 @@ def _write(
         with out.progress(f"exporting {broker}", in_bytes=True) as progress:
             left = None if limit is None else limit - count
             for run in reading.cut(reader.runs(progress), left):
-                lines = json_lines.lines(run.window, run.rows, reader.decoding)
-                # A folder's name need not be text; JSON has an escape for what is none.
-                data = "\n".join([*lines, ""]).encode("utf-8", "backslashreplace")
-                file.write(data)
+                for data in encoded(json_lines.lines(run.window, run.rows, reader.decoding)):
+                    file.write(data)
+                    length += len(data)
                 count += len(run.rows)
-                length += len(data)
     return count, length

@@ -61,6 +61,7 @@ def messages(
     ):
         raise UsageError("--offset and --id each name one message: no filter goes with them")
     settings = options.store_config(config)
+    write = out.jsonl if jsonl else out.lines
 
     with MessageStore.open(store, config=settings) as opened:
         from logquarry.cli import reading
@@ -74,11 +75,11 @@ def messages(
         )
         if one:
             found = _single(opened, offset, message_id)
-            out.lines(_of_one(found, reader.decoding, hidden, jsonl=jsonl))
+            write(_of_one(found, reader.decoding, hidden, jsonl=jsonl))
             return
         for lines in _lines(reader, out, filters.limit, hidden, jsonl=jsonl):
-            out.lines(lines)
-        reading.tell_damage(out, reader.damage.spans, policy, reader.bad_bodies)
+            write(lines)
+        reading.tell_damage(out, reader.damage.spans, policy)
 
 
 def _single(store: MessageStore, offset: int | None, message_id: str | None) -> StoredMessage:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
+from logquarry import values
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,15 +98,21 @@ class Filters(NamedTuple):
         from logquarry.format import tags
         from logquarry.scan import filters as scan_filters
 
-        queues = scan_filters.names(_parts(self.queue))
+        queues = scan_filters.names(_parts(self.queue), "--queue")
+        since = None if self.since is None else time_ms("--since", self.since)
+        until = None if self.until is None else time_ms("--until", self.until)
+        if since is not None and until is not None and since > until:
+            raise UsageError(f"--since {self.since} is later than --until {self.until}")
         return scan_filters.MessageFilter(
-            topics=scan_filters.names(_parts(self.topic)),
+            topics=scan_filters.names(_parts(self.topic), "--topic"),
             queue_ids=None if queues is None else frozenset(map(_queue_id, queues)),
             queue_offsets=None if self.queue_offset is None else offset_range(self.queue_offset),
-            keys=frozenset(self.key) or None,
-            tags=tags.parse(tags.SEPARATOR.join(self.tag)),
-            since_ms=None if self.since is None else time_ms(self.since),
-            until_ms=None if self.until is None else time_ms(self.until),
+            keys=scan_filters.names(self.key or None, "--key"),
+            tags=scan_filters.tag_expression(
+                tags.SEPARATOR.join(self.tag) if self.tag else None, "--tag"
+            ),
+            since_ms=since,
+            until_ms=until,
             grep=self.grep,
         )
 
@@ -163,28 +169,23 @@ def offset_range(word: str) -> tuple[int, int]:
     first = min(int(match[1] or 0), java.LONG_MAX)
     if not match[2]:
         return first, first + 1
-    return first, min(int(match[3]), java.LONG_MAX) if match[3] else java.LONG_MAX
+    stop = min(int(match[3]), java.LONG_MAX) if match[3] else java.LONG_MAX
+    if first > stop:
+        raise UsageError(f"--queue-offset {word}: the first is beyond the last")
+    return first, stop
 
 
-def time_ms(word: str) -> int:
-    """Milliseconds since 1970 of a number of them, or of an ISO 8601 time (UTC without a zone).
-
-    Parts of a millisecond are rounded up, as whole ones are compared.
+def time_ms(option: str, word: str) -> int:
+    """The time that an option says, in milliseconds; what is probably meant as seconds is told.
 
     Raises:
-        UsageError: if it is neither.
+        UsageError: if it is none.
     """
-    if re.fullmatch(r"-?\d{1,18}", word, re.ASCII):
-        value = int(word)
-        if 0 < value < _LEAST_PLAUSIBLE_MS:
-            year = datetime.fromtimestamp(value / 1000, UTC).year
-            logger.warning("%s is taken as milliseconds, a time in %d", word, year)
-        return value
     try:
-        moment = datetime.fromisoformat(word)
-    except ValueError:
-        raise UsageError(f"not a time: {word!r} is neither milliseconds nor ISO 8601") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    whole = moment.replace(microsecond=0)
-    return round(whole.timestamp()) * 1000 + math.ceil(moment.microsecond / 1000)
+        found = values.time_ms(word)
+    except UsageError as error:
+        raise UsageError(f"{option} {error}") from None
+    if word.isdigit() and 0 < found < _LEAST_PLAUSIBLE_MS:
+        year = datetime.fromtimestamp(found / 1000, UTC).year
+        logger.warning("%s is taken as milliseconds, a time in %d", word, year)
+    return found

@@ -1,5 +1,6 @@
 """Where a command's words go: data to stdout, everything else to stderr.
 
+JSON is UTF-8 whatever the locale says, as its readers expect; text for people follows the locale.
 Colour and progress bars appear on a terminal alone, and colour only without ``NO_COLOR``.
 """
 
@@ -10,12 +11,13 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TextIO
 
 from logquarry import text
+from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from rich import progress as bars
@@ -23,10 +25,8 @@ if TYPE_CHECKING:
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 _LINES_AT_ONCE = 512
+_BYTES_AT_ONCE = 1 << 20
 _BAR_AFTER_SECONDS = 0.4
-
-Progress = Callable[[int, int], None]
-"""(done, of how many): what long work calls now and then."""
 
 
 class Output:
@@ -52,8 +52,17 @@ class Output:
             sys.stdout.write("\n".join([*some, ""]))
 
     def json(self, document: Any) -> None:
-        """One JSON document."""
-        sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+        """One JSON document, in ASCII: names from a store must do nothing to a terminal."""
+        # Twice: once to see names as the text that they are.
+        whole = _with_names(json.dumps(document, ensure_ascii=False))
+        self.jsonl([json.dumps(json.loads(whole), indent=2)])
+
+    def jsonl(self, lines: Iterable[str]) -> None:
+        """Some lines of JSON, as bytes: the locale's encoding might have no such characters."""
+        sys.stdout.flush()
+        for data in encoded(lines):
+            sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
         """A table with aligned columns.
@@ -144,6 +153,37 @@ class _Bar:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def encoded(lines: Iterable[str]) -> Iterator[bytes]:
+    """Lines of JSON as UTF-8 with their ends, about a mebibyte at a time."""
+    held: list[str] = []
+    size = 0
+    for line in lines:
+        held.append(line)
+        size += len(line)
+        if size >= _BYTES_AT_ONCE:
+            yield _joined(held)
+            held, size = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(lines: list[str]) -> bytes:
+    text = "\n".join([*lines, ""])
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        # A folder's name need not be text; JSON has an escape for what is none.
+        return _with_names(text).encode("utf-8", "backslashreplace")
+
+
+def _with_names(text: str) -> str:
+    """Text with names of files in it that are UTF-8, which the locale has taken for bytes."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text
 
 
 def error(message: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logquarry import text
-from logquarry.cli.output import Output, Progress
+from logquarry.cli.output import Output
+from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from logquarry.files.layout import StoreLayout
@@ -29,7 +30,6 @@ class Reader:
         on_damage: what to do where there are none.
         decoding: how they are decoded.
         damage: gets what was passed over.
-        bad_bodies: gets where bodies stand that do not decompress.
     """
 
     layout: StoreLayout
@@ -37,7 +37,6 @@ class Reader:
     on_damage: OnDamage
     decoding: Decoding
     damage: DamageLog
-    bad_bodies: list[int] = field(default_factory=list)
 
     def runs(self, progress: Progress | None = None) -> Iterator[Run]:
         """The frames that pass the filter, run by run.
@@ -79,31 +78,23 @@ def reader(
     decompress: bool,
 ) -> Reader:
     """A reader of a store, with what it holds to decode its messages by."""
-    from logquarry.scan.batches import DamageLog, bad_body_policy
+    from logquarry.scan.batches import BadBodies, DamageLog
     from logquarry.scan.columns import Decoding
 
-    bad_bodies: list[int] = []
-
-    def on_bad_body(offset: int, reason: str) -> None:
-        file = layout.commit_log.at(offset)
-        path = layout.filesystem.full_path("commitlog" if file is None else file.path)
-        bad_body_policy(on_damage, path)(offset, reason)
-        bad_bodies.append(offset)
-
+    damage = DamageLog()
     decoding = Decoding(
         broker=broker,
         delay_levels_ms=layout.delay_levels_ms,
         decompress=decompress,
         decompress_limit=layout.config.decompress_limit,
-        on_bad_body=on_bad_body,
+        on_bad_body=BadBodies(layout, on_damage, damage),
     )
     return Reader(
         layout=layout,
         wanted=wanted,
         on_damage=on_damage,
         decoding=decoding,
-        damage=DamageLog(),
-        bad_bodies=bad_bodies,
+        damage=damage,
     )
 
 
@@ -126,7 +117,6 @@ def tell_damage(
     out: Output,
     spans: Sequence[DamagedSpan],
     on_damage: OnDamage,
-    bad_bodies: Sequence[int] = (),
 ) -> None:
     """On stderr: what was passed over.
 
@@ -134,8 +124,11 @@ def tell_damage(
         out: where to.
         spans: damaged spans that were met.
         on_damage: what was done about them.
-        bad_bodies: physical offsets of messages whose bodies did not decompress.
     """
+    from logquarry.scan.batches import BAD_COMPRESSION
+
+    bad_bodies = [span.offset for span in spans if span.kind == BAD_COMPRESSION]
+    spans = [span for span in spans if span.kind != BAD_COMPRESSION]
     if bad_bodies:
         count = text.plural(len(bad_bodies), "body", "bodies")
         where = ", ".join(map(str, bad_bodies[:_MOST_TOLD]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -34,15 +35,41 @@ def session(master: str) -> Iterator[SparkSession]:
         raise SparkTrouble(str(error)) from error
     from pyspark import SparkContext
 
+    from logquarry.spark.signals import held
+
     # A session is active by thread, and a context in the whole process.
     running = SparkContext._active_spark_context is not None
     with _told_in_words():
-        made = get_session(master=master)
+        made: SparkSession | None = None
         try:
-            yield made
+            yield (made := _made(lambda: get_session(master=master)))
         finally:
-            if not running:
-                made.stop()
+            if made is not None and not running:
+                with held():
+                    made.stop()
+
+
+def _made(make: Callable[[], SparkSession]) -> SparkSession:
+    """A session that is made in another thread, so that an interrupt need not wait for it.
+
+    In this one PySpark would set a handler of its own for Ctrl-C, too, that calls the JVM wherever
+    the program is just then.
+    """
+    made: list[SparkSession] = []
+    failed: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            made.append(make())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=target, daemon=True, name="make-session")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return made[0]
 
 
 @contextmanager
@@ -55,8 +82,9 @@ def _told_in_words() -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
             raise
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        raise SparkTrouble(f"Spark failed: {' '.join(lines[:2])}") from error
+        from logquarry.spark.errors import root_cause
+
+        raise SparkTrouble(f"Spark failed: {root_cause(error)}") from error
 
 
 def export(

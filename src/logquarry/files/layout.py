@@ -154,6 +154,16 @@ class StoreLayout:
         # on is no part of any log.
         return FileSequence(files, min(size, java.INT_MAX))
 
+    def warn_without_log(self) -> None:
+        """Say so where there is nothing to read because the log is missing: it may be elsewhere."""
+        if not self.commit_log.files and (COMMIT_LOG not in self.folders or self.queue_names):
+            logger.warning("%s: there are no files in %s/: nothing to read", self.root, COMMIT_LOG)
+
+    def log_path(self, offset: int) -> str:
+        """Full path of the log's file that has room for a physical offset; else of its folder."""
+        file = self.commit_log.at(offset)
+        return self.filesystem.full_path(COMMIT_LOG if file is None else file.path)
+
     def list_commit_log(self) -> tuple[StoreFile, ...]:
         """The files of the commit log as they are now, not as they were when they were listed."""
         return self._numbered(COMMIT_LOG)

@@ -12,7 +12,7 @@ from logquarry.errors import LogquarryError
 from logquarry.files.layout import CONFIG, StoreLayout
 from logquarry.format import broker_config, delay
 from logquarry.report.page import Page, Table, Tile, render
-from logquarry.report.survey import Progress, Survey, survey
+from logquarry.report.survey import Survey, survey
 from logquarry.store.message_store import MessageStore
 from logquarry.store.overview import Overview, overview
 from logquarry.text import (
@@ -23,6 +23,7 @@ from logquarry.text import (
     size_text,
     time_text,
 )
+from logquarry.units import Progress
 from logquarry.verify import VerifyReport, verify_store
 
 logger = logging.getLogger(__name__)

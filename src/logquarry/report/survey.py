@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,8 +25,8 @@ from logquarry.scan.walk import (
     Run,
 )
 from logquarry.store.message_store import MessageStore
+from logquarry.units import Progress
 
-Progress = Callable[[int, int], None]
 Int64 = npt.NDArray[np.int64]
 
 MOST_BINS: Final = 96

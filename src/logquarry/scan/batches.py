@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import pyarrow as pa
 
 from logquarry.errors import CorruptFrame, UsageError
+from logquarry.files.layout import StoreLayout
 from logquarry.message import StoredMessage
 from logquarry.scan import columns
 from logquarry.scan.codec import Rows, Window
@@ -103,14 +104,8 @@ def record_batches(
 
 
 def _bounded(window: Window, rows: Rows, decoding: Decoding) -> Iterator[pa.RecordBatch]:
-    if not decoding.decompress or "body" not in decoding.columns:
-        yield columns.record_batch(window, rows, decoding)
-        return
-    start = 0
-    for bodies in columns.contents(window, rows, decoding, MOST_CONTENT):
-        part = rows[start : start + len(bodies)]
+    for part, bodies in columns.pieces(window, rows, decoding, MOST_CONTENT):
         yield columns.record_batch(window, part, decoding, bodies=bodies)
-        start += len(part)
 
 
 def messages(
@@ -124,14 +119,31 @@ def messages(
         yield from columns.messages(run.window, rows, decoding)
 
 
-def bad_body_policy(on_damage: OnDamage, path: str) -> Callable[[int, str], None]:
-    """What to do about bodies that do not decompress: an error, unless damage is skipped.
+@dataclass(frozen=True, slots=True)
+class BadBodies:
+    """What is done about a body that does not decompress: it is damage like any other.
 
-    Where it is skipped the body stays as it is stored.
+    Where damage is skipped the message is there, and its body as it is stored: the span has no
+    length, as nothing is passed over.
+
+    Attributes:
+        layout: the store's files.
+        on_damage: what to do about damage.
+        damage: gets a span for each.
     """
 
-    def tell(offset: int, reason: str) -> None:
-        if on_damage != "skip":
-            raise CorruptFrame(path, offset, reason, kind=BAD_COMPRESSION)
+    layout: StoreLayout
+    on_damage: OnDamage
+    damage: DamageLog | None = None
 
-    return tell
+    def __call__(self, offset: int, reason: str) -> None:
+        """For :attr:`Decoding.on_bad_body`.
+
+        Raises:
+            CorruptFrame: unless damage is skipped.
+        """
+        path = self.layout.log_path(offset)
+        if self.on_damage != "skip":
+            raise CorruptFrame(path, offset, f"{BAD_COMPRESSION}: {reason}", kind=BAD_COMPRESSION)
+        if self.damage is not None:
+            self.damage.spans.append(DamagedSpan(offset, 0, BAD_COMPRESSION, reason, path))

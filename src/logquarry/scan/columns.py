@@ -43,6 +43,9 @@ _PROPERTY_COLUMNS: Final = frozenset({"tags", "keys", "uniq_key", "tags_code", "
 _SMALLEST_PAIR: Final = 4
 """Bytes of the shortest property with its separator."""
 
+MOST_CONTENT: Final = 8 << 20
+"""Bytes of decompressed bodies that are in memory at one time, unless a single one is larger."""
+
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
@@ -183,6 +186,24 @@ def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Itera
         data += body
         ends.append(len(data))
     yield _binary(data, ends)
+
+
+def pieces(
+    window: Window, rows: Rows, decoding: Decoding, most: int | None = None
+) -> Iterator[tuple[Rows, pa.Array | None]]:
+    """Some frames in pieces whose bodies take at most ``most`` bytes (MOST_CONTENT) as content.
+
+    With each piece comes the column ``body`` for :func:`record_batch`; None where ``decoding``
+    leaves bodies as they are stored: then a window bounds them, and there is one piece.
+    """
+    if not decoding.decompress or "body" not in decoding.columns:
+        yield rows, None
+        return
+    start = 0
+    for bodies in contents(window, rows, decoding, most or MOST_CONTENT):
+        stop = start + len(bodies)
+        yield rows[start:stop], bodies
+        start = stop
 
 
 def _binary(data: bytearray, ends: list[int]) -> pa.Array:

@@ -18,8 +18,7 @@ from logquarry.scan.codec import Rows, Window
 from logquarry.scan.columns import Decoding
 
 TAG_SEPARATOR = tags.SEPARATOR
-tag_expression = tags.parse
-"""Names under which spark/ and store/ take them from here."""
+"""The name under which spark/ takes it from here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +58,9 @@ class MessageFilter:
             except (re.error, ValueError, OverflowError, RecursionError) as error:
                 label = name[1:].replace("_", " ")
                 raise UsageError(f"{label}: not a regular expression: {error}") from error
+        since, until = self.since_ms, self.until_ms
+        if since is not None and until is not None and since > until:
+            raise UsageError(f"since {since} is later than until {until}")
 
     @property
     def is_empty(self) -> bool:
@@ -205,8 +207,10 @@ class MessageFilter:
             decompress=decoding.decompress,
             decompress_limit=decoding.decompress_limit,
         )
-        bodies = columns.record_batch(window, rows, body)["body"]
-        keep = [pattern.search(text.as_buffer()) is not None for text in bodies]
+        keep: list[bool] = []
+        for part, made in columns.pieces(window, rows, body):
+            bodies = columns.record_batch(window, part, body)["body"] if made is None else made
+            keep += [pattern.search(text.as_buffer()) is not None for text in bodies]
         return _kept(rows, np.array(keep, np.bool_))
 
 
@@ -214,9 +218,36 @@ def _kept(rows: Rows, keep: npt.NDArray[np.bool_]) -> Rows:
     return rows if keep.all() else rows[keep]
 
 
-def names(text: str | Iterable[str] | None) -> frozenset[str] | None:
-    """The names of ``a,b``, or of several of them; None if there are none."""
+def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
+    """The names of ``a,b``, or of several of them; None for any.
+
+    Args:
+        text: the names.
+        what: what the user calls them.
+
+    Raises:
+        UsageError: if no name is among them: what was meant to narrow must not mean everything.
+    """
     if text is None:
         return None
-    parts = text.split(",") if isinstance(text, str) else text
-    return frozenset(part.strip() for part in parts if part.strip()) or None
+    parts = text.split(",") if isinstance(text, str) else list(text)
+    found = frozenset(part.strip() for part in parts if part.strip())
+    if not found:
+        raise UsageError(f"{what} names nothing: {','.join(parts)!r}")
+    return found
+
+
+def tag_expression(text: str | None, what: str = "tags") -> frozenset[str] | None:
+    """The tags of ``paid || sent``; None for any, which ``*`` means too.
+
+    Args:
+        text: the tags.
+        what: what the user calls them.
+
+    Raises:
+        UsageError: if no tag is among them.
+    """
+    found = tags.parse(text)
+    if found is None and text is not None and text != tags.ANY:
+        raise UsageError(f"{what} names nothing: {text!r}")
+    return found

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from logquarry.errors import UsageError
 from logquarry.format import java
@@ -127,15 +128,20 @@ def lines(
     """
     if not len(rows):
         return
-    parts = _parts(window, rows, decoding, hidden)
-    for name in hidden:
-        parts[name] = ["null"] * len(rows)
-    for fields in zip(*(parts[name] for name in (*JSON_NAMES, _BASE64)), strict=True):
-        yield _safe(_TEMPLATE % fields)
+    for part, bodies in columns.pieces(window, rows, decoding):
+        fields = _parts(window, part, decoding, hidden, bodies)
+        for name in hidden:
+            fields[name] = ["null"] * len(part)
+        for values in zip(*(fields[name] for name in (*JSON_NAMES, _BASE64)), strict=True):
+            yield _safe(_TEMPLATE % values)
 
 
 def _parts(
-    window: Window, rows: Rows, decoding: Decoding, hidden: frozenset[str]
+    window: Window,
+    rows: Rows,
+    decoding: Decoding,
+    hidden: frozenset[str],
+    bodies: pa.Array | None,
 ) -> dict[str, list[Any]]:
     """What stands behind each name, as JSON; a list with an entry a message for each."""
     fixed = columns.fixed_fields(window, rows, _FIXED)
@@ -143,7 +149,8 @@ def _parts(
     parts["size"] = rows[:, r.SIZE].tolist()
     text = _Quoted()
     parts["broker"] = [text[decoding.broker]] * len(rows)
-    batch = columns.record_batch(window, rows, replace(decoding, columns=_TEXT))
+    text_columns = replace(decoding, columns=_TEXT)
+    batch = columns.record_batch(window, rows, text_columns, bodies=bodies)
     for name in _REPEATED:
         parts[name] = [text[value] for value in batch.column(name).to_pylist()]
     for name in _DISTINCT:

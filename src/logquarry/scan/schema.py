@@ -79,9 +79,12 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     """``names`` as a tuple.
 
     Raises:
-        UsageError: if one is no column, or comes twice.
+        UsageError: if there is none, one is no column, or one comes twice.
     """
     result = tuple(names)
+    if not result:
+        # Arrow's batches without columns have no rows either: not even a count would be right.
+        raise UsageError("no column is named; to count messages, physical_offset alone will do")
     for name in result:
         if name not in _BY_NAME:
             raise UsageError(f"there is no column {name!r}; the columns are {', '.join(NAMES)}")

@@ -20,6 +20,7 @@ import fcntl
 import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from logquarry.errors import StoreUnavailable, UsageError
@@ -32,6 +33,7 @@ TEMPORARY: Final = "_temporary-"
 WRITTEN_BY: Final = "logquarry"
 
 _PARQUET_ENDINGS: Final = (".parquet", ".parq")
+_OUR_ENDING: Final = ".parquet"
 _TABLE_FOLDERS: Final = {"_delta_log": "a Delta table", ".hoodie": "a Hudi table"}
 _MOST_NAMED: Final = 3
 
@@ -61,6 +63,15 @@ class ExportCommit:
             UsageError: if it holds Parquet files that no export of ours wrote, or another table.
             StoreUnavailable: if another export is at work there.
         """
+        self._folder.make()
+        self._lock = self._locked()
+        try:
+            self._begin()
+        except BaseException:
+            self.abort()
+            raise
+
+    def _begin(self) -> None:
         names = dict(self._folder.names())
         for name, what in _TABLE_FOLDERS.items():
             if name in names:
@@ -80,15 +91,11 @@ class ExportCommit:
                 f"{self._folder.location}: holds Parquet files that no export of ours wrote "
                 f"({some}{more}): export into a folder of its own"
             )
+        for name, is_folder in names.items():
+            if is_folder and name.startswith(TEMPORARY):
+                # An export that died has left it: a living one has the lock.
+                self._folder.remove_folder(name)
         self._folder.make(self._staging)
-        try:
-            self._lock = self._locked(self._staging)
-            for name, is_folder in self._folder.names():
-                if is_folder and name.startswith(TEMPORARY) and name != self._staging:
-                    self._clear(name)
-        except BaseException:
-            self.abort()
-            raise
 
     def commit(self, files: Sequence[tuple[str, str]], manifest: Mapping[str, Any]) -> None:
         """Put files in place, remove what an earlier export had besides, and say that it is done.
@@ -152,33 +159,64 @@ class ExportCommit:
                 raise UsageError(
                     f"{self._folder.location}: {name} is not ours: export into a folder of its own"
                 )
-            found.update(
-                entry["path"] if isinstance(entry, dict) else entry for entry in document["files"]
-            )
+            files = document.get("files")
+            for entry in files if isinstance(files, list) else [None]:
+                path = entry.get("path") if isinstance(entry, dict) else entry
+                found.add(self._within(name, path))
         return frozenset(found)
 
-    def _locked(self, name: str) -> int | None:
-        """A lock on a staging folder, held as long as its export lives; None if it is taken."""
+    def _within(self, name: str, path: Any) -> str:
+        """A path of a document, which has to be one that an export may have written.
+
+        It will be removed, and whoever wrote the document need not be allowed to remove it.
+        """
+        parts = path.split("/") if isinstance(path, str) else []
+        plain = all(part not in ("", ".", "..") and "\0" not in part for part in parts)
+        if not parts or not plain or not parts[-1].endswith(_OUR_ENDING):
+            raise UsageError(
+                f"{self._folder.location}: {name} names {path!r}, which no export of ours wrote: "
+                "export into a folder of its own"
+            )
+        if self._folder.is_local:
+            root = os.path.realpath(self._folder.location)
+            place = os.path.realpath(os.path.join(root, *parts[:-1]))  # noqa: PTH118
+            if place != os.path.join(root, *parts[:-1]):  # noqa: PTH118
+                raise UsageError(
+                    f"{self._folder.location}: {name} names {path!r}, and a link leads elsewhere: "
+                    "export into a folder of its own"
+                )
+        return str(path)
+
+    def _locked(self) -> int | None:
+        """A lock on the destination, held as long as the export lives; None where there are none.
+
+        It is taken before anything is looked at: what another export puts in place meanwhile
+        would stay beside what this one writes.
+
+        Raises:
+            StoreUnavailable: if another export has it.
+        """
         if not self._folder.is_local:
             return None
-        descriptor = os.open(os.path.join(self._folder.location, name), os.O_RDONLY)  # noqa: PTH118
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            return None
-        return descriptor
-
-    def _clear(self, name: str) -> None:
-        """Remove what an export that died has left."""
-        if self._folder.is_local:
-            lock = self._locked(name)
-            if lock is None:
+        while True:
+            descriptor = os.open(self._folder.location, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
                 raise StoreUnavailable(
-                    f"{self._folder.location}: another export is at work there ({name})"
-                )
-            os.close(lock)
-        self._folder.remove_folder(name)
+                    f"{self._folder.location}: another export is at work there"
+                ) from None
+            except OSError:
+                # Not every file system that is mounted has locks.
+                os.close(descriptor)
+                return None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(self._folder.location)):  # noqa: PTH116
+                    return descriptor
+            # Somebody has put another folder in its place since it was opened.
+            os.close(descriptor)
+            self._folder.make()
 
     def _remove_empty(self, places: Iterable[str]) -> None:
         for place in sorted(set(places), key=len, reverse=True):

@@ -3,7 +3,8 @@
 Spark hands on the text of a Python exception and nothing else, and puts the worker's traceback
 before it. :func:`told_plainly` has the traceback left out where the exception is one of ours, so
 that what the user reads is Spark's one line of introduction and then our text. :func:`explain`
-makes the exception again from that text.
+makes the exception again from that text, and :func:`root_cause` finds in it what another exception
+had to say.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from logquarry.spark.worker import in_worker
 _HIDE = "SPARK_HIDE_TRACEBACK"
 
 _OURS = re.compile(r"\blogquarry\.errors\.(\w+): (.*)")
+_TRACEBACK = "Traceback (most recent call last):"
+_CAUSE = "Caused by: "
 _PLACE = re.compile(r"(.*?): at offset (-?\d+): (.*)")
 _KINDS = frozenset({*(kind.label for kind in DamageKind), MISSING_FILE, TORN_TAIL, BAD_COMPRESSION})
 
@@ -53,6 +56,26 @@ def explain(error: BaseException | None) -> LogquarryError | None:
             return _made_again(found[1], found[2].strip())
         error = error.__cause__ or error.__context__
     return None
+
+
+def root_cause(error: BaseException) -> str:
+    """The line that says why Spark failed, out of its pages.
+
+    That is what a worker's Python raised, else the innermost cause in Java, else what Spark begins
+    with.
+    """
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    raised: str | None = None
+    in_traceback = False
+    for line in lines:
+        if _TRACEBACK in line:
+            in_traceback = True
+        elif in_traceback and not line[0].isspace():
+            raised, in_traceback = line, False
+    if raised is not None:
+        return raised
+    causes = [line.strip() for line in lines if line.startswith(_CAUSE)]
+    return causes[-1].removeprefix(_CAUSE) if causes else " ".join(lines[:2])
 
 
 def _made_again(name: str, text: str) -> LogquarryError:

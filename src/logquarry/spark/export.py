@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from logquarry.errors import UsageError
 from logquarry.scan import schema
 from logquarry.spark.commit import ExportCommit
-from logquarry.spark.jobs import Progress, run_tasks
+from logquarry.spark.jobs import run_tasks
 from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import (
@@ -28,8 +28,10 @@ from logquarry.spark.parquet import (
     write_empty,
     write_task,
 )
+from logquarry.spark.signals import held
 from logquarry.spark.summary import TALLY_COLUMNS, Summary, damage_as_dict
 from logquarry.spark.tasks import ReadTask, plan_tasks, read_batches
+from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +80,8 @@ def export_parquet(
 
     ``spark.read.parquet(dest)`` gives them back. Rows of a file are in physical order. With
     ``partition_by`` files lie in folders ``topic=.../day=...``; the columns are in the files all
-    the same. An interrupt before the last moment leaves ``dest`` as it was.
+    the same. An interrupt leaves ``dest`` as it was, unless files are being put in place: then it
+    comes once they are.
 
     Args:
         spark: a session; its workers have to reach the stores and ``dest`` by the same names.
@@ -100,7 +103,7 @@ def export_parquet(
     columns = read.columns or schema.NAMES
     partition_by = check_partition_columns(partition_by, columns)
     folder = OutputFolder(dest, dest_storage_options or read.storage_options)
-    tasks = plan_tasks(read, min_tasks=spark.sparkContext.defaultParallelism)
+    tasks = plan_tasks(read, min_tasks=_cores(spark))
     _check_apart(folder.location, tasks)
     commit = ExportCommit(folder)
     commit.begin()
@@ -123,7 +126,8 @@ def export_parquet(
     except BaseException:
         commit.abort()
         raise
-    commit.commit([(file.staged, file.path) for file in files], manifest)
+    with held():
+        commit.commit([(file.staged, file.path) for file in files], manifest)
     return ExportSummary(
         location=folder.location,
         files=tuple(sorted(files, key=lambda file: file.path)),
@@ -150,7 +154,7 @@ def summarize(
         progress: told how many bytes of log are done, of how many.
     """
     read = _read_options(stores, options)
-    tasks = plan_tasks(read, TALLY_COLUMNS, min_tasks=spark.sparkContext.defaultParallelism)
+    tasks = plan_tasks(read, TALLY_COLUMNS, min_tasks=_cores(spark))
     results = run_tasks(spark, "summary", tasks, _tally, weight=_weight, progress=progress)
     if read.on_damage == "stop":
         results = _up_to_damage(tasks, results)
@@ -168,6 +172,11 @@ def _read_options(stores: Stores, options: ReadOptions | Mapping[str, str] | Non
     if read.remarks:
         raise UsageError("; ".join(read.remarks))
     return replace(read, paths=paths)
+
+
+def _cores(spark: SparkSession) -> int:
+    with held():
+        return spark.sparkContext.defaultParallelism
 
 
 def _weight(task: ReadTask) -> int:

@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from logquarry.spark.errors import explain, told_plainly
+from logquarry.spark.signals import held
 from logquarry.spark.worker import settle
+from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
     from pyspark.sql import SparkSession
-
-Progress = Callable[[int, int], None]
-"""Told how much is done, of how much."""
 
 _POLL_SECONDS = 0.1
 
@@ -49,22 +48,24 @@ def run_tasks(
     """
     if not tasks:
         return []
-    context = spark.sparkContext
-    done = context.accumulator(0)
     total = sum(map(weight, tasks))
-    pieces = [(number, task, weight(task)) for number, task in enumerate(tasks)]
-    spread = context.parallelize(pieces, len(pieces))
-    job = _Job(lambda: spread.map(_Work(work, done)).collect(), context, name)
-    job.start()
-    told = -1
-    try:
-        while not job.wait(_POLL_SECONDS):
-            if progress is not None and done.value != told:
-                told = done.value
-                progress(told, total)
-    except BaseException:
-        job.cancel()
-        raise
+    with held() as interrupts:
+        context = spark.sparkContext
+        done = context.accumulator(0)
+        pieces = [(number, task, weight(task)) for number, task in enumerate(tasks)]
+        spread = context.parallelize(pieces, len(pieces))
+        job = _Job(lambda: spread.map(_Work(work, done)).collect(), context, name)
+        job.start()
+        told = -1
+        try:
+            while not job.wait(_POLL_SECONDS):
+                interrupts.check()
+                if progress is not None and done.value != told:
+                    told = done.value
+                    progress(told, total)
+        except BaseException:
+            job.cancel()
+            raise
     if job.error is not None:
         ours = explain(job.error)
         if ours is not None:

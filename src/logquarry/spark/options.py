@@ -7,12 +7,11 @@ Names are case-insensitive, as Spark hands them over in lower case. Lists are ``
 
 from __future__ import annotations
 
+import difflib
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from logquarry.config import StoreConfig
@@ -21,6 +20,7 @@ from logquarry.format import java
 from logquarry.scan import schema
 from logquarry.scan.batches import OnDamage
 from logquarry.scan.filters import TAG_SEPARATOR, MessageFilter, tag_expression
+from logquarry.values import byte_count, time_ms
 
 DEFAULT_BATCH_BYTES: Final = 2 << 20
 """Bytes of log in one Arrow batch: measured, see docs/performance.md."""
@@ -55,15 +55,15 @@ _OURS: Final = (
     "maxBytesPerTrigger",
     "maxOffsetsPerTrigger",
 )
-_SPELLING: Final = {name.lower(): name for name in [*_OURS, "subscribePattern"]}
+_SPELLING: Final = {name.lower(): name for name in [*_OURS, "subscribe", "subscribePattern"]}
 _KNOWN: Final = {name.lower() for name in _OURS} | set(ALIASES) | {"assign", "paths"}
 _STREAM_ONLY: Final = ("maxbytespertrigger", "maxoffsetspertrigger")
-_LATER: Final = "comes with a later version"
+LATER: Final = "comes with a later version"
+"""What is said of options and uses that have their place already."""
 
 _EARLIEST: Final = -2
 _LATEST: Final = -1
 _NAMED_OFFSETS: Final = {"earliest": _EARLIEST, "latest": _LATEST}
-_UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 T = TypeVar("T")
 
@@ -141,6 +141,11 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         if topics is not None or given.text("topicPattern") is not None:
             raise UsageError("assign: goes with neither topics nor topicPattern")
         topics = frozenset(topic for topic, _ in assigned)
+    since = given.parsed("startingTimestamp", time_ms)
+    until = given.parsed("endingTimestamp", time_ms)
+    if since is not None and until is not None and since > until:
+        raise UsageError(f"startingTimestamp: {since} is later than endingTimestamp, {until}")
+    _check_order(start, stop)
     wanted = MessageFilter(
         topics=topics,
         topic_pattern=given.parsed("topicPattern", _pattern),
@@ -148,12 +153,12 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         queues=assigned,
         tags=given.parsed("tags", _tags),
         keys=given.parsed("keys", _keys),
-        since_ms=given.parsed("startingTimestamp", time_ms),
-        until_ms=given.parsed("endingTimestamp", time_ms),
+        since_ms=since,
+        until_ms=until,
         queue_ranges=_ranges(first_queues, last_queues),
     )
     if (word := given.parsed("schema", _one_of("native", "kafka"))) == "kafka":
-        raise UsageError(f"schema: {word!r} {_LATER}")
+        raise UsageError(f"schema: {word!r} {LATER}")
     given.parsed("includeHeaders", _boolean)
     return ReadOptions(
         paths=_paths(given),
@@ -213,47 +218,20 @@ class _Given:
         found: list[str] = []
         if kafka:
             found.append(f"options of Kafka's client have no effect here: {', '.join(kafka)}")
-        if unknown:
-            found.append(f"unknown options have no effect: {', '.join(unknown)}")
+        found += [
+            f"there is no option {name}{_nearest(name)}: it has no effect" for name in unknown
+        ]
         if streaming:
             found.append(f"options for streams have no effect on a batch: {', '.join(streaming)}")
         return found
 
 
+def _nearest(name: str) -> str:
+    found = difflib.get_close_matches(name.lower(), [*_SPELLING, "assign"], n=1)
+    return f" (is {_SPELLING.get(found[0], found[0])} meant?)" if found else ""
+
+
 # ---------------------------------------------------------------------------------- single values
-def byte_count(text: str) -> int:
-    """Bytes of ``1048576``, ``1m`` or ``1.5 MB``; units are powers of 1024, as Spark's are.
-
-    Raises:
-        UsageError: if it is no such size, or below one byte.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?", text.strip(), re.I | re.A)
-    size = int(float(match[1]) * (1 << _UNITS[match[2].lower()])) if match else 0
-    if size < 1:
-        raise UsageError(f"takes a size such as 64m, not {text!r}")
-    return size
-
-
-def time_ms(text: str) -> int:
-    """Milliseconds since 1970 of a number of them, or of an ISO 8601 time (UTC without a zone).
-
-    Parts of a millisecond are rounded up, as whole ones are compared.
-
-    Raises:
-        UsageError: if it is neither.
-    """
-    if re.fullmatch(r"-?\d+", text, re.ASCII):
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"takes milliseconds or an ISO 8601 time, not {text!r}") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    whole = moment.replace(microsecond=0)
-    return round(whole.timestamp()) * 1000 + math.ceil(moment.microsecond / 1000)
-
-
 def _boolean(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise UsageError(f"takes true or false, not {text!r}")
@@ -292,7 +270,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
 def _on_damage(text: str) -> OnDamage:
     word = _one_of("fail", "skip", "quarantine")(text)
     if word == "quarantine":
-        raise UsageError(f"{word!r} {_LATER}; this one takes fail or skip")
+        raise UsageError(f"{word!r} {LATER}; this one takes fail or skip")
     # A torn tail is how a log ends that nobody closed: reading up to it is no failure.
     return "skip" if word == "skip" else "default"
 
@@ -331,7 +309,7 @@ def _keys(text: str) -> frozenset[str]:
 
 def _tags(text: str) -> frozenset[str] | None:
     if TAG_SEPARATOR in text or text == "*":
-        return tag_expression(text)
+        return tag_expression(text, "it")
     return _names(text)
 
 
@@ -403,6 +381,18 @@ def _offsets(given: _Given, name: str, *, is_start: bool) -> tuple[OffsetLimit, 
     return given.parsed(name, parse) or (OffsetLimit(), {})
 
 
+def _check_order(start: OffsetLimit, stop: OffsetLimit) -> None:
+    for broker in (None, *(start.brokers.keys() | stop.brokers.keys())):
+        first = start.default if broker is None else start.of(broker)
+        beyond = stop.default if broker is None else stop.of(broker)
+        # The words latest and earliest are no numbers to compare: nothing is wanted, on purpose.
+        if first is None or first == java.LONG_MAX or not beyond:
+            continue
+        if first > beyond:
+            of = "" if broker is None else f" of {broker}"
+            raise UsageError(f"startingOffsets: {first}{of} is beyond endingOffsets, {beyond}")
+
+
 def _queue_offsets(given: _Given, name: str, *, is_start: bool) -> dict[Queue, int]:
     return given.parsed(name, lambda text: _by_queue(_object(text))) or {}
 
@@ -420,6 +410,12 @@ def _by_queue(document: Mapping[str, Any]) -> dict[Queue, int]:
 def _ranges(
     starts: Mapping[Queue, int], stops: Mapping[Queue, int]
 ) -> dict[Queue, tuple[int, int | None]] | None:
+    for queue in starts.keys() & stops.keys():
+        if 0 <= stops[queue] < starts[queue]:
+            raise UsageError(
+                f"startingQueueOffsets: {starts[queue]} of queue {queue[1]} of {queue[0]} is "
+                f"beyond endingQueueOffsets, {stops[queue]}"
+            )
     ranges = {
         queue: (
             _limit(starts.get(queue, _EARLIEST), is_start=True) or 0,

@@ -11,7 +11,7 @@ import hashlib
 import re
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import Any, Final
 
@@ -131,10 +131,11 @@ def write_task(
     files = _Files(folder, attempt, task, tuple(partition_by))
     damage = DamageLog()
     summary = Summary()
-    tallied = set(TALLY_COLUMNS) <= set(task.columns)
-    for rows in _chunks(read_batches(task, damage)):
-        if tallied:
-            summary.add_rows(rows)
+    # What the manifest tells is read in any case; what is not wanted of it is not written.
+    more = [name for name in (*TALLY_COLUMNS, "physical_offset") if name not in task.columns]
+    read = replace(task, columns=(*task.columns, *more))
+    for rows in _chunks(read_batches(read, damage)):
+        summary.add_rows(rows)
         files.add(rows)
     written = files.close()
     summary.damage = damage.spans
@@ -219,6 +220,7 @@ class _File:
         self._path = path
         self._staged = f"{attempt}/{path}"
         self._broker = task.broker
+        self._columns = list(task.columns)
         self._rows = 0
         self._first = self._last = 0
         self._sink = folder.create(self._staged)
@@ -227,13 +229,12 @@ class _File:
         )
 
     def add(self, rows: pa.Table) -> None:
-        if "physical_offset" in rows.column_names:
-            offsets = rows.column("physical_offset")
-            if not self._rows:
-                self._first = offsets[0].as_py()
-            self._last = offsets[-1].as_py()
+        offsets = rows.column("physical_offset")
+        if not self._rows:
+            self._first = offsets[0].as_py()
+        self._last = offsets[-1].as_py()
         self._rows += rows.num_rows
-        self._writer.write_table(rows, row_group_size=rows.num_rows)
+        self._writer.write_table(rows.select(self._columns), row_group_size=rows.num_rows)
 
     def close(self) -> WrittenFile:
         self._writer.close()

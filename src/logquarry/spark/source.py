@@ -11,12 +11,17 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceWriter,
+    InputPartition,
+)
 
 from logquarry.errors import UsageError
 from logquarry.scan import schema
 from logquarry.spark.errors import told_plainly
-from logquarry.spark.options import ReadOptions, parse_read_options
+from logquarry.spark.options import LATER, ReadOptions, parse_read_options
 from logquarry.spark.worker import hush, settle
 
 if TYPE_CHECKING:
@@ -69,6 +74,16 @@ class RocketMQDataSource(DataSource):
                 logger.warning("%s: %s", FORMAT, remark)
             return RocketMQReader(options, _checked(schema, options.columns), schema)
 
+    # PySpark's own words for what is not there are a traceback about "not implemented".
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Not there yet.
+
+        Raises:
+            UsageError: always.
+        """
+        with told_plainly():
+            raise UsageError(f"{FORMAT}: writing {LATER}; this one reads")
+
 
 class RocketMQReader(DataSourceReader):
     """Plans on the driver, reads in the workers.
@@ -80,7 +95,7 @@ class RocketMQReader(DataSourceReader):
     def __init__(self, options: ReadOptions, columns: tuple[str, ...], struct: StructType) -> None:
         self._options = options
         self._columns = columns
-        self._struct = struct
+        self._struct, self._named_as_given = _in_our_spelling(struct, columns), struct.fieldNames()
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition a task. Where there is nothing to read, one that says so.
@@ -107,7 +122,8 @@ class RocketMQReader(DataSourceReader):
         settle()
         try:
             with told_plainly():
-                yield from _batches(task, self._struct)
+                for batch in _batches(task, self._struct):
+                    yield batch.rename_columns(self._named_as_given)
         except GeneratorExit:
             # Spark has all the rows it needs (a limit, show()) and has hung up. PySpark's worker
             # would print a traceback about the broken pipe on its way out.
@@ -180,18 +196,32 @@ def struct_of(names: Sequence[str]) -> StructType:
 
 
 def _checked(struct: StructType, chosen: Sequence[str] | None) -> tuple[str, ...]:
-    """The columns of a schema that a user may have written."""
-    names = schema.check_names(struct.fieldNames())
-    if not names:
+    """The columns of a schema that a user may have written, in our spelling."""
+    given = struct.fieldNames()
+    if not given:
         raise UsageError("schema: it has no columns")
+    # In Spark `TOPIC` is the column `topic`.
+    ours = {name.lower(): name for name in schema.NAMES}
+    names = schema.check_names(ours.get(name.lower(), name) for name in given)
     if chosen is not None and set(names) != set(chosen):
         raise UsageError(
             f"columns: the option says {', '.join(chosen)}, and the schema {', '.join(names)}: "
             "give one of them"
         )
     types = {column.name: column.spark for column in schema.COLUMNS}
-    for field in struct.fields:
-        ours, theirs = types[field.name], field.dataType.simpleString()
-        if theirs != ours:
-            raise UsageError(f"schema: the column {field.name} is {ours}, not {theirs}")
+    for name, field in zip(names, struct.fields, strict=True):
+        theirs = field.dataType.simpleString()
+        if theirs != types[name]:
+            raise UsageError(f"schema: the column {field.name} is {types[name]}, not {theirs}")
     return names
+
+
+def _in_our_spelling(struct: StructType, names: Sequence[str]) -> StructType:
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType(
+        [
+            StructField(name, field.dataType, field.nullable)
+            for name, field in zip(names, struct.fields, strict=True)
+        ]
+    )

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from logquarry.errors import CorruptFrame, MessageNotFound, StoreNotFound, UsageError
+from logquarry.errors import MessageNotFound, StoreNotFound, UsageError
 from logquarry.files.layout import StoreLayout
 from logquarry.files.names import broker_names, find_stores
 from logquarry.scan import schema
-from logquarry.scan.batches import BAD_COMPRESSION, DamageLog, record_batches, sound_runs
+from logquarry.scan.batches import BadBodies, DamageLog, record_batches, sound_runs
 from logquarry.scan.columns import Decoding
 from logquarry.scan.filters import MessageFilter
 from logquarry.scan.splits import LogSplit
@@ -41,6 +41,12 @@ LARGEST_SPLIT = 128 << 20
 LEAST_SPLIT = 16 << 20
 """A task with fewer bytes costs more to start than to run."""
 _TASKS_A_CORE = 4
+LEAST_STATED_SPLIT = 64 << 10
+"""Bytes of the smallest task that a user can ask for: nearly all of its time is Spark's own."""
+FEW_TASKS = 1_000
+"""So many tasks may always be asked for, however small they are then."""
+MOST_TASKS = 100_000
+"""Most tasks of one read: the driver keeps a few kilobytes of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +115,7 @@ def plan_tasks(
         options: what to read.
         columns: which columns (default: as the options say).
         min_tasks: fewest tasks, if there is enough to read for tasks of a sensible size;
-            ``options.min_partitions`` holds for any size.
+            ``options.min_partitions`` holds for smaller ones, too (see LEAST_STATED_SPLIT).
 
     Raises:
         StoreNotFound, UsageError: as :func:`open_stores`.
@@ -123,17 +129,27 @@ def plan_tasks(
             stop_offset=options.stop.of(broker),
         )
         _check_start(layout, selection, fail=options.fail_on_data_loss)
+        layout.warn_without_log()
         stores.append(_Store(location, broker, layout, selection))
     whole = sum(file.size for store in stores for file in store.layout.commit_log.files)
-    size = options.split_size or _split_size(whole, min_tasks)
+    size = max(options.split_size or _split_size(whole, min_tasks), _least_split(whole))
     plans = [_plan(store, options, size) for store in stores]
     lengths = [sum(part.length for part in plan.parts) for plan in plans]
-    least = max(options.min_partitions, 1)
-    even = -(-sum(lengths) // least)
-    if 0 < even < size:
-        size = even
+    # Only now it is known how much is read, of files that may be mostly empty.
+    even = -(-sum(lengths) // max(options.min_partitions, 1))
+    stated = min(options.split_size or size, even)
+    least = _least_split(sum(lengths))
+    if 0 < stated < least:
+        logger.warning("partitions of %d bytes would be too many: they have %d", stated, least)
+    if 0 < (smaller := max(stated, least)) < size:
+        size = smaller
         plans = [
-            _plan(store, options, size, min_parts=max(1, -(-length // size)))
+            _plan(
+                store,
+                options,
+                size,
+                min_parts=max(1, -(-length // size)) if even <= size else 1,
+            )
             for store, length in zip(stores, lengths, strict=True)
         ]
     return [
@@ -154,6 +170,12 @@ def _split_size(whole: int, min_tasks: int) -> int:
     """Bytes of a task: small enough that all cores have work to the end."""
     cores = max(min_tasks, os.cpu_count() or 1)
     return min(LARGEST_SPLIT, max(LEAST_SPLIT, -(-whole // (cores * _TASKS_A_CORE))))
+
+
+def _least_split(length: int) -> int:
+    """Fewest bytes of a task, where so many are read in all, whatever the user asks for."""
+    small = min(LEAST_STATED_SPLIT, -(-length // FEW_TASKS))
+    return max(small, -(-length // MOST_TASKS), 1)
 
 
 def _plan(store: _Store, options: ReadOptions, size: int, *, min_parts: int = 1) -> ReadPlan:
@@ -261,7 +283,7 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
         delay_levels_ms=task.delay_levels_ms,
         decompress=options.decompress,
         decompress_limit=options.config.decompress_limit,
-        on_bad_body=_BadBodies(layout, options, seen),
+        on_bad_body=BadBodies(layout, options.on_damage, seen),
     )
     try:
         for part in plan.parts:
@@ -273,23 +295,6 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
                 return
     except OSError as error:
         raise StoreNotFound(f"{error.filename or layout.root}: {error.strerror}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class _BadBodies:
-    """What to do about a body that does not decompress: it is damage like any other."""
-
-    layout: StoreLayout
-    options: ReadOptions
-    seen: DamageLog
-
-    def __call__(self, offset: int, reason: str) -> None:
-        file = self.layout.commit_log.at(offset)
-        path = self.layout.filesystem.full_path(file.path if file else "commitlog")
-        if self.options.on_damage != "skip":
-            raise CorruptFrame(path, offset, f"{BAD_COMPRESSION}: {reason}", kind=BAD_COMPRESSION)
-        # The message is there, its body as it is stored: nothing is passed over.
-        self.seen.spans.append(DamagedSpan(offset, 0, BAD_COMPRESSION, reason, path))
 
 
 def _not_deleted(task: ReadTask, layout: StoreLayout, part: Part) -> Iterator[Event]:

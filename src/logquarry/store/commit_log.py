@@ -174,7 +174,9 @@ class CommitLog:
 
     def corrupt(self, offset: int, damage: Damage) -> CorruptFrame:
         """The error that tells of damage at an offset."""
-        return CorruptFrame(self._path_at(offset), offset, damage.reason, kind=damage.kind.label)
+        return CorruptFrame(
+            self._layout.log_path(offset), offset, damage.reason, kind=damage.kind.label
+        )
 
     def _explained(self, offset: int, outcome: Blank | Damage) -> MessageNotFound | CorruptFrame:
         """Why no message starts at an offset within the log.
@@ -184,7 +186,7 @@ class CommitLog:
         """
         from logquarry.scan.walk import BlankSpan, DamagedSpan, Run
 
-        where = f"{self._path_at(offset)}: no message starts at {offset}"
+        where = f"{self._layout.log_path(offset)}: no message starts at {offset}"
         start = max(file.base for file in self.files.files if file.base <= offset)
         for event in self._log_reader(None).events(start, offset + 1):
             if isinstance(event, Run) and event.start <= offset < event.end:
@@ -201,10 +203,6 @@ class CommitLog:
         if isinstance(outcome, Blank):
             return MessageNotFound(f"{where}: a blank fills the file from there on")
         return self.corrupt(offset, outcome)
-
-    def _path_at(self, offset: int) -> str:
-        file = self.files.at(offset)
-        return self._layout.filesystem.full_path(file.path if file else "commitlog")
 
     # --------------------------------------------------------------------------------- log's end
     def _chain_point(self, entry: QueueEntry) -> int | None:

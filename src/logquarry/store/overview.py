@@ -8,7 +8,7 @@ tell how many bytes a topic keeps, there is no number but a hint; a walk over th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -22,6 +22,7 @@ from logquarry.store.consume_queue import Queue, has_message
 from logquarry.store.index_file import Index
 from logquarry.store.message_store import MessageStore
 from logquarry.store.open_files import OpenFiles
+from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from logquarry.scan.walk import DamagedSpan
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 State = Literal["closed", "live", "crashed"]
 """``closed`` in order; ``live``: a process has it open; ``crashed``: neither of them."""
 
-Progress = Callable[[int, int], None]
 QueueKey = tuple[str, int]
 
 _CHUNK: Final = 1 << 20

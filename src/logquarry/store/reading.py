@@ -27,12 +27,16 @@ def message_filter(
     since: int | None,
     until: int | None,
 ) -> MessageFilter:
-    """A filter from what users pass: names, ``a || b``, times in milliseconds."""
+    """A filter from what users pass: names, ``a || b``, times in milliseconds.
+
+    Raises:
+        UsageError: if one of them names nothing, or ``since`` is later than ``until``.
+    """
     return MessageFilter(
-        topics=names([topics] if isinstance(topics, str) else topics),
+        topics=names([topics] if isinstance(topics, str) else topics, "topics"),
         queue_ids=None if queue_id is None else frozenset({queue_id}),
         tags=tag_expression(tags),
-        keys=names([keys] if isinstance(keys, str) else keys),
+        keys=names([keys] if isinstance(keys, str) else keys, "keys"),
         since_ms=since,
         until_ms=until,
     )
@@ -48,6 +52,7 @@ def runs(
 ) -> Iterator[Run]:
     """The frames that may pass a filter, in physical order."""
     batches.check_policy(on_damage)
+    layout.warn_without_log()
     plan = plan_read(layout, Selection(wanted=wanted), skip_damage=on_damage == "skip")
     events = read_in_order(layout, plan, check_crc=check_crc)
     return batches.sound_runs(events, on_damage, damage)
@@ -85,7 +90,7 @@ def arrow_reader(
         delay_levels_ms=layout.delay_levels_ms,
         decompress=decompress,
         decompress_limit=layout.config.decompress_limit,
-        on_bad_body=batches.bad_body_policy(on_damage, layout.root),
+        on_bad_body=batches.BadBodies(layout, on_damage, damage),
     )
     found = runs(layout, wanted, on_damage, damage, check_crc="body" in chosen)
     return pa.RecordBatchReader.from_batches(
