@@ -25,8 +25,13 @@ _DEFAULTS = {
     # Store and born timestamps are instants: the same rows print the same everywhere.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Between workers and the JVM: half of what TCP costs the kernel, and no port on the machine.
+}
+
+# Between workers and the JVM: half of what TCP costs the kernel, and no port on the machine. A
+# worker that the JVM hangs up on then finds a broken pipe, which our daemon does not print.
+_WORKERS = {
     "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.daemon.module": "logquarry.spark.daemon",
 }
 
 # Rows are taken out of Arrow's buffers value by value, each behind checks of bounds, references and
@@ -69,7 +74,7 @@ def get_session(
     if not running:
         options |= _DEFAULTS | {"spark.app.name": app_name}
         if not submitted:
-            options |= {"spark.master": master} | (_LOOPBACK if local else {})
+            options |= {"spark.master": master} | (_LOOPBACK | _WORKERS if local else {})
     options |= config or {}
 
     builder = SparkSession.builder
