@@ -89,6 +89,7 @@ class WritableStore(MessageStore):
         began = time.monotonic()
         try:
             if self._engine.has_foreign:
+                self._writer.check_status()
                 self._engine.adopt()
             result = self._writer.put(message)
         except StoreError:
@@ -112,6 +113,7 @@ class WritableStore(MessageStore):
 
         try:
             if self._engine.has_foreign:
+                self._writer.check_status()
                 self._engine.adopt()
             result = self._writer.put(message, settle=appended)
         except LogquarryError as error:
@@ -130,6 +132,7 @@ class WritableStore(MessageStore):
         began = time.monotonic()
         try:
             if self._engine.has_foreign:
+                self._writer.check_status()
                 self._engine.adopt()
             result = self._writer.put_batch(messages, wire=wire, message=message)
         except StoreError:
