@@ -1,8 +1,8 @@
 """What Spark starts its Python workers from: PySpark's daemon, silent about a JVM that hung up.
 
 The JVM closes the socket of a worker that was idle for a minute, and of one whose rows it has
-enough of (a limit, ``show()``). Nothing is wrong then, yet the worker finds a broken pipe on its way
-out and prints a traceback. Run as a module, by the setting ``spark.python.daemon.module``.
+enough of (a limit, ``show()``). Nothing is wrong then, yet the worker finds a broken pipe on its
+way out and prints a traceback. Run as a module, by the setting ``spark.python.daemon.module``.
 """
 
 from __future__ import annotations
@@ -30,5 +30,5 @@ class HungUpIsNoNews:
 
 
 if __name__ == "__main__":
-    sys.stderr = HungUpIsNoNews(sys.stderr)  # type: ignore[assignment]
+    sys.stderr = HungUpIsNoNews(sys.stderr)
     daemon.manager()

@@ -94,9 +94,18 @@ class CommitLogWriter:
         self._held_since = 0.0
         self._busy_after = config.os_page_cache_busy_time_out_mills / _MS
 
+    @property
+    def lock(self) -> threading.Lock:
+        """Held for each append: whoever has it keeps the log as it is."""
+        return self._lock
+
     # ------------------------------------------------------------------------------------- put
-    def put(self, message: Message) -> PutResult:
+    def put(self, message: Message, *, settle: Settle | None = None) -> PutResult:
         """Put one message.
+
+        Args:
+            message: the message.
+            settle: stands in for the writer's own this time.
 
         Raises:
             StoreUnavailable: if the store takes no messages now.
@@ -105,7 +114,7 @@ class CommitLogWriter:
         began = time.monotonic()
         self.check_status()
         encoded = self._encoder.encode(message)
-        return self._put(encoded, began)
+        return self._put(encoded, began, settle)
 
     def put_batch(
         self,
@@ -156,8 +165,8 @@ class CommitLogWriter:
         since = self._held_since
         return since > 0 and time.monotonic() - since > self._busy_after
 
-    def _put(self, encoded: Encoded, began: float) -> PutResult:
-        result = self._settle(self.append(encoded), encoded.wait)
+    def _put(self, encoded: Encoded, began: float, settle: Settle | None = None) -> PutResult:
+        result = (settle or self._settle)(self.append(encoded), encoded.wait)
         took = time.monotonic() - began
         if took > SLOW_PUT:
             logger.warning(
@@ -260,12 +269,15 @@ class CommitLogWriter:
             size = _end_file(file)
         else:
             encoded.place(queue_offset, physical_offset, now)
-            file.append(encoded.data)
-            if encoded.advances:
-                self.queue_offsets[key] = queue_offset + count
-                if encoded.copies is not None:
-                    for copy, offset in zip(encoded.copies.keys, copied, strict=True):
-                        self.queue_offsets[copy] = offset + 1
+            try:
+                file.append(encoded.data)
+                if encoded.advances:
+                    self._advance(encoded, queue_offset + count, copied)
+            except BaseException:
+                # Ctrl-C comes anywhere. A message in the log has its queue offset.
+                if encoded.advances and file.base + file.wrote > physical_offset:
+                    self._advance(encoded, queue_offset + count, copied)
+                raise
         file.store_timestamp = now
         return PutResult(
             PutStatus.PUT_OK,
@@ -279,6 +291,13 @@ class CommitLogWriter:
             (time.monotonic() - began) * _MS,
             starts,
         )
+
+    def _advance(self, encoded: Encoded, next_offset: int, copied: list[int]) -> None:
+        """Say which queue offsets come next; once more changes nothing."""
+        self.queue_offsets[encoded.key] = next_offset
+        if encoded.copies is not None:
+            for copy, offset in zip(encoded.copies.keys, copied, strict=True):
+                self.queue_offsets[copy] = offset + 1
 
 
 def _end_file(file: MappedFile) -> int:

@@ -142,9 +142,14 @@ class MappedFileQueue:
         return self._bases
 
     @property
+    def open_files(self) -> list[MappedFile]:
+        """The files that are open."""
+        return [file for file in self._files if isinstance(file, MappedFile)]
+
+    @property
     def mapped_bytes(self) -> int:
         """Bytes of the files that are open (``getMappedMemorySize``)."""
-        return sum(self.file_size for file in self._files if isinstance(file, MappedFile))
+        return self.file_size * len(self.open_files)
 
     def last_file(self, create: bool = False, start_offset: int = 0) -> MappedFile | None:
         """The file that is written to (``getLastMappedFile``).
@@ -184,8 +189,9 @@ class MappedFileQueue:
                 self.flushed_offset = self.committed_offset = base
             elif self._last is not None and self._last.is_locked_in_memory:
                 self._to_unlock.append((time.monotonic() + _UNLOCK_AFTER, self._last))
-            self._files = (*self._files, made)
-            self._bases = (*self._bases, base)
+            # Ctrl-C between two of these: the next put comes here again with the same file.
+            self._files = (*(file for file in self._files if file is not made), made)
+            self._bases = (*(other for other in self._bases if other != base), base)
             self._is_transient = self._is_transient or made.is_transient
             self._last = made
         return made

@@ -1,12 +1,15 @@
-"""A store, opened: the parts of this folder put together. What they do is told there."""
+"""A store, opened: the parts that read it put together. What they do is told there.
+
+How one is written is told in :mod:`logquarry.store.writable_store`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptFile, MessageNotFound, StoreUnavailable, UsageError
@@ -18,6 +21,7 @@ from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import Damage, Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.message import StoredMessage
+from logquarry.store.bulk_reads import BulkReads
 from logquarry.store.commit_log import CommitLog
 from logquarry.store.consume_queue import ConsumeQueue, Queue
 from logquarry.store.get_message import GetResult, TransferLimits, get_message
@@ -25,11 +29,9 @@ from logquarry.store.index_file import Index
 from logquarry.store.log_bound import last_entries, log_bound, sound_bound
 from logquarry.store.open_files import OpenFiles
 from logquarry.store.read_message import read_message
+from logquarry.store.write_api import WriteApi
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from logquarry.scan.batches import DamageLog, OnDamage
     from logquarry.scan.walk import LogReader
     from logquarry.store.log_queues import LogQueue, QueueKey
 
@@ -44,12 +46,13 @@ class QueueOffsets(NamedTuple):
     max: int
 
 
-class MessageStore:
-    """One store directory (``DefaultMessageStore``), open for reading.
+class MessageStore(BulkReads, WriteApi):
+    """One store directory (``DefaultMessageStore``), open for reading, or for writing too.
 
     Opening reads little more than a folder; what a question needs is read when it is asked. A
     store can be read beside a live broker: nothing in it is made, locked or touched, and what the
-    broker appends is found when it is asked for. One object serves one thread.
+    broker appends is found when it is asked for. One object serves one thread. One that is open
+    for writing (:class:`~logquarry.store.writable_store.WritableStore`) serves any number.
 
     Make one with :meth:`open`, and use it as a context manager.
 
@@ -84,21 +87,22 @@ class MessageStore:
 
         Args:
             path: the folder that holds ``commitlog/``.
-            mode: ``"r"``. Writing (``"rw"``) is not there yet.
+            mode: ``"r"``, or ``"rw"`` to write too: then the store is locked, and made if the
+                folder is empty or not there.
             config: what the files do not tell, and what is to be different.
-            clock: gives the time in milliseconds (for writing).
+            clock: gives store times in milliseconds, for writing.
             broker: what messages carry as ``broker`` (default: the folder's name).
             storage_options: for a URL, what its file system takes.
 
         Raises:
-            StoreNotFound: if there is no store.
-            StoreUnavailable: if it cannot be had in that mode.
+            StoreNotFound: if there is no store, or for writing a folder with other things.
+            StoreUnavailable: if it cannot be had in that mode: somebody else has it open, or it
+                has to be recovered first.
         """
         if mode == "rw":
-            raise StoreUnavailable(
-                f"{os.fspath(path)}: this version reads stores and does not write them yet: "
-                'open it with mode="r"'
-            )
+            from logquarry.store.writable_store import WritableStore
+
+            return WritableStore.start(path, config=config, clock=clock, broker=broker)
         if mode != "r":
             raise UsageError(f'mode is "r" or "rw", not {mode!r}')
         layout = StoreLayout.open(path, config, storage_options)
@@ -111,7 +115,7 @@ class MessageStore:
         self._is_open = False
         self._files.close()
 
-    def __enter__(self) -> MessageStore:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -363,87 +367,8 @@ class MessageStore:
 
         return LogReader(self.layout, bound=self.bound, live=self.is_live)
 
-    # -------------------------------------------------------------------------------------- bulk
-    def scan(
-        self,
-        topic: str | Iterable[str] | None = None,
-        queue_id: int | None = None,
-        *,
-        tags: str | None = None,
-        keys: str | Iterable[str] | None = None,
-        since: int | None = None,
-        until: int | None = None,
-        on_damage: OnDamage = "default",
-        damage: DamageLog | None = None,
-    ) -> Iterator[StoredMessage]:
-        """Messages in physical order, each decoded when it is looked at.
-
-        Args:
-            topic: the topics' names (default: all messages of the log, also those that are in no
-                queue).
-            queue_id: a queue's number.
-            tags: tags as a consumer gives them: ``paid || sent``.
-            keys: words of KEYS, or UNIQ_KEYs, one of which a message must have.
-            since: least store time in milliseconds.
-            until: store time in milliseconds that is just too late.
-            on_damage: ``default`` raises but for a torn tail; ``stop``, ``skip``, ``fail``: see
-                :data:`logquarry.scan.batches.OnDamage`.
-            damage: gets what was damaged.
-
-        Raises:
-            CorruptFrame: on damage, as ``on_damage`` says.
-        """
-        self._require_open()
-        from logquarry.store import reading
-
-        wanted = reading.message_filter(topic, queue_id, tags, keys, since, until)
-        return reading.messages(self.layout, self.broker, wanted, on_damage, damage)
-
-    def to_arrow(
-        self,
-        topics: str | Iterable[str] | None = None,
-        queue_id: int | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        tags: str | None = None,
-        keys: str | Iterable[str] | None = None,
-        since: int | None = None,
-        until: int | None = None,
-        on_damage: OnDamage = "default",
-        damage: DamageLog | None = None,
-        decompress: bool = False,
-    ) -> pa.RecordBatchReader:
-        """The same as :meth:`scan`, as a stream of Arrow record batches.
-
-        Args:
-            topics: the topics' names.
-            queue_id: a queue's number.
-            columns: which columns, in which order (default: all of
-                :data:`logquarry.scan.schema.COLUMNS`). What is left out is not decoded; bodies
-                are compared with their CRC only where ``body`` is among them.
-            tags: see :meth:`scan`, as for the others.
-            keys: words of keys.
-            since: least store time in milliseconds.
-            until: store time that is just too late.
-            on_damage: what to do about damage.
-            damage: gets what was damaged.
-            decompress: whether bodies are decompressed.
-
-        Raises:
-            CorruptFrame: while batches are read, as ``on_damage`` says.
-        """
-        self._require_open()
-        from logquarry.store import reading
-
-        return reading.arrow_reader(
-            self.layout,
-            self.broker,
-            reading.message_filter(topics, queue_id, tags, keys, since, until),
-            columns=columns,
-            on_damage=on_damage,
-            damage=damage,
-            decompress=decompress,
-        )
+    def _bulk_layout(self) -> tuple[StoreLayout, int | None]:
+        return self.layout, None
 
     # ------------------------------------------------------------------------------------- index
     def query(
@@ -474,9 +399,10 @@ class MessageStore:
 
         begin = 0 if since is None else since
         end = java.LONG_MAX if until is None else until
-        if self._index.is_usable:
+        index = self._index_now()
+        if index.is_usable:
             found = query_message.query_message(
-                self._index, self._frame_in_log, topic, key, max_count, begin, end
+                index, self._frame_in_log, topic, key, max_count, begin, end
             )
             if exact:
                 distinct = {frame.physical_offset: frame for frame in found}.values()
@@ -486,6 +412,9 @@ class MessageStore:
             events = self._log_reader().events()
             found = query_message.search_log(events, topic, key, most, begin, end)
         return [self._message(frame) for frame in found]
+
+    def _index_now(self) -> Index:
+        return self._index
 
     def _frame_in_log(self, physical_offset: int) -> Frame | None:
         if not self.min_offset <= physical_offset < self.max_offset:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from logquarry.errors import StoreUnavailable
 from logquarry.store.health import Health
+from logquarry.store.signal_flag import Flag
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Service(ABC):
         self.health = health
         self.interval_ms = interval_ms
         self.is_timed = is_timed
-        self._wake = threading.Event()
+        self._wake = Flag()
         self._is_stopping = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=f"logquarry-{name}", daemon=True)
@@ -77,6 +78,11 @@ class Service(ABC):
         return True
 
     @property
+    def is_current(self) -> bool:
+        """Whether the caller is this service's own thread."""
+        return self._thread is threading.current_thread()
+
+    @property
     def is_stopping(self) -> bool:
         """Whether :meth:`stop` was called."""
         return self._is_stopping
@@ -92,8 +98,7 @@ class Service(ABC):
         try:
             while not self._is_stopping:
                 pause = self.interval_ms
-                self._wake.wait(None if pause is None else pause / 1000)
-                self._wake.clear()
+                self._wake.take(None if pause is None else pause / 1000)
                 if not self._is_stopping:
                     self.run_once()
             self.run_last()
