@@ -20,7 +20,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from logquarry.config import StoreConfig
@@ -69,6 +70,11 @@ class CommitLogWriter:
 
     Attributes:
         queue_offsets: the next offset of each queue, by topic and queue id.
+        encoder: makes the frames.
+        clock: gives the store times.
+        config: the store's settings.
+        file_size: bytes of each file of the log.
+        settle: waits for flush and replica.
     """
 
     def __init__(
@@ -84,12 +90,13 @@ class CommitLogWriter:
     ) -> None:
         self.queue_offsets = {} if queue_offsets is None else queue_offsets
         self._files = files
-        self._config = config
-        self._clock = clock
+        self.config = config
+        self.clock = clock
+        self.file_size = files.file_size
         self._flags = flags or RunningFlags()
         self._health = health or Health()
-        self._settle = settle
-        self._encoder = MessageEncoder(config, clock)
+        self.settle = settle
+        self.encoder = MessageEncoder(config, clock)
         self._lock = threading.Lock()
         self._held_since = 0.0
         self._busy_after = config.os_page_cache_busy_time_out_mills / _MS
@@ -104,7 +111,7 @@ class CommitLogWriter:
         """
         began = time.monotonic()
         self.check_status()
-        encoded = self._encoder.encode(message)
+        encoded = self.encoder.encode(message)
         return self._put(encoded, began)
 
     def put_batch(
@@ -129,9 +136,9 @@ class CommitLogWriter:
         began = time.monotonic()
         self.check_status()
         if messages is not None and wire is None and message is None:
-            encoded = encode_messages(self._encoder, self._config, messages)
+            encoded = encode_messages(self.encoder, self.config, messages)
         elif messages is None and wire is not None and message is not None:
-            encoded = encode_batch(self._encoder, self._config, wire, message)
+            encoded = encode_batch(self.encoder, self.config, wire, message)
         else:
             raise TypeError("a batch is messages, or a wire form and a message")
         return self._put(encoded, began)
@@ -157,7 +164,7 @@ class CommitLogWriter:
         return since > 0 and time.monotonic() - since > self._busy_after
 
     def _put(self, encoded: Encoded, began: float) -> PutResult:
-        result = self._settle(self.append(encoded), encoded.wait)
+        result = self.settle(self.append(encoded), encoded.wait)
         took = time.monotonic() - began
         if took > SLOW_PUT:
             logger.warning(
@@ -174,14 +181,11 @@ class CommitLogWriter:
                 before had no room, it has its blank by then.
             MessageRejected: if no file could hold it.
         """
-        self._require_fit(encoded)
+        self.require_fit(encoded)
         with self._lock:
             began = self._held_since = time.monotonic()
             try:
-                now = self._clock()
-                result = self._append_to(self._file(), encoded, now, began)
-                if result.append_status is AppendStatus.END_OF_FILE:
-                    result = self._append_to(self._file(), encoded, now, began)
+                result = self.append_held(encoded, self.clock(), began)
             finally:
                 self._held_since = 0.0
         if result.elapsed_ms > SLOW_PUT * _MS:
@@ -193,15 +197,34 @@ class CommitLogWriter:
             )
         return result
 
+    def append_held(self, encoded: Encoded, now: int, began: float) -> PutResult:
+        """The same with the log held, and a store time."""
+        result = self._append_to(self.file(), encoded, now, began)
+        if result.append_status is AppendStatus.END_OF_FILE:
+            result = self._append_to(self.file(), encoded, now, began)
+        return result
+
+    @contextmanager
+    def holding(self) -> Iterator[tuple[int, float]]:
+        """Hold the log for several appends of one store time, which comes with the start."""
+        with self._lock:
+            began = self._held_since = time.monotonic()
+            try:
+                yield self.clock(), began
+            finally:
+                self._held_since = 0.0
+        if (took := time.monotonic() - began) > SLOW_PUT:
+            logger.warning("a run of puts held the log for %d ms", took * _MS)
+
     def append_once(self, encoded: Encoded) -> PutResult:
         """One append to the last file (``MappedFile.appendMessage(s)``).
 
         Where it has no room it gets its blank, and the result END_OF_FILE, with no message in the
         log: ``size`` is then what the blank takes.
         """
-        self._require_fit(encoded)
+        self.require_fit(encoded)
         with self._lock:
-            return self._append_to(self._file(), encoded, self._clock(), time.monotonic())
+            return self._append_to(self.file(), encoded, self.clock(), time.monotonic())
 
     def append_data(self, offset: int, data: bytes | memoryview) -> bool:
         """Append bytes of another store's log that belong at an offset (``appendData``).
@@ -212,7 +235,12 @@ class CommitLogWriter:
         with self._lock:
             return self._files.append_data(offset, data)
 
-    def _require_fit(self, encoded: Encoded) -> None:
+    def require_fit(self, encoded: Encoded) -> None:
+        """Refuse a frame that no file could hold.
+
+        Raises:
+            MessageRejected: if it is one.
+        """
         # QUIRK: RocketMQ says PUT_OK, writes nothing and blanks two files
         # (test_append_vectors: vectors 36 and 38).
         most = self._files.file_size - _BLANK
@@ -227,8 +255,12 @@ class CommitLogWriter:
             reason="larger_than_file",
         )
 
-    def _file(self) -> MappedFile:
-        """The file to append to, made if the last one is full."""
+    def file(self) -> MappedFile:
+        """The file to append to, made if the last one is full; with the log held.
+
+        Raises:
+            StoreUnavailable: CREATE_MAPEDFILE_FAILED.
+        """
         try:
             file = self._files.last_file(create=True)
         except StoreUnavailable as error:
@@ -257,7 +289,7 @@ class CommitLogWriter:
         status, count, starts = AppendStatus.PUT_OK, len(encoded.starts), encoded.starts
         if size + _BLANK > file.room and count:
             status, count, starts = AppendStatus.END_OF_FILE, 0, ()
-            size = _end_file(file)
+            size = end_file(file)
         else:
             encoded.place(queue_offset, physical_offset, now)
             file.append(encoded.data)
@@ -281,7 +313,7 @@ class CommitLogWriter:
         )
 
 
-def _end_file(file: MappedFile) -> int:
+def end_file(file: MappedFile) -> int:
     """Fill a file with a blank, of which eight bytes are written; how many bytes it takes."""
     left = file.room
     # Fewer are left only where another program wrote: a reader takes them for the file's end.

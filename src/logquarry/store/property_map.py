@@ -55,7 +55,13 @@ def looked_at(message: Message) -> Mapping[str, str]:
         string = message.properties_string
         if string is None:
             return _NOTHING
-        search = _LOOKED_AT_TEXT if isinstance(string, str) else _LOOKED_AT_BYTES
-        if not search(string):  # type: ignore[arg-type]
+        if not acts_on(string):
             return _NOTHING
     return message.all_properties()
+
+
+def acts_on(string: str | bytes) -> bool:
+    """Whether a property string may hold one of the properties that the store looks at."""
+    if isinstance(string, str):
+        return _LOOKED_AT_TEXT(string) is not None
+    return _LOOKED_AT_BYTES(string) is not None

@@ -15,6 +15,7 @@ from logquarry.format.kernels.columns import (
     spans_of,
     topic_spans,
 )
+from logquarry.format.kernels.encode import encode_frames, intern_numbers, intern_spans
 from logquarry.format.kernels.hosts import HOST_TEXT_SIZE, host_texts, message_ids
 from logquarry.format.kernels.keys import index_keys
 from logquarry.format.kernels.properties import (
@@ -27,6 +28,7 @@ from logquarry.format.kernels.properties import (
     parse_properties,
     tags_codes,
 )
+from logquarry.format.kernels.strings import look_into, property_strings
 from logquarry.format.kernels.walk import (
     check_frame,
     check_places,
@@ -46,17 +48,22 @@ __all__ = [
     "check_frame",
     "check_places",
     "copy_spans",
+    "encode_frames",
     "find_frame",
     "first_nonzero",
     "gather",
     "host_texts",
     "index_keys",
+    "intern_numbers",
+    "intern_spans",
     "intern_topics",
     "last_nonzero",
+    "look_into",
     "mark_suspects",
     "message_ids",
     "offsets_of",
     "parse_properties",
+    "property_strings",
     "spans_of",
     "tags_codes",
     "topic_spans",
