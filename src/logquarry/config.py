@@ -22,6 +22,23 @@ logger = logging.getLogger(__name__)
 
 TOPIC_CHECKS: Final = ("store", "rocketmq-broker")
 BROKER_ROLES: Final = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
+FLUSH_DISK_TYPES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
+
+DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
+"""Bytes of a commit log file where neither files nor settings say (``mappedFileSizeCommitLog``)."""
+
+_CHOICES: Final = {
+    "topic_check": TOPIC_CHECKS,
+    "broker_role": BROKER_ROLES,
+    "flush_disk_type": FLUSH_DISK_TYPES,
+}
+_ABOVE_ZERO: Final = (
+    "sync_flush_timeout",
+    "flush_interval_commit_log",
+    "commit_interval_commit_log",
+    "transient_store_pool_size",
+    "flush_interval_consume_queue",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +106,26 @@ class StoreConfig(LayoutConfig):
         broker_role: ``ASYNC_MASTER``, ``SYNC_MASTER`` or ``SLAVE``, which takes no messages.
         os_page_cache_busy_time_out_mills: how long one put may hold the log before others are
             refused.
+        flush_disk_type: ``ASYNC_FLUSH``, or ``SYNC_FLUSH``: a put waits until it is on the disk.
+        sync_flush_timeout: how long it waits for that, in milliseconds as all times here.
+        flush_interval_commit_log: pause between two flushes of the log that nobody waits for.
+        flush_commit_log_timed: whether such a flush keeps to the interval also when puts come.
+        flush_commit_log_least_pages: least pages of 4 KiB that such a flush is for.
+        flush_commit_log_thorough_interval: how often one takes whatever there is.
+        commit_interval_commit_log: the same for commits of the transient store pool.
+        commit_commit_log_least_pages: likewise.
+        commit_commit_log_thorough_interval: likewise.
+        transient_store_pool_enable: write to memory first, and to the log's files from there.
+            Only with ASYNC_FLUSH, and not on a slave.
+        transient_store_pool_size: buffers, each as large as a file of the log.
+        fast_fail_if_no_buffer_in_store_pool: refuse puts while no buffer is free.
+        warm_mapped_file_enable: bring all pages of a file into memory when it is made.
+        flush_least_pages_when_warm_mapped_file: has no use here: a warm file is populated, not
+            written.
+        flush_interval_consume_queue: pause between two flushes of the queues.
+        flush_consume_queue_least_pages: as for the log.
+        flush_consume_queue_thorough_interval: likewise; then the checkpoint is written too.
+        message_index_enable: whether keys are put into an index.
     """
 
     message_delay_level: str = delay.DEFAULT_LEVELS
@@ -106,13 +143,43 @@ class StoreConfig(LayoutConfig):
     topic_check: str = TOPIC_CHECKS[0]
     broker_role: str = BROKER_ROLES[0]
     os_page_cache_busy_time_out_mills: int = 1_000
+    flush_disk_type: str = FLUSH_DISK_TYPES[0]
+    sync_flush_timeout: int = 5_000
+    flush_interval_commit_log: int = 500
+    flush_commit_log_timed: bool = True
+    flush_commit_log_least_pages: int = 4
+    flush_commit_log_thorough_interval: int = 10_000
+    commit_interval_commit_log: int = 200
+    commit_commit_log_least_pages: int = 4
+    commit_commit_log_thorough_interval: int = 200
+    transient_store_pool_enable: bool = False
+    transient_store_pool_size: int = 5
+    fast_fail_if_no_buffer_in_store_pool: bool = False
+    warm_mapped_file_enable: bool = False
+    flush_least_pages_when_warm_mapped_file: int = 4_096
+    flush_interval_consume_queue: int = 1_000
+    flush_consume_queue_least_pages: int = 2
+    flush_consume_queue_thorough_interval: int = 60_000
+    message_index_enable: bool = True
 
     def __post_init__(self) -> None:
         LayoutConfig.__post_init__(self)
-        for name, known in (("topic_check", TOPIC_CHECKS), ("broker_role", BROKER_ROLES)):
+        for name, known in _CHOICES.items():
             value = getattr(self, name)
             if value not in known:
                 raise UsageError(f"{name} is {value!r}, and must be one of {', '.join(known)}")
+        for name in _ABOVE_ZERO:
+            if getattr(self, name) <= 0:
+                raise UsageError(f"{name} is {getattr(self, name)}, and must be above 0")
+
+    @property
+    def uses_transient_pool(self) -> bool:
+        """Whether the log is written to memory first (``isTransientStorePoolEnable``)."""
+        return (
+            self.transient_store_pool_enable
+            and self.flush_disk_type == "ASYNC_FLUSH"
+            and self.broker_role != "SLAVE"
+        )
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
@@ -170,7 +237,7 @@ class StoreConfig(LayoutConfig):
 
 def _snake_case(name: str) -> str:
     # RocketMQ wrote "maped" for years; both spellings are in use.
-    name = re.sub(r"^maped", "mapped", name)
+    name = re.sub(r"(^m|M)aped", r"\1apped", name)
     name = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
     name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
     return name.lower()

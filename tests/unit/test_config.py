@@ -49,6 +49,7 @@ def test_a_broker_conf(tmp_path: Path) -> None:
         ("mapedFileSizeCommitLog", "mapped_file_size_commit_log"),
         ("mapped_file_size_commit_log", "mapped_file_size_commit_log"),
         ("mapedFileSizeConsumeQueue", "mapped_file_size_consume_queue"),
+        ("flushLeastPagesWhenWarmMapedFile", "flush_least_pages_when_warm_mapped_file"),
         ("maxHashSlotNum", "max_hash_slot_num"),
         ("maxMsgsNumBatch", "max_msgs_num_batch"),
         ("maxTransferCountOnMessageInMemory", "max_transfer_count_on_message_in_memory"),
@@ -64,7 +65,11 @@ def test_every_setting_is_known_by_its_name_in_rocketmq() -> None:
     for field in dataclasses.fields(StoreConfig):
         first, *rest = field.name.split("_")
         camel = first + "".join(word.capitalize() for word in rest)
-        chosen: dict[str, Any] = {"topic_check": "rocketmq-broker", "broker_role": "SLAVE"}
+        chosen: dict[str, Any] = {
+            "topic_check": "rocketmq-broker",
+            "broker_role": "SLAVE",
+            "flush_disk_type": "SYNC_FLUSH",
+        }
         value: Any = chosen.get(field.name, {"bool": True, "str": "1s"}.get(str(field.type), 44))
         assert getattr(StoreConfig.from_mapping({camel: value}), field.name) == value
 

@@ -327,6 +327,11 @@ class LogReader:
             length = self.bound - position
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
         found = self._next_sound(position + 1)
+        if self.live and found is not None and self._is_whole(position):
+            # It was being written when it was looked at, and frames behind it were since.
+            event, after = self._step(position, None)
+            if event is not None:
+                return event, after
         here = self._stretch_end(position)
         if found is not None:
             after = min(found, here)
@@ -353,13 +358,17 @@ class LogReader:
         """Whether a frame that a live writer is writing right now becomes whole."""
         for _ in range(_TAIL_RETRIES):
             time.sleep(_TAIL_RETRY_SECONDS)
-            file = self.files.at(position)
-            if file is None or file.size == 0:
-                return False
-            _, code = self._grown(file, position - file.base)
-            if code == REACHED_STOP:
+            if self._is_whole(position):
                 return True
         return False
+
+    def _is_whole(self, position: int) -> bool:
+        """Whether a frame that is whole, or a blank, stands at ``position`` now."""
+        file = self.files.at(position)
+        if file is None or file.size == 0:
+            return False
+        _, code = self._grown(file, position - file.base)
+        return code in (REACHED_STOP, BLANK)
 
     def _goes_on(self, position: int) -> bool:
         """Whether a file behind the one of ``position`` holds anything of the log.

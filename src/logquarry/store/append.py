@@ -101,9 +101,18 @@ class CommitLogWriter:
         self._held_since = 0.0
         self._busy_after = config.os_page_cache_busy_time_out_mills / _MS
 
+    @property
+    def lock(self) -> threading.Lock:
+        """Held for each append: whoever has it keeps the log as it is."""
+        return self._lock
+
     # ------------------------------------------------------------------------------------- put
-    def put(self, message: Message) -> PutResult:
+    def put(self, message: Message, *, settle: Settle | None = None) -> PutResult:
         """Put one message.
+
+        Args:
+            message: the message.
+            settle: stands in for the writer's own this time.
 
         Raises:
             StoreUnavailable: if the store takes no messages now.
@@ -112,7 +121,7 @@ class CommitLogWriter:
         began = time.monotonic()
         self.check_status()
         encoded = self.encoder.encode(message)
-        return self._put(encoded, began)
+        return self._put(encoded, began, settle)
 
     def put_batch(
         self,
@@ -163,8 +172,8 @@ class CommitLogWriter:
         since = self._held_since
         return since > 0 and time.monotonic() - since > self._busy_after
 
-    def _put(self, encoded: Encoded, began: float) -> PutResult:
-        result = self.settle(self.append(encoded), encoded.wait)
+    def _put(self, encoded: Encoded, began: float, settle: Settle | None = None) -> PutResult:
+        result = (settle or self.settle)(self.append(encoded), encoded.wait)
         took = time.monotonic() - began
         if took > SLOW_PUT:
             logger.warning(

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from logquarry.config import StoreConfig
-from logquarry.errors import CorruptFrame, StoreError
+from logquarry.errors import CorruptFrame, StoreError, StoreUnavailable
 from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE
 from logquarry.format import frame
 from logquarry.format.frame import DamageKind
@@ -43,16 +44,25 @@ from logquarry.store.topic_names import LONGEST_NAME, name_fault
 logger = logging.getLogger(__name__)
 
 Int64 = npt.NDArray[np.int64]
+Groups = Mapping[QueueKey, tuple[Int64, Int64]]
+"""Of each queue that a run comes to: the rows of its frames, and their queue offsets."""
 Arrived = Callable[[DispatchRequests], None]
+Grown = Callable[[DispatchRequests, Groups], None]
 
 _MOST_FRAMES: Final = 1 << 14
 _MOST_BYTES: Final = 8 << 20
 _INTERVAL_MS: Final = 1_000
 _ANY_SAFE_NAME: Final = "store"
+_PAUSES: Final = 0.001, 0.02
+"""Seconds between two runs while puts come one by one: a run costs much, and each frame little."""
+_PAUSE_SHARE: Final = 4
+"""How much longer than the run before it a pause is: writers want the processor too."""
 
 
 class QueueWriters:
     """The consume queues that are written, made when a message for them comes.
+
+    Any thread may ask for one; only the dispatcher writes.
 
     Args:
         open_files: gives the files of a queue, which end with its last unit.
@@ -60,6 +70,7 @@ class QueueWriters:
 
     def __init__(self, open_files: Callable[[str, int], MappedFileQueue]) -> None:
         self._open_files = open_files
+        self._opening = threading.Lock()
         self._writers: dict[QueueKey, ConsumeQueueWriter | None] = {}
 
     def __iter__(self) -> Iterator[ConsumeQueueWriter]:
@@ -70,17 +81,29 @@ class QueueWriters:
 
         Ours are checked when they are put. Those of a log that somebody else wrote may be any.
         """
-        if key not in self._writers:
-            topic, queue_id = key
-            fault = name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
-            if fault is None:
-                self._writers[key] = ConsumeQueueWriter(
-                    self._open_files(topic, queue_id), f"{CONSUME_QUEUE}/{topic}/{queue_id}"
-                )
-            else:
-                logger.error("topic %r gets no consume queue: %s", topic, fault)
-                self._writers[key] = None
-        return self._writers[key]
+        try:
+            return self._writers[key]
+        except KeyError:
+            with self._opening:
+                if key not in self._writers:
+                    self._writers[key] = self._opened(*key)
+                return self._writers[key]
+
+    @property
+    def known(self) -> list[QueueKey]:
+        """The queues that were asked for."""
+        return list(self._writers)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._writers
+
+    def _opened(self, topic: str, queue_id: int) -> ConsumeQueueWriter | None:
+        fault = name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
+        if fault is not None:
+            logger.error("topic %r gets no consume queue: %s", topic, fault)
+            return None
+        name = f"{CONSUME_QUEUE}/{topic}/{queue_id}"
+        return ConsumeQueueWriter(self._open_files(topic, queue_id), name)
 
 
 class Dispatcher:
@@ -93,6 +116,7 @@ class Dispatcher:
         config: the store's settings.
         start: physical offset of the first message that may be new to them.
         arrived: told of each run of frames, after queues and index.
+        grown: likewise, with the queues that they went to.
 
     Attributes:
         offset: what stands before it in the log is dispatched.
@@ -107,6 +131,7 @@ class Dispatcher:
         *,
         start: int,
         arrived: Arrived = lambda _: None,
+        grown: Grown = lambda *_: None,
     ) -> None:
         self.offset = start
         self._files = files
@@ -115,6 +140,7 @@ class Dispatcher:
         self._config = config
         self._levels = config.delay_levels_ms
         self._arrived = arrived
+        self._grown = grown
         self._rows = codec.empty_rows(_MOST_FRAMES)
 
     def dispatch_until(self, offset: int | None = None) -> int:
@@ -167,7 +193,7 @@ class Dispatcher:
 
     def _dispatch(self, window: Window, rows: Rows) -> None:
         requests = dispatch_requests(window, rows, self._levels)
-        self._fill_queues(window, rows, requests)
+        groups = self._fill_queues(window, rows, requests)
         if self._index is not None:
             keyed = np.flatnonzero(requests.has_key)
             hashes, numbers = index_keys(window, rows[keyed])
@@ -175,9 +201,10 @@ class Dispatcher:
                 requests.physical_offset, requests.store_timestamp, hashes, keyed[numbers]
             )
         self._arrived(requests)
+        self._grown(requests, groups)
 
     # ---------------------------------------------------------------------------------- queues
-    def _fill_queues(self, window: Window, rows: Rows, requests: DispatchRequests) -> None:
+    def _fill_queues(self, window: Window, rows: Rows, requests: DispatchRequests) -> Groups:
         units = units_of(requests.physical_offset, requests.size, requests.tags_code)
         queued = np.flatnonzero(requests.is_dispatched)
         groups = _by_queue(requests, queued)
@@ -187,6 +214,7 @@ class Dispatcher:
             writer = self._queues.get(key)
             if writer is not None:
                 self._append(writer, offsets, units[which])
+        return groups
 
     @staticmethod
     def _append(writer: ConsumeQueueWriter, offsets: Int64, units: Units) -> None:
@@ -238,7 +266,8 @@ def _by_queue(requests: DispatchRequests, queued: Int64) -> dict[QueueKey, tuple
 class DispatchService(Service):
     """Dispatches in the background, whenever it is told that the log has grown.
 
-    Where that fails the store takes no more messages: their readers would never see them.
+    Where that fails the store takes no more messages: their readers would never see them. What
+    the disk refuses (it is full) is tried again, and may then be taken.
 
     Args:
         dispatcher: does it.
@@ -251,25 +280,48 @@ class DispatchService(Service):
         self._dispatcher = dispatcher
         self._flags = flags
         self._moved = threading.Condition()
+        self._hurry = threading.Event()
         self._failure: StoreError | None = None
         self._is_over = False
 
+    @property
+    def failure(self) -> StoreError | None:
+        """What keeps the log from being dispatched."""
+        return self._failure
+
     def run_once(self) -> None:
         """Dispatch all there is."""
-        if self._failure is not None:
+        if self._failure is not None and not isinstance(self._failure, StoreUnavailable):
             return
+        began = time.monotonic()
         try:
             self._dispatcher.dispatch_until()
         except StoreError as error:
-            logger.error("dispatching stopped at %d: %s", self._dispatcher.offset, error)
+            if self._failure is None:
+                logger.error("dispatching stopped at %d: %s", self._dispatcher.offset, error)
             self._flags.set(Refusal.LOGICS_QUEUE_ERROR)
             self._failure = error
+        else:
+            if self._failure is not None:
+                logger.warning("dispatching goes on at %d", self._dispatcher.offset)
+                self._failure = None
+                self._flags.clear(Refusal.LOGICS_QUEUE_ERROR)
         with self._moved:
             self._moved.notify_all()
+        if not self.is_stopping:
+            # RocketMQ pauses for 1 ms.
+            least, most = _PAUSES
+            self._hurry.wait(min(most, max(least, _PAUSE_SHARE * (time.monotonic() - began))))
+            self._hurry.clear()
 
     def run_last(self) -> None:
         """Dispatch what came in the meantime."""
         self.run_once()
+
+    def stop(self, timeout_s: float = 10.0) -> bool:
+        """See :meth:`Service.stop`."""
+        self._hurry.set()
+        return super().stop(timeout_s)
 
     def ended(self) -> None:
         """Let go of whoever waits."""
@@ -285,7 +337,10 @@ class DispatchService(Service):
         Raises:
             StoreError: what ended the dispatching.
         """
+        if self._dispatcher.offset >= offset:
+            return True
         self.wakeup()
+        self._hurry.set()
         with self._moved:
             self._moved.wait_for(
                 lambda: self._dispatcher.offset >= offset or self._failure or self._is_over,

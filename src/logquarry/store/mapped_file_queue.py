@@ -142,9 +142,14 @@ class MappedFileQueue:
         return self._bases
 
     @property
+    def open_files(self) -> list[MappedFile]:
+        """The files that are open."""
+        return [file for file in self._files if isinstance(file, MappedFile)]
+
+    @property
     def mapped_bytes(self) -> int:
         """Bytes of the files that are open (``getMappedMemorySize``)."""
-        return sum(self.file_size for file in self._files if isinstance(file, MappedFile))
+        return self.file_size * len(self.open_files)
 
     def last_file(self, create: bool = False, start_offset: int = 0) -> MappedFile | None:
         """The file that is written to (``getLastMappedFile``).

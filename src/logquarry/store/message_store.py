@@ -1,4 +1,7 @@
-"""A store, opened: the parts of this folder put together. What they do is told there."""
+"""A store, opened: the parts that read it put together. What they do is told there.
+
+How one is written is told in :mod:`logquarry.store.writable_store`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptFile, MessageNotFound, StoreUnavailable, UsageError
@@ -25,6 +28,7 @@ from logquarry.store.index_file import Index
 from logquarry.store.log_bound import last_entries, log_bound, sound_bound
 from logquarry.store.open_files import OpenFiles
 from logquarry.store.read_message import read_message
+from logquarry.store.write_api import WriteApi
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,12 +48,13 @@ class QueueOffsets(NamedTuple):
     max: int
 
 
-class MessageStore:
-    """One store directory (``DefaultMessageStore``), open for reading.
+class MessageStore(WriteApi):
+    """One store directory (``DefaultMessageStore``), open for reading, or for writing too.
 
     Opening reads little more than a folder; what a question needs is read when it is asked. A
     store can be read beside a live broker: nothing in it is made, locked or touched, and what the
-    broker appends is found when it is asked for. One object serves one thread.
+    broker appends is found when it is asked for. One object serves one thread. One that is open
+    for writing (:class:`~logquarry.store.writable_store.WritableStore`) serves any number.
 
     Make one with :meth:`open`, and use it as a context manager.
 
@@ -84,21 +89,22 @@ class MessageStore:
 
         Args:
             path: the folder that holds ``commitlog/``.
-            mode: ``"r"``. Writing (``"rw"``) is not there yet.
+            mode: ``"r"``, or ``"rw"`` to write too: then the store is locked, and made if the
+                folder is empty or not there.
             config: what the files do not tell, and what is to be different.
-            clock: gives the time in milliseconds (for writing).
+            clock: gives store times in milliseconds, for writing.
             broker: what messages carry as ``broker`` (default: the folder's name).
             storage_options: for a URL, what its file system takes.
 
         Raises:
-            StoreNotFound: if there is no store.
-            StoreUnavailable: if it cannot be had in that mode.
+            StoreNotFound: if there is no store, or for writing a folder with other things.
+            StoreUnavailable: if it cannot be had in that mode: somebody else has it open, or it
+                has to be recovered first.
         """
         if mode == "rw":
-            raise StoreUnavailable(
-                f"{os.fspath(path)}: this version reads stores and does not write them yet: "
-                'open it with mode="r"'
-            )
+            from logquarry.store.writable_store import WritableStore
+
+            return WritableStore.start(path, config=config, clock=clock, broker=broker)
         if mode != "r":
             raise UsageError(f'mode is "r" or "rw", not {mode!r}')
         layout = StoreLayout.open(path, config, storage_options)
@@ -111,7 +117,7 @@ class MessageStore:
         self._is_open = False
         self._files.close()
 
-    def __enter__(self) -> MessageStore:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -397,7 +403,8 @@ class MessageStore:
         from logquarry.store import reading
 
         wanted = reading.message_filter(topic, queue_id, tags, keys, since, until)
-        return reading.messages(self.layout, self.broker, wanted, on_damage, damage)
+        layout, stop = self._bulk_layout()
+        return reading.messages(layout, self.broker, wanted, on_damage, damage, stop_offset=stop)
 
     def to_arrow(
         self,
@@ -435,15 +442,21 @@ class MessageStore:
         self._require_open()
         from logquarry.store import reading
 
+        layout, stop = self._bulk_layout()
         return reading.arrow_reader(
-            self.layout,
+            layout,
             self.broker,
             reading.message_filter(topics, queue_id, tags, keys, since, until),
             columns=columns,
             on_damage=on_damage,
             damage=damage,
             decompress=decompress,
+            stop_offset=stop,
         )
+
+    def _bulk_layout(self) -> tuple[StoreLayout, int | None]:
+        """The files to read in bulk, and the physical offset that is just too large, if any."""
+        return self.layout, None
 
     # ------------------------------------------------------------------------------------- index
     def query(
@@ -474,9 +487,10 @@ class MessageStore:
 
         begin = 0 if since is None else since
         end = java.LONG_MAX if until is None else until
-        if self._index.is_usable:
+        index = self._index_now()
+        if index.is_usable:
             found = query_message.query_message(
-                self._index, self._frame_in_log, topic, key, max_count, begin, end
+                index, self._frame_in_log, topic, key, max_count, begin, end
             )
             if exact:
                 distinct = {frame.physical_offset: frame for frame in found}.values()
@@ -486,6 +500,9 @@ class MessageStore:
             events = self._log_reader().events()
             found = query_message.search_log(events, topic, key, most, begin, end)
         return [self._message(frame) for frame in found]
+
+    def _index_now(self) -> Index:
+        return self._index
 
     def _frame_in_log(self, physical_offset: int) -> Frame | None:
         if not self.min_offset <= physical_offset < self.max_offset:

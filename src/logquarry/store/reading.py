@@ -45,10 +45,12 @@ def runs(
     damage: DamageLog | None,
     *,
     check_crc: bool = True,
+    stop_offset: int | None = None,
 ) -> Iterator[Run]:
-    """The frames that may pass a filter, in physical order."""
+    """The frames that may pass a filter, in physical order; those before ``stop_offset``."""
     batches.check_policy(on_damage)
-    plan = plan_read(layout, Selection(wanted=wanted), skip_damage=on_damage == "skip")
+    selection = Selection(wanted=wanted, stop_offset=stop_offset)
+    plan = plan_read(layout, selection, skip_damage=on_damage == "skip")
     events = read_in_order(layout, plan, check_crc=check_crc)
     return batches.sound_runs(events, on_damage, damage)
 
@@ -59,10 +61,13 @@ def messages(
     wanted: MessageFilter,
     on_damage: OnDamage = "default",
     damage: DamageLog | None = None,
+    *,
+    stop_offset: int | None = None,
 ) -> Iterator[StoredMessage]:
     """Messages that pass a filter, in physical order."""
     decoding = Decoding(broker=broker, delay_levels_ms=layout.delay_levels_ms)
-    return batches.messages(runs(layout, wanted, on_damage, damage), decoding, wanted)
+    found = runs(layout, wanted, on_damage, damage, stop_offset=stop_offset)
+    return batches.messages(found, decoding, wanted)
 
 
 def arrow_reader(
@@ -74,6 +79,7 @@ def arrow_reader(
     on_damage: OnDamage = "default",
     damage: DamageLog | None = None,
     decompress: bool = False,
+    stop_offset: int | None = None,
 ) -> pa.RecordBatchReader:
     """Messages that pass a filter as record batches, read as they are asked for."""
     import pyarrow as pa
@@ -87,7 +93,8 @@ def arrow_reader(
         decompress_limit=layout.config.decompress_limit,
         on_bad_body=batches.bad_body_policy(on_damage, layout.root),
     )
-    found = runs(layout, wanted, on_damage, damage, check_crc="body" in chosen)
+    has_body = "body" in chosen
+    found = runs(layout, wanted, on_damage, damage, check_crc=has_body, stop_offset=stop_offset)
     return pa.RecordBatchReader.from_batches(
         schema.arrow_schema(chosen), batches.record_batches(found, decoding, wanted)
     )

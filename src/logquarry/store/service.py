@@ -57,7 +57,8 @@ class Service(ABC):
 
     def wakeup(self) -> None:
         """Run soon, and not only after the interval."""
-        if not self.is_timed:
+        # Asking first is cheap, and puts come by the thousand.
+        if not self.is_timed and not self._wake.is_set():
             self._wake.set()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
@@ -75,6 +76,11 @@ class Service(ABC):
                 logger.warning("%s has not ended in %s s", self.name, timeout_s)
                 return False
         return True
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is this service's own thread."""
+        return self._thread is threading.current_thread()
 
     @property
     def is_stopping(self) -> bool:

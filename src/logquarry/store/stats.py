@@ -1,0 +1,265 @@
+"""What a store did since it was opened: counts, times, rates (``StoreStatsService``).
+
+Each thread counts for itself, so that a put pays for no lock; :meth:`StatsRecorder.snapshot` adds
+up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+import weakref
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from logquarry.store.get_message import GetMessageStatus, GetResult
+from logquarry.store.put_result import PutResult
+
+Clock = Callable[[], float]
+
+BUCKETS: Final = (
+    ("<1ms", 0.001),
+    ("1-10ms", 0.01),
+    ("10-50ms", 0.05),
+    ("50-100ms", 0.1),
+    ("100-200ms", 0.2),
+    ("200-500ms", 0.5),
+    ("500ms-1s", 1.0),
+    ("1-2s", 2.0),
+    ("2-3s", 3.0),
+    ("3-4s", 4.0),
+    ("4-5s", 5.0),
+    ("5-10s", 10.0),
+    (">10s", float("inf")),
+)
+"""How long whole puts took: RocketMQ's classes, and the seconds that each reaches to."""
+WINDOWS: Final = (10, 60, 600)
+"""Seconds over which rates are reckoned."""
+
+_BOUNDS: Final = tuple(bound for _, bound in BUCKETS)
+_MS: Final = 1_000
+
+
+class TopicStats(NamedTuple):
+    """Messages of a topic that were put, and what they take in the log."""
+
+    messages: int
+    bytes: int
+
+
+class Rates(NamedTuple):
+    """Messages a second over the last 10, 60 and 600 seconds, or since the store was opened."""
+
+    last_10_s: float
+    last_60_s: float
+    last_600_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StoreStats:
+    """What a store did.
+
+    Attributes:
+        seconds: since it was opened.
+        put_messages: messages that were put; a batch counts each of its own.
+        put_bytes: what they take in the log.
+        put_failed: puts that were refused (``putMessageFailedTimes``).
+        put_times: whole puts by how long they took (``putMessageDistributeTime``).
+        put_longest_ms: the longest whole put (``putMessageEntireTimeMax``).
+        lock_longest_ms: the longest that a put held the log.
+        put_rates: messages put.
+        topics: what was put, by the topic that the message named.
+        get_found: gets that gave messages.
+        get_missed: those that gave none.
+        get_messages: messages that they gave.
+        get_rates: messages that they gave.
+        dispatch_behind: bytes of the log that are in no queue yet (``dispatchBehindBytes``).
+        flush_behind: bytes of the log that are not known to be on the disk.
+    """
+
+    seconds: float
+    put_messages: int
+    put_bytes: int
+    put_failed: int
+    put_times: Mapping[str, int]
+    put_longest_ms: float
+    lock_longest_ms: float
+    put_rates: Rates
+    topics: Mapping[str, TopicStats]
+    get_found: int
+    get_missed: int
+    get_messages: int
+    get_rates: Rates
+    dispatch_behind: int = 0
+    flush_behind: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as a JSON document."""
+        document = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        document["put_times"] = dict(self.put_times)
+        document["topics"] = {name: found._asdict() for name, found in self.topics.items()}
+        for name in ("put_rates", "get_rates"):
+            document[name] = document[name]._asdict()
+        return document
+
+
+class _Counts:
+    """What one thread did."""
+
+    __slots__ = (
+        "failed",
+        "get_found",
+        "get_messages",
+        "get_missed",
+        "lock_longest_ms",
+        "longest",
+        "times",
+        "topics",
+    )
+
+    def __init__(self) -> None:
+        self.failed = 0
+        self.longest = 0.0
+        self.lock_longest_ms = 0.0
+        self.times = [0] * len(BUCKETS)
+        # Messages and bytes by topic.
+        self.topics: dict[str, list[int]] = {}
+        self.get_found = self.get_missed = self.get_messages = 0
+
+    def add(self, other: _Counts) -> None:
+        self.failed += other.failed
+        self.longest = max(self.longest, other.longest)
+        self.lock_longest_ms = max(self.lock_longest_ms, other.lock_longest_ms)
+        self.times = [a + b for a, b in zip(self.times, other.times, strict=True)]
+        for topic, (messages, size) in list(other.topics.items()):
+            ours = self.topics.setdefault(topic, [0, 0])
+            ours[0] += messages
+            ours[1] += size
+        self.get_found += other.get_found
+        self.get_missed += other.get_missed
+        self.get_messages += other.get_messages
+
+
+class StatsRecorder:
+    """Counts what a store does. Any thread may tell it, and any may ask."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._change = threading.Lock()
+        self._own = threading.local()
+        self._threads: list[tuple[weakref.ref[threading.Thread], _Counts]] = []
+        self._ended = _Counts()
+        self._samples: deque[tuple[float, int, int]] = deque([(self._began, 0, 0)])
+
+    def put(self, topic: str, result: PutResult, seconds: float) -> None:
+        """A put that is in the log."""
+        counts = self._counts()
+        found = counts.topics.get(topic)
+        if found is None:
+            found = counts.topics[topic] = [0, 0]
+        found[0] += result.message_count
+        found[1] += result.size
+        if seconds < _BOUNDS[0]:
+            counts.times[0] += 1
+        else:
+            counts.times[bisect_left(_BOUNDS, seconds)] += 1
+        counts.longest = max(counts.longest, seconds)
+        counts.lock_longest_ms = max(counts.lock_longest_ms, result.elapsed_ms)
+
+    def put_failed(self) -> None:
+        """A put that is not in the log."""
+        self._counts().failed += 1
+
+    def get(self, result: GetResult) -> None:
+        """A get."""
+        counts = self._counts()
+        if result.status is GetMessageStatus.FOUND:
+            counts.get_found += 1
+            counts.get_messages += len(result.messages)
+        else:
+            counts.get_missed += 1
+
+    def _counts(self) -> _Counts:
+        try:
+            counts: _Counts = self._own.counts
+        except AttributeError:
+            counts = self._own.counts = _Counts()
+            thread = weakref.ref(threading.current_thread())
+            with self._change:
+                self._fold_ended()
+                self._threads.append((thread, counts))
+        return counts
+
+    def _fold_ended(self) -> None:
+        """Add up the threads that are no more, so that they take no room."""
+        alive = []
+        for reference, counts in self._threads:
+            thread = reference()
+            if thread is None or not thread.is_alive():
+                self._ended.add(counts)
+            else:
+                alive.append((reference, counts))
+        self._threads = alive
+
+    def _total(self) -> _Counts:
+        total = _Counts()
+        with self._change:
+            total.add(self._ended)
+            for _, counts in self._threads:
+                total.add(counts)
+        return total
+
+    def sample(self) -> None:
+        """Note where the counts stand, for the rates; once a second is enough."""
+        self._sample(self._total())
+
+    def _sample(self, total: _Counts) -> tuple[float, int, int]:
+        now = self._clock()
+        entry = now, sum(m for m, _ in total.topics.values()), total.get_messages
+        self._samples.append(entry)
+        # The last one before the longest window stays.
+        while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOWS[-1]:
+            self._samples.popleft()
+        return entry
+
+    def snapshot(self, *, dispatch_behind: int = 0, flush_behind: int = 0) -> StoreStats:
+        """Where the counts stand."""
+        total = self._total()
+        now = self._sample(total)
+        samples = list(self._samples)
+        return StoreStats(
+            seconds=now[0] - self._began,
+            put_messages=now[1],
+            put_bytes=sum(size for _, size in total.topics.values()),
+            put_failed=total.failed,
+            put_times={
+                label: count for (label, _), count in zip(BUCKETS, total.times, strict=True)
+            },
+            put_longest_ms=total.longest * _MS,
+            lock_longest_ms=total.lock_longest_ms,
+            put_rates=Rates(*(_rate(samples, now, 1, window) for window in WINDOWS)),
+            topics={name: TopicStats(*found) for name, found in sorted(total.topics.items())},
+            get_found=total.get_found,
+            get_missed=total.get_missed,
+            get_messages=total.get_messages,
+            get_rates=Rates(*(_rate(samples, now, 2, window) for window in WINDOWS)),
+            dispatch_behind=dispatch_behind,
+            flush_behind=flush_behind,
+        )
+
+
+def _rate(
+    samples: list[tuple[float, int, int]], now: tuple[float, int, int], which: int, window: int
+) -> float:
+    """Per second since the last sample that is at least as old as the window, or the first."""
+    since = samples[0]
+    for sample in samples:
+        if sample[0] > now[0] - window:
+            break
+        since = sample
+    seconds = now[0] - since[0]
+    return (now[which] - since[which]) / seconds if seconds > 0 else 0.0

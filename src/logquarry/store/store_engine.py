@@ -1,0 +1,380 @@
+"""The parts of a store that is written, put together: how they start, and how they end.
+
+::
+
+    put -> CommitLogWriter -> MappedFileQueue -> flush services -> checkpoint
+                                   |
+                               dispatcher -> queues, index -> listeners
+                                   |
+                                 readers
+
+Opening: lock, look, ``abort``, then everything else (reliability.md, rule 1). Closing goes the
+other way round, and takes ``abort`` away only if nothing is left to be recovered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from logquarry.config import StoreConfig
+from logquarry.errors import StoreError, StoreUnavailable, UsageError
+from logquarry.files.layout import CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, INDEX
+from logquarry.format import delay
+from logquarry.scan.requests import DispatchRequests
+from logquarry.store.allocate import AllocateMappedFileService
+from logquarry.store.append import CommitLogWriter
+from logquarry.store.arrivals import ArrivalListeners
+from logquarry.store.checkpoint_file import CheckpointFile
+from logquarry.store.disk import Disk
+from logquarry.store.dispatch import Dispatcher, DispatchService, Groups
+from logquarry.store.flush import (
+    CommitRealTimeService,
+    Flushable,
+    FlushConsumeQueueService,
+    FlushRealTimeService,
+)
+from logquarry.store.group_commit import GroupCommitService
+from logquarry.store.housekeeping import Housekeeping
+from logquarry.store.index_keeper import IndexKeeper
+from logquarry.store.mapped_file_queue import MappedFileQueue
+from logquarry.store.put_future import FlushWait
+from logquarry.store.put_result import PutResult, PutStatus, refusal
+from logquarry.store.queue_table import QueueTable, quarantine
+from logquarry.store.running_flags import Refusal, RunningFlags
+from logquarry.store.service import Service
+from logquarry.store.stats import StatsRecorder
+from logquarry.store.store_found import StoreFound, check_folder, find_store
+from logquarry.store.store_lock import AbortFile, StoreLock
+from logquarry.store.transient_pool import TransientStorePool
+
+logger = logging.getLogger(__name__)
+
+Clock = Callable[[], int]
+
+_PATIENCE_SECONDS: Final = 600.0
+"""How long closing waits for one service: a slow disk may have gigabytes to take."""
+_ADOPT_SECONDS: Final = 1.0
+
+
+class StoreEngine:
+    """A store's writing parts (``DefaultMessageStore.load``, ``start`` and ``shutdown``).
+
+    Args:
+        root: the store's folder; made if it is not there.
+        config: its settings.
+        clock: gives store times, in milliseconds.
+        disk: what it is on.
+
+    Attributes:
+        config: the settings, with all sizes.
+        health: whether the store may be written and read.
+        flags: what keeps it from taking messages.
+        log: the log's files.
+        writer: appends to it.
+        queues: the consume queues.
+        index: the index, None where the store keeps none.
+        checkpoint: the checkpoint.
+        wait: settles puts.
+        listeners: told of what was dispatched.
+        recorder: counts.
+        has_foreign: whether bytes of another store's log came since the last :meth:`adopt`.
+
+    Raises:
+        StoreNotFound: if the folder holds other things.
+        StoreUnavailable: if somebody else has the store, or it has to be recovered.
+        CorruptStore: if a file is not what the format says.
+    """
+
+    def __init__(self, root: Path, config: StoreConfig, *, clock: Clock, disk: Disk) -> None:
+        self.root = root
+        self.health = disk.health
+        self.flags = RunningFlags()
+        self.listeners = ArrivalListeners()
+        self.recorder = StatsRecorder()
+        self._disk = disk
+        self._clock = clock
+        self.has_foreign = False
+        self._closing = threading.Lock()
+        self._adopting = threading.Lock()
+        self._is_closed = False
+        self._dispatched_timestamp = 0
+        check_folder(root)
+        disk.make_folders(root)
+        self._lock = StoreLock(disk, root)
+        self._abort = AbortFile(disk, root)
+        try:
+            found = find_store(root, config)
+            self.config = found.config
+            self._abort.make()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._services: list[Service] = []
+        try:
+            self._load(found)
+            self._start()
+        except BaseException:
+            self._give_up()
+            raise
+
+    # ------------------------------------------------------------------------------------ start
+    def _load(self, found: StoreFound) -> None:
+        """Open the files, and dispatch what is in the log and in no queue."""
+        config, disk, root = self.config, self._disk, self.root
+        for name in (COMMIT_LOG, CONSUME_QUEUE, INDEX):
+            disk.make_folders(root / name)
+        log_size, queue_size = config.mapped_file_size_commit_log, config.queue_file_size
+        shape = config.index_shape
+        assert log_size is not None and queue_size is not None and shape is not None
+        pool = None
+        if config.uses_transient_pool:
+            pool = TransientStorePool(config.transient_store_pool_size, log_size)
+        self._pool = pool
+        self._allocator = AllocateMappedFileService(
+            disk,
+            pool=pool,
+            warm=config.warm_mapped_file_enable,
+            fast_fail=config.fast_fail_if_no_buffer_in_store_pool,
+        )
+        self.log = MappedFileQueue(
+            disk, root / COMMIT_LOG, log_size, allocator=self._allocator, guard_names=True
+        )
+        self.checkpoint = CheckpointFile(disk, root / CHECKPOINT)
+        self.queues = QueueTable(
+            disk, root, queue_size, found.queue_ends, lambda: max(0, self.log.min_offset)
+        )
+        self.index: IndexKeeper | None = None
+        self.log.load()
+        if self.log.bases:
+            self.log.truncate_to(found.log_end, aside=quarantine(root, COMMIT_LOG))
+        if config.message_index_enable:
+            self.index = IndexKeeper(disk, root, shape, self.checkpoint, self._clock)
+        self.dispatcher = Dispatcher(
+            self.log,
+            self.queues.writers,
+            None if self.index is None else self.index.writer,
+            config,
+            start=found.dispatch_from,
+            arrived=self._arrived,
+            grown=self._grown,
+        )
+        self.dispatcher.dispatch_until()
+        if self.dispatcher.offset < self.log.wrote_offset:
+            raise StoreUnavailable(
+                f"{root}: the log cannot be read from {self.dispatcher.offset} on"
+            )
+        # Opening makes the schedule topic's queues (in memory); what is there counts.
+        levels = range(len(config.delay_levels_ms))
+        offsets = {(delay.SCHEDULE_TOPIC, level): 0 for level in levels}
+        offsets |= self.queues.next_offsets()
+        if config.broker_role == "SLAVE":
+            self.flags.set(Refusal.SLAVE)
+        self._dispatching = DispatchService(self.dispatcher, self.flags, self.health)
+        self._make_flushing()
+        self.writer = CommitLogWriter(
+            self.log,
+            config,
+            clock=self._clock,
+            queue_offsets=offsets,
+            flags=self.flags,
+            health=self.health,
+            settle=self._settle,
+        )
+
+    def _make_flushing(self) -> None:
+        """The services that bring things to the disk, in the order in which they end."""
+        config, health = self.config, self.health
+        self._commit: CommitRealTimeService | None = None
+        self._group: GroupCommitService | None = None
+        flush: Service
+        if config.flush_disk_type == "SYNC_FLUSH":
+            flush = self._group = GroupCommitService(
+                self.log,
+                health,
+                checkpoint=self.checkpoint,
+                timeout_ms=config.sync_flush_timeout,
+            )
+        else:
+            flush = FlushRealTimeService(
+                self.log,
+                health,
+                checkpoint=self.checkpoint,
+                interval_ms=config.flush_interval_commit_log,
+                least_pages=config.flush_commit_log_least_pages,
+                thorough_interval_ms=config.flush_commit_log_thorough_interval,
+                is_timed=config.flush_commit_log_timed,
+            )
+        after_put: Service = flush
+        if self._pool is not None:
+            after_put = self._commit = CommitRealTimeService(
+                self.log,
+                health,
+                flusher=flush,
+                interval_ms=config.commit_interval_commit_log,
+                least_pages=config.commit_commit_log_least_pages,
+                thorough_interval_ms=config.commit_commit_log_thorough_interval,
+            )
+        self._flush_queues = FlushConsumeQueueService(
+            self._flushables,
+            health,
+            log=self.log,
+            checkpoint=self.checkpoint,
+            dispatched_timestamp=lambda: self._dispatched_timestamp,
+            interval_ms=config.flush_interval_consume_queue,
+            least_pages=config.flush_consume_queue_least_pages,
+            thorough_interval_ms=config.flush_consume_queue_thorough_interval,
+        )
+        self._housekeeping = Housekeeping(self._abort, self.index, self.recorder, health)
+        request = None if self._group is None else self._group.request
+        self.wait = FlushWait(request, after_put.wakeup)
+        commits = [] if self._commit is None else [self._commit]
+        # What is committed can be dispatched, and what is dispatched can be flushed.
+        self._services = [*commits, self._dispatching, flush, self._flush_queues]
+        self._services += [self._housekeeping, self._allocator]
+
+    def _start(self) -> None:
+        for service in self._services:
+            service.start()
+
+    # --------------------------------------------------------------------------------- at work
+    def _settle(self, result: PutResult, wait: bool) -> PutResult:
+        self._dispatching.wakeup()
+        return self.wait.settle(result, wait)
+
+    def settle_later(
+        self, result: PutResult, wait: bool, done: Callable[[PutResult], None]
+    ) -> Future[PutResult]:
+        """The future of a put that is in the log; see :class:`FlushWait`."""
+        self._dispatching.wakeup()
+        return self.wait.settle_later(result, wait, done)
+
+    def _flushables(self) -> Iterator[Flushable]:
+        yield from self.queues
+        if self.index is not None:
+            yield self.index
+
+    def _arrived(self, requests: DispatchRequests) -> None:
+        self._dispatched_timestamp = int(np.max(requests.store_timestamp))
+        if self.index is not None:
+            self.index.guard()
+
+    def _grown(self, requests: DispatchRequests, groups: Groups) -> None:
+        self.listeners.tell(requests, groups)
+
+    def wait_dispatched(self, offset: int | None, timeout: float | None) -> bool:
+        """See :meth:`logquarry.store.write_api.WriteApi.wait_dispatched`."""
+        if offset is None:
+            offset = self.log.wrote_offset
+        return self._dispatching.wait_dispatched(offset, timeout)
+
+    def flush(self) -> int:
+        """See :meth:`logquarry.store.write_api.WriteApi.flush`."""
+        self.log.commit(0)
+        self._flush_queues.flush(0)
+        return self.log.flushed_offset
+
+    # ------------------------------------------------------------------------- bytes of a master
+    def append_data(self, offset: int, data: bytes | memoryview) -> bool:
+        """See :meth:`logquarry.store.write_api.WriteApi.append_data`."""
+        if self._is_closed:
+            raise refusal(PutStatus.SERVICE_NOT_AVAILABLE, f"{self.root}: it is closed")
+        self.health.require_writable()
+        taken = self.writer.append_data(offset, data)
+        if taken:
+            self.has_foreign = True
+            self._dispatching.wakeup()
+            self.wait.appended()
+        return taken
+
+    def adopt(self) -> None:
+        """Learn from what :meth:`append_data` brought which queue offsets come next.
+
+        Raises:
+            StoreUnavailable: if it ends within a frame: nothing of ours may follow that.
+        """
+        with self._adopting:
+            if not self.has_foreign:
+                return
+            end = self.log.wrote_offset
+            if not self._dispatching.wait_dispatched(end, _ADOPT_SECONDS):
+                raise refusal(
+                    PutStatus.SERVICE_NOT_AVAILABLE,
+                    f"{self.root}: the log ends within a message of another store: its rest has "
+                    "to come first",
+                )
+            self.writer.queue_offsets.update(self.queues.next_offsets())
+            self.has_foreign = False
+
+    # -------------------------------------------------------------------------------------- end
+    def close(self) -> None:
+        """Close the store: in order, if that can be done; once more does nothing.
+
+        Raises:
+            UsageError: if a listener or a callback of a put asks for it, whose thread would have
+                to wait for itself.
+        """
+        if self.health.is_forked:
+            return
+        if any(service.is_current for service in self._services):
+            raise UsageError("a listener or callback cannot close the store that calls it")
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self.flags.set(Refusal.CLOSED)
+            # A put that passed the flags a moment ago waits here, and then finds the store ended.
+            with self.writer.lock:
+                try:
+                    if not self._close_in_order():
+                        logger.error("%s: it has to be recovered when it is opened next", self.root)
+                finally:
+                    self._let_go()
+
+    def _close_in_order(self) -> bool:
+        """Bring everything to the disk, and take ``abort`` away; whether that was done."""
+        ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]
+        failure = self._dispatching.failure
+        if failure is not None:
+            logger.error("%s: not all of the log is dispatched: %s", self.root, failure)
+        try:
+            self._flush_queues.flush(0)
+            is_whole = self.queues.restore_lost()
+            self._close_files()
+            if not (all(ended) and is_whole and failure is None):
+                return False
+            self._abort.remove()
+        except StoreError as error:
+            logger.error("%s: not closed in order: %s", self.root, error)
+            return False
+        return True
+
+    def _close_files(self) -> None:
+        # Of a store that could not be opened some are not there.
+        for name in ("log", "queues", "index", "checkpoint", "_pool"):
+            part = getattr(self, name, None)
+            if part is not None:
+                part.close()
+
+    def _let_go(self) -> None:
+        self._close_files()
+        self.health.end(f"{self.root}: the store was closed")
+        self._lock.release()
+
+    def _give_up(self) -> None:
+        """Opening failed: nothing was put, and what was found stays to be opened again."""
+        for service in self._services:
+            service.stop(_PATIENCE_SECONDS)
+        with contextlib.suppress(StoreError):
+            for files in getattr(self, "queues", ()):
+                files.flush(0)
+            self._close_files()
+            self._abort.remove()
+        self._let_go()

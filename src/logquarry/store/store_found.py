@@ -1,0 +1,194 @@
+"""What a store has when it is opened to be written: found by reading, before anything is changed.
+
+Only a store that was closed in order is taken, and only as far as its log and its queues agree:
+what would be recovery (cutting the log at damage, say) is not done on the quiet.
+
+Where the log ends: at the message that the queues know to be the last, and what goes on behind it
+without a break. What stands behind that is left over from an earlier recovery (formats.md, Stale
+frames); it is made zeros, unless there are whole messages in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from logquarry.config import DEFAULT_COMMIT_LOG_FILE, StoreConfig
+from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
+from logquarry.files.layout import (
+    ABORT,
+    CHECKPOINT,
+    COMMIT_LOG,
+    CONFIG,
+    CONSUME_QUEUE,
+    INDEX,
+    LOCK,
+    StoreLayout,
+)
+from logquarry.format import index, queue_entry
+from logquarry.format.frame import Frame
+from logquarry.format.index import IndexShape
+from logquarry.scan.walk import LogReader, Run
+from logquarry.store.commit_log import CommitLog
+from logquarry.store.index_file import Index
+from logquarry.store.log_bound import consume_queues, last_entries
+from logquarry.store.log_queues import QueueKey
+from logquarry.store.name_guard import SIDECAR
+from logquarry.store.open_files import OpenFiles
+
+logger = logging.getLogger(__name__)
+
+_READ_ONLY_HINT: Final = 'open it with mode="r"'
+_OURS: Final = frozenset(
+    {ABORT, CHECKPOINT, COMMIT_LOG, CONFIG, CONSUME_QUEUE, INDEX, LOCK, SIDECAR, "lost+found"}
+)
+"""What may be in the folder of a store that is to be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFound:
+    """What a store has.
+
+    Attributes:
+        config: its settings, with all sizes.
+        log_end: where the log ends.
+        dispatch_from: what is before it in the log is in queues and index.
+        queue_ends: one past the last offset of each queue.
+    """
+
+    config: StoreConfig
+    log_end: int
+    dispatch_from: int
+    queue_ends: Mapping[QueueKey, int]
+
+
+def check_folder(root: Path) -> None:
+    """Look at nothing but names: may this folder be opened to be written?
+
+    Raises:
+        StoreNotFound: if it is no store, and holds other things: none is made among them.
+    """
+    if not root.exists():
+        return
+    if not root.is_dir():
+        raise StoreNotFound(f"{root}: not a folder")
+    names = {path.name for path in root.iterdir()}
+    if not names & {COMMIT_LOG, CONSUME_QUEUE} and names - _OURS:
+        raise StoreNotFound(
+            f"{root}: not a store, and not empty: it holds {min(names - _OURS)}, and no "
+            f"{COMMIT_LOG}/"
+        )
+
+
+def find_store(root: Path, config: StoreConfig) -> StoreFound:
+    """What a store has; nothing is changed. To be asked with the lock held.
+
+    Raises:
+        StoreUnavailable: if it was not closed in order, or its parts do not agree.
+        CorruptStore: if a file is not what the format says.
+    """
+    if not any((root / name).is_dir() for name in (COMMIT_LOG, CONSUME_QUEUE)):
+        return StoreFound(_with_sizes(config, None), 0, 0, {})
+    layout = StoreLayout.open(root, config)
+    files = OpenFiles(layout)
+    queues = consume_queues(layout, files)
+    entries = last_entries(layout, queues)
+    has_log = bool(layout.commit_log.files)
+    if layout.has_abort and (has_log or entries):
+        raise StoreUnavailable(
+            f"{root}: it was not closed in order ({ABORT} is there) and has to be recovered first, "
+            f"which this version does not do yet: {_READ_ONLY_HINT}"
+        )
+    settings = _with_sizes(config, layout)
+    ends = {(queue.topic, queue.queue_id): queue.max_offset for queue in queues}
+    if not has_log:
+        if entries:
+            raise StoreUnavailable(
+                f"{root}: it has queues and no log: {_READ_ONLY_HINT}, or take {CONSUME_QUEUE}/ "
+                "away"
+            )
+        return StoreFound(settings, 0, 0, ends)
+    log = CommitLog(layout, files=files, last_entries=lambda: entries)
+    end = log.max_offset
+    queued = max(entries[0].physical_offset + entries[0].size, log.min_offset) if entries else None
+    if queued is not None and end < queued:
+        raise StoreUnavailable(
+            f"{root}: its queues reach up to {queued} of the log, which is sound only up to {end}: "
+            f"{_READ_ONLY_HINT}, and see what verify says"
+        )
+    _check_rest(layout, end)
+    start = log.min_offset if queued is None else queued
+    if settings.message_index_enable:
+        start = max(start, _indexed(layout, log, files))
+    return StoreFound(settings, end, min(start, end), ends)
+
+
+def _with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
+    """The settings with the sizes as stated, else as the files have them, else RocketMQ's."""
+    log_size = queue_size = 0
+    shape = config.index_shape
+    if layout is not None:
+        log_size = layout.commit_log.file_size
+        for topic, queue_id in layout.queue_names:
+            sequence = layout.queue(topic, queue_id)
+            if sequence.files:
+                queue_size = sequence.file_size
+                break
+        shape = shape or _shape_of(layout)
+    shape = shape or index.DEFAULT_SHAPE
+    return dataclasses.replace(
+        config,
+        mapped_file_size_commit_log=(
+            config.mapped_file_size_commit_log or log_size or DEFAULT_COMMIT_LOG_FILE
+        ),
+        mapped_file_size_consume_queue=config.queue_file_size
+        or queue_size
+        or queue_entry.DEFAULT_UNITS_PER_FILE * queue_entry.UNIT_SIZE,
+        max_hash_slot_num=shape.slots,
+        max_index_num=shape.entries,
+    )
+
+
+def _shape_of(layout: StoreLayout) -> IndexShape | None:
+    found = Index(layout).files
+    for file in found:
+        if file.shape is not None:
+            return file.shape
+    if found:
+        raise UsageError(
+            f"{layout.root}: its index files do not tell their shape: state max_hash_slot_num and "
+            "max_index_num in the configuration"
+        )
+    return None
+
+
+def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
+    """What is before it was dispatched to the index, and so to the queues, which come first.
+
+    0 where the index does not tell.
+    """
+    found = Index(layout, files=files).files
+    if not found or found[-1].is_empty:
+        return 0
+    outcome = log.outcome_at(found[-1].header.end_offset, check_crc=False)
+    return outcome.physical_offset + outcome.size if isinstance(outcome, Frame) else 0
+
+
+def _check_rest(layout: StoreLayout, end: int) -> None:
+    """See that no message stands behind the log's end, which is about to be made zeros."""
+    reader = LogReader(layout)
+    last = reader.data_end(end)
+    if last <= end:
+        return
+    for event in reader.events(end, resync=True):
+        if isinstance(event, Run):
+            raise StoreUnavailable(
+                f"{event.path}: behind the log's end at {end} there are messages from "
+                f"{event.start} on: either they are left over from a recovery, or what stands "
+                f"between is damaged: {_READ_ONLY_HINT}, and see what verify says"
+            )
+    logger.warning("%s: %d bytes behind the log's end are made zeros", layout.root, last - end)

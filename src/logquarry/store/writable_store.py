@@ -1,0 +1,253 @@
+"""A store that is open to be written: what users do with it, over :mod:`.store_engine`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logquarry.config import StoreConfig
+from logquarry.errors import LogquarryError, StoreError, UsageError
+from logquarry.files.filesystem import without_file_scheme
+from logquarry.files.layout import StoreLayout
+from logquarry.message import Message
+from logquarry.store.arrivals import MessageArrival
+from logquarry.store.consume_queue import Queue
+from logquarry.store.disk import Disk, LocalDisk
+from logquarry.store.get_message import GetResult
+from logquarry.store.index_file import Index
+from logquarry.store.lifetime import close_at_exit, was_closed
+from logquarry.store.live_read import LiveLog
+from logquarry.store.message_store import Clock, MessageStore
+from logquarry.store.put_future import failed_future
+from logquarry.store.put_result import PutResult
+from logquarry.store.stats import StoreStats
+from logquarry.store.store_engine import StoreEngine
+
+if TYPE_CHECKING:
+    from logquarry.scan.walk import LogReader
+
+_NS_PER_MS = 1_000_000
+
+
+def now_ms() -> int:
+    """``System.currentTimeMillis()``."""
+    return time.time_ns() // _NS_PER_MS
+
+
+class WritableStore(MessageStore):
+    """A :class:`MessageStore` that takes messages. Any thread may use it.
+
+    Reads see what is in the log, and in the queues what is dispatched
+    (:meth:`wait_dispatched`). In a forked child all of it is refused.
+    """
+
+    def __init__(self, engine: StoreEngine, layout: StoreLayout, *, broker: str) -> None:
+        super().__init__(layout, broker=broker)
+        self._engine = engine
+        self._writer = engine.writer
+        self._recorder = engine.recorder
+        self._log = self._live_log = LiveLog(engine.log, self._layout_now)
+
+    @classmethod
+    def start(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        config: StoreConfig | None = None,
+        clock: Clock | None = None,
+        broker: str | None = None,
+        disk: Disk | None = None,
+    ) -> WritableStore:
+        """Open the store at a path to write to it; see :meth:`MessageStore.open`.
+
+        Args:
+            path: its folder; made if it is not there.
+            config: its settings.
+            clock: gives store times, in milliseconds.
+            broker: what messages carry as ``broker``.
+            disk: what it is on.
+        """
+        name = without_file_scheme(os.fspath(path))
+        if "://" in name:
+            raise UsageError(f"{name}: only a local store can be written")
+        root = Path(name)
+        engine = StoreEngine(
+            root, config or StoreConfig(), clock=clock or now_ms, disk=disk or LocalDisk()
+        )
+        layout = StoreLayout.open(root, engine.config)
+        store = cls(engine, layout, broker=root.absolute().name if broker is None else broker)
+        close_at_exit(store)
+        return store
+
+    # ------------------------------------------------------------------------------------ write
+    def put(self, message: Message) -> PutResult:
+        """See :meth:`WriteApi.put`."""
+        began = time.monotonic()
+        try:
+            if self._engine.has_foreign:
+                self._engine.adopt()
+            result = self._writer.put(message)
+        except StoreError:
+            self._recorder.put_failed()
+            raise
+        self._recorder.put(message.topic, result, time.monotonic() - began)
+        return result
+
+    def put_async(self, message: Message) -> Future[PutResult]:
+        """See :meth:`WriteApi.put_async`."""
+        began = time.monotonic()
+        waits = True
+
+        def appended(result: PutResult, wait: bool) -> PutResult:
+            nonlocal waits
+            waits = wait
+            return result
+
+        def settled(result: PutResult) -> None:
+            self._recorder.put(message.topic, result, time.monotonic() - began)
+
+        try:
+            if self._engine.has_foreign:
+                self._engine.adopt()
+            result = self._writer.put(message, settle=appended)
+        except LogquarryError as error:
+            self._recorder.put_failed()
+            return failed_future(error)
+        return self._engine.settle_later(result, waits, settled)
+
+    def put_batch(
+        self,
+        messages: Sequence[Message] | None = None,
+        *,
+        wire: bytes | None = None,
+        message: Message | None = None,
+    ) -> PutResult:
+        """See :meth:`WriteApi.put_batch`."""
+        began = time.monotonic()
+        try:
+            if self._engine.has_foreign:
+                self._engine.adopt()
+            result = self._writer.put_batch(messages, wire=wire, message=message)
+        except StoreError:
+            self._recorder.put_failed()
+            raise
+        shared = message if message is not None else messages[0] if messages else None
+        if shared is not None:
+            self._recorder.put(shared.topic, result, time.monotonic() - began)
+        return result
+
+    def append_data(self, offset: int, data: bytes | memoryview) -> bool:
+        """See :meth:`WriteApi.append_data`."""
+        return self._engine.append_data(offset, data)
+
+    def flush(self) -> int:
+        """See :meth:`WriteApi.flush`."""
+        self._require_open()
+        return self._engine.flush()
+
+    def wait_dispatched(self, offset: int | None = None, timeout: float | None = None) -> bool:
+        """See :meth:`WriteApi.wait_dispatched`."""
+        self._require_open()
+        return self._engine.wait_dispatched(offset, timeout)
+
+    def add_arrival_listener(self, listener: Callable[[MessageArrival], None]) -> None:
+        """See :meth:`WriteApi.add_arrival_listener`."""
+        self._require_open()
+        self._engine.listeners.add(listener)
+
+    def remove_arrival_listener(self, listener: Callable[[MessageArrival], None]) -> None:
+        """See :meth:`WriteApi.remove_arrival_listener`."""
+        self._engine.listeners.remove(listener)
+
+    def stats(self) -> StoreStats:
+        """See :meth:`WriteApi.stats`."""
+        log = self._engine.log
+        end = log.wrote_offset
+        return self._recorder.snapshot(
+            dispatch_behind=max(0, end - self._engine.dispatcher.offset),
+            flush_behind=max(0, end - log.flushed_offset),
+        )
+
+    # ------------------------------------------------------------------------------ life and state
+    def close(self) -> None:
+        """Close the store; once more does nothing.
+
+        No more is taken, and what was is dispatched and brought to the disk. Where that cannot be
+        done ``abort`` stays, and the log says why.
+
+        Raises:
+            UsageError: if a listener of the store or a callback of a put calls it.
+        """
+        self._engine.close()
+        was_closed(self)
+        self._is_open = False
+        self._live_log.close()
+        self._files.close()
+
+    def refresh(self) -> None:
+        """Look again at the folder. What is put and dispatched is seen without it."""
+        self._require_open()
+        self.layout.refresh()
+
+    def _require_open(self) -> None:
+        super()._require_open()
+        self._engine.health.require_readable()
+
+    # ------------------------------------------------------------------------------------- read
+    @property
+    def max_offset(self) -> int:
+        """Physical offset at which the log ends."""
+        self._require_open()
+        return self._engine.log.max_offset
+
+    @property
+    def bound(self) -> int | None:
+        """Nothing bounds a log that is written."""
+        return None
+
+    @property
+    def has_queue_files(self) -> bool:
+        """The dispatcher makes queues of whatever is in the log."""
+        return True
+
+    def queues(self) -> tuple[tuple[str, int], ...]:
+        """(topic, queue id) of each queue, sorted."""
+        self._require_open()
+        return tuple(self._engine.queues.keys())
+
+    def queue(self, topic: str, queue_id: int) -> Queue | None:
+        """One queue, None if the store has none of that name."""
+        self._require_open()
+        return self._engine.queues.get(topic, queue_id)
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int = 0,
+        max_count: int = 32,
+        tag: str | None = None,
+    ) -> GetResult:
+        """See :meth:`MessageStore.get`."""
+        result = super().get(topic, queue_id, offset, max_count, tag)
+        self._recorder.get(result)
+        return result
+
+    def _layout_now(self) -> StoreLayout:
+        # An own one each time: a layout remembers what it saw, and threads do not share it.
+        return StoreLayout(self.layout.filesystem, self.config)
+
+    def _bulk_layout(self) -> tuple[StoreLayout, int | None]:
+        return self._layout_now(), self._engine.log.max_offset
+
+    def _index_now(self) -> Index:
+        return Index(self._layout_now())
+
+    def _log_reader(self) -> LogReader:
+        from logquarry.scan.walk import LogReader
+
+        return LogReader(self._layout_now(), live=True)

@@ -1,0 +1,126 @@
+"""What can be done to a store that takes messages, and what any other store answers to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NoReturn
+
+from logquarry.message import Message
+from logquarry.store.arrivals import MessageArrival
+from logquarry.store.put_result import PutResult, PutStatus, refusal
+from logquarry.store.stats import StoreStats
+
+
+class WriteApi:
+    """The writing half of ``DefaultMessageStore``. A store that is open for reading refuses it."""
+
+    @property
+    def root(self) -> str:
+        """Path or URL of the store."""
+        raise NotImplementedError
+
+    def put(self, message: Message) -> PutResult:
+        """Put one message, and wait for flush and replica as the settings and its WAIT ask for.
+
+        Returns:
+            What stands in the log: where, and whether it is on the disk and at the replica.
+
+        Raises:
+            StoreUnavailable: if the store takes no messages now. Its ``status`` is RocketMQ's.
+                Where a sync failed, nobody knows whether the message is on the disk.
+            MessageRejected: if it does not take this one.
+        """
+        self._refuse()
+
+    def put_async(self, message: Message) -> Future[PutResult]:
+        """Put one message; waiting for flush and replica is left to the future.
+
+        When this returns the message is in the log, in the order of the calls, or the future has
+        its error. Callbacks of the future run in the thread that syncs: they must be quick.
+        """
+        self._refuse()
+
+    def put_batch(
+        self,
+        messages: Sequence[Message] | None = None,
+        *,
+        wire: bytes | None = None,
+        message: Message | None = None,
+    ) -> PutResult:
+        """Put messages of one topic and queue, all of them or none (``putMessages``).
+
+        Args:
+            messages: the messages; or else
+            wire: a client's wire form of them (``MessageDecoder.encodeMessages``),
+            message: and what they share; its properties are added to theirs.
+
+        Raises:
+            StoreUnavailable: as for :meth:`put`.
+            MessageRejected: likewise.
+            UsageError: if the messages are not of one queue.
+        """
+        self._refuse()
+
+    def append_data(self, offset: int, data: bytes | memoryview) -> bool:
+        """Append bytes of another store's log that belong at an offset (``appendToCommitLog``).
+
+        A slave takes them too. They may end within a frame; its rest has to come before anything
+        else is put.
+
+        Returns:
+            Whether they were taken: the log has to end at that offset, or be empty and the offset
+            a file's first.
+
+        Raises:
+            StoreUnavailable: if the store was closed, or the disk does not take them.
+        """
+        self._refuse()
+
+    def flush(self) -> int:
+        """Bring log, queues, index and checkpoint to the disk, in this order.
+
+        Returns:
+            The physical offset up to which the log is on the disk.
+
+        Raises:
+            StoreUnavailable: if a sync failed, now or before.
+        """
+        self._refuse()
+
+    def wait_dispatched(self, offset: int | None = None, timeout: float | None = None) -> bool:
+        """Wait until what is in the log before an offset is in queues and index.
+
+        Args:
+            offset: physical offset, such as ``result.end_offset`` (default: all there is now).
+            timeout: in seconds (default: as long as it takes).
+
+        Returns:
+            Whether it is; False where the time was over, or the store was closed.
+
+        Raises:
+            StoreError: what keeps the log from being dispatched.
+        """
+        self._refuse()
+
+    def add_arrival_listener(self, listener: Callable[[MessageArrival], None]) -> None:
+        """Have a function told of messages that can be had (``MessageArrivingListener``).
+
+        It is called by the thread that dispatches, for each queue that has grown: it must be
+        quick, and must not wait for the store. What it raises is logged.
+        """
+        self._refuse()
+
+    def remove_arrival_listener(self, listener: Callable[[MessageArrival], None]) -> None:
+        """Tell a function no more; nothing happens if it was never added."""
+        self._refuse()
+
+    def stats(self) -> StoreStats:
+        """What this store object did since it was opened (``StoreStatsService``)."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise refusal(
+            PutStatus.SERVICE_NOT_AVAILABLE,
+            f'{self.root}: it is open for reading: open it with mode="rw"',
+        )
