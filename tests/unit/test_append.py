@@ -197,7 +197,7 @@ def test_a_put_that_holds_the_log_for_long(
         assert go_on.wait(10)
         return NOW
 
-    log.writer._clock = clock
+    log.writer.clock = clock
     slow = threading.Thread(target=log.writer.put, args=[sized(100, born_timestamp=1)])
     slow.start()
     assert inside.wait(10)

@@ -16,6 +16,7 @@ from logquarry.format.kernels.columns import (
     topic_spans,
 )
 from logquarry.format.kernels.encode import encode_frames, intern_numbers, intern_spans
+from logquarry.format.kernels.follow import follow
 from logquarry.format.kernels.hosts import HOST_TEXT_SIZE, host_texts, message_ids
 from logquarry.format.kernels.keys import index_keys
 from logquarry.format.kernels.properties import (
@@ -29,6 +30,7 @@ from logquarry.format.kernels.properties import (
     tags_codes,
 )
 from logquarry.format.kernels.strings import look_into, property_strings
+from logquarry.format.kernels.units import group_units, put_index_keys
 from logquarry.format.kernels.walk import (
     check_frame,
     check_places,
@@ -51,7 +53,9 @@ __all__ = [
     "encode_frames",
     "find_frame",
     "first_nonzero",
+    "follow",
     "gather",
+    "group_units",
     "host_texts",
     "index_keys",
     "intern_numbers",
@@ -64,6 +68,7 @@ __all__ = [
     "offsets_of",
     "parse_properties",
     "property_strings",
+    "put_index_keys",
     "spans_of",
     "tags_codes",
     "topic_spans",

@@ -34,9 +34,9 @@ from logquarry.format.put_rows import (
 _H = frame.HEAD.offsets
 _AT_SIZE = _H["size"]
 _AT_CRC = _H["body_crc"]
-_AT_QUEUE_ID = _H["queue_id"]
+AT_QUEUE_ID = _H["queue_id"]
 _AT_FLAG = _H["flag"]
-_AT_QUEUE_OFFSET = _H["queue_offset"]
+AT_QUEUE_OFFSET = _H["queue_offset"]
 _AT_PHYSICAL_OFFSET = _H["physical_offset"]
 _AT_BORN_TIMESTAMP = _H["born_timestamp"]
 _AT_RECONSUME_TIMES = frame.TAIL.offsets["reconsume_times"]
@@ -94,9 +94,9 @@ def encode_frames(
         store_i32(at + _AT_SIZE, size)
         # Of the copy, which is in the cache.
         store_i32(at + _AT_CRC, np.int32(crc32(crc_function, body_to, body_length) & _CRC_MASK))
-        store_i32(at + _AT_QUEUE_ID, rows[QUEUE_ID, i])
+        store_i32(at + AT_QUEUE_ID, rows[QUEUE_ID, i])
         store_i32(at + _AT_FLAG, rows[FLAG, i])
-        store_i64(at + _AT_QUEUE_OFFSET, queue_offset)
+        store_i64(at + AT_QUEUE_OFFSET, queue_offset)
         store_i64(at + _AT_PHYSICAL_OFFSET, base + position)
         store_i64(at + _AT_BORN_TIMESTAMP, rows[BORN_TIMESTAMP, i])
         store_i64(at + head_facts[head, TIME_AT], now)

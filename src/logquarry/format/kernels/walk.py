@@ -47,8 +47,8 @@ from logquarry.format.rows import (
     TOPIC_LENGTH,
 )
 
-_CACHE_LINE = 64
-_PREFETCH_AHEAD = 8192
+CACHE_LINE = 64
+PREFETCH_AHEAD = 8192
 
 _ZEROED = int(frame.DamageKind.ZEROED)
 _TRUNCATED = int(frame.DamageKind.TRUNCATED)
@@ -170,11 +170,11 @@ def walk(
             return count, position, TABLE_FULL
         # Each frame's place hangs on the size of the one before: without this the walk waits for
         # memory once a frame. Asking for every line ahead lets memory stream.
-        ahead = min(position + _PREFETCH_AHEAD, window)
+        ahead = min(position + PREFETCH_AHEAD, window)
         asked = max(asked, position)
         while asked < ahead:
             prefetch(address + asked)
-            asked += _CACHE_LINE
+            asked += CACHE_LINE
         code = check_frame(
             address, position, window, end, base, crc_function, check_crc, rows[count]
         )
