@@ -25,3 +25,17 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
     missing = [link for link in links if not (page.parent / link).exists()]
     assert missing == []
+
+
+def test_the_examples_of_embedding_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order, in one folder: what one puts the next one finds."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/embed.md").read_text("utf-8")
+    examples = list(re.finditer(r"```python\n(.*?)```", text, re.DOTALL))
+    assert len(examples) > 3
+    names: dict[str, object] = {}
+    for example in examples:
+        line = text[: example.start()].count("\n") + 1
+        # With its own line numbers, so that a failure names the line of the page.
+        code = "\n" * line + example[1]
+        exec(compile(code, "docs/embed.md", "exec"), names)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import logquarry as lq
+from logquarry.verify import verify_store
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.replay import Clock, append_facts, message_of, wire_of
 from tests.conformance.test_replay import SCENARIOS, files_below, index_parts
@@ -62,3 +64,59 @@ def test_the_store_is_closed_in_order(replayed: tuple[Scenario, Path]) -> None:
     names = {path.name for path in root.iterdir()}
     assert names == {"checkpoint", "commitlog", "consumequeue", "index", "lock", ".logquarry"}
     assert not any(path.is_file() for path in (root / ".logquarry").rglob("*"))
+
+
+def all_stores(golden: Path) -> Iterator[Scenario]:
+    for folder in sorted(golden.rglob("store*")):
+        if folder.is_dir():
+            yield Scenario(folder.parent, folder.name)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    # The lock file is made, or written, by whoever looks.
+    return {name: data for name, data in files_below(root).items() if name != "lock"}
+
+
+HEALED = "unclean/noabort-cq-behind/"
+"""Whose queues get what they lack; Java leaves the gaps."""
+
+
+def test_any_golden_store_is_written_without_harm_or_not_at_all(
+    golden: Path, tmp_path: Path
+) -> None:
+    written, refused = 0, 0
+    for number, scenario in enumerate(all_stores(golden)):
+        name = str(scenario.store.relative_to(golden))
+        root = tmp_path / str(number)
+        shutil.copytree(scenario.store, root)
+        before = contents(root)
+        with lq.MessageStore.open(root, config=scenario.config) as reader:
+            log = [message.physical_offset for message in reader.scan(on_damage="stop")]
+            log_end = reader.max_offset
+            queues = {key: reader.queue_offsets(*key) for key in reader.queues()}
+        try:
+            store = lq.MessageStore.open(root, mode="rw", config=scenario.config)
+        except lq.errors.StoreError:
+            refused += 1
+            assert contents(root) == before, name
+            assert not name.startswith(SCENARIOS), name
+            shutil.rmtree(root)
+            continue
+        written += 1
+        with store:
+            found = {key: store.queue_offsets(*key) for key in store.queues()}
+            assert (found == queues) is not name.startswith(HEALED), name
+            result = store.put(lq.Message("RollA", b"new", keys="new"))
+            assert result.physical_offset >= log_end, name
+            assert store.wait_dispatched(timeout=20)
+            assert store.get("RollA", 0, result.queue_offset).messages[0].body == b"new", name
+            assert store.query("RollA", "new", exact=True), name
+        with lq.MessageStore.open(root, config=scenario.config) as reader:
+            after = [message.physical_offset for message in reader.scan(on_damage="stop")]
+            assert after[: len(log)] == log, name
+            assert after[-1] == result.physical_offset or name.endswith("crc-third-last-file/store")
+            if name.startswith(HEALED):
+                report = verify_store(reader.layout)
+                assert not report.has_damage, report.findings
+        shutil.rmtree(root)
+    assert written > 40 and refused > 40, (written, refused)

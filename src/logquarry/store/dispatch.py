@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +105,25 @@ class QueueWriters:
         return ConsumeQueueWriter(self._open_files(topic, queue_id), name)
 
 
+class Writers(Protocol):
+    """What gives the queues that a dispatcher is to tell."""
+
+    def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
+        """The writer of a queue; None to pass it over."""
+
+
+class Lacking:
+    """Some of the queues of others."""
+
+    def __init__(self, writers: Writers, keys: Collection[QueueKey]) -> None:
+        self._writers = writers
+        self._keys = keys
+
+    def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
+        """The writer of one of them."""
+        return self._writers.get(key) if key in self._keys else None
+
+
 class Dispatcher:
     """Dispatches what is in the log. One thread does.
 
@@ -124,7 +143,7 @@ class Dispatcher:
     def __init__(
         self,
         files: MappedFileQueue,
-        queues: QueueWriters,
+        queues: Writers,
         index: IndexWriter | None,
         config: StoreConfig,
         *,

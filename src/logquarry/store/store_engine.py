@@ -34,7 +34,7 @@ from logquarry.store.append import CommitLogWriter
 from logquarry.store.arrivals import ArrivalListeners
 from logquarry.store.checkpoint_file import CheckpointFile
 from logquarry.store.disk import Disk
-from logquarry.store.dispatch import Dispatcher, DispatchService, Groups
+from logquarry.store.dispatch import Dispatcher, DispatchService, Groups, Lacking
 from logquarry.store.flush import (
     CommitRealTimeService,
     Flushable,
@@ -157,6 +157,7 @@ class StoreEngine:
             self.log.truncate_to(found.log_end, aside=quarantine(root, COMMIT_LOG))
         if config.message_index_enable:
             self.index = IndexKeeper(disk, root, shape, self.checkpoint, self._clock)
+        self._catch_up(found)
         self.dispatcher = Dispatcher(
             self.log,
             self.queues.writers,
@@ -188,6 +189,13 @@ class StoreEngine:
             health=self.health,
             settle=self._settle,
         )
+
+    def _catch_up(self, found: StoreFound) -> None:
+        """Give queues that are behind what they lack."""
+        if found.behind:
+            lacking = Lacking(self.queues.writers, found.behind)
+            dispatcher = Dispatcher(self.log, lacking, None, self.config, start=found.behind_from)
+            dispatcher.dispatch_until(found.dispatch_from)
 
     def _make_flushing(self) -> None:
         """The services that bring things to the disk, in the order in which they end."""

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from logquarry.config import DEFAULT_COMMIT_LOG_FILE, StoreConfig
-from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
+from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.files.layout import (
     ABORT,
     CHECKPOINT,
@@ -34,15 +34,18 @@ from logquarry.format.frame import Frame
 from logquarry.format.index import IndexShape
 from logquarry.scan.walk import LogReader, Run
 from logquarry.store.commit_log import CommitLog
+from logquarry.store.consume_queue import ConsumeQueue
 from logquarry.store.index_file import Index
-from logquarry.store.log_bound import consume_queues, last_entries
-from logquarry.store.log_queues import QueueKey
+from logquarry.store.log_bound import consume_queues, last_entries, last_file_start, sound_bound
+from logquarry.store.log_queues import QueueBuilder, QueueKey
 from logquarry.store.name_guard import SIDECAR
 from logquarry.store.open_files import OpenFiles
 
 logger = logging.getLogger(__name__)
 
 _READ_ONLY_HINT: Final = 'open it with mode="r"'
+_CHECKED_FILES: Final = 3
+"""The last files of the log, which RocketMQ reads when it opens a store (``recoverNormally``)."""
 _OURS: Final = frozenset(
     {ABORT, CHECKPOINT, COMMIT_LOG, CONFIG, CONSUME_QUEUE, INDEX, LOCK, SIDECAR, "lost+found"}
 )
@@ -58,12 +61,16 @@ class StoreFound:
         log_end: where the log ends.
         dispatch_from: what is before it in the log is in queues and index.
         queue_ends: one past the last offset of each queue.
+        behind: queues that lack messages before ``dispatch_from``,
+        behind_from: and from here on.
     """
 
     config: StoreConfig
     log_end: int
     dispatch_from: int
     queue_ends: Mapping[QueueKey, int]
+    behind: frozenset[QueueKey] = frozenset()
+    behind_from: int = 0
 
 
 def check_folder(root: Path) -> None:
@@ -96,35 +103,82 @@ def find_store(root: Path, config: StoreConfig) -> StoreFound:
     layout = StoreLayout.open(root, config)
     files = OpenFiles(layout)
     queues = consume_queues(layout, files)
-    entries = last_entries(layout, queues)
+    queued = max((queue.last_physical_end or 0 for queue in queues), default=0)
     has_log = bool(layout.commit_log.files)
-    if layout.has_abort and (has_log or entries):
+    if layout.has_abort and (has_log or queued):
         raise StoreUnavailable(
             f"{root}: it was not closed in order ({ABORT} is there) and has to be recovered first, "
             f"which this version does not do yet: {_READ_ONLY_HINT}"
         )
     settings = _with_sizes(config, layout)
+    _check_sizes(layout, settings, queues)
     ends = {(queue.topic, queue.queue_id): queue.max_offset for queue in queues}
-    if not has_log:
-        if entries:
-            raise StoreUnavailable(
-                f"{root}: it has queues and no log: {_READ_ONLY_HINT}, or take {CONSUME_QUEUE}/ "
-                "away"
-            )
-        return StoreFound(settings, 0, 0, ends)
+    entries = last_entries(layout, queues)
     log = CommitLog(layout, files=files, last_entries=lambda: entries)
     end = log.max_offset
-    queued = max(entries[0].physical_offset + entries[0].size, log.min_offset) if entries else None
-    if queued is not None and end < queued:
+    sound = end
+    if queued > log.min_offset:
+        # Only the last file: damage before it stays what it is, whatever is put.
+        sound = min(end, sound_bound(layout, queued) or 0)
+    if sound < queued:
         raise StoreUnavailable(
-            f"{root}: its queues reach up to {queued} of the log, which is sound only up to {end}: "
-            f"{_READ_ONLY_HINT}, and see what verify says"
+            f"{root}: its queues reach up to {queued} of the log, which is sound only up to "
+            f"{sound}: {_READ_ONLY_HINT}, and see what verify says"
         )
     _check_rest(layout, end)
-    start = log.min_offset if queued is None else queued
+    start = max(queued, log.min_offset)
     if settings.message_index_enable:
-        start = max(start, _indexed(layout, log, files))
-    return StoreFound(settings, end, min(start, end), ends)
+        start = max(start, _indexed(layout, log, files, end))
+    last_file = last_file_start(layout) or log.min_offset
+    before = (_CHECKED_FILES - 1) * layout.commit_log.file_size
+    checked_from = max(log.min_offset, last_file - before)
+    behind = _behind(layout, settings, ends, checked_from, start)
+    return StoreFound(settings, end, start, ends, behind, checked_from)
+
+
+def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Sequence[ConsumeQueue]) -> None:
+    """Each file is as large as the settings say, but for an empty last one (a crash leaves that).
+
+    Raises:
+        CorruptFile: if one is not (RocketMQ's load() says no).
+    """
+    sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
+    sequences += [(queue.files, config.queue_file_size) for queue in queues]
+    for files, size in sequences:
+        for file in files:
+            if file.size != size and (file.size or file is not files[-1]):
+                path = layout.filesystem.full_path(file.path)
+                raise CorruptFile(path, 0, f"it has {file.size} bytes, and {size} belong there")
+
+
+def _behind(
+    layout: StoreLayout,
+    config: StoreConfig,
+    ends: Mapping[QueueKey, int],
+    start: int,
+    stop: int,
+) -> frozenset[QueueKey]:
+    """The queues that lack a message which stands in a part of the log.
+
+    Java starts behind the message that any queue knows to be the last, and what another one lacks
+    before that is lost to it (`noabort-cq-behind`). A topic without queues was deleted, and stays
+    so.
+    """
+    if start >= stop:
+        return frozenset()
+    builder = QueueBuilder(config, config.delay_levels_ms)
+    found = builder.add(LogReader(layout, check_crc=False).events(start, stop)).queues()
+    behind = {key for key, queue in found.items() if queue.max_offset > ends.get(key, 1 << 62)}
+    for topic, queue_id in sorted(behind):
+        logger.warning(
+            "%s: queue %d of %s ends at %d, and the log has its messages up to %d",
+            layout.root,
+            queue_id,
+            topic,
+            ends[topic, queue_id],
+            found[topic, queue_id].max_offset,
+        )
+    return frozenset(behind)
 
 
 def _with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
@@ -166,15 +220,24 @@ def _shape_of(layout: StoreLayout) -> IndexShape | None:
     return None
 
 
-def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
+def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles, end: int) -> int:
     """What is before it was dispatched to the index, and so to the queues, which come first.
 
     0 where the index does not tell.
+
+    Raises:
+        StoreUnavailable: if it has more than the log: new messages would count as known to it.
     """
     found = Index(layout, files=files).files
     if not found or found[-1].is_empty:
         return 0
-    outcome = log.outcome_at(found[-1].header.end_offset, check_crc=False)
+    last = found[-1].header.end_offset
+    if last >= end:
+        raise StoreUnavailable(
+            f"{layout.root}: its index reaches up to {last} of the log, which ends at {end}: "
+            f"{_READ_ONLY_HINT}, or take {INDEX}/ away"
+        )
+    outcome = log.outcome_at(last, check_crc=False)
     return outcome.physical_offset + outcome.size if isinstance(outcome, Frame) else 0
 
 
