@@ -92,6 +92,8 @@ class Outgoing:
         odd: the frames that the reference made, by their numbers.
         store_hosts: the distinct store hosts,
         store_host_ids: and the number of each message's.
+        named: the distinct topics that messages name,
+        named_ids: and the number of each message's. A delayed one goes to another.
         waits: whether any of them waits for flush and replica.
         rows: the other messages.
         queues: the distinct queues of ``rows``.
@@ -105,6 +107,8 @@ class Outgoing:
     odd: dict[int, Encoded]
     store_hosts: list[bytes]
     store_host_ids: Int64
+    named: list[str]
+    named_ids: Int64
     waits: bool
     rows: r.PutRows = field(default_factory=lambda: r.empty_put_rows(0))
     queues: list[QueueKey] = field(default_factory=list)
@@ -133,10 +137,12 @@ def plain_outgoing(
         MessageRejected: with the number of the first message that is refused.
         UsageError: if a message makes no sense; the text says which.
     """
-    odd = {
-        number: _encoded(message, first + number, encoder, check)
-        for number, message in enumerate(messages)
-    }
+    odd: dict[int, Encoded] = {}
+    topics: dict[str, int] = {}
+    named: list[int] = []
+    for number, message in enumerate(messages):
+        odd[number] = _encoded(message, first + number, encoder, check)
+        named.append(topics.setdefault(message.topic, len(topics)))
     hosts: dict[bytes, int] = {}
     ids = [hosts.setdefault(encoded.store_host, len(hosts)) for encoded in odd.values()]
     return Outgoing(
@@ -145,6 +151,8 @@ def plain_outgoing(
         odd=odd,
         store_hosts=list(hosts),
         store_host_ids=np.array(ids, np.int64),
+        named=list(topics),
+        named_ids=np.array(named, np.int64),
         waits=any(encoded.wait for encoded in odd.values()),
     )
 
@@ -213,6 +221,8 @@ def outgoing(
         odd=found,
         store_hosts=store_hosts,
         store_host_ids=host_ids,
+        named=columns.topics,
+        named_ids=columns.topic_ids,
         waits=len(found) < columns.count or any(encoded.wait for encoded in found.values()),
         rows=rows,
         queues=queues,

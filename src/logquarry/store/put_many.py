@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -49,6 +49,7 @@ class PutManyResult:
         store_timestamp: when the store took each, in milliseconds, int64.
         size: bytes of each frame, int64.
         elapsed_ms: how long the call took.
+        topics: messages and bytes of each topic that messages named.
     """
 
     status: PutStatus
@@ -57,6 +58,7 @@ class PutManyResult:
     store_timestamp: Int64
     size: Int64
     elapsed_ms: float
+    topics: Mapping[str, tuple[int, int]]
     _hosts: tuple[bytes, ...] = ()
     _host_ids: Int64 | None = None
 
@@ -283,9 +285,24 @@ class _Put:
             self._times[:count],
             self._sizes[:count],
             (time.monotonic() - self._began) * _MS,
+            self._topics(),
             tuple(hosts),
             np.concatenate(ids)[:count] if ids else None,
         )
+
+    def _topics(self) -> dict[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        first = 0
+        for part in self._parts:
+            sizes = self._sizes[first : min(first + part.count, self.done)]
+            ids, kinds = part.named_ids[: len(sizes)], len(part.named)
+            counts = np.bincount(ids, minlength=kinds).tolist()
+            totals = np.bincount(ids, sizes, minlength=kinds).tolist()
+            for topic, count, total in zip(part.named, counts, totals, strict=True):
+                before = found.get(topic, (0, 0))
+                found[topic] = before[0] + count, before[1] + int(total)
+            first += part.count
+        return {topic: said for topic, said in found.items() if said[0]}
 
 
 @cache
@@ -293,7 +310,9 @@ def _load_kernel() -> None:
     """Load or compile the kernel, which takes a moment: not while the log is held."""
     kernels = codec.kernels()
     assert kernels is not None
-    none = Outgoing(0, np.zeros(0, np.int64), {}, [], np.zeros(0, np.int64), False)
+    none = Outgoing(
+        0, np.zeros(0, np.int64), {}, [], np.zeros(0, np.int64), [], np.zeros(0, np.int64), False
+    )
     numbers = np.zeros(0, np.int64)
     kernels.encode_frames(
         *(none.rows, 0, 0),
