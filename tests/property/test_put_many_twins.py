@@ -115,14 +115,18 @@ class Log:
         return files, self.files.max_offset, self.offsets
 
 
-def singly(messages: Sequence[Message], **settings: Any) -> Any:
+def singly(messages: Sequence[Message], *, by_reference: bool = False, **settings: Any) -> Any:
     """What single puts do; where one of them is refused, its number instead."""
     with tempfile.TemporaryDirectory() as root:
         log = Log(root, **settings)
         results = []
         for number, message in enumerate(messages):
             try:
-                results.append(log.writer.put(message))
+                if by_reference:
+                    encoded = log.writer.encoder.encode(message)
+                    results.append(log.settle(log.writer.append(encoded), encoded.wait))
+                else:
+                    results.append(log.writer.put(message))
             except LogquarryError as error:
                 return number, str(error)
         return (
@@ -157,7 +161,8 @@ def at_once(messages: Any, **settings: Any) -> Any:
 
 def same(messages: list[Message], many: Callable[[], Any], **settings: Any) -> None:
     fast, plain = both(lambda: at_once(many(), **settings))
-    assert fast == plain == singly(messages, **settings)
+    assert fast == plain == singly(messages, by_reference=True, **settings)
+    assert fast == singly(messages, **settings)
 
 
 @given(st.lists(fields(tame=True), max_size=12), st.booleans())

@@ -249,7 +249,7 @@ def test_settling(tmp_path: Path) -> None:
         return result.settled(flush=PutStatus.FLUSH_DISK_TIMEOUT)
 
     log = Log(tmp_path)
-    log.writer._settle = settle
+    log.writer.settle = settle
     result = log.writer.put(Message("t"))
     assert result.ok and result.status is PutStatus.FLUSH_DISK_TIMEOUT
     log.writer.put(Message("t", wait_store_ok=False))

@@ -18,6 +18,7 @@ a blank.
 from __future__ import annotations
 
 import logging
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,7 @@ from logquarry.store.health import Health
 from logquarry.store.log_queues import QueueKey
 from logquarry.store.mapped_file import MappedFile
 from logquarry.store.mapped_file_queue import MappedFileQueue
+from logquarry.store.plain_put import PlainEncoder
 from logquarry.store.put_result import AppendStatus, PutResult, PutStatus, refusal
 from logquarry.store.running_flags import RunningFlags
 
@@ -47,6 +49,8 @@ SLOW_PUT: Final = 0.5
 """Seconds in the lock, or for the whole put, over which a put is logged."""
 _BLANK: Final = frame.BLANK.size
 _MS: Final = 1_000
+_PUT_OK, _APPENDED = PutStatus.PUT_OK, AppendStatus.PUT_OK
+_new_result = tuple.__new__
 
 
 def _settled(result: PutResult, wait: bool) -> PutResult:
@@ -97,6 +101,7 @@ class CommitLogWriter:
         self._health = health or Health()
         self.settle = settle
         self.encoder = MessageEncoder(config, clock)
+        self._plain = PlainEncoder(config, clock, files.file_size - _BLANK)
         self._lock = threading.Lock()
         self._held_since = 0.0
         self._busy_after = config.os_page_cache_busy_time_out_mills / _MS
@@ -120,8 +125,13 @@ class CommitLogWriter:
         """
         began = time.monotonic()
         self.check_status()
-        encoded = self.encoder.encode(message)
-        return self._put(encoded, began, settle)
+        result = self._put_plain(message)
+        if result is None:
+            return self._put(self.encoder.encode(message), began, settle)
+        result = (settle or self.settle)(result, True)
+        if time.monotonic() - began > SLOW_PUT:
+            self._note_slow(began, len(message.body), result)
+        return result
 
     def put_batch(
         self,
@@ -174,11 +184,73 @@ class CommitLogWriter:
 
     def _put(self, encoded: Encoded, began: float, settle: Settle | None = None) -> PutResult:
         result = (settle or self.settle)(self.append(encoded), encoded.wait)
-        took = time.monotonic() - began
-        if took > SLOW_PUT:
-            logger.warning(
-                "a put took %d ms: %d bytes of body, %s", took * _MS, encoded.body_size, result
-            )
+        if time.monotonic() - began > SLOW_PUT:
+            self._note_slow(began, encoded.body_size, result)
+        return result
+
+    @staticmethod
+    def _note_slow(began: float, body_size: int, result: PutResult) -> None:
+        took = (time.monotonic() - began) * _MS
+        logger.warning("a put took %d ms: %d bytes of body, %s", took, body_size, result)
+
+    def _put_plain(self, message: Message) -> PutResult | None:
+        """The short way (:mod:`logquarry.store.plain_put`).
+
+        None, and nothing is changed, where a message does not go it, or a file comes to its end.
+        """
+        parts = self._plain.parts(message)
+        if parts is None:
+            return None
+        target, size, crc, queue_id, flag, born, reconsumed, prepared, length, body, rest = parts
+        key, pack, flags, born_host, store_host, _, _, advances = target
+        with self._lock:
+            began = self._held_since = time.monotonic()
+            try:
+                file = self._files.last_file()
+                if file is None or self._health.reason is not None:
+                    return None
+                at = file.wrote
+                if size + _BLANK > file.size - at:
+                    return None
+                now = self.clock()
+                # Also a message that takes no place makes its queue known.
+                offset = self.queue_offsets.setdefault(key, 0)
+                if not advances:
+                    offset = 0
+                physical_offset = file.base + at
+                head = pack(
+                    size,
+                    frame.MAGIC_V1,
+                    crc,
+                    queue_id,
+                    flag,
+                    offset,
+                    physical_offset,
+                    flags,
+                    born,
+                    born_host,
+                    now,
+                    store_host,
+                    reconsumed,
+                    prepared,
+                    length,
+                )
+                file.append(b"".join((head, body, rest)))
+                if advances:
+                    self.queue_offsets[key] = offset + 1
+                file.store_timestamp = now
+            except struct.error:
+                # A number does not fit its field: the reference says which.
+                return None
+            finally:
+                self._held_since = 0.0
+        held = (time.monotonic() - began) * _MS
+        result = _new_result(
+            PutResult,
+            (_PUT_OK, _APPENDED, store_host, physical_offset, offset, size, 1, now, held, (0,)),
+        )
+        if held > SLOW_PUT * _MS:
+            self._note_held(result, length)
         return result
 
     # ---------------------------------------------------------------------------------- append
@@ -198,13 +270,17 @@ class CommitLogWriter:
             finally:
                 self._held_since = 0.0
         if result.elapsed_ms > SLOW_PUT * _MS:
-            logger.warning(
-                "a put held the log for %d ms: %d bytes of body, %s",
-                result.elapsed_ms,
-                encoded.body_size,
-                result,
-            )
+            self._note_held(result, encoded.body_size)
         return result
+
+    @staticmethod
+    def _note_held(result: PutResult, body_size: int) -> None:
+        logger.warning(
+            "a put held the log for %d ms: %d bytes of body, %s",
+            result.elapsed_ms,
+            body_size,
+            result,
+        )
 
     def append_held(self, encoded: Encoded, now: int, began: float) -> PutResult:
         """The same with the log held, and a store time."""

@@ -17,11 +17,14 @@ from logquarry.message import Message
 from logquarry.store.put_result import PutStatus, refusal
 
 try:
-    from zlib_ng.zlib_ng import crc32
+    from zlib_ng.zlib_ng import crc32 as _crc32
 except ImportError:
-    from zlib import crc32
+    from zlib import crc32 as _crc32
 
 Bytes = bytes | bytearray | memoryview
+
+crc32: Final = _crc32
+"""The CRC of a body, by the quickest there is."""
 
 LONGEST_PROPERTIES: Final = java.INT_MAX >> 16
 """Bytes, and for ``checkMessage`` UTF-16 characters: the length is a signed short."""
