@@ -83,6 +83,20 @@ class FrameMaker:
         """What the hosts fix."""
         return self._hosts
 
+    def head(self, queue_id: int) -> bytes | None:
+        """A frame up to its body, all 0 that differs from message to message.
+
+        None where a number does not fit its field.
+        """
+        hosts = self._hosts
+        try:
+            return self._pack(
+                *(0, frame.MAGIC_V1, 0, queue_id, 0, 0, 0, hosts.flags, self._born_timestamp),
+                *(hosts.born_host, 0, hosts.store_host, self._reconsume_times, 0, 0),
+            )
+        except struct.error:
+            return None
+
     def frame(
         self,
         topic: bytes,

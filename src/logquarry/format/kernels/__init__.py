@@ -7,6 +7,7 @@ alive. They are safe on any bytes, and their verdicts are the reference's.
 Importing this package costs half a second (numba), so that it is imported when first needed.
 """
 
+from logquarry.format.kernels.batch import batch_frames, place_frames
 from logquarry.format.kernels.columns import (
     copy_spans,
     gather,
@@ -47,6 +48,7 @@ __all__ = [
     "TAGS",
     "UNIQ_KEY",
     "bad_utf8",
+    "batch_frames",
     "check_frame",
     "check_places",
     "copy_spans",
@@ -67,6 +69,7 @@ __all__ = [
     "message_ids",
     "offsets_of",
     "parse_properties",
+    "place_frames",
     "property_strings",
     "put_index_keys",
     "spans_of",

@@ -9,7 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from logquarry.format import frame, java
-from logquarry.format.kernels.base import AT_BODY_LENGTH, TAIL_SIZE, Array, kernel
+from logquarry.format.kernels.base import (
+    AT_BODY_LENGTH,
+    AT_CRC,
+    AT_PHYSICAL_OFFSET,
+    TAIL_SIZE,
+    Array,
+    kernel,
+)
 from logquarry.format.kernels.text import copy_short, crc32, hash_bytes, same_bytes
 from logquarry.format.native import copy_bytes, store_i16, store_i32, store_i64
 from logquarry.format.put_rows import (
@@ -32,18 +39,16 @@ from logquarry.format.put_rows import (
 )
 
 _H = frame.HEAD.offsets
-_AT_SIZE = _H["size"]
-_AT_CRC = _H["body_crc"]
+AT_SIZE = _H["size"]
 AT_QUEUE_ID = _H["queue_id"]
-_AT_FLAG = _H["flag"]
+AT_FLAG = _H["flag"]
 AT_QUEUE_OFFSET = _H["queue_offset"]
-_AT_PHYSICAL_OFFSET = _H["physical_offset"]
 _AT_BORN_TIMESTAMP = _H["born_timestamp"]
 _AT_RECONSUME_TIMES = frame.TAIL.offsets["reconsume_times"]
 _AT_PREPARED_OFFSET = frame.TAIL.offsets["prepared_transaction_offset"]
 _LENGTH_SIZE = frame.PROPERTIES_LENGTH.size
 _BLANK = frame.BLANK.size
-_CRC_MASK = np.uint32(java.INT_MAX)
+CRC_MASK = np.uint32(java.INT_MAX)
 
 
 @kernel
@@ -91,13 +96,13 @@ def encode_frames(
         if head_facts[head, ADVANCES] != 0:
             queue_offset = next_offsets[queue]
             next_offsets[queue] = queue_offset + 1
-        store_i32(at + _AT_SIZE, size)
+        store_i32(at + AT_SIZE, size)
         # Of the copy, which is in the cache.
-        store_i32(at + _AT_CRC, np.int32(crc32(crc_function, body_to, body_length) & _CRC_MASK))
+        store_i32(at + AT_CRC, np.int32(crc32(crc_function, body_to, body_length) & CRC_MASK))
         store_i32(at + AT_QUEUE_ID, rows[QUEUE_ID, i])
-        store_i32(at + _AT_FLAG, rows[FLAG, i])
+        store_i32(at + AT_FLAG, rows[FLAG, i])
         store_i64(at + AT_QUEUE_OFFSET, queue_offset)
-        store_i64(at + _AT_PHYSICAL_OFFSET, base + position)
+        store_i64(at + AT_PHYSICAL_OFFSET, base + position)
         store_i64(at + _AT_BORN_TIMESTAMP, rows[BORN_TIMESTAMP, i])
         store_i64(at + head_facts[head, TIME_AT], now)
         tail = body_to - TAIL_SIZE
