@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from logquarry import errors
     from logquarry.config import StoreConfig
     from logquarry.message import Message, StoredMessage
+    from logquarry.store.arrivals import MessageArrival
     from logquarry.store.get_message import GetMessageStatus, GetResult
     from logquarry.store.message_store import MessageStore, QueueOffsets
     from logquarry.store.put_result import AppendStatus, PutResult, PutStatus
+    from logquarry.store.stats import StoreStats
 
 __version__ = "0.1.0"
 
@@ -30,11 +32,13 @@ __all__ = [
     "GetMessageStatus",
     "GetResult",
     "Message",
+    "MessageArrival",
     "MessageStore",
     "PutResult",
     "PutStatus",
     "QueueOffsets",
     "StoreConfig",
+    "StoreStats",
     "StoredMessage",
     "__version__",
     "errors",
@@ -45,11 +49,13 @@ _HOMES = {
     "GetMessageStatus": "logquarry.store.get_message",
     "GetResult": "logquarry.store.get_message",
     "Message": "logquarry.message",
+    "MessageArrival": "logquarry.store.arrivals",
     "MessageStore": "logquarry.store.message_store",
     "PutResult": "logquarry.store.put_result",
     "PutStatus": "logquarry.store.put_result",
     "QueueOffsets": "logquarry.store.message_store",
     "StoreConfig": "logquarry.config",
+    "StoreStats": "logquarry.store.stats",
     "StoredMessage": "logquarry.message",
 }
 

@@ -28,6 +28,7 @@ from logquarry.errors import (
 )
 from logquarry.files.layout import StoreLayout
 from logquarry.format import sys_flag
+from logquarry.scan.walk import DamagedSpan, LogReader, Run
 from logquarry.store.arrivals import MessageArrival
 from logquarry.store.get_message import GetMessageStatus
 from logquarry.store.put_result import PutStatus
@@ -280,6 +281,33 @@ def test_the_transient_pool(tmp_path: Path) -> None:
     with lq.MessageStore.open(tmp_path) as reader:
         assert bodies(reader)[-1] == b"last"
         assert not verify_store(reader.layout).has_damage
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"warm_mapped_file_enable": True},
+        {"transient_store_pool_enable": True, "fast_fail_if_no_buffer_in_store_pool": True},
+        {"flush_commit_log_timed": False},
+        {"broker_role": "SYNC_MASTER", "flush_disk_type": "SYNC_FLUSH"},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_other_settings(settings: dict[str, Any], tmp_path: Path) -> None:
+    acked = []
+    with opened(tmp_path, **settings) as store:
+        for number in range(200):
+            try:
+                store.put(lq.Message("t", body := b"%d" % number + bytes(200)))
+            except StoreUnavailable as error:
+                assert error.status == "CREATE_MAPEDFILE_FAILED"
+                time.sleep(0.01)
+                continue
+            acked.append(body)
+        assert store.wait_dispatched(timeout=20)
+        assert store.queue_offsets("t", 0).max == len(acked) > 0
+    with lq.MessageStore.open(tmp_path) as reader:
+        assert bodies(reader) == acked
 
 
 def test_a_full_index_file_is_in_the_checkpoint(tmp_path: Path) -> None:
@@ -830,3 +858,25 @@ def test_stats(store: WritableStore, caplog: pytest.LogCaptureFixture) -> None:
 def test_the_names_in_the_folder_while_it_is_open(store: WritableStore) -> None:
     layout = StoreLayout.open(store.root)
     assert layout.has_abort and layout.is_live()
+
+
+def test_a_frame_that_is_being_written_is_no_damage(tmp_path: Path) -> None:
+    """A reader meets it half done, and what stands behind it whole."""
+    with opened(tmp_path) as store:
+        results = [store.put(lq.Message("t", b"%d" % number)) for number in range(3)]
+    log = tmp_path / "commitlog" / f"{0:020d}"
+    whole = log.read_bytes()
+    middle = results[1].physical_offset
+    log.write_bytes(whole[:middle] + bytes(50) + whole[middle + 50 :])
+
+    class Reader(LogReader):
+        """The writer is done with it when the reader looks further."""
+
+        def _next_sound(self, start: int) -> int | None:
+            with log.open("r+b") as file:
+                file.write(whole)
+            return super()._next_sound(start)
+
+    events = list(Reader(StoreLayout.open(tmp_path), live=True).events())
+    assert not any(isinstance(event, DamagedSpan) for event in events)
+    assert sum(len(event.rows) for event in events if isinstance(event, Run)) == 3

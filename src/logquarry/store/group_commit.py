@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import Final
+from typing import Any, Final
 
 from logquarry.errors import StoreUnavailable
 from logquarry.store.checkpoint_file import CheckpointFile
@@ -28,17 +28,21 @@ _IDLE_FLUSH_MS: Final = 500
 class _Request:
     """Somebody who waits for the log to be on the disk up to an offset."""
 
-    __slots__ = ("deadline", "future", "offset")
+    __slots__ = ("deadline", "future", "offset", "result_of")
 
-    def __init__(self, offset: int, deadline: int) -> None:
+    def __init__(
+        self, offset: int, deadline: int, future: Future[Any], result_of: Callable[[bool], Any]
+    ) -> None:
         self.offset = offset
         self.deadline = deadline
-        self.future: Future[bool] = Future()
+        self.future = future
+        self.result_of = result_of
 
     # Done already: it timed out, or its owner cancelled it, just now.
     def resolve(self, is_flushed: bool) -> None:
-        with contextlib.suppress(InvalidStateError):
-            self.future.set_result(is_flushed)
+        if not self.future.done():
+            with contextlib.suppress(InvalidStateError):
+                self.future.set_result(self.result_of(is_flushed))
 
     def fail(self, error: StoreUnavailable) -> None:
         with contextlib.suppress(InvalidStateError):
@@ -96,7 +100,21 @@ class GroupCommitService(Service):
         StoreUnavailable if the sync failed: nobody knows whether the message is on the disk, and
         the store takes no more.
         """
-        request = _Request(offset, self._clock() + self._timeout_ms)
+        future: Future[bool] = Future()
+        self.resolve_later(offset, future, bool)
+        return future
+
+    def resolve_later(
+        self, offset: int, future: Future[Any], result_of: Callable[[bool], Any]
+    ) -> None:
+        """The same with a future of the caller's.
+
+        Args:
+            offset: up to where the log is to be on the disk.
+            future: is resolved then.
+            result_of: makes its result of that of :meth:`request`.
+        """
+        request = _Request(offset, self._clock() + self._timeout_ms, future, result_of)
         with self._change:
             is_refused = self._has_ended or self.health.reason is not None
             is_first = not self._waiting
@@ -106,7 +124,6 @@ class GroupCommitService(Service):
             request.fail(self._end_error())
         elif is_first:
             self.wakeup()
-        return request.future
 
     def run_once(self) -> None:
         """Sync the log, and tell those who waited when it began."""

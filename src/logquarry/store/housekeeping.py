@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from logquarry.errors import StoreUnavailable
 from logquarry.store.health import Health
 from logquarry.store.index_keeper import IndexKeeper
 from logquarry.store.service import Service
@@ -40,6 +41,11 @@ class Housekeeping(Service):
         self._recorder.sample()
         if not self._abort.exists:
             logger.warning("%s: somebody deleted it while the store was open", self._abort.path)
-            self._abort.make()
+            try:
+                self._abort.make()
+            except StoreUnavailable as error:
+                # With a full disk, say: the next look tries again.
+                self.health.require_writable()
+                logger.warning("it cannot be made anew: %s", error)
         if self._index is not None:
             self._index.check()

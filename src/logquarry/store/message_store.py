@@ -6,7 +6,7 @@ How one is written is told in :mod:`logquarry.store.writable_store`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
@@ -21,6 +21,7 @@ from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import Damage, Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.message import StoredMessage
+from logquarry.store.bulk_reads import BulkReads
 from logquarry.store.commit_log import CommitLog
 from logquarry.store.consume_queue import ConsumeQueue, Queue
 from logquarry.store.get_message import GetResult, TransferLimits, get_message
@@ -31,9 +32,6 @@ from logquarry.store.read_message import read_message
 from logquarry.store.write_api import WriteApi
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from logquarry.scan.batches import DamageLog, OnDamage
     from logquarry.scan.walk import LogReader
     from logquarry.store.log_queues import LogQueue, QueueKey
 
@@ -48,7 +46,7 @@ class QueueOffsets(NamedTuple):
     max: int
 
 
-class MessageStore(WriteApi):
+class MessageStore(BulkReads, WriteApi):
     """One store directory (``DefaultMessageStore``), open for reading, or for writing too.
 
     Opening reads little more than a folder; what a question needs is read when it is asked. A
@@ -369,93 +367,7 @@ class MessageStore(WriteApi):
 
         return LogReader(self.layout, bound=self.bound, live=self.is_live)
 
-    # -------------------------------------------------------------------------------------- bulk
-    def scan(
-        self,
-        topic: str | Iterable[str] | None = None,
-        queue_id: int | None = None,
-        *,
-        tags: str | None = None,
-        keys: str | Iterable[str] | None = None,
-        since: int | None = None,
-        until: int | None = None,
-        on_damage: OnDamage = "default",
-        damage: DamageLog | None = None,
-    ) -> Iterator[StoredMessage]:
-        """Messages in physical order, each decoded when it is looked at.
-
-        Args:
-            topic: the topics' names (default: all messages of the log, also those that are in no
-                queue).
-            queue_id: a queue's number.
-            tags: tags as a consumer gives them: ``paid || sent``.
-            keys: words of KEYS, or UNIQ_KEYs, one of which a message must have.
-            since: least store time in milliseconds.
-            until: store time in milliseconds that is just too late.
-            on_damage: ``default`` raises but for a torn tail; ``stop``, ``skip``, ``fail``: see
-                :data:`logquarry.scan.batches.OnDamage`.
-            damage: gets what was damaged.
-
-        Raises:
-            CorruptFrame: on damage, as ``on_damage`` says.
-        """
-        self._require_open()
-        from logquarry.store import reading
-
-        wanted = reading.message_filter(topic, queue_id, tags, keys, since, until)
-        layout, stop = self._bulk_layout()
-        return reading.messages(layout, self.broker, wanted, on_damage, damage, stop_offset=stop)
-
-    def to_arrow(
-        self,
-        topics: str | Iterable[str] | None = None,
-        queue_id: int | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        tags: str | None = None,
-        keys: str | Iterable[str] | None = None,
-        since: int | None = None,
-        until: int | None = None,
-        on_damage: OnDamage = "default",
-        damage: DamageLog | None = None,
-        decompress: bool = False,
-    ) -> pa.RecordBatchReader:
-        """The same as :meth:`scan`, as a stream of Arrow record batches.
-
-        Args:
-            topics: the topics' names.
-            queue_id: a queue's number.
-            columns: which columns, in which order (default: all of
-                :data:`logquarry.scan.schema.COLUMNS`). What is left out is not decoded; bodies
-                are compared with their CRC only where ``body`` is among them.
-            tags: see :meth:`scan`, as for the others.
-            keys: words of keys.
-            since: least store time in milliseconds.
-            until: store time that is just too late.
-            on_damage: what to do about damage.
-            damage: gets what was damaged.
-            decompress: whether bodies are decompressed.
-
-        Raises:
-            CorruptFrame: while batches are read, as ``on_damage`` says.
-        """
-        self._require_open()
-        from logquarry.store import reading
-
-        layout, stop = self._bulk_layout()
-        return reading.arrow_reader(
-            layout,
-            self.broker,
-            reading.message_filter(topics, queue_id, tags, keys, since, until),
-            columns=columns,
-            on_damage=on_damage,
-            damage=damage,
-            decompress=decompress,
-            stop_offset=stop,
-        )
-
     def _bulk_layout(self) -> tuple[StoreLayout, int | None]:
-        """The files to read in bulk, and the physical offset that is just too large, if any."""
         return self.layout, None
 
     # ------------------------------------------------------------------------------------- index

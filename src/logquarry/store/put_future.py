@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Final
+from typing import Any, Final, Protocol
 
 from logquarry.errors import LogquarryError
 from logquarry.store.append import SLOW_PUT
@@ -24,7 +24,18 @@ from logquarry.store.put_result import PutResult, PutStatus
 
 logger = logging.getLogger(__name__)
 
-Request = Callable[[int], "Future[bool]"]
+
+class Flusher(Protocol):
+    """What syncs the log for those who wait (:class:`.group_commit.GroupCommitService`)."""
+
+    def request(self, offset: int) -> Future[bool]:
+        """A future that is done when the log is on the disk up to an offset."""
+
+    def resolve_later(
+        self, offset: int, future: Future[Any], result_of: Callable[[bool], Any]
+    ) -> None:
+        """The same with a future of the caller's, and a result that is made of it."""
+
 
 _MS: Final = 1_000
 
@@ -33,13 +44,12 @@ class FlushWait:
     """Settles puts.
 
     Args:
-        request: gives a future that is done when the log is on the disk up to an offset; None
-            where no put waits (ASYNC_FLUSH).
+        flusher: syncs the log; None where no put waits for that (ASYNC_FLUSH).
         appended: told of each put that nobody waits for, so that it gets to the disk in time.
     """
 
-    def __init__(self, request: Request | None, appended: Callable[[], None]) -> None:
-        self._request = request
+    def __init__(self, flusher: Flusher | None, appended: Callable[[], None]) -> None:
+        self._flusher = flusher
         self.appended = appended
 
     def settle(self, result: PutResult, wait: bool) -> PutResult:
@@ -48,10 +58,10 @@ class FlushWait:
         Raises:
             StoreUnavailable: if the sync failed: nobody knows what the disk has.
         """
-        if self._request is None or not wait or not result.size:
+        if self._flusher is None or not wait or not result.size:
             self.appended()
             return result
-        return _flushed(result, self._request(result.end_offset).result())
+        return _flushed(result, self._flusher.request(result.end_offset).result())
 
     def settle_later(
         self, result: PutResult, wait: bool, done: Callable[[PutResult], None]
@@ -64,25 +74,21 @@ class FlushWait:
             done: told of the result before the future's callbacks are.
         """
         future = started_future()
-        if self._request is None or not wait or not result.size:
+        if self._flusher is None or not wait or not result.size:
             self.appended()
             done(result)
             future.set_result(result)
             return future
         began = time.monotonic()
 
-        def resolve(request: Future[bool]) -> None:
-            error = request.exception()
-            if error is not None:
-                future.set_exception(error)
-                return
-            settled = _flushed(result, request.result())
+        def settled_result(in_time: bool) -> PutResult:
+            settled = _flushed(result, in_time)
             if (took := time.monotonic() - began) > SLOW_PUT:
                 logger.warning("a put waited %d ms for the disk: %s", took * _MS, settled)
             done(settled)
-            future.set_result(settled)
+            return settled
 
-        self._request(result.end_offset).add_done_callback(resolve)
+        self._flusher.resolve_later(result.end_offset, future, settled_result)
         return future
 
 

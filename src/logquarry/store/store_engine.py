@@ -241,8 +241,7 @@ class StoreEngine:
             thorough_interval_ms=config.flush_consume_queue_thorough_interval,
         )
         self._housekeeping = Housekeeping(self._abort, self.index, self.recorder, health)
-        request = None if self._group is None else self._group.request
-        self.wait = FlushWait(request, after_put.wakeup)
+        self.wait = FlushWait(self._group, after_put.wakeup)
         commits = [] if self._commit is None else [self._commit]
         # What is committed can be dispatched, and what is dispatched can be flushed.
         self._services = [*commits, self._dispatching, flush, self._flush_queues]

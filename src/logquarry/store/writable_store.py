@@ -93,6 +93,7 @@ class WritableStore(MessageStore):
         began = time.monotonic()
         try:
             if self._engine.has_foreign:
+                self._writer.check_status()
                 self._engine.adopt()
             result = self._writer.put(message)
         except StoreError:
@@ -116,6 +117,7 @@ class WritableStore(MessageStore):
 
         try:
             if self._engine.has_foreign:
+                self._writer.check_status()
                 self._engine.adopt()
             result = self._writer.put(message, settle=appended)
         except LogquarryError as error:
@@ -134,6 +136,7 @@ class WritableStore(MessageStore):
         began = time.monotonic()
         try:
             if self._engine.has_foreign:
+                self._writer.check_status()
                 self._engine.adopt()
             result = self._writer.put_batch(messages, wire=wire, message=message)
         except StoreError:
