@@ -184,7 +184,7 @@ def outgoing(
         (r.RECONSUME_TIMES, "reconsume_times"),
     ):
         rows[row] = numbers[name]
-        odd |= _is_no_int(numbers[name])
+        _mark_large(odd, numbers[name])
     rows[r.BORN_TIMESTAMP] = numbers["born_timestamp"]
     rows[r.PREPARED_OFFSET] = numbers["prepared_transaction_offset"]
     rows[r.TOPIC] = columns.topic_ids
@@ -196,12 +196,15 @@ def outgoing(
     fixed = np.array([0 if head is None else head.fixed_size for head in heads], np.int64)
     lengths = np.array([len(topic or b"") for topic in topics], np.int64)
     sizes = rows[r.SIZE]
-    sizes += fixed[rows[r.HEAD]]
-    sizes += lengths[columns.topic_ids]
-    sizes += rows[r.BODY_LENGTH]
-    sizes += rows[r.PROPS_LENGTH]
-    odd |= sizes > min(config.max_message_size, largest)
-    odd |= rows[r.PROPS_LENGTH] > LONGEST_PROPERTIES
+    np.add(rows[r.BODY_LENGTH], rows[r.PROPS_LENGTH], out=sizes)
+    sizes += _each(fixed, rows[r.HEAD])
+    sizes += _each(lengths, columns.topic_ids)
+    for values, most in (
+        (sizes, min(config.max_message_size, largest)),
+        (rows[r.PROPS_LENGTH], LONGEST_PROPERTIES),
+    ):
+        if values.max() > most:
+            odd |= values > most
     queues = _queues(columns, rows)
     found = {
         number: _encoded(columns.message(number), columns.first + number, encoder, check)
@@ -260,9 +263,15 @@ def _mark(odd: Bools, ids: Int64, is_odd: list[bool]) -> None:
         odd |= np.array(is_odd)[ids]
 
 
-def _is_no_int(values: Int64) -> Bools:
-    result: Bools = (values > java.INT_MAX) | (values < java.INT_MIN)
-    return result
+def _each(values: Int64, ids: Any) -> Any:
+    """The value of each message by its number."""
+    return values[0] if len(values) == 1 else values[ids]
+
+
+def _mark_large(odd: Bools, values: Int64) -> None:
+    """Mark the messages whose number is no int."""
+    if values.max() > java.INT_MAX or values.min() < java.INT_MIN:
+        odd |= (values > java.INT_MAX) | (values < java.INT_MIN)
 
 
 def _topic_bytes(topic: str, config: StoreConfig) -> bytes | None:
@@ -323,7 +332,7 @@ def _heads(
 ) -> list[HostFields | None]:
     """What hosts and SYSFLAG fix, for each combination of them; None where it is refused."""
     flags = columns.numbers["sys_flag"]
-    odd |= _is_no_int(flags)
+    _mark_large(odd, flags)
     pairs, ids = _pairs(columns.host_ids, flags)
     heads: list[HostFields | None] = []
     for host_id, flag in pairs:

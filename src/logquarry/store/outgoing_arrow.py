@@ -146,6 +146,8 @@ def _in_ms(column: pa.Array) -> pa.Array:
 
 
 def _cast(column: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
+    if column.type == kind:
+        return column
     try:
         return column.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -155,10 +157,11 @@ def _cast(column: pa.Array, name: str, kind: pa.DataType) -> pa.Array:
 def _integers(column: pa.Array, name: str, default: int) -> Int64:
     if not pa.types.is_integer(column.type):
         raise UsageError(f"the column {name} takes whole numbers, not {column.type}")
-    column = _cast(column, name, pa.int64())
+    if pa.types.is_uint64(column.type):
+        column = _cast(column, name, pa.int64())
     if column.null_count:
         column = pc.fill_null(column, default)
-    values: Int64 = column.to_numpy()
+    values: Int64 = column.to_numpy().astype(np.int64, copy=False)
     return values
 
 
@@ -218,10 +221,10 @@ def _binary(column: pa.Array | None, count: int, name: str) -> Spans:
         return Spans(np.zeros(0, np.int64), np.zeros(0, np.int64))
     ends = np.frombuffer(offsets, width)[column.offset : column.offset + len(column) + 1]
     address = 0 if data is None else data.address
-    lengths = np.diff(ends).astype(np.int64)
+    lengths = np.subtract(ends[1:], ends[:-1], dtype=np.int64)
     if column.null_count:
         lengths[column.is_null().to_numpy(zero_copy_only=False)] = -1
-    return Spans(ends[:-1].astype(np.int64) + address, lengths, (column,))
+    return Spans(np.add(ends[:-1], address, dtype=np.int64), lengths, (column,))
 
 
 # ------------------------------------------------------------------------------------ properties
