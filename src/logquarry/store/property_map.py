@@ -42,6 +42,8 @@ class PropertyMap:
 
     def text(self, *, without: str | None = None) -> str:
         """The string, in the map's order (``messageProperties2String``)."""
+        if not self.values:
+            return ""
         order = java.hash_map_order(self.values, self._table_size)
         return props.encode({name: self.values[name] for name in order if name != without})
 
