@@ -77,8 +77,6 @@ def batch_by_kernel(
         shared: the batch's own properties.
         wait: whether the put waits for flush and replica.
     """
-    from logquarry.format import native
-
     kernels = codec.kernels()
     assert kernels is not None
     head = maker.head(message.queue_id)
@@ -90,7 +88,7 @@ def batch_by_kernel(
         np.frombuffer(head, np.uint8),
         _with_length(topic),
         _as_array(shared),
-        native.crc32_address(),
+        codec.crc32_address(),
         out,
         starts,
     )

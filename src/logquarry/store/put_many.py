@@ -224,8 +224,6 @@ class _Put:
 
     def _append_rows(self, part: Outgoing, first: int, start: int, stop: int, now: int) -> int:
         """Append rows to the last file: the number of the first that found no room."""
-        from logquarry.format import native
-
         kernels = codec.kernels()
         assert kernels is not None
         file = self._writer.file()
@@ -239,7 +237,7 @@ class _Put:
         at, position = kernels.encode_frames(
             *(part.rows, start, stop),
             *(part.heads, part.head_facts, part.topics, part.topic_ends),
-            *(view.ctypes.data, file.wrote, file.size, file.base, now, native.crc32_address()),
+            *(view.ctypes.data, file.wrote, file.size, file.base, now, codec.crc32_address()),
             *(next_offsets, self._physical[first:], self._queue[first:]),
         )
         if at > start:
