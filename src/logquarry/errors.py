@@ -49,11 +49,14 @@ class StoreUnavailable(StoreError):
     Attributes:
         status: RocketMQ's put status: SERVICE_NOT_AVAILABLE, OS_PAGECACHE_BUSY or
             CREATE_MAPEDFILE_FAILED.
+        appended: of a ``put_many`` that came to an end in the middle: the result for the messages
+            that are in the log, else None. They are the first ones of the call.
     """
 
     def __init__(self, message: str, *, status: str = "SERVICE_NOT_AVAILABLE") -> None:
         super().__init__(message)
         self.status = status
+        self.appended: Any = None
 
 
 class MessageRejected(StoreError):
@@ -64,15 +67,25 @@ class MessageRejected(StoreError):
             where multi-dispatch makes the message too large.
         reason: our word: too_large, properties, truncated, larger_than_file, topic, hosts or
             delay.
+        index: of a message of ``put_many``: its number, else None.
+        appended: as :class:`StoreUnavailable` has it; only where multi-dispatch makes a message
+            too large. Every other refusal comes before the first message is appended.
     """
 
-    def __init__(self, message: str, *, status: str, reason: str) -> None:
+    def __init__(self, message: str, *, status: str, reason: str, index: int | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
+        self.index = index
+        self.appended: Any = None
+
+    def of_message(self, index: int) -> MessageRejected:
+        """The same, said of a message of many."""
+        text = f"message {index}: {self}"
+        return MessageRejected(text, status=self.status, reason=self.reason, index=index)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_rejected, (str(self), self.status, self.reason)
+        return _rebuild_rejected, (str(self), self.status, self.reason, self.index)
 
 
 class MessageNotFound(StoreError, LookupError):
@@ -120,5 +133,5 @@ def _rebuild_corrupt(
     return cls(path, offset, reason, kind=kind)
 
 
-def _rebuild_rejected(message: str, status: str, reason: str) -> MessageRejected:
-    return MessageRejected(message, status=status, reason=reason)
+def _rebuild_rejected(message: str, status: str, reason: str, index: int | None) -> MessageRejected:
+    return MessageRejected(message, status=status, reason=reason, index=index)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.helpers import run
 
 
@@ -20,3 +22,27 @@ def test_bench_scan(tmp_path: Path) -> None:
     assert "all_to_arrow" in run("bench", "scan", *options, "--warmup", 0).stdout
     assert sorted((path, path.stat().st_mtime_ns) for path in store.rglob("*")) == made
     assert [path.name for path in tmp_path.iterdir()] == ["bench"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("put", []),
+        ("put", ["--threads", 2, "--outstanding", 4, "--flush", "sync"]),
+        ("put-batch", ["--keys", 2]),
+        ("put-many", ["--batch", 50]),
+        ("put-many", ["--batch", 50, "--as-messages", "--keys", 0]),
+        ("get", ["--batch", 100]),
+    ],
+)
+def test_bench_of_a_store(tmp_path: Path, kind: str, options: list[object]) -> None:
+    shared = ["--dir", tmp_path, "--n", 200, "--body", 20, "--warmup", 64]
+    found = json.loads(run("bench", kind, *shared, *options, "--json").stdout)
+    assert found["bench"] == kind and found["n"] in (192, 200)
+    assert found["messages_per_s"] > 0 and found["bytes_per_s"] > 0 < found["seconds"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_bench_for_people(tmp_path: Path) -> None:
+    shown = run("bench", "put", "--dir", tmp_path, "--n", 10, "--warmup", 0).stdout
+    assert "seconds until dispatched" in shown

@@ -197,7 +197,7 @@ def test_a_put_that_holds_the_log_for_long(
         assert go_on.wait(10)
         return NOW
 
-    log.writer._clock = clock
+    log.writer.clock = clock
     slow = threading.Thread(target=log.writer.put, args=[sized(100, born_timestamp=1)])
     slow.start()
     assert inside.wait(10)
@@ -249,7 +249,7 @@ def test_settling(tmp_path: Path) -> None:
         return result.settled(flush=PutStatus.FLUSH_DISK_TIMEOUT)
 
     log = Log(tmp_path)
-    log.writer._settle = settle
+    log.writer.settle = settle
     result = log.writer.put(Message("t"))
     assert result.ok and result.status is PutStatus.FLUSH_DISK_TIMEOUT
     log.writer.put(Message("t", wait_store_ok=False))

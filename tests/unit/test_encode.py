@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -234,6 +233,8 @@ def test_a_rejection_survives_pickling() -> None:
 
 def test_messages_are_values() -> None:
     message = Message("t", b"x", keys="k")
-    assert message == replace(message, body=b"x") != replace(message, body=b"y")
+    assert message == message._replace(body=b"x") != message._replace(body=b"y")
+    assert pickle.loads(pickle.dumps(message)) == message
+    assert repr(message).startswith("Message(topic='t', body=b'x', queue_id=0,")
     with pytest.raises(AttributeError):
         message.topic = "other"  # type: ignore[misc]

@@ -9,6 +9,7 @@ import click
 
 from logquarry import text
 from logquarry.cli import options
+from logquarry.cli.bench_store import STORE_COMMANDS
 from logquarry.cli.output import Output
 from logquarry.errors import UsageError
 from logquarry.values import byte_count
@@ -19,6 +20,10 @@ _DEFAULT_SIZE = "2g"
 @click.group()
 def bench() -> None:
     """Timings on a real store on disk, one JSON document with --json."""
+
+
+for _command in STORE_COMMANDS:
+    bench.add_command(_command)
 
 
 @bench.command()

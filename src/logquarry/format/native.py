@@ -64,6 +64,29 @@ load_i64 = _load(8)
 """A big-endian signed 64-bit integer at an address."""
 
 
+def _store(width: int) -> Any:
+    def typed(typingctx: Any, address: Any, value: Any) -> Any:
+        kind = {1: types.uint8, 2: types.int16, 4: types.int32, 8: types.int64}[width]
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            pointer = builder.inttoptr(args[0], ir.IntType(8 * width).as_pointer())
+            word = builder.bswap(args[1]) if width > 1 else args[1]
+            builder.store(word, pointer, align=1)
+            return context.get_dummy_value()
+
+        return types.none(types.uintp, kind), codegen
+
+    typed.__name__ = f"store{8 * width}"
+    return intrinsic(typed)
+
+
+store_u8 = _store(1)
+store_i16 = _store(2)
+"""A big-endian signed 16-bit integer to an address; what does not fit is cut off."""
+store_i32 = _store(4)
+store_i64 = _store(8)
+
+
 @intrinsic
 def load_raw64(typingctx: Any, address: Any) -> Any:
     """Eight bytes at an address in the machine's own order."""

@@ -106,7 +106,7 @@ def walk(
             window.length,
             window.end,
             window.base,
-            _crc32(),
+            crc32_address(),
             check_crc,
             rows,
         )
@@ -198,7 +198,7 @@ def check_places(
             window.length,
             window.end,
             window.base,
-            _crc32(),
+            crc32_address(),
             check_crc,
             places,
             sizes,
@@ -236,7 +236,7 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
             window.length,
             window.end,
             window.base,
-            _crc32(),
+            crc32_address(),
             check_crc,
             row,
         )
@@ -284,7 +284,9 @@ def last_nonzero(window: Window, start: int, stop: int) -> int:
     return start + int(found[-1]) + 1 if len(found) else start
 
 
-def _crc32() -> int:
+@cache
+def crc32_address() -> int:
+    """What the kernels take for the function that reckons a CRC."""
     from logquarry.format import native
 
     return native.crc32_address()

@@ -18,9 +18,11 @@ a blank.
 from __future__ import annotations
 
 import logging
+import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from logquarry.config import StoreConfig
@@ -34,6 +36,7 @@ from logquarry.store.health import Health
 from logquarry.store.log_queues import QueueKey
 from logquarry.store.mapped_file import MappedFile
 from logquarry.store.mapped_file_queue import MappedFileQueue
+from logquarry.store.plain_put import PlainEncoder
 from logquarry.store.put_result import AppendStatus, PutResult, PutStatus, refusal
 from logquarry.store.running_flags import RunningFlags
 
@@ -46,6 +49,8 @@ SLOW_PUT: Final = 0.5
 """Seconds in the lock, or for the whole put, over which a put is logged."""
 _BLANK: Final = frame.BLANK.size
 _MS: Final = 1_000
+_PUT_OK, _APPENDED = PutStatus.PUT_OK, AppendStatus.PUT_OK
+_new_result = tuple.__new__
 
 
 def _settled(result: PutResult, wait: bool) -> PutResult:
@@ -69,6 +74,11 @@ class CommitLogWriter:
 
     Attributes:
         queue_offsets: the next offset of each queue, by topic and queue id.
+        encoder: makes the frames.
+        clock: gives the store times.
+        config: the store's settings.
+        file_size: bytes of each file of the log.
+        settle: waits for flush and replica.
     """
 
     def __init__(
@@ -84,12 +94,14 @@ class CommitLogWriter:
     ) -> None:
         self.queue_offsets = {} if queue_offsets is None else queue_offsets
         self._files = files
-        self._config = config
-        self._clock = clock
+        self.config = config
+        self.clock = clock
+        self.file_size = files.file_size
         self._flags = flags or RunningFlags()
         self._health = health or Health()
-        self._settle = settle
-        self._encoder = MessageEncoder(config, clock)
+        self.settle = settle
+        self.encoder = MessageEncoder(config, clock)
+        self._plain = PlainEncoder(config, clock, files.file_size - _BLANK)
         self._lock = threading.Lock()
         self._held_since = 0.0
         self._busy_after = config.os_page_cache_busy_time_out_mills / _MS
@@ -113,8 +125,13 @@ class CommitLogWriter:
         """
         began = time.monotonic()
         self.check_status()
-        encoded = self._encoder.encode(message)
-        return self._put(encoded, began, settle)
+        result = self._put_plain(message)
+        if result is None:
+            return self._put(self.encoder.encode(message), began, settle)
+        result = (settle or self.settle)(result, True)
+        if time.monotonic() - began > SLOW_PUT:
+            self._note_slow(began, len(message.body), result)
+        return result
 
     def put_batch(
         self,
@@ -138,9 +155,9 @@ class CommitLogWriter:
         began = time.monotonic()
         self.check_status()
         if messages is not None and wire is None and message is None:
-            encoded = encode_messages(self._encoder, self._config, messages)
+            encoded = encode_messages(self.encoder, self.config, messages)
         elif messages is None and wire is not None and message is not None:
-            encoded = encode_batch(self._encoder, self._config, wire, message)
+            encoded = encode_batch(self.encoder, self.config, wire, message)
         else:
             raise TypeError("a batch is messages, or a wire form and a message")
         return self._put(encoded, began)
@@ -166,12 +183,74 @@ class CommitLogWriter:
         return since > 0 and time.monotonic() - since > self._busy_after
 
     def _put(self, encoded: Encoded, began: float, settle: Settle | None = None) -> PutResult:
-        result = (settle or self._settle)(self.append(encoded), encoded.wait)
-        took = time.monotonic() - began
-        if took > SLOW_PUT:
-            logger.warning(
-                "a put took %d ms: %d bytes of body, %s", took * _MS, encoded.body_size, result
-            )
+        result = (settle or self.settle)(self.append(encoded), encoded.wait)
+        if time.monotonic() - began > SLOW_PUT:
+            self._note_slow(began, encoded.body_size, result)
+        return result
+
+    @staticmethod
+    def _note_slow(began: float, body_size: int, result: PutResult) -> None:
+        took = (time.monotonic() - began) * _MS
+        logger.warning("a put took %d ms: %d bytes of body, %s", took, body_size, result)
+
+    def _put_plain(self, message: Message) -> PutResult | None:
+        """The short way (:mod:`logquarry.store.plain_put`).
+
+        None, and nothing is changed, where a message does not go it, or a file comes to its end.
+        """
+        parts = self._plain.parts(message)
+        if parts is None:
+            return None
+        target, size, crc, queue_id, flag, born, reconsumed, prepared, length, body, rest = parts
+        key, pack, flags, born_host, store_host, _, _, advances = target
+        with self._lock:
+            began = self._held_since = time.monotonic()
+            try:
+                file = self._files.last_file()
+                if file is None or self._health.reason is not None:
+                    return None
+                at = file.wrote
+                if size + _BLANK > file.size - at:
+                    return None
+                now = self.clock()
+                # Also a message that takes no place makes its queue known.
+                offset = self.queue_offsets.setdefault(key, 0)
+                if not advances:
+                    offset = 0
+                physical_offset = file.base + at
+                head = pack(
+                    size,
+                    frame.MAGIC_V1,
+                    crc,
+                    queue_id,
+                    flag,
+                    offset,
+                    physical_offset,
+                    flags,
+                    born,
+                    born_host,
+                    now,
+                    store_host,
+                    reconsumed,
+                    prepared,
+                    length,
+                )
+                file.append(b"".join((head, body, rest)))
+                if advances:
+                    self.queue_offsets[key] = offset + 1
+                file.store_timestamp = now
+            except struct.error:
+                # A number does not fit its field: the reference says which.
+                return None
+            finally:
+                self._held_since = 0.0
+        held = (time.monotonic() - began) * _MS
+        result = _new_result(
+            PutResult,
+            (_PUT_OK, _APPENDED, store_host, physical_offset, offset, size, 1, now, held, (0,)),
+        )
+        if held > SLOW_PUT * _MS:
+            self._note_held(result, length)
         return result
 
     # ---------------------------------------------------------------------------------- append
@@ -183,24 +262,44 @@ class CommitLogWriter:
                 before had no room, it has its blank by then.
             MessageRejected: if no file could hold it.
         """
-        self._require_fit(encoded)
+        self.require_fit(encoded)
         with self._lock:
             began = self._held_since = time.monotonic()
             try:
-                now = self._clock()
-                result = self._append_to(self._file(), encoded, now, began)
-                if result.append_status is AppendStatus.END_OF_FILE:
-                    result = self._append_to(self._file(), encoded, now, began)
+                result = self.append_held(encoded, self.clock(), began)
             finally:
                 self._held_since = 0.0
         if result.elapsed_ms > SLOW_PUT * _MS:
-            logger.warning(
-                "a put held the log for %d ms: %d bytes of body, %s",
-                result.elapsed_ms,
-                encoded.body_size,
-                result,
-            )
+            self._note_held(result, encoded.body_size)
         return result
+
+    @staticmethod
+    def _note_held(result: PutResult, body_size: int) -> None:
+        logger.warning(
+            "a put held the log for %d ms: %d bytes of body, %s",
+            result.elapsed_ms,
+            body_size,
+            result,
+        )
+
+    def append_held(self, encoded: Encoded, now: int, began: float) -> PutResult:
+        """The same with the log held, and a store time."""
+        result = self._append_to(self.file(), encoded, now, began)
+        if result.append_status is AppendStatus.END_OF_FILE:
+            result = self._append_to(self.file(), encoded, now, began)
+        return result
+
+    @contextmanager
+    def holding(self) -> Iterator[tuple[int, float]]:
+        """Hold the log for several appends of one store time, which comes with the start."""
+        with self._lock:
+            began = self._held_since = time.monotonic()
+            try:
+                yield self.clock(), began
+            finally:
+                self._held_since = 0.0
+        if (took := time.monotonic() - began) > SLOW_PUT:
+            logger.warning("a run of puts held the log for %d ms", took * _MS)
 
     def append_once(self, encoded: Encoded) -> PutResult:
         """One append to the last file (``MappedFile.appendMessage(s)``).
@@ -208,9 +307,9 @@ class CommitLogWriter:
         Where it has no room it gets its blank, and the result END_OF_FILE, with no message in the
         log: ``size`` is then what the blank takes.
         """
-        self._require_fit(encoded)
+        self.require_fit(encoded)
         with self._lock:
-            return self._append_to(self._file(), encoded, self._clock(), time.monotonic())
+            return self._append_to(self.file(), encoded, self.clock(), time.monotonic())
 
     def append_data(self, offset: int, data: bytes | memoryview) -> bool:
         """Append bytes of another store's log that belong at an offset (``appendData``).
@@ -221,7 +320,12 @@ class CommitLogWriter:
         with self._lock:
             return self._files.append_data(offset, data)
 
-    def _require_fit(self, encoded: Encoded) -> None:
+    def require_fit(self, encoded: Encoded) -> None:
+        """Refuse a frame that no file could hold.
+
+        Raises:
+            MessageRejected: if it is one.
+        """
         # QUIRK: RocketMQ says PUT_OK, writes nothing and blanks two files
         # (test_append_vectors: vectors 36 and 38).
         most = self._files.file_size - _BLANK
@@ -236,8 +340,12 @@ class CommitLogWriter:
             reason="larger_than_file",
         )
 
-    def _file(self) -> MappedFile:
-        """The file to append to, made if the last one is full."""
+    def file(self) -> MappedFile:
+        """The file to append to, made if the last one is full; with the log held.
+
+        Raises:
+            StoreUnavailable: CREATE_MAPEDFILE_FAILED.
+        """
         try:
             file = self._files.last_file(create=True)
         except StoreUnavailable as error:
@@ -266,7 +374,7 @@ class CommitLogWriter:
         status, count, starts = AppendStatus.PUT_OK, len(encoded.starts), encoded.starts
         if size + _BLANK > file.room and count:
             status, count, starts = AppendStatus.END_OF_FILE, 0, ()
-            size = _end_file(file)
+            size = end_file(file)
         else:
             encoded.place(queue_offset, physical_offset, now)
             try:
@@ -300,7 +408,7 @@ class CommitLogWriter:
                 self.queue_offsets[copy] = offset + 1
 
 
-def _end_file(file: MappedFile) -> int:
+def end_file(file: MappedFile) -> int:
     """Fill a file with a blank, of which eight bytes are written; how many bytes it takes."""
     left = file.room
     # Fewer are left only where another program wrote: a reader takes them for the file's end.

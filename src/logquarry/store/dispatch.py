@@ -1,7 +1,7 @@
 """Follows the log and tells its consume queues and its index (``ReputMessageService``).
 
 What a frame means for them is told by the scan kernels, for many frames at once
-(:mod:`logquarry.scan.requests`). Queues come before the index, as in RocketMQ.
+(:mod:`logquarry.scan.follow`). Queues come before the index, as in RocketMQ.
 
 Guarantees: each frame is dispatched in the log's order. The dispatched offset moves only after
 queues and index have what stands before it. A frame that cannot be read, or that leaves a gap in
@@ -26,16 +26,16 @@ from logquarry.format import frame
 from logquarry.format.frame import DamageKind
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
 from logquarry.scan import codec, columns
-from logquarry.scan.codec import Rows, Window
+from logquarry.scan.codec import Window
 from logquarry.scan.columns import Decoding
-from logquarry.scan.index_keys import index_keys
-from logquarry.scan.requests import DispatchRequests, dispatch_requests
-from logquarry.store.consume_queue import Units
+from logquarry.scan.follow import Followed, Follower
+from logquarry.scan.requests import DispatchRequests
 from logquarry.store.health import Health
 from logquarry.store.index_writer import IndexWriter
 from logquarry.store.log_queues import QueueKey, copies_of
 from logquarry.store.mapped_file import MappedFile
 from logquarry.store.mapped_file_queue import MappedFileQueue
+from logquarry.store.queue_units import QueuePart, parts_of
 from logquarry.store.queue_writer import ConsumeQueueWriter, units_of
 from logquarry.store.running_flags import Refusal, RunningFlags
 from logquarry.store.service import Service
@@ -50,7 +50,6 @@ Groups = Mapping[QueueKey, tuple[Int64, Int64]]
 Arrived = Callable[[DispatchRequests], None]
 Grown = Callable[[DispatchRequests, Groups], None]
 
-_MOST_FRAMES: Final = 1 << 14
 _MOST_BYTES: Final = 8 << 20
 _INTERVAL_MS: Final = 1_000
 _ANY_SAFE_NAME: Final = "store"
@@ -158,10 +157,9 @@ class Dispatcher:
         self._queues = queues
         self._index = index
         self._config = config
-        self._levels = config.delay_levels_ms
         self._arrived = arrived
         self._grown = grown
-        self._rows = codec.empty_rows(_MOST_FRAMES)
+        self._follower = Follower(config.delay_levels_ms)
 
     def dispatch_until(self, offset: int | None = None) -> int:
         """Dispatch what is in the log before an offset, or all of it; how far that came.
@@ -196,9 +194,9 @@ class Dispatcher:
             return True
         window = Window.of(data, self.offset, room)
         stop = min(window.length, _MOST_BYTES)
-        count, after, code = codec.walk(window, 0, stop, self._rows, check_crc=False)
-        if count:
-            self._dispatch(window, self._rows[:count])
+        run, after, code = self._follower.follow(window, stop)
+        if run is not None:
+            self._dispatch(window, run)
             self.offset += after
         elif code == BLANK:
             self.offset = file.base + file.size
@@ -211,76 +209,48 @@ class Dispatcher:
             raise CorruptFrame(str(file.path), self.offset, reason, kind=kind)
         return True
 
-    def _dispatch(self, window: Window, rows: Rows) -> None:
-        requests = dispatch_requests(window, rows, self._levels)
-        groups = self._fill_queues(window, rows, requests)
-        if self._index is not None:
-            keyed = np.flatnonzero(requests.has_key)
-            hashes, numbers = index_keys(window, rows[keyed])
-            self._index.put(
-                requests.physical_offset, requests.store_timestamp, hashes, keyed[numbers]
-            )
-        self._arrived(requests)
-        self._grown(requests, groups)
-
-    # ---------------------------------------------------------------------------------- queues
-    def _fill_queues(self, window: Window, rows: Rows, requests: DispatchRequests) -> Groups:
-        units = units_of(requests.physical_offset, requests.size, requests.tags_code)
-        queued = np.flatnonzero(requests.is_dispatched)
-        groups = _by_queue(requests, queued)
+    def _dispatch(self, window: Window, run: Followed) -> None:
+        requests = run.requests
+        parts = parts_of(run)
         if self._config.enable_multi_dispatch:
-            self._add_copies(window, rows, queued, groups)
-        for key, (which, offsets) in groups.items():
+            self._add_copies(window, run, parts)
+        for key, part in parts.items():
             writer = self._queues.get(key)
             if writer is not None:
-                self._append(writer, offsets, units[which])
-        return groups
+                new = writer.append(part.offsets, part.units)
+                if new < len(part.units):
+                    logger.debug("%s: had %d units", writer.name, len(part.units) - new)
+        if self._index is not None:
+            self._index.put(
+                requests.physical_offset,
+                requests.store_timestamp,
+                run.key_hashes,
+                run.key_numbers,
+            )
+        self._arrived(requests)
+        self._grown(requests, {key: (part.rows, part.offsets) for key, part in parts.items()})
 
-    @staticmethod
-    def _append(writer: ConsumeQueueWriter, offsets: Int64, units: Units) -> None:
-        new = writer.append(offsets, units)
-        if new < len(units):
-            logger.debug("%s: had %d units", writer.name, len(units) - new)
-
-    def _add_copies(
-        self,
-        window: Window,
-        rows: Rows,
-        queued: Int64,
-        groups: dict[QueueKey, tuple[Int64, Int64]],
-    ) -> None:
+    def _add_copies(self, window: Window, run: Followed, parts: dict[QueueKey, QueuePart]) -> None:
         """The further queues that messages name (``multiDispatchLmqQueue``)."""
+        requests = run.requests
+        units = units_of(requests.physical_offset, requests.size, requests.tags_code)
+        queued = np.flatnonzero(requests.is_dispatched)
         copies: dict[QueueKey, list[tuple[int, int]]] = {}
-        found = columns.messages(window, rows[queued], Decoding())
+        found = columns.messages(window, run.rows[queued], Decoding())
         for row, message in zip(queued.tolist(), found, strict=True):
             for key, offset in copies_of(message, self._config):
                 copies.setdefault(key, []).append((row, offset))
         for key, pairs in copies.items():
-            which, offsets = np.array(pairs, np.int64).T
-            if key in groups:
-                which = np.concatenate((groups[key][0], which))
-                offsets = np.concatenate((groups[key][1], offsets))
+            rows, offsets = np.array(pairs, np.int64).T
+            if key in parts:
+                rows = np.concatenate((parts[key].rows, rows))
+                offsets = np.concatenate((parts[key].offsets, offsets))
                 # Stable: a message that names its own queue is in it once.
-                order = np.argsort(which, kind="stable")
-                which, offsets = which[order], offsets[order]
-                once = np.append(True, np.diff(which) != 0)
-                which, offsets = which[once], offsets[once]
-            groups[key] = which, offsets
-
-
-def _by_queue(requests: DispatchRequests, queued: Int64) -> dict[QueueKey, tuple[Int64, Int64]]:
-    """The rows of each queue in the log's order, and their queue offsets."""
-    ids, queue_ids = requests.topic_ids[queued], requests.queue_id[queued]
-    # Stable: the order within a queue stays the log's.
-    order = np.lexsort((queue_ids, ids))
-    ids, queue_ids, queued = ids[order], queue_ids[order], queued[order]
-    cuts = np.flatnonzero((np.diff(ids) != 0) | (np.diff(queue_ids) != 0)) + 1
-    groups: dict[QueueKey, tuple[Int64, Int64]] = {}
-    for part in np.split(np.arange(len(queued)), cuts):
-        if len(part):
-            key = requests.topics[ids[part[0]]], int(queue_ids[part[0]])
-            groups[key] = queued[part], requests.queue_offset[queued[part]]
-    return groups
+                order = np.argsort(rows, kind="stable")
+                rows, offsets = rows[order], offsets[order]
+                once = np.append(True, np.diff(rows) != 0)
+                rows, offsets = rows[once], offsets[once]
+            parts[key] = QueuePart(rows, offsets, units[rows])
 
 
 class DispatchService(Service):
@@ -313,7 +283,7 @@ class DispatchService(Service):
         """Dispatch all there is."""
         if self._failure is not None and not isinstance(self._failure, StoreUnavailable):
             return
-        began = time.monotonic()
+        began, start = time.monotonic(), self._dispatcher.offset
         try:
             self._dispatcher.dispatch_until()
         except StoreError as error:
@@ -328,7 +298,7 @@ class DispatchService(Service):
                 self._flags.clear(Refusal.LOGICS_QUEUE_ERROR)
         with self._moved:
             self._moved.notify_all()
-        if not self.is_stopping:
+        if not self.is_stopping and self._dispatcher.offset - start < _MOST_BYTES:
             # RocketMQ pauses for 1 ms.
             least, most = _PAUSES
             self._hurry.take(min(most, max(least, _PAUSE_SHARE * (time.monotonic() - began))))

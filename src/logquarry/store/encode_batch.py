@@ -20,6 +20,7 @@ from logquarry.format import batch, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.batch import BatchItem
 from logquarry.message import Message
+from logquarry.scan import codec
 from logquarry.store.encode import (
     MessageEncoder,
     check_topic,
@@ -29,6 +30,7 @@ from logquarry.store.encode import (
     waits,
 )
 from logquarry.store.encoded import Encoded
+from logquarry.store.fast_batch import batch_by_kernel
 from logquarry.store.frame_maker import LONGEST_PROPERTIES, too_large
 from logquarry.store.property_map import PropertyMap, looked_at
 from logquarry.store.put_result import PutStatus, refusal
@@ -84,6 +86,11 @@ def encode_batch(
             "most",
             reason="properties",
         )
+    wait = waits(values)
+    if codec.kernels_enabled():
+        fast = batch_by_kernel(config, wire, message, maker, topic, shared, wait)
+        if fast is not None:
+            return fast
     frames: list[bytearray] = []
     starts: list[int] = []
     size = bodies = 0
@@ -105,7 +112,7 @@ def encode_batch(
         message.queue_id,
         maker.hosts,
         starts=tuple(starts),
-        wait=waits(values),
+        wait=wait,
         body_size=bodies,
     )
 

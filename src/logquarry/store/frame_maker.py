@@ -17,11 +17,14 @@ from logquarry.message import Message
 from logquarry.store.put_result import PutStatus, refusal
 
 try:
-    from zlib_ng.zlib_ng import crc32
+    from zlib_ng.zlib_ng import crc32 as _crc32
 except ImportError:
-    from zlib import crc32
+    from zlib import crc32 as _crc32
 
 Bytes = bytes | bytearray | memoryview
+
+crc32: Final = _crc32
+"""The CRC of a body, by the quickest there is."""
 
 LONGEST_PROPERTIES: Final = java.INT_MAX >> 16
 """Bytes, and for ``checkMessage`` UTF-16 characters: the length is a signed short."""
@@ -79,6 +82,20 @@ class FrameMaker:
     def hosts(self) -> HostFields:
         """What the hosts fix."""
         return self._hosts
+
+    def head(self, queue_id: int) -> bytes | None:
+        """A frame up to its body, all 0 that differs from message to message.
+
+        None where a number does not fit its field.
+        """
+        hosts = self._hosts
+        try:
+            return self._pack(
+                *(0, frame.MAGIC_V1, 0, queue_id, 0, 0, 0, hosts.flags, self._born_timestamp),
+                *(hosts.born_host, 0, hosts.store_host, self._reconsume_times, 0, 0),
+            )
+        except struct.error:
+            return None
 
     def frame(
         self,

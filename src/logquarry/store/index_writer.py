@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from logquarry.format import index, java
 from logquarry.format.index import ENTRY, HEADER, IndexHeader, IndexShape
+from logquarry.scan import codec
 from logquarry.store.disk import Disk
 from logquarry.store.mapped_file import MappedFile
 
@@ -80,24 +81,19 @@ class IndexFileWriter:
         count = len(hashes)
         if not count:
             return
-        header, shape = self.header, self.shape
-        numbers = np.arange(header.entry_count, header.entry_count + count, dtype=np.int64)
-        buffer = self.file.buffer
-        table = np.frombuffer(buffer, _SLOT_DTYPE, shape.slots, HEADER.size)
-        slots = hashes % shape.slots
-        entries = np.frombuffer(buffer, _ENTRY_DTYPE, count, shape.entry_position(int(numbers[0])))
-        entries["key_hash"] = hashes
-        entries["physical_offset"] = offsets
-        begin = header.begin_timestamp
-        is_first = header.entry_count <= 1
-        if is_first:
+        before = self.header
+        header = before
+        if header.entry_count <= 1:
             header = header._replace(begin_timestamp=int(times[0]), begin_offset=int(offsets[0]))
-        entries["seconds"] = _seconds(times, header.begin_timestamp)
-        if is_first:
+        if codec.kernels_enabled():
+            begun = self._put_fast(hashes, offsets, times, header.begin_timestamp)
+        else:
+            begun = self._put_plain(hashes, offsets, times, header.begin_timestamp)
+        if before.entry_count <= 1:
             # QUIRK: the first entry counts from the end of the file before, which the header
             # still names as its begin (test_replay.py: clean-restart/base).
-            entries["seconds"][0] = _seconds(times[:1], begin)[0]
-        entries["previous"], begun = _chain(table, slots, numbers)
+            entries = self._entries(before.entry_count, 1)
+            entries["seconds"] = _seconds(times[:1], before.begin_timestamp)
         self.header = header._replace(
             end_timestamp=int(times[-1]),
             end_offset=int(offsets[-1]),
@@ -105,6 +101,41 @@ class IndexFileWriter:
             entry_count=header.entry_count + count,
         )
         self._write_header()
+
+    def _entries(self, number: int, count: int) -> npt.NDArray[np.void]:
+        """Some entries of the file, to be written."""
+        position = self.shape.entry_position(number)
+        entries: npt.NDArray[np.void] = np.frombuffer(
+            self.file.buffer, _ENTRY_DTYPE, count, position
+        )
+        return entries
+
+    def _put_plain(self, hashes: Int64, offsets: Int64, times: Int64, begin: int) -> int:
+        """Write the entries and their chains: how many chains are begun."""
+        number, count = self.header.entry_count, len(hashes)
+        entries = self._entries(number, count)
+        entries["key_hash"] = hashes
+        entries["physical_offset"] = offsets
+        entries["seconds"] = _seconds(times, begin)
+        table = np.frombuffer(self.file.buffer, _SLOT_DTYPE, self.shape.slots, HEADER.size)
+        numbers = np.arange(number, number + count, dtype=np.int64)
+        entries["previous"], begun = _chain(table, hashes % self.shape.slots, numbers)
+        return begun
+
+    def _put_fast(self, hashes: Int64, offsets: Int64, times: Int64, begin: int) -> int:
+        """The same by a kernel, one entry after the other."""
+        kernels = codec.kernels()
+        assert kernels is not None
+        # The view keeps the map while the kernel writes.
+        view: npt.NDArray[np.uint8] = np.frombuffer(self.file.buffer, np.uint8)
+        assert len(view) >= self.shape.entry_position(self.header.entry_count + len(hashes))
+        address, number = view.ctypes.data, self.header.entry_count
+        begun: int = kernels.put_index_keys(
+            *(address + HEADER.size, self.shape.slots),
+            *(address + self.shape.entry_position(number), number),
+            *(begin, hashes, offsets, times),
+        )
+        return begun
 
     def flush(self, least_pages: int = 0) -> None:
         """Wait until all of it is on the disk, whatever ``least_pages`` says.
@@ -200,8 +231,9 @@ class IndexWriter:
         file = self._writable()
         # What was indexed before is passed over. QUIRK: but for the very last message, which is
         # indexed again (test_index_writer.py::test_the_last_message_is_indexed_again).
-        new = offsets[numbers] >= file.header.end_offset
-        hashes, numbers = hashes[new], numbers[new]
+        if offsets[0] < file.header.end_offset:
+            new = offsets[numbers] >= file.header.end_offset
+            hashes, numbers = hashes[new], numbers[new]
         at = 0
         while at < len(hashes):
             file = self._writable()

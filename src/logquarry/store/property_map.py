@@ -42,6 +42,8 @@ class PropertyMap:
 
     def text(self, *, without: str | None = None) -> str:
         """The string, in the map's order (``messageProperties2String``)."""
+        if not self.values:
+            return ""
         order = java.hash_map_order(self.values, self._table_size)
         return props.encode({name: self.values[name] for name in order if name != without})
 
@@ -55,7 +57,13 @@ def looked_at(message: Message) -> Mapping[str, str]:
         string = message.properties_string
         if string is None:
             return _NOTHING
-        search = _LOOKED_AT_TEXT if isinstance(string, str) else _LOOKED_AT_BYTES
-        if not search(string):  # type: ignore[arg-type]
+        if not acts_on(string):
             return _NOTHING
     return message.all_properties()
+
+
+def acts_on(string: str | bytes) -> bool:
+    """Whether a property string may hold one of the properties that the store looks at."""
+    if isinstance(string, str):
+        return _LOOKED_AT_TEXT(string) is not None
+    return _LOOKED_AT_BYTES(string) is not None

@@ -65,9 +65,11 @@ class ConsumeQueueWriter:
             CorruptFile: if units before one of them are missing.
             StoreUnavailable: if a file cannot be made.
         """
-        ends = units["physical_offset"] + units["size"]
-        new = ends > self.physical_end
-        if not new.all():
+        if not len(units):
+            return 0
+        # In the log's order: where the first one is new, all are.
+        if int(units["physical_offset"][0]) + int(units["size"][0]) <= self.physical_end:
+            new = units["physical_offset"] + units["size"] > self.physical_end
             offsets, units = offsets[new], units[new]
         # An offset that does not go on from the one before: a gap, or a new epoch of the topic.
         cuts = np.flatnonzero(np.diff(offsets) != 1) + 1

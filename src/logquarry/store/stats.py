@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from logquarry.store.get_message import GetMessageStatus, GetResult
+from logquarry.store.put_many import PutManyResult
 from logquarry.store.put_result import PutResult
 
 Clock = Callable[[], float]
@@ -129,15 +130,21 @@ class _Counts:
         self.topics: dict[str, list[int]] = {}
         self.get_found = self.get_missed = self.get_messages = 0
 
+    def add_topic(self, topic: str, messages: int, size: int) -> None:
+        """Messages of a topic, and what they take in the log."""
+        found = self.topics.get(topic)
+        if found is None:
+            found = self.topics[topic] = [0, 0]
+        found[0] += messages
+        found[1] += size
+
     def add(self, other: _Counts) -> None:
         self.failed += other.failed
         self.longest = max(self.longest, other.longest)
         self.lock_longest_ms = max(self.lock_longest_ms, other.lock_longest_ms)
         self.times = [a + b for a, b in zip(self.times, other.times, strict=True)]
         for topic, (messages, size) in list(other.topics.items()):
-            ours = self.topics.setdefault(topic, [0, 0])
-            ours[0] += messages
-            ours[1] += size
+            self.add_topic(topic, messages, size)
         self.get_found += other.get_found
         self.get_missed += other.get_missed
         self.get_messages += other.get_messages
@@ -158,17 +165,24 @@ class StatsRecorder:
     def put(self, topic: str, result: PutResult, seconds: float) -> None:
         """A put that is in the log."""
         counts = self._counts()
-        found = counts.topics.get(topic)
-        if found is None:
-            found = counts.topics[topic] = [0, 0]
-        found[0] += result.message_count
-        found[1] += result.size
+        counts.add_topic(topic, result.message_count, result.size)
+        counts.lock_longest_ms = max(counts.lock_longest_ms, result.elapsed_ms)
+        self._whole(counts, seconds)
+
+    def put_many(self, result: PutManyResult, seconds: float) -> None:
+        """Messages that were put at once. How long the log was held for a chunk is not known."""
+        counts = self._counts()
+        for topic, (messages, size) in result.topics.items():
+            counts.add_topic(topic, messages, size)
+        self._whole(counts, seconds)
+
+    @staticmethod
+    def _whole(counts: _Counts, seconds: float) -> None:
         if seconds < _BOUNDS[0]:
             counts.times[0] += 1
         else:
             counts.times[bisect_left(_BOUNDS, seconds)] += 1
         counts.longest = max(counts.longest, seconds)
-        counts.lock_longest_ms = max(counts.lock_longest_ms, result.elapsed_ms)
 
     def put_failed(self) -> None:
         """A put that is not in the log."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,11 +23,14 @@ from logquarry.store.lifetime import close_at_exit, was_closed
 from logquarry.store.live_read import LiveLog
 from logquarry.store.message_store import Clock, MessageStore
 from logquarry.store.put_future import failed_future
+from logquarry.store.put_many import ManyWriter, PutManyResult
 from logquarry.store.put_result import PutResult
 from logquarry.store.stats import StoreStats
 from logquarry.store.store_engine import StoreEngine
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from logquarry.scan.walk import LogReader
 
 _NS_PER_MS = 1_000_000
@@ -49,6 +52,7 @@ class WritableStore(MessageStore):
         super().__init__(layout, broker=broker)
         self._engine = engine
         self._writer = engine.writer
+        self._many = ManyWriter(engine.writer)
         self._recorder = engine.recorder
         self._log = self._live_log = LiveLog(engine.log, self._layout_now)
 
@@ -141,6 +145,22 @@ class WritableStore(MessageStore):
         shared = message if message is not None else messages[0] if messages else None
         if shared is not None:
             self._recorder.put(shared.topic, result, time.monotonic() - began)
+        return result
+
+    def put_many(self, messages: Iterable[Message] | pa.RecordBatch | pa.Table) -> PutManyResult:
+        """See :meth:`WriteApi.put_many`."""
+        began = time.monotonic()
+        try:
+            if self._engine.has_foreign:
+                self._engine.adopt()
+            result = self._many.put_many(messages)
+        except StoreError as error:
+            self._recorder.put_failed()
+            appended = getattr(error, "appended", None)
+            if appended is not None:
+                self._recorder.put_many(appended, time.monotonic() - began)
+            raise
+        self._recorder.put_many(result, time.monotonic() - began)
         return result
 
     def append_data(self, offset: int, data: bytes | memoryview) -> bool:

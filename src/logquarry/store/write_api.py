@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from logquarry.message import Message
 from logquarry.store.arrivals import MessageArrival
+from logquarry.store.put_many import PutManyResult
 from logquarry.store.put_result import PutResult, PutStatus, refusal
 from logquarry.store.stats import StoreStats
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class WriteApi:
@@ -59,6 +63,29 @@ class WriteApi:
             StoreUnavailable: as for :meth:`put`.
             MessageRejected: likewise.
             UsageError: if the messages are not of one queue.
+        """
+        self._refuse()
+
+    def put_many(self, messages: Iterable[Message] | pa.RecordBatch | pa.Table) -> PutManyResult:
+        """Put messages of any topics and queues, in order, in bulk.
+
+        What comes into the log is what single puts would have written; store times are those of
+        chunks of about a mebibyte, between which others put. All messages are checked before the
+        first is appended. Arrow columns have the names of the fields of
+        :class:`~logquarry.message.Message`; those that a reader gets and nobody chooses (offsets,
+        CRC) are passed over.
+
+        Args:
+            messages: the messages, all of which are held in memory, or Arrow columns of them.
+
+        Returns:
+            Where each stands, as arrays.
+
+        Raises:
+            StoreUnavailable: as for :meth:`put`; ``appended`` tells what is in the log, None if
+                nothing is.
+            MessageRejected: if one is not taken: ``index`` tells which. Nothing is appended.
+            UsageError: if one makes no sense. Nothing is appended.
         """
         self._refuse()
 

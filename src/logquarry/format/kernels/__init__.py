@@ -7,6 +7,7 @@ alive. They are safe on any bytes, and their verdicts are the reference's.
 Importing this package costs half a second (numba), so that it is imported when first needed.
 """
 
+from logquarry.format.kernels.batch import batch_frames, place_frames
 from logquarry.format.kernels.columns import (
     copy_spans,
     gather,
@@ -15,6 +16,8 @@ from logquarry.format.kernels.columns import (
     spans_of,
     topic_spans,
 )
+from logquarry.format.kernels.encode import encode_frames, intern_numbers, intern_spans
+from logquarry.format.kernels.follow import follow
 from logquarry.format.kernels.hosts import HOST_TEXT_SIZE, host_texts, message_ids
 from logquarry.format.kernels.keys import index_keys
 from logquarry.format.kernels.properties import (
@@ -27,6 +30,8 @@ from logquarry.format.kernels.properties import (
     parse_properties,
     tags_codes,
 )
+from logquarry.format.kernels.strings import look_into, property_strings
+from logquarry.format.kernels.units import group_units, put_index_keys
 from logquarry.format.kernels.walk import (
     check_frame,
     check_places,
@@ -43,20 +48,30 @@ __all__ = [
     "TAGS",
     "UNIQ_KEY",
     "bad_utf8",
+    "batch_frames",
     "check_frame",
     "check_places",
     "copy_spans",
+    "encode_frames",
     "find_frame",
     "first_nonzero",
+    "follow",
     "gather",
+    "group_units",
     "host_texts",
     "index_keys",
+    "intern_numbers",
+    "intern_spans",
     "intern_topics",
     "last_nonzero",
+    "look_into",
     "mark_suspects",
     "message_ids",
     "offsets_of",
     "parse_properties",
+    "place_frames",
+    "property_strings",
+    "put_index_keys",
     "spans_of",
     "tags_codes",
     "topic_spans",

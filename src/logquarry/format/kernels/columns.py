@@ -13,8 +13,8 @@ from logquarry.format.kernels.base import (
     Array,
     kernel,
 )
-from logquarry.format.kernels.text import hash_bytes, is_ascii, same_bytes
-from logquarry.format.native import copy16, copy32, copy64, copy_bytes, load_i32, load_i64
+from logquarry.format.kernels.text import copy_short, hash_bytes, is_ascii, same_bytes
+from logquarry.format.native import load_i32, load_i64
 from logquarry.format.rows import (
     BODY_AT,
     FROM_BODY,
@@ -113,24 +113,7 @@ def offsets_of(lengths: Array, count: int, offsets: Array, validity: Array) -> t
 def copy_spans(address: int, starts: Array, count: int, offsets: Array, target: int) -> None:
     """The bytes of spans one after the other."""
     for i in range(count):
-        length = offsets[i + 1] - offsets[i]
-        to = target + offsets[i]
-        start = address + starts[i]
-        # Most spans are a few bytes, for which a call of memcpy costs more than the bytes do:
-        # two words that overlap cover them.
-        if length > 16:
-            copy_bytes(to, start, length)
-        elif length >= 8:
-            copy64(to, start)
-            copy64(to + length - 8, start + length - 8)
-        elif length >= 4:
-            copy32(to, start)
-            copy32(to + length - 4, start + length - 4)
-        elif length >= 2:
-            copy16(to, start)
-            copy16(to + length - 2, start + length - 2)
-        elif length == 1:
-            copy_bytes(to, start, 1)
+        copy_short(target + offsets[i], address + starts[i], offsets[i + 1] - offsets[i])
 
 
 @kernel

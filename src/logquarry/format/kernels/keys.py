@@ -10,12 +10,12 @@ from logquarry.format.kernels.properties import KEYS, UNIQ_KEY
 from logquarry.format.kernels.text import java_hash_on
 from logquarry.format.native import load_u8
 
-_SPACE = ord(properties.KEY_SEPARATOR)
+SPACE = ord(properties.KEY_SEPARATOR)
 _LARGEST = java.INT_MAX
 
 
 @kernel
-def _positive(value: int) -> int:
+def positive(value: int) -> int:
     """``java.positive_hash_code`` of a hash."""
     value = abs(value)
     return 0 if value > _LARGEST else value
@@ -43,17 +43,17 @@ def index_keys(
         length = lengths[UNIQ_KEY, i]
         if length > 0:
             value = java_hash_on(prefixes[i], address + starts[UNIQ_KEY, i], length)
-            hashes[used] = value if raw else _positive(value)
+            hashes[used] = value if raw else positive(value)
             numbers[used] = i
             used += 1
         stop = lengths[KEYS, i]
         base = address + starts[KEYS, i]
         begin = np.int64(0)
         for at in range(stop + 1):
-            if at == stop or load_u8(base + at) == _SPACE:
+            if at == stop or load_u8(base + at) == SPACE:
                 if at > begin:
                     value = java_hash_on(prefixes[i], base + begin, at - begin)
-                    hashes[used] = value if raw else _positive(value)
+                    hashes[used] = value if raw else positive(value)
                     numbers[used] = i
                     used += 1
                 begin = np.int64(at + 1)

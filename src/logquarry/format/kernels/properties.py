@@ -6,6 +6,7 @@ import numpy as np
 
 from logquarry.format import delay, properties
 from logquarry.format.kernels.base import Array, kernel
+from logquarry.format.kernels.names import name_table, which_name
 from logquarry.format.kernels.text import (
     has_zero,
     hash_bytes,
@@ -21,9 +22,7 @@ _NAME_VALUE = ord(properties.NAME_VALUE_SEPARATOR)
 _PROPERTY = ord(properties.PROPERTY_SEPARATOR)
 _NAMES = (properties.TAGS, properties.KEYS, properties.UNIQ_KEY, properties.DELAY)
 TAGS, KEYS, UNIQ_KEY, DELAY = range(len(_NAMES))
-_NAME_BYTES = np.frombuffer("".join(_NAMES).encode(), np.uint8).copy()
-_NAME_LENGTHS = np.array([len(name) for name in _NAMES])
-_NAME_STARTS = np.cumsum(_NAME_LENGTHS) - _NAME_LENGTHS
+_NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS = name_table(_NAMES)
 
 
 @kernel
@@ -55,22 +54,7 @@ def mark_suspects(address: int, rows: Array, count: int, marks: Array) -> None:
 
 
 @kernel
-def _which_name(key: int, length: int) -> int:
-    for name in range(4):
-        if _NAME_LENGTHS[name] == length:
-            same = True
-            start = _NAME_STARTS[name]
-            for k in range(length):
-                if load_u8(key + k) != _NAME_BYTES[start + k]:
-                    same = False
-                    break
-            if same:
-                return name
-    return -1
-
-
-@kernel
-def _next_separator(address: int, at: int, stop: int) -> int:
+def next_separator(address: int, at: int, stop: int) -> int:
     """The first place in ``[at, stop)`` that holds a separator, or ``stop``."""
     while at < stop:
         if at + 8 <= stop:
@@ -121,15 +105,17 @@ def parse_properties(
         stop = position + rows[i, PROPS_LENGTH]
         while position < stop:
             middle = -1
-            at = _next_separator(address, position, stop)
+            at = next_separator(address, position, stop)
             while at < stop and load_u8(address + at) == _NAME_VALUE:
                 if middle < 0:
                     middle = at
-                at = _next_separator(address, at + 1, stop)
+                at = next_separator(address, at + 1, stop)
             key_length = middle - position
             value_length = at - middle - 1
             if middle > position and value_length > 0:
-                name = _which_name(address + position, key_length)
+                name = which_name(
+                    address + position, key_length, _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS
+                )
                 if name >= 0:
                     starts[name, i] = middle + 1
                     lengths[name, i] = value_length

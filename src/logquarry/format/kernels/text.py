@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from logquarry.format.kernels.base import kernel
-from logquarry.format.native import load_i32, load_raw64, load_u8
+from logquarry.format.native import (
+    call_crc32,
+    copy16,
+    copy32,
+    copy64,
+    copy_bytes,
+    load_i32,
+    load_raw64,
+    load_u8,
+    store_u8,
+)
 
 
 @kernel
@@ -66,6 +78,28 @@ def has_zero(address: int, length: int) -> bool:
             return True
         i += 1
     return False
+
+
+@kernel
+def copy_short(to: int, start: int, length: int) -> None:
+    """Copy a few bytes, or many.
+
+    Most spans are a few bytes, for which a call of memcpy costs more than the bytes do: two words
+    that overlap cover them.
+    """
+    if length > 16:
+        copy_bytes(to, start, length)
+    elif length >= 8:
+        copy64(to, start)
+        copy64(to + length - 8, start + length - 8)
+    elif length >= 4:
+        copy32(to, start)
+        copy32(to + length - 4, start + length - 4)
+    elif length >= 2:
+        copy16(to, start)
+        copy16(to + length - 2, start + length - 2)
+    elif length == 1:
+        store_u8(to, load_u8(start))
 
 
 @kernel
@@ -143,3 +177,27 @@ def java_hash_on(before: int, address: int, length: int) -> int:
         value = value * thirty_one + point
         i += more + 1
     return np.int64(np.int32(value))
+
+
+def _crc_table() -> Any:
+    table = np.zeros(256, np.uint32)
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = value >> 1 ^ (0xEDB88320 if value & 1 else 0)
+        table[byte] = value
+    return table
+
+
+_CRC_TABLE = _crc_table()
+
+
+@kernel
+def crc32(function: int, address: int, count: int) -> int:
+    """The CRC-32 of some bytes, by the function at an address if there is one."""
+    if function != 0:
+        return call_crc32(function, address, count)
+    value = np.uint32(0xFFFFFFFF)
+    for i in range(count):
+        value = _CRC_TABLE[(value ^ load_u8(address + i)) & 0xFF] ^ (value >> np.uint32(8))
+    return value ^ np.uint32(0xFFFFFFFF)

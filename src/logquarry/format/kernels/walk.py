@@ -6,8 +6,6 @@ is believed before it is checked against the window and the file.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from logquarry.format import frame
@@ -32,7 +30,8 @@ from logquarry.format.kernels.base import (
     Array,
     kernel,
 )
-from logquarry.format.native import call_crc32, load_i32, load_i64, load_raw64, load_u8, prefetch
+from logquarry.format.kernels.text import crc32
+from logquarry.format.native import load_i32, load_i64, load_raw64, load_u8, prefetch
 from logquarry.format.rows import (
     BLANK,
     BODY_AT,
@@ -48,8 +47,8 @@ from logquarry.format.rows import (
     TOPIC_LENGTH,
 )
 
-_CACHE_LINE = 64
-_PREFETCH_AHEAD = 8192
+CACHE_LINE = 64
+PREFETCH_AHEAD = 8192
 
 _ZEROED = int(frame.DamageKind.ZEROED)
 _TRUNCATED = int(frame.DamageKind.TRUNCATED)
@@ -62,29 +61,6 @@ _BAD_PROPERTIES_LENGTH = int(frame.DamageKind.BAD_PROPERTIES_LENGTH)
 _BAD_LENGTH_SUM = int(frame.DamageKind.BAD_LENGTH_SUM)
 _BAD_BODY_CRC = int(frame.DamageKind.BAD_BODY_CRC)
 _BAD_BLANK = int(frame.DamageKind.BAD_BLANK)
-
-
-def _crc_table() -> Any:
-    table = np.zeros(256, np.uint32)
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = value >> 1 ^ (0xEDB88320 if value & 1 else 0)
-        table[byte] = value
-    return table
-
-
-_CRC_TABLE = _crc_table()
-
-
-@kernel
-def _crc32(function: int, address: int, count: int) -> int:
-    if function != 0:
-        return call_crc32(function, address, count)
-    value = np.uint32(0xFFFFFFFF)
-    for i in range(count):
-        value = _CRC_TABLE[(value ^ load_u8(address + i)) & 0xFF] ^ (value >> np.uint32(8))
-    return value ^ np.uint32(0xFFFFFFFF)
 
 
 @kernel
@@ -156,7 +132,7 @@ def check_frame(
     if body_length + topic_length + props_length != room:
         return _BAD_LENGTH_SUM
     if check_crc and body_length > 0:
-        crc = _crc32(crc_function, at + body_at, body_length) & np.uint32(0x7FFFFFFF)
+        crc = crc32(crc_function, at + body_at, body_length) & np.uint32(0x7FFFFFFF)
         if np.int64(crc) != np.int64(load_i32(at + AT_CRC)):
             return _BAD_BODY_CRC
     row[POSITION] = position
@@ -194,11 +170,11 @@ def walk(
             return count, position, TABLE_FULL
         # Each frame's place hangs on the size of the one before: without this the walk waits for
         # memory once a frame. Asking for every line ahead lets memory stream.
-        ahead = min(position + _PREFETCH_AHEAD, window)
+        ahead = min(position + PREFETCH_AHEAD, window)
         asked = max(asked, position)
         while asked < ahead:
             prefetch(address + asked)
-            asked += _CACHE_LINE
+            asked += CACHE_LINE
         code = check_frame(
             address, position, window, end, base, crc_function, check_crc, rows[count]
         )

@@ -1,0 +1,195 @@
+"""Frames of many messages, written where they belong: the twin of ``FrameMaker.frame``.
+
+What is the same for many messages comes ready-made: the head of a frame with its hosts and
+SYSFLAG, the topic with its length. The rest is one pass over :mod:`logquarry.format.put_rows`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from logquarry.format import frame, java
+from logquarry.format.kernels.base import (
+    AT_BODY_LENGTH,
+    AT_CRC,
+    AT_PHYSICAL_OFFSET,
+    TAIL_SIZE,
+    Array,
+    kernel,
+)
+from logquarry.format.kernels.text import copy_short, crc32, hash_bytes, same_bytes
+from logquarry.format.native import copy_bytes, store_i16, store_i32, store_i64
+from logquarry.format.put_rows import (
+    ADVANCES,
+    BODY_AT,
+    BODY_LENGTH,
+    BORN_TIMESTAMP,
+    FLAG,
+    HEAD,
+    HEAD_SIZE,
+    PREPARED_OFFSET,
+    PROPS_AT,
+    PROPS_LENGTH,
+    QUEUE,
+    QUEUE_ID,
+    RECONSUME_TIMES,
+    SIZE,
+    TIME_AT,
+    TOPIC,
+)
+
+_H = frame.HEAD.offsets
+AT_SIZE = _H["size"]
+AT_QUEUE_ID = _H["queue_id"]
+AT_FLAG = _H["flag"]
+AT_QUEUE_OFFSET = _H["queue_offset"]
+_AT_BORN_TIMESTAMP = _H["born_timestamp"]
+_AT_RECONSUME_TIMES = frame.TAIL.offsets["reconsume_times"]
+_AT_PREPARED_OFFSET = frame.TAIL.offsets["prepared_transaction_offset"]
+_LENGTH_SIZE = frame.PROPERTIES_LENGTH.size
+_BLANK = frame.BLANK.size
+CRC_MASK = np.uint32(java.INT_MAX)
+
+
+@kernel
+def encode_frames(
+    rows: Array,
+    start: int,
+    stop: int,
+    heads: Array,
+    head_facts: Array,
+    topics: Array,
+    topic_ends: Array,
+    address: int,
+    position: int,
+    end: int,
+    base: int,
+    now: int,
+    crc_function: int,
+    next_offsets: Array,
+    physical_offsets: Array,
+    queue_offsets: Array,
+) -> tuple[int, int]:
+    """Write the frames of messages from ``start`` on, until one does not fit.
+
+    Args: ``rows`` as :mod:`logquarry.format.put_rows` has it; ``heads`` uint8 (heads, n) and
+    ``head_facts`` int64; ``topics`` uint8, each with its length before it, topic i ending at
+    ``topic_ends[i + 1]``; ``address`` of the file, ``position`` of the first frame in it, ``end``
+    of the file, ``base`` its offset in the log; ``next_offsets`` of each queue, which move on.
+    ``physical_offsets`` and ``queue_offsets`` get those of each message.
+    Returns (the first message that is not written, position behind the last frame).
+    """
+    heads_at, widest, topics_at = heads.ctypes.data, heads.shape[1], topics.ctypes.data
+    for i in range(start, stop):
+        size = rows[SIZE, i]
+        if position + size + _BLANK > end:
+            return i, position
+        at = address + position
+        head = rows[HEAD, i]
+        head_size = head_facts[head, HEAD_SIZE]
+        copy_bytes(at, heads_at + head * widest, head_size)
+        body_at, body_length = rows[BODY_AT, i], rows[BODY_LENGTH, i]
+        body_to = at + head_size
+        copy_bytes(body_to, body_at, body_length)
+        queue_offset = np.int64(0)
+        queue = rows[QUEUE, i]
+        if head_facts[head, ADVANCES] != 0:
+            queue_offset = next_offsets[queue]
+            next_offsets[queue] = queue_offset + 1
+        store_i32(at + AT_SIZE, size)
+        # Of the copy, which is in the cache.
+        store_i32(at + AT_CRC, np.int32(crc32(crc_function, body_to, body_length) & CRC_MASK))
+        store_i32(at + AT_QUEUE_ID, rows[QUEUE_ID, i])
+        store_i32(at + AT_FLAG, rows[FLAG, i])
+        store_i64(at + AT_QUEUE_OFFSET, queue_offset)
+        store_i64(at + AT_PHYSICAL_OFFSET, base + position)
+        store_i64(at + _AT_BORN_TIMESTAMP, rows[BORN_TIMESTAMP, i])
+        store_i64(at + head_facts[head, TIME_AT], now)
+        tail = body_to - TAIL_SIZE
+        store_i32(tail + _AT_RECONSUME_TIMES, rows[RECONSUME_TIMES, i])
+        store_i64(tail + _AT_PREPARED_OFFSET, rows[PREPARED_OFFSET, i])
+        store_i32(tail + AT_BODY_LENGTH, body_length)
+        to = body_to + body_length
+        topic = rows[TOPIC, i]
+        topic_length = topic_ends[topic + 1] - topic_ends[topic]
+        copy_short(to, topics_at + topic_ends[topic], topic_length)
+        to += topic_length
+        properties_length = rows[PROPS_LENGTH, i]
+        store_i16(to, properties_length)
+        copy_short(to + _LENGTH_SIZE, rows[PROPS_AT, i], properties_length)
+        physical_offsets[i] = base + position
+        queue_offsets[i] = queue_offset
+        position += size
+    return stop, position
+
+
+@kernel
+def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int:
+    """A number for each distinct value, in order of first appearance.
+
+    Args: ``values`` int64; ``table`` int32, a power of two long and longer than ``found``, filled
+    with -1; ``found`` int64 gets the distinct values, ``ids`` the number of each.
+    Returns how many there are, or -1 where they are more than ``found`` can hold.
+    """
+    mask = np.uint64(table.shape[0] - 1)
+    known = 0
+    last = -1
+    for i in range(values.shape[0]):
+        value = values[i]
+        if last >= 0 and found[last] == value:
+            ids[i] = last
+            continue
+        mixed = np.uint64(value) * np.uint64(0x9E3779B97F4A7C15)
+        slot = np.int64((mixed ^ (mixed >> np.uint64(32))) & mask)
+        while True:
+            number = table[slot]
+            if number < 0:
+                if known == found.shape[0]:
+                    return -1
+                table[slot] = known
+                found[known] = value
+                number = known
+                known += 1
+                break
+            if found[number] == value:
+                break
+            slot = (slot + 1) & np.int64(mask)
+        ids[i] = number
+        last = number
+    return known
+
+
+@kernel
+def intern_spans(at: Array, lengths: Array, table: Array, found: Array, ids: Array) -> int:
+    """The same for spans of bytes; all without bytes (length -1) are one.
+
+    ``found`` int64 gets the number of the first span of each kind.
+    """
+    mask = np.uint64(table.shape[0] - 1)
+    known = 0
+    last = -1
+    for i in range(at.shape[0]):
+        start, length = at[i], lengths[i]
+        if last >= 0:
+            before = found[last]
+            if lengths[before] == length and same_bytes(at[before], start, length):
+                ids[i] = last
+                continue
+        slot = np.int64(hash_bytes(start, length) & mask)
+        while True:
+            number = table[slot]
+            if number < 0:
+                if known == found.shape[0]:
+                    return -1
+                table[slot] = known
+                found[known] = i
+                number = known
+                known += 1
+                break
+            before = found[number]
+            if lengths[before] == length and same_bytes(at[before], start, length):
+                break
+            slot = (slot + 1) & np.int64(mask)
+        ids[i] = number
+        last = number
+    return known

@@ -1,0 +1,289 @@
+"""The walk of the dispatcher: each frame is checked and read while it is in the cache.
+
+The twin of the walk and of :mod:`logquarry.scan.requests` in one pass. What only the reference
+can tell (text that is not UTF-8, a DELAY that is no plain number) is counted, and left to it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from logquarry.format import delay, index, properties, sys_flag
+from logquarry.format.kernels.base import (
+    AT_PHYSICAL_OFFSET,
+    AT_SYS_FLAG,
+    BORN_V6,
+    HEAD_SIZE,
+    HOST_EXTRA,
+    HOST_V4,
+    TRANSACTION_MASK,
+    Array,
+    kernel,
+)
+from logquarry.format.kernels.encode import AT_QUEUE_ID, AT_QUEUE_OFFSET
+from logquarry.format.kernels.keys import SPACE, positive
+from logquarry.format.kernels.names import name_table, which_name
+from logquarry.format.kernels.properties import next_separator
+from logquarry.format.kernels.text import (
+    hash_bytes,
+    is_ascii,
+    is_utf8,
+    java_hash,
+    java_hash_on,
+    same_bytes,
+)
+from logquarry.format.kernels.walk import CACHE_LINE, PREFETCH_AHEAD, check_frame
+from logquarry.format.native import load_i32, load_i64, load_u8, prefetch
+from logquarry.format.request_rows import (
+    FRAME_SIZE,
+    HAS_KEY,
+    PHYSICAL_OFFSET,
+    QUEUE,
+    QUEUE_ID,
+    QUEUE_OFFSET,
+    STORE_TIMESTAMP,
+    SYS_FLAG,
+    TAGS_CODE,
+    TOPIC_ID,
+)
+from logquarry.format.rows import (
+    PROPS_AT,
+    PROPS_LENGTH,
+    REACHED_STOP,
+    SIZE,
+    TABLE_FULL,
+    TOPIC_AT,
+    TOPIC_LENGTH,
+)
+
+_NAMES = (properties.TAGS, properties.KEYS, properties.UNIQ_KEY, properties.DELAY)
+_TAGS, _KEYS, _UNIQ_KEY, _DELAY = range(4)
+_NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS = name_table(_NAMES)
+_NAME_VALUE = ord(properties.NAME_VALUE_SEPARATOR)
+_SCHEDULE_TOPIC = np.frombuffer(delay.SCHEDULE_TOPIC.encode(), np.uint8).copy()
+_NOT, _COMMIT = sys_flag.TRANSACTION_NOT, sys_flag.TRANSACTION_COMMIT
+_ROLLBACK = sys_flag.TRANSACTION_ROLLBACK
+_MOST_DIGITS = 9
+_KEY_GLUE = ord(index.key_text("", ""))
+
+TOPIC_START, TOPIC_SIZE, TOPIC_HASH, IS_SCHEDULE = range(4)
+"""Of a topic that was met: address, bytes, the hash of ``topic#``, whether it is the schedule's."""
+
+
+@kernel
+def _topic_number(start: int, length: int, table: Array, topics: Array, known: int) -> int:
+    """The number of a topic; -1 where there is no room for another."""
+    mask = table.shape[0] - 1
+    slot = np.int64(hash_bytes(start, length) & np.uint64(mask))
+    while True:
+        number = table[slot]
+        if number < 0:
+            if known == topics.shape[0]:
+                return -1
+            table[slot] = known
+            topics[known, TOPIC_START] = start
+            topics[known, TOPIC_SIZE] = length
+            # What is hashed for a key is topic#key.
+            topics[known, TOPIC_HASH] = np.int64(
+                np.int32(np.uint32(java_hash(start, length)) * np.uint32(31) + np.uint32(_KEY_GLUE))
+            )
+            scheduled = length == _SCHEDULE_TOPIC.shape[0] and same_bytes(
+                start, _SCHEDULE_TOPIC.ctypes.data, length
+            )
+            topics[known, IS_SCHEDULE] = 1 if scheduled else 0
+            return known
+        if topics[number, TOPIC_SIZE] == length and same_bytes(
+            topics[number, TOPIC_START], start, length
+        ):
+            return np.int64(number)
+        slot = (slot + 1) & mask
+
+
+@kernel
+def _queue_number(topic: int, queue_id: int, table: Array, queues: Array, known: int) -> int:
+    """The number of a queue; -1 where there is no room for another."""
+    mask = np.uint64(table.shape[0] - 1)
+    mixed = (np.uint64(topic) << np.uint64(32) ^ np.uint64(np.uint32(queue_id))) * np.uint64(
+        0x9E3779B97F4A7C15
+    )
+    slot = np.int64((mixed ^ (mixed >> np.uint64(32))) & mask)
+    while True:
+        number = table[slot]
+        if number < 0:
+            if known == queues.shape[0]:
+                return -1
+            table[slot] = known
+            queues[known, 0] = topic
+            queues[known, 1] = queue_id
+            return known
+        if queues[number, 0] == topic and queues[number, 1] == queue_id:
+            return np.int64(number)
+        slot = (slot + 1) & np.int64(mask)
+
+
+@kernel
+def _plain_number(address: int, digits: int) -> int:
+    """What one to nine ASCII digits say, -1 for anything else."""
+    if digits > _MOST_DIGITS:
+        return -1
+    value = 0
+    for k in range(digits):
+        digit = np.int64(load_u8(address + k)) - 48
+        if digit < 0 or digit > 9:
+            return -1
+        value = value * 10 + digit
+    return value
+
+
+@kernel
+def follow(
+    address: int,
+    position: int,
+    stop: int,
+    window: int,
+    end: int,
+    base: int,
+    levels: Array,
+    rows: Array,
+    requests: Array,
+    topic_table: Array,
+    topics: Array,
+    queue_table: Array,
+    queues: Array,
+    hashes: Array,
+    numbers: Array,
+) -> tuple[int, int, int, int, int, int, int]:
+    """Follow the chain of frames, and tell what the dispatcher wants to know of each.
+
+    Args: as :func:`logquarry.format.kernels.walk.walk`, without the CRC; ``levels`` the delays;
+    ``rows`` and ``requests`` int64 get what is found; the tables are int32, a power of two long,
+    filled with -1; ``topics`` int64 (n, 4) and ``queues`` int64 (n, 2) get what is distinct;
+    ``hashes`` and ``numbers`` each key's hash and the number of its frame, with room for those of
+    one frame at least.
+    Returns (frames, position behind them, code, topics, queues, keys, frames for the reference).
+    """
+    count = 0
+    topic_count = queue_count = key_count = odd = 0
+    asked = position
+    last_topic = last_queue = -1
+    tag_at = address
+    tag_length = -1
+    tag_code = np.int64(0)
+    while position < stop:
+        if count == rows.shape[0]:
+            return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
+        ahead = min(position + PREFETCH_AHEAD, window)
+        asked = max(asked, position)
+        while asked < ahead:
+            prefetch(address + asked)
+            asked += CACHE_LINE
+        row = rows[count]
+        code = check_frame(address, position, window, end, base, 0, False, row)
+        if code != REACHED_STOP:
+            return count, position, code, topic_count, queue_count, key_count, odd
+        at = address + position
+        props, props_length = at + row[PROPS_AT], row[PROPS_LENGTH]
+        # Every key takes a byte, and one behind it.
+        if key_count + (props_length >> 1) + 2 > hashes.shape[0]:
+            return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
+        topic_at, topic_length = at + row[TOPIC_AT], row[TOPIC_LENGTH]
+        topic = last_topic
+        if (
+            topic < 0
+            or topics[topic, TOPIC_SIZE] != topic_length
+            or not same_bytes(topics[topic, TOPIC_START], topic_at, topic_length)
+        ):
+            if is_utf8(topic_at, topic_length):
+                topic = _topic_number(topic_at, topic_length, topic_table, topics, topic_count)
+                if topic < 0:
+                    return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
+                topic_count = max(topic_count, topic + 1)
+            else:
+                odd += 1
+                topic = 0
+                topic_count = max(topic_count, 1)
+        queue_id = np.int64(load_i32(at + AT_QUEUE_ID))
+        flags = load_i32(at + AT_SYS_FLAG)
+        kind = flags & TRANSACTION_MASK
+        queue = np.int64(-1)
+        if kind == _NOT or kind == _COMMIT:
+            queue = last_queue
+            if queue < 0 or queues[queue, 0] != topic or queues[queue, 1] != queue_id:
+                queue = _queue_number(topic, queue_id, queue_table, queues, queue_count)
+                if queue < 0:
+                    return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
+                queue_count = max(queue_count, queue + 1)
+            last_queue = queue
+        last_topic = topic
+        hosts = HEAD_SIZE + HOST_V4
+        if flags & BORN_V6:
+            hosts += HOST_EXTRA
+        store_time = load_i64(at + hosts)
+        if not is_ascii(props, props_length) and not is_utf8(props, props_length):
+            odd += 1
+        tags_at = keys_at = uniq_at = delay_at = props
+        tags = keys = uniq = digits = np.int64(0)
+        segment = np.int64(0)
+        while segment < props_length:
+            middle = next_separator(props, segment, props_length)
+            stop_at = middle
+            while stop_at < props_length and load_u8(props + stop_at) == _NAME_VALUE:
+                stop_at = next_separator(props, stop_at + 1, props_length)
+            length = stop_at - middle - 1
+            if middle > segment and length > 0:
+                name = which_name(
+                    props + segment, middle - segment, _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS
+                )
+                if name == _TAGS:
+                    tags_at, tags = props + middle + 1, length
+                elif name == _KEYS:
+                    keys_at, keys = props + middle + 1, length
+                elif name == _UNIQ_KEY:
+                    uniq_at, uniq = props + middle + 1, length
+                elif name == _DELAY:
+                    delay_at, digits = props + middle + 1, length
+            segment = stop_at + 1
+        tags_code = np.int64(0)
+        if tags > 0:
+            if tags != tag_length or not same_bytes(tag_at, tags_at, tags):
+                tag_at, tag_length = tags_at, tags
+                tag_code = java_hash(tags_at, tags)
+            tags_code = tag_code
+        if digits > 0 and topics[topic, IS_SCHEDULE] != 0:
+            level = _plain_number(delay_at, digits)
+            if level < 0:
+                odd += 1
+            else:
+                level = min(level, levels.shape[0])
+                if level > 0:
+                    tags_code = store_time + levels[level - 1]
+        has_key = (keys > 0 or uniq > 0) and kind != _ROLLBACK
+        if has_key:
+            prefix = topics[topic, TOPIC_HASH]
+            if uniq > 0:
+                hashes[key_count] = positive(java_hash_on(prefix, uniq_at, uniq))
+                numbers[key_count] = count
+                key_count += 1
+            begin = np.int64(0)
+            for k in range(keys + 1):
+                if k == keys or load_u8(keys_at + k) == SPACE:
+                    if k > begin:
+                        hashes[key_count] = positive(
+                            java_hash_on(prefix, keys_at + begin, k - begin)
+                        )
+                        numbers[key_count] = count
+                        key_count += 1
+                    begin = np.int64(k + 1)
+        requests[TOPIC_ID, count] = topic
+        requests[QUEUE_ID, count] = queue_id
+        requests[QUEUE_OFFSET, count] = load_i64(at + AT_QUEUE_OFFSET)
+        requests[PHYSICAL_OFFSET, count] = load_i64(at + AT_PHYSICAL_OFFSET)
+        requests[FRAME_SIZE, count] = row[SIZE]
+        requests[SYS_FLAG, count] = flags
+        requests[STORE_TIMESTAMP, count] = store_time
+        requests[TAGS_CODE, count] = tags_code
+        requests[HAS_KEY, count] = 1 if has_key else 0
+        requests[QUEUE, count] = queue
+        position += row[SIZE]
+        count += 1
+    return count, position, REACHED_STOP, topic_count, queue_count, key_count, odd

@@ -1,0 +1,55 @@
+"""The table that the bulk encoder reads: a column of int64 a message, and the tables beside it.
+
+==  ===============  ==========================================================
+ #  name             says
+==  ===============  ==========================================================
+ 0  SIZE             TOTALSIZE
+ 1  TOPIC            number of the topic: its bytes with TOPICLEN before them
+ 2  HEAD             number of what hosts and SYSFLAG fix (:data:`HEAD_SIZE`...)
+ 3  QUEUE            number of the queue, whose next offset it takes
+ 4  QUEUE_ID
+ 5  FLAG
+ 6  BORN_TIMESTAMP
+ 7  RECONSUME_TIMES
+ 8  PREPARED_OFFSET  PREPAREDTRANSACTIONOFFSET
+ 9  BODY_AT          address of the body
+10  BODY_LENGTH
+11  PROPS_AT         address of the property string
+12  PROPS_LENGTH
+==  ===============  ==========================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+(
+    SIZE,
+    TOPIC,
+    HEAD,
+    QUEUE,
+    QUEUE_ID,
+    FLAG,
+    BORN_TIMESTAMP,
+    RECONSUME_TIMES,
+    PREPARED_OFFSET,
+    BODY_AT,
+    BODY_LENGTH,
+    PROPS_AT,
+    PROPS_LENGTH,
+) = range(13)
+FIELD_COUNT = 13
+
+HEAD_SIZE, TIME_AT, ADVANCES, HEAD_FACTS = range(4)
+"""Of a head: its bytes, where STORETIMESTAMP stands in it, whether the queue's offset advances."""
+
+PutRows = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+
+
+def empty_put_rows(count: int) -> PutRows:
+    """A table for ``count`` messages, not initialised."""
+    return np.empty((FIELD_COUNT, count), np.int64)

@@ -1,0 +1,131 @@
+"""Follows the log for the dispatcher: what it wants to know of each frame, in two twins.
+
+The reference walks, and asks :mod:`.requests` and :mod:`.index_keys`. The kernel does it in one
+pass; a run with a frame that only the reference understands is the reference's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.format import java
+from logquarry.format import request_rows as q
+from logquarry.scan import codec
+from logquarry.scan.codec import Rows, Window
+from logquarry.scan.index_keys import index_keys
+from logquarry.scan.requests import DispatchRequests, dispatch_requests
+
+Int64 = npt.NDArray[np.int64]
+
+MOST_FRAMES: Final = 1 << 14
+_MOST_TOPICS: Final = 1 << 9
+_MOST_QUEUES: Final = 1 << 11
+_MOST_KEYS: Final = 4 * MOST_FRAMES
+assert _MOST_KEYS > java.INT_MAX >> 16
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A run of frames.
+
+    Attributes:
+        rows: where they are in the window.
+        requests: what the dispatcher wants to know of each.
+        key_hashes: of the keys that the index takes, in its order,
+        key_numbers: and the number of each key's frame.
+        table: the kernel's table (:mod:`logquarry.format.request_rows`), None from the reference,
+        queues: and its queues by number: topic and queue id.
+    """
+
+    rows: Rows
+    requests: DispatchRequests
+    key_hashes: Int64
+    key_numbers: Int64
+    table: Int64 | None = None
+    queues: tuple[tuple[str, int], ...] = ()
+
+
+class Follower:
+    """Follows the log, run by run. For one thread.
+
+    Args:
+        delay_levels_ms: delay of each level.
+        most_frames: of one run.
+    """
+
+    def __init__(self, delay_levels_ms: tuple[int, ...], *, most_frames: int = MOST_FRAMES) -> None:
+        self._levels = delay_levels_ms
+        self._level_array = np.array(delay_levels_ms, np.int64)
+        self._rows = codec.empty_rows(most_frames)
+        self._table = np.empty((q.FIELD_COUNT, most_frames), np.int64)
+        self._topics = np.zeros((_MOST_TOPICS, 4), np.int64)
+        self._queues = np.zeros((_MOST_QUEUES, 2), np.int64)
+        self._topic_table = np.empty(4 * _MOST_TOPICS, np.int32)
+        self._queue_table = np.empty(4 * _MOST_QUEUES, np.int32)
+        self._hashes = np.empty(_MOST_KEYS, np.int64)
+        self._numbers = np.empty(_MOST_KEYS, np.int64)
+
+    def follow(self, window: Window, stop: int) -> tuple[Followed | None, int, int]:
+        """The frames from the start of a window on that start before ``stop``, or the first ones.
+
+        Returns:
+            The run, None where no frame stands there; the position behind it; and the walk's code
+            (:func:`logquarry.scan.codec.walk`). Good until the next call.
+        """
+        if not codec.kernels_enabled():
+            count, after, code = codec.walk(window, 0, stop, self._rows, check_crc=False)
+            return self._by_reference(window, count), after, code
+        return self._by_kernel(window, stop)
+
+    def _by_reference(self, window: Window, count: int) -> Followed | None:
+        if not count:
+            return None
+        rows = self._rows[:count]
+        requests = dispatch_requests(window, rows, self._levels)
+        keyed = np.flatnonzero(requests.has_key)
+        hashes, numbers = index_keys(window, rows[keyed])
+        return Followed(rows, requests, hashes, keyed[numbers])
+
+    def _by_kernel(self, window: Window, stop: int) -> tuple[Followed | None, int, int]:
+        kernels = codec.kernels()
+        assert kernels is not None
+        self._topic_table.fill(-1)
+        self._queue_table.fill(-1)
+        count, after, code, topics, queues, keys, odd = kernels.follow(
+            *(window.address, 0, stop, window.length, window.end, window.base),
+            *(self._level_array, self._rows, self._table),
+            *(self._topic_table, self._topics, self._queue_table, self._queues),
+            *(self._hashes, self._numbers),
+        )
+        if odd or not count:
+            return self._by_reference(window, count), after, code
+        table = self._table[:, :count].copy()
+        names = [
+            window.data[start - window.address :][:size].tobytes().decode()
+            for start, size, *_ in self._topics[:topics].tolist()
+        ]
+        requests = DispatchRequests(
+            topic_ids=table[q.TOPIC_ID].astype(np.int32),
+            topics=names,
+            queue_id=table[q.QUEUE_ID],
+            queue_offset=table[q.QUEUE_OFFSET],
+            physical_offset=table[q.PHYSICAL_OFFSET],
+            size=table[q.FRAME_SIZE],
+            store_timestamp=table[q.STORE_TIMESTAMP],
+            tags_code=table[q.TAGS_CODE],
+            is_dispatched=table[q.QUEUE] >= 0,
+            has_key=table[q.HAS_KEY] != 0,
+        )
+        followed = Followed(
+            self._rows[:count],
+            requests,
+            self._hashes[:keys],
+            self._numbers[:keys],
+            table,
+            tuple((names[topic], queue) for topic, queue in self._queues[:queues].tolist()),
+        )
+        return followed, after, code

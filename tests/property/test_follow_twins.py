@@ -1,0 +1,116 @@
+"""Does the dispatcher hear the same of the same frames from both twins?"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logquarry.format import delay, frame
+from logquarry.format.frame import Frame
+from logquarry.format.index import IndexShape
+from logquarry.scan.codec import Window
+from logquarry.scan.follow import Followed, Follower
+from logquarry.store.disk import LocalDisk
+from logquarry.store.index_writer import IndexWriter
+from logquarry.store.queue_units import parts_of
+from logquarry.testing import strategies
+from tests.twins import both
+
+LEVELS = (1_000, 5_000)
+
+
+def as_values(run: Followed) -> dict[str, Any]:
+    """What a run says, as values that compare."""
+    said: dict[str, Any] = {}
+    for field in fields(run.requests):
+        value = getattr(run.requests, field.name)
+        said[field.name] = value.tolist() if isinstance(value, np.ndarray) else value
+    said["rows"] = run.rows.tolist()
+    said["keys"] = list(zip(run.key_hashes.tolist(), run.key_numbers.tolist(), strict=True))
+    # Queues come in whatever order: each is told by itself.
+    said["parts"] = {
+        key: (part.rows.tolist(), part.offsets.tolist(), part.units.tobytes())
+        for key, part in parts_of(run).items()
+    }
+    return said
+
+
+def followed(data: bytes, base: int, *, most_frames: int = 3) -> list[object]:
+    follower = Follower(LEVELS, most_frames=most_frames)
+    events: list[object] = []
+    at = 0
+    while at < len(data):
+        run, after, code = follower.follow(Window.of(data[at:], base + at), len(data) - at)
+        events.append((None if run is None else as_values(run), after, code))
+        if run is None:
+            break
+        at += after
+    return events
+
+
+def same(data: bytes, base: int) -> list[object]:
+    fast, plain = both(lambda: followed(data, base))
+    assert fast == plain
+    return fast
+
+
+@given(strategies.logs())
+def test_any_log(log: strategies.Log) -> None:
+    for base, data in zip(log.bases(), log.files, strict=True):
+        same(data, base)
+
+
+@given(strategies.logs(items=strategies.plain_frames(), min_frames=3))
+def test_logs_of_well_behaved_clients(log: strategies.Log) -> None:
+    for base, data in zip(log.bases(), log.files, strict=True):
+        same(data, base)
+
+
+@pytest.mark.parametrize("level", ["0", "1", "2", "3", "-1", "+1", "\u0661", "x", "9" * 10])
+def test_delays(level: str) -> None:
+    properties = f"DELAY\x01{level}\x02TAGS\x01t".encode()
+    data = b""
+    for topic in (delay.SCHEDULE_TOPIC, "t"):
+        made = Frame(topic.encode(), properties=properties, physical_offset=len(data))
+        data += frame.encode(made.with_crc())
+    assert len(same(data, 0)) == 1
+
+
+hashes = st.integers(0, 2**31 - 1)
+
+
+@given(
+    st.lists(st.lists(st.tuples(hashes, st.integers(-5_000, 400_000)), max_size=6), max_size=5),
+    st.integers(1, 7),
+    st.integers(2, 12),
+)
+def test_index_files(
+    tmp_path_factory: pytest.TempPathFactory,
+    calls: list[list[tuple[int, int]]],
+    slots: int,
+    entries: int,
+) -> None:
+    def written() -> list[bytes]:
+        folder = tmp_path_factory.mktemp("index")
+        clock = iter(range(1_700_000_000_000, 1_800_000_000_000))
+        writer = IndexWriter(
+            LocalDisk(), folder, IndexShape(slots, entries), clock=lambda: next(clock)
+        )
+        offset = 0
+        for keys in calls:
+            offsets = np.arange(offset, offset + len(keys), dtype=np.int64)
+            offset += len(keys)
+            times = np.array([1_700_000_000_000 + time for _, time in keys], np.int64)
+            found = np.array([key for key, _ in keys], np.int64)
+            writer.put(offsets, times, found, np.arange(len(keys)))
+        writer.close()
+        return [Path(path).read_bytes() for path in sorted(folder.iterdir())]
+
+    fast, plain = both(written)
+    assert fast == plain
