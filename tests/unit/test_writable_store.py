@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -781,6 +782,49 @@ def test_eight_writers_and_a_reader_for_two_million_messages(tmp_path: Path) -> 
             mapped_file_size_commit_log=64 << 20, max_hash_slot_num=5_000, max_index_num=20_000
         ),
     )
+
+
+def test_interrupted_puts(tmp_path: Path) -> None:
+    """Ctrl-C comes anywhere, and a program may go on after it."""
+
+    class InterruptedHere(BaseException):
+        pass
+
+    def interrupt(number: int, frame: object) -> None:
+        raise InterruptedHere
+
+    # Not the alarm of pytest's timeout.
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    rng = random.Random(1)
+    acked = interrupted = 0
+    store = opened(
+        tmp_path, mapped_file_size_commit_log=65_536, mapped_file_size_consume_queue=20_000
+    )
+    try:
+        while interrupted < 200:
+            try:
+                signal.setitimer(signal.ITIMER_VIRTUAL, rng.uniform(0.0003, 0.003))
+                while True:
+                    store.put(lq.Message("t", bytes(40), keys="k"))
+                    acked += 1
+            except InterruptedHere:
+                interrupted += 1
+            except RuntimeError as error:
+                # Python's own conditions do not take it well.
+                assert isinstance(error.__context__, InterruptedHere)
+                interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+    store.close()
+    with lq.MessageStore.open(tmp_path) as reader:
+        assert not reader.has_abort
+        offsets = [message.queue_offset for message in reader.scan()]
+        # One that was interrupted may be in the log all the same.
+        assert acked <= len(offsets) <= acked + interrupted
+        assert offsets == list(range(len(offsets)))
+        assert reader.queue_offsets("t", 0) == (0, len(offsets))
+        assert not verify_store(reader.layout).has_damage
 
 
 def test_closing_while_others_put(tmp_path: Path) -> None:

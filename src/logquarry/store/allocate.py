@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import deque
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +16,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.store.disk import Disk
 from logquarry.store.mapped_file import MappedFile
 from logquarry.store.service import Clock, Service, monotonic_ms
+from logquarry.store.signal_flag import Done
 from logquarry.store.transient_pool import TransientStorePool
 
 logger = logging.getLogger(__name__)
@@ -26,12 +26,13 @@ _SLOW_MS: Final = 500
 
 
 class _Request:
-    """A file to be made. ``file`` or ``error`` is there once it is ``done``."""
+    """A file to be made: begun, then done; ``file`` or ``error`` is there then."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         self.size = size
-        self.done = threading.Event()
+        self.is_begun = False
+        self.done = Done()
         self.file: MappedFile | None = None
         self.error: StoreUnavailable | None = None
 
@@ -67,7 +68,8 @@ class AllocateMappedFileService(Service):
         self._clock = clock
         self._change = threading.Lock()
         self._requests: dict[Path, _Request] = {}
-        self._to_make: deque[_Request] = deque()
+        # The last one that was taken, until the next is.
+        self._handed: _Request | None = None
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
         """The file at a path; the one that follows is made next.
@@ -83,6 +85,12 @@ class AllocateMappedFileService(Service):
         self.health.require_writable()
         if self.is_stopping:
             raise StoreUnavailable(f"{path}: the store is being closed")
+        handed = self._handed
+        if handed is not None:
+            if handed.path == path:
+                # Whoever took it was interrupted (Ctrl-C) before it was a file of the queue.
+                return handed.file
+            self._requests.pop(handed.path, None)
         with self._change:
             request = self._requests.get(path)
             if request is not None and request.error is not None:
@@ -99,6 +107,8 @@ class AllocateMappedFileService(Service):
         if not request.done.wait(self._timeout_ms / 1000):
             logger.warning("%s: not made in %d ms", path, self._timeout_ms)
             return None
+        if request.error is None:
+            self._handed = request
         with self._change:
             self._requests.pop(path, None)
         if request.error is not None:
@@ -106,22 +116,26 @@ class AllocateMappedFileService(Service):
         return request.file
 
     def _ask_for(self, path: Path, size: int) -> _Request:
+        # One step: Ctrl-C before or after it leaves nothing half asked for.
         request = self._requests[path] = _Request(path, size)
-        self._to_make.append(request)
         return request
+
+    def _not_begun(self) -> list[_Request]:
+        return [request for request in self._requests.values() if not request.is_begun]
 
     def _may_go_ahead(self) -> bool:
         if not self._fast_fail or self._pool is None:
             return True
-        return self._pool.available > len(self._to_make)
+        return self._pool.available > len(self._not_begun())
 
     def run_once(self) -> None:
         """Make the files that were asked for."""
         while not self.is_stopping:
             with self._change:
-                if not self._to_make:
+                request = next(iter(self._not_begun()), None)
+                if request is None:
                     return
-                request = self._to_make.popleft()
+                request.is_begun = True
             started = self._clock()
             try:
                 request.file = MappedFile(
@@ -152,10 +166,10 @@ class AllocateMappedFileService(Service):
     def discard(self) -> None:
         """Delete the files that nobody took, and forget what was asked for."""
         with self._change:
-            requests = list(self._requests.values())
-            not_begun = set(self._to_make)
+            requests = [r for r in self._requests.values() if r is not self._handed]
+            self._handed = None
+            not_begun = self._not_begun()
             self._requests.clear()
-            self._to_make.clear()
         for request in requests:
             if request in not_begun:
                 request.error = StoreUnavailable(f"{request.path}: it is not needed any more")

@@ -377,12 +377,15 @@ class CommitLogWriter:
             size = end_file(file)
         else:
             encoded.place(queue_offset, physical_offset, now)
-            file.append(encoded.data)
-            if encoded.advances:
-                self.queue_offsets[key] = queue_offset + count
-                if encoded.copies is not None:
-                    for copy, offset in zip(encoded.copies.keys, copied, strict=True):
-                        self.queue_offsets[copy] = offset + 1
+            try:
+                file.append(encoded.data)
+                if encoded.advances:
+                    self._advance(encoded, queue_offset + count, copied)
+            except BaseException:
+                # Ctrl-C comes anywhere. A message in the log has its queue offset.
+                if encoded.advances and file.base + file.wrote > physical_offset:
+                    self._advance(encoded, queue_offset + count, copied)
+                raise
         file.store_timestamp = now
         return PutResult(
             PutStatus.PUT_OK,
@@ -396,6 +399,13 @@ class CommitLogWriter:
             (time.monotonic() - began) * _MS,
             starts,
         )
+
+    def _advance(self, encoded: Encoded, next_offset: int, copied: list[int]) -> None:
+        """Say which queue offsets come next; once more changes nothing."""
+        self.queue_offsets[encoded.key] = next_offset
+        if encoded.copies is not None:
+            for copy, offset in zip(encoded.copies.keys, copied, strict=True):
+                self.queue_offsets[copy] = offset + 1
 
 
 def end_file(file: MappedFile) -> int:

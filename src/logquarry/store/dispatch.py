@@ -39,6 +39,7 @@ from logquarry.store.queue_units import QueuePart, parts_of
 from logquarry.store.queue_writer import ConsumeQueueWriter, units_of
 from logquarry.store.running_flags import Refusal, RunningFlags
 from logquarry.store.service import Service
+from logquarry.store.signal_flag import Flag
 from logquarry.store.topic_names import LONGEST_NAME, name_fault
 
 logger = logging.getLogger(__name__)
@@ -269,7 +270,7 @@ class DispatchService(Service):
         self._dispatcher = dispatcher
         self._flags = flags
         self._moved = threading.Condition()
-        self._hurry = threading.Event()
+        self._hurry = Flag()
         self._failure: StoreError | None = None
         self._is_over = False
 
@@ -300,8 +301,7 @@ class DispatchService(Service):
         if not self.is_stopping and self._dispatcher.offset - start < _MOST_BYTES:
             # RocketMQ pauses for 1 ms.
             least, most = _PAUSES
-            self._hurry.wait(min(most, max(least, _PAUSE_SHARE * (time.monotonic() - began))))
-            self._hurry.clear()
+            self._hurry.take(min(most, max(least, _PAUSE_SHARE * (time.monotonic() - began))))
 
     def run_last(self) -> None:
         """Dispatch what came in the meantime."""

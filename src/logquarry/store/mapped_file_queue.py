@@ -189,8 +189,9 @@ class MappedFileQueue:
                 self.flushed_offset = self.committed_offset = base
             elif self._last is not None and self._last.is_locked_in_memory:
                 self._to_unlock.append((time.monotonic() + _UNLOCK_AFTER, self._last))
-            self._files = (*self._files, made)
-            self._bases = (*self._bases, base)
+            # Ctrl-C between two of these: the next put comes here again with the same file.
+            self._files = (*(file for file in self._files if file is not made), made)
+            self._bases = (*(other for other in self._bases if other != base), base)
             self._is_transient = self._is_transient or made.is_transient
             self._last = made
         return made

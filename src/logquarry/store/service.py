@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from logquarry.errors import StoreUnavailable
 from logquarry.store.health import Health
+from logquarry.store.signal_flag import Flag
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Service(ABC):
         self.health = health
         self.interval_ms = interval_ms
         self.is_timed = is_timed
-        self._wake = threading.Event()
+        self._wake = Flag()
         self._is_stopping = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=f"logquarry-{name}", daemon=True)
@@ -57,8 +58,7 @@ class Service(ABC):
 
     def wakeup(self) -> None:
         """Run soon, and not only after the interval."""
-        # Asking first is cheap, and puts come by the thousand.
-        if not self.is_timed and not self._wake.is_set():
+        if not self.is_timed:
             self._wake.set()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
@@ -98,8 +98,7 @@ class Service(ABC):
         try:
             while not self._is_stopping:
                 pause = self.interval_ms
-                self._wake.wait(None if pause is None else pause / 1000)
-                self._wake.clear()
+                self._wake.take(None if pause is None else pause / 1000)
                 if not self._is_stopping:
                     self.run_once()
             self.run_last()
