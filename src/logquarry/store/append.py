@@ -235,9 +235,15 @@ class CommitLogWriter:
                     prepared,
                     length,
                 )
-                file.append(b"".join((head, body, rest)))
-                if advances:
-                    self.queue_offsets[key] = offset + 1
+                try:
+                    file.append(b"".join((head, body, rest)))
+                    if advances:
+                        self.queue_offsets[key] = offset + 1
+                except BaseException:
+                    # Ctrl-C comes anywhere. A message in the log has its queue offset.
+                    if advances and file.wrote > at:
+                        self.queue_offsets[key] = offset + 1
+                    raise
                 file.store_timestamp = now
             except struct.error:
                 # A number does not fit its field: the reference says which.

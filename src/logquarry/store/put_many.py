@@ -241,9 +241,16 @@ class _Put:
             *(next_offsets, self._physical[first:], self._queue[first:]),
         )
         if at > start:
-            file.advance(position - file.wrote)
-            for queue in used:
-                offsets[part.queues[queue]] = int(next_offsets[queue])
+            before = file.wrote
+            told = {part.queues[queue]: int(next_offsets[queue]) for queue in used}
+            try:
+                file.advance(position - before)
+                offsets.update(told)
+            except BaseException:
+                # Ctrl-C comes anywhere. Messages in the log have their queue offsets.
+                if file.wrote > before:
+                    offsets.update(told)
+                raise
             self._times[first + start : first + at] = now
             self._sizes[first + start : first + at] = part.sizes[start:at]
             self.done = first + at
