@@ -22,7 +22,7 @@ from logquarry.scan.batches import OnDamage
 from logquarry.scan.filters import TAG_SEPARATOR, MessageFilter, tag_expression
 from logquarry.values import byte_count, time_ms
 
-DEFAULT_BATCH_BYTES: Final = 2 << 20
+DEFAULT_BATCH_BYTES: Final = 3 << 20
 """Bytes of log in one Arrow batch: measured, see docs/performance.md."""
 
 ALIASES: Final = {"subscribe": "topics", "subscribepattern": "topicpattern"}

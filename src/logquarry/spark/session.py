@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from logquarry.spark.java import java_home
+from logquarry.spark.jvm import launch_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_LOGGING = Path(__file__).with_name("log4j2.properties")
 
 _DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -33,11 +30,6 @@ _WORKERS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "logquarry.spark.daemon",
 }
-
-# Rows are taken out of Arrow's buffers value by value, each behind checks of bounds, references and
-# null. Spark checks for null itself, and the batches are ours or pyarrow's: without Arrow's own
-# checks a query over all columns takes the JVM a tenth less.
-_ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 
 # The host's own name often resolves to an address that nobody listens on, and such a driver needs
 # none that others can reach.
@@ -55,9 +47,10 @@ def get_session(
     """The running session, or a new one; the source `rocketmq` is registered in it.
 
     A new session gets a Java (see `logquarry.spark.java`), this interpreter for its Python workers,
-    UTC as its time zone, Arrow between Python and the JVM, no web page and a quiet log. `config` is
-    laid over that. A session that runs already keeps what it has, and takes of `config` what can
-    change at run time. Under spark-submit, master and Java are those of spark-submit.
+    UTC as its time zone, Arrow between Python and the JVM, no web page and a quiet log, and what
+    `logquarry.spark.jvm` tells the JVM. `config` is laid over that. A session that runs already
+    keeps what it has, and takes of `config` what can change at run time. Under spark-submit, master
+    and Java are those of spark-submit.
 
     Raises:
         JavaNotFound: a new session is needed and there is no Java >= 17.
@@ -84,7 +77,7 @@ def get_session(
         session = builder.getOrCreate()
     else:
         _set_python(override=local and not submitted)
-        with nullcontext() if submitted else _launch_environment():
+        with nullcontext() if submitted else launch_environment(options):
             session = builder.getOrCreate()
     register(session)
     return session
@@ -106,37 +99,3 @@ def _set_python(*, override: bool) -> None:
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         if override or not os.environ.get(name):
             os.environ[name] = sys.executable
-
-
-@contextmanager
-def _launch_environment() -> Iterator[None]:
-    """The environment to start the JVM in: our Java, what Arrow is told in it, and our logging.
-
-    All are the JVM's alone. What else this process starts keeps the JAVA_HOME that it had: the
-    shim's folder has no javac.
-    """
-    changes = {"JAVA_HOME": str(java_home())}
-    # Through the environment, as spark.driver.extraJavaOptions may be the user's; those come later
-    # on the command line and win, and what the user's environment says wins too.
-    java = [_ARROW, os.environ.get("SPARK_SUBMIT_OPTS", "")]
-    if not _has_own_logging():
-        # A URI needs no quotes, whatever its folder is called.
-        java.append(f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}")
-    changes["SPARK_SUBMIT_OPTS"] = " ".join(java).strip()
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _has_own_logging() -> bool:
-    """Whether Spark's configuration folder says what to log."""
-    home = os.environ.get("SPARK_HOME")
-    folder = os.environ.get("SPARK_CONF_DIR") or (str(Path(home, "conf")) if home else None)
-    return folder is not None and Path(folder, "log4j2.properties").is_file()

@@ -22,7 +22,7 @@ from logquarry.errors import UsageError
 from logquarry.scan import schema
 from logquarry.spark.errors import told_plainly
 from logquarry.spark.options import LATER, ReadOptions, parse_read_options
-from logquarry.spark.worker import hush, settle
+from logquarry.spark.worker import let_hang_up, settle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,6 +56,7 @@ class RocketMQDataSource(DataSource):
         """
         from logquarry.spark.tasks import open_stores
 
+        let_hang_up()
         with told_plainly():
             options = parse_read_options(self.options)
             open_stores(options)
@@ -68,6 +69,7 @@ class RocketMQDataSource(DataSource):
         Raises:
             UsageError: if one of them is no column of ours, or not of its type.
         """
+        let_hang_up()
         with told_plainly():
             options = parse_read_options(self.options)
             for remark in options.remarks:
@@ -95,7 +97,7 @@ class RocketMQReader(DataSourceReader):
     def __init__(self, options: ReadOptions, columns: tuple[str, ...], struct: StructType) -> None:
         self._options = options
         self._columns = columns
-        self._struct, self._named_as_given = _in_our_spelling(struct, columns), struct.fieldNames()
+        self._struct = struct
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition a task. Where there is nothing to read, one that says so.
@@ -120,15 +122,10 @@ class RocketMQReader(DataSourceReader):
         if task is None:
             return
         settle()
-        try:
-            with told_plainly():
-                for batch in _batches(task, self._struct):
-                    yield batch.rename_columns(self._named_as_given)
-        except GeneratorExit:
-            # Spark has all the rows it needs (a limit, show()) and has hung up. PySpark's worker
-            # would print a traceback about the broken pipe on its way out.
-            hush()
-            raise
+        # Spark hangs up once it has all the rows it needs (a limit, show()).
+        let_hang_up()
+        with told_plainly():
+            yield from _batches(task, self._struct)
 
 
 def _batches(task: ReadTask, struct: StructType) -> Iterator[pa.RecordBatch]:
@@ -147,14 +144,29 @@ def _batches(task: ReadTask, struct: StructType) -> Iterator[pa.RecordBatch]:
 
 
 def _with_schema(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
-    """The same arrays under a schema that says otherwise what may be null."""
+    """The same arrays as a schema calls them, which also says what may be null."""
     import pyarrow as pa
 
     arrays = [
-        array if array.type.equals(field.type) else array.cast(field.type)
+        array if array.type.equals(field.type) else _as_map(array, field.type)
         for array, field in zip(batch.columns, wanted, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+def _as_map(array: pa.MapArray, kind: pa.MapType) -> pa.Array:
+    """A map of which the type says otherwise whether values may be null.
+
+    A cast would do; it takes longer than all else about such a batch.
+    """
+    import pyarrow as pa
+
+    entries = pa.struct([kind.key_field, kind.item_field])
+    pairs = pa.Array.from_buffers(entries, len(array.keys), [None], 0, 0, [array.keys, array.items])
+    validity, offsets = array.buffers()[:2]
+    return pa.Array.from_buffers(
+        kind, len(array), [validity, offsets], array.null_count, array.offset, [pairs]
+    )
 
 
 def _tell(damage: Any, told: int) -> int:
@@ -214,14 +226,3 @@ def _checked(struct: StructType, chosen: Sequence[str] | None) -> tuple[str, ...
         if theirs != types[name]:
             raise UsageError(f"schema: the column {field.name} is {types[name]}, not {theirs}")
     return names
-
-
-def _in_our_spelling(struct: StructType, names: Sequence[str]) -> StructType:
-    from pyspark.sql.types import StructField, StructType
-
-    return StructType(
-        [
-            StructField(name, field.dataType, field.nullable)
-            for name, field in zip(names, struct.fields, strict=True)
-        ]
-    )
