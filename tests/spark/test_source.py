@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import MapType, StringType, StructField, StructType
 
 from logquarry.errors import (
     CorruptFrame,
@@ -241,8 +241,17 @@ def test_nothing_to_read(load: Load, tmp_path: Path) -> None:
 
 # --------------------------------------------------------------------------------------- columns
 def test_schema(load: Load, spark: SparkSession, real: Path) -> None:
+    found = load(real).schema
     empty = spark.createDataFrame([], spark_ddl())
-    assert load(real).schema == empty.schema
+    assert [(f.name, f.dataType.simpleString()) for f in found] == empty.dtypes
+    assert [field.name for field in found if field.nullable] == ["tags", "keys", "uniq_key"]
+    assert found["properties"].dataType == MapType(StringType(), StringType(), False)
+
+
+def test_a_schema_may_let_everything_be_null(spark: SparkSession, load: Load, real: Path) -> None:
+    nullable = spark.read.format("rocketmq").schema(spark_ddl()).load(str(real))
+    assert nullable.schema == spark.createDataFrame([], spark_ddl()).schema
+    assert nullable.collect() == load(real).collect()
 
 
 def test_columns_option(load: Load, real: Path, messages: list[dict[str, Any]]) -> None:
