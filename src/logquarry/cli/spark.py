@@ -43,6 +43,12 @@ def session(master: str) -> Iterator[SparkSession]:
         made: SparkSession | None = None
         try:
             yield (made := _made(lambda: get_session(master=master)))
+        except BaseException:
+            if made is not None and not running:
+                with held():
+                    # Tasks that are still ending miss what the session takes with it.
+                    made.sparkContext.setLogLevel("OFF")
+            raise
         finally:
             if made is not None and not running:
                 with held():
