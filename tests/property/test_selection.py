@@ -107,9 +107,11 @@ def selections(draw: st.DrawFn, messages: tuple[StoredMessage, ...]) -> Selectio
         "grep": st.sampled_from(["abc", "[xyz]{2}", "nowhere to be found"]),
     }
     names = draw(st.lists(st.sampled_from(sorted(parts)), max_size=3, unique=True))
-    wanted = MessageFilter(**{name: draw(parts[name]) for name in names})
+    values = {name: draw(parts[name]) for name in names}
+    if values.keys() >= {"since_ms", "until_ms"}:
+        values["since_ms"], values["until_ms"] = sorted((values["since_ms"], values["until_ms"]))
     return Selection(
-        wanted=wanted,
+        wanted=MessageFilter(**values),
         start_offset=draw(st.none() | offsets),
         stop_offset=draw(st.none() | offsets),
     )
