@@ -199,3 +199,20 @@ def test_a_wrong_unit_hides_no_message(golden: Path, data: st.DataObject) -> Non
     runs = batches.sound_runs(events, "skip")
     walked = [m.physical_offset for m in batches.messages(runs, Decoding(), wanted)]
     assert sorted(found) == walked
+
+
+@pytest.mark.parametrize("bit", [0, 4])
+def test_a_wrong_last_unit_of_all_hides_no_message(golden: Path, bit: int) -> None:
+    """The store's last message has a unit that says it is further to the front, within another."""
+    files = files_of(golden / "batch" / "store")
+    name = "consumequeue/Batch1/0/00000000000000001000"
+    broken = bytearray(files[name])
+    broken[8 * UNIT_SIZE + 6] ^= 1 << bit
+    layout = StoreLayout(MemoryFileSystem({**files, name: bytes(broken)}))
+    sound = StoreLayout(MemoryFileSystem(files))
+    wanted = MessageFilter(topics=frozenset({"Batch1"}))
+    with mock.patch.object(selection, "WORTHWHILE", 1e9):
+        found = read_apart(layout, Selection(wanted=wanted), 20_000)
+        every = read_apart(sound, Selection(wanted=wanted), 20_000)
+    assert sorted(found) == sorted(every)
+    assert max(found) == 143_794

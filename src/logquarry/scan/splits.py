@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from logquarry.errors import UsageError
 from logquarry.files.layout import StoreLayout
-from logquarry.scan.walk import DamagedSpan, Event, LogReader
+from logquarry.format import rows
+from logquarry.scan.walk import DamagedSpan, Event, LogReader, Run
 
 DEFAULT_SPLIT_SIZE = 256 << 20
 
@@ -72,12 +73,29 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
         # The queues may name only messages that are older than the log's first file.
         known = max(bound, files.start)
         end = _chain_end(reader, known)
+        if end == known and reader.data_end(known) > known:
+            # It may lie within a frame: the unit that says so is wrong.
+            known = _frame_end(reader, known)
+            end = _chain_end(reader, known)
         return LogExtent(files.start, end, bound, known if end > known else None)
     end = files.start
     if known_end is not None and files.start <= known_end < files.end:
         end = _chain_end(reader, known_end)
     # Behind the end of the chain there may be damage and then sound frames again.
     return LogExtent(files.start, max(end, reader.data_end(end)))
+
+
+def _frame_end(reader: LogReader, offset: int) -> int:
+    """Where the frame ends that holds a byte; the offset itself if the chain does not reach it."""
+    file = reader.files.at(offset)
+    for event in reader.chain(offset if file is None else file.base):
+        if event.end < offset:
+            continue
+        if isinstance(event, Run):
+            starts = event.window.base + event.rows[:, rows.POSITION]
+            return int(min([event.end, *starts[starts >= offset][:1]]))
+        return event.end
+    return offset
 
 
 def _chain_end(reader: LogReader, start: int) -> int:
