@@ -9,26 +9,12 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from logquarry.cli.main import app
+from tests.conformance.golden_facts import OUR_NAMES
 
-NAMES = {
-    "topic": "topic",
-    "queueId": "queue_id",
-    "queueOffset": "queue_offset",
-    "physicalOffset": "physical_offset",
-    "size": "size",
-    "msgId": "message_id",
-    "storeTimestamp": "store_timestamp",
-    "bornTimestamp": "born_timestamp",
+NAMES = OUR_NAMES | {
     "bornHost": "born_host",
     "storeHost": "store_host",
-    "sysFlag": "sys_flag",
-    "flag": "flag",
-    "bodyCRC": "body_crc",
-    "reconsumeTimes": "reconsume_times",
-    "preparedTransactionOffset": "prepared_transaction_offset",
-    "properties": "properties",
     "propertiesString": "properties_string",
-    "dispatchTagsCode": "tags_code",
     "body": "body",
 }
 """Golden name -> ours, where the values are the same."""

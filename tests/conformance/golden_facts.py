@@ -25,6 +25,25 @@ SOUND = (
 )
 """Scenarios whose store is as RocketMQ closed it."""
 
+OUR_NAMES = {
+    "topic": "topic",
+    "queueId": "queue_id",
+    "queueOffset": "queue_offset",
+    "physicalOffset": "physical_offset",
+    "size": "size",
+    "msgId": "message_id",
+    "storeTimestamp": "store_timestamp",
+    "bornTimestamp": "born_timestamp",
+    "sysFlag": "sys_flag",
+    "flag": "flag",
+    "bodyCRC": "body_crc",
+    "reconsumeTimes": "reconsume_times",
+    "preparedTransactionOffset": "prepared_transaction_offset",
+    "properties": "properties",
+    "dispatchTagsCode": "tags_code",
+}
+"""Of a message's fields in ``expected.jsonl`` those that have the same values everywhere."""
+
 
 @dataclass(frozen=True)
 class Scenario:

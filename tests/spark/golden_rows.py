@@ -8,33 +8,15 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.conformance.golden_facts import SOUND
+from tests.conformance.golden_facts import OUR_NAMES, SOUND
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Message = dict[str, Any]
 
-SAME = {
-    "topic": "topic",
-    "queue_id": "queueId",
-    "queue_offset": "queueOffset",
-    "physical_offset": "physicalOffset",
-    "size": "size",
-    "message_id": "msgId",
-    "store_timestamp": "storeTimestamp",
-    "born_timestamp": "bornTimestamp",
-    "born_host": "bornHost",
-    "store_host": "storeHost",
-    "sys_flag": "sysFlag",
-    "flag": "flag",
-    "body_crc": "bodyCRC",
-    "reconsume_times": "reconsumeTimes",
-    "prepared_transaction_offset": "preparedTransactionOffset",
-    "tags_code": "dispatchTagsCode",
-    "properties": "properties",
-}
-"""Our column -> golden name, where the values are the same."""
+SAME = OUR_NAMES | {"bornHost": "born_host", "storeHost": "store_host"}
+"""Golden name -> our column, where the values are the same."""
 
 MIDDLE, OLD, LAST, LAST_FILE = 78237, 36796, 82623, 73728
 """Places in the `unclean` stores, see tests/conformance/test_verify.py."""
@@ -79,7 +61,7 @@ def golden_messages(path: Path) -> list[Message]:
     found = []
     for line in path.read_text("utf-8").splitlines():
         golden = json.loads(line)
-        message = {ours: golden[theirs] for ours, theirs in SAME.items()}
+        message = {ours: golden[theirs] for theirs, ours in SAME.items()}
         properties = golden["properties"]
         # Java says '' of a property that is not there.
         message["keys"] = properties.get("KEYS")

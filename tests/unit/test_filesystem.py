@@ -171,11 +171,10 @@ def test_a_walk_and_its_columns(files: FileSystem, store: Path, least: int) -> N
     assert found.equals(pa.Table.from_batches(batches.record_batches(runs, Decoding())))
 
 
-@pytest.mark.parametrize("least", RANGES)
-def test_a_read_through_the_queues(files: FileSystem, store: Path, least: int) -> None:
+def assert_read_through_places(
+    files: FileSystem, store: Path, least: int, wanted: MessageFilter
+) -> None:
     layout = StoreLayout(files)
-    topic = layout.queue_names[0][0]
-    wanted = MessageFilter(topics=frozenset({topic}))
     with (
         mock.patch.object(selection, "WORTHWHILE", 1e9),
         mock.patch("logquarry.scan.places.REMOTE_RANGE", least),
@@ -188,25 +187,20 @@ def test_a_read_through_the_queues(files: FileSystem, store: Path, least: int) -
     walked = batches.sound_runs(LogReader(StoreLayout(LocalFileSystem(store))).events(), "fail")
     assert found == [m.physical_offset for m in batches.messages(walked, Decoding(), wanted)]
     assert found
+
+
+@pytest.mark.parametrize("least", RANGES)
+def test_a_read_through_the_queues(files: FileSystem, store: Path, least: int) -> None:
+    topic = StoreLayout(files).queue_names[0][0]
+    wanted = MessageFilter(topics=frozenset({topic}))
+    assert_read_through_places(files, store, least, wanted)
 
 
 @pytest.mark.parametrize("least", RANGES)
 def test_a_read_through_the_index(files: FileSystem, store: Path, least: int) -> None:
     """The index names places without sizes: a fetched range ends within a frame."""
-    layout = StoreLayout(files)
     wanted = MessageFilter(keys=frozenset({"user1", "user2"}))
-    with (
-        mock.patch.object(selection, "WORTHWHILE", 1e9),
-        mock.patch("logquarry.scan.places.REMOTE_RANGE", least),
-        mock.patch.object(filesystem, "REMOTE_RANGE", least),
-    ):
-        plan = plan_read(layout, Selection(wanted=wanted))
-        assert plan.uses_queues
-        runs = batches.sound_runs(read_in_order(layout, plan), "fail")
-        found = [m.physical_offset for m in batches.messages(runs, Decoding(), wanted)]
-    walked = batches.sound_runs(LogReader(StoreLayout(LocalFileSystem(store))).events(), "fail")
-    assert found == [m.physical_offset for m in batches.messages(walked, Decoding(), wanted)]
-    assert found
+    assert_read_through_places(files, store, least, wanted)
 
 
 def test_a_check(files: FileSystem) -> None:

@@ -19,25 +19,10 @@ from logquarry.scan.columns import Decoding
 from logquarry.scan.walk import LogReader
 from logquarry.store.log_bound import log_bound
 from logquarry.testing import strategies
-from tests.conformance.golden_facts import SOUND, Scenario
+from tests.conformance.golden_facts import OUR_NAMES, SOUND, Scenario
 
-SAME = {
-    "topic": "topic",
-    "queueId": "queue_id",
-    "queueOffset": "queue_offset",
-    "physicalOffset": "physical_offset",
-    "size": "size",
-    "msgId": "message_id",
-    "storeTimestamp": "store_timestamp",
-    "bornTimestamp": "born_timestamp",
-    "sysFlag": "sys_flag",
-    "flag": "flag",
-    "bodyCRC": "body_crc",
-    "reconsumeTimes": "reconsume_times",
-    "preparedTransactionOffset": "prepared_transaction_offset",
+SAME = OUR_NAMES | {
     "propertiesString": "properties_string",
-    "properties": "properties",
-    "dispatchTagsCode": "tags_code",
     "keys": "keys",
     "uniqKey": "uniq_key",
 }

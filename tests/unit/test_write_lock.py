@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,7 @@ from logquarry.store.disk import LocalDisk
 from logquarry.store.mapped_file_queue import MappedFileQueue
 from logquarry.store.store_lock import AbortFile, StoreLock
 from tests.faulty_disk import EIO, FaultyDisk
-
-
-def run(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+from tests.processes import run
 
 
 def test_the_lock_is_as_javas(tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""Writable stores with small files, and what stands in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import logquarry as lq
+from logquarry.store.writable_store import WritableStore
+from tests.faulty_disk import FaultyDisk
+
+NOW = 1_700_000_000_000
+SMALL: dict[str, Any] = {
+    "mapped_file_size_commit_log": 16_384,
+    "mapped_file_size_consume_queue": 400,
+    "max_hash_slot_num": 50,
+    "max_index_num": 200,
+}
+
+
+def config(**settings: Any) -> lq.StoreConfig:
+    return lq.StoreConfig(**(SMALL | settings))
+
+
+def opened(root: Path, disk: FaultyDisk | None = None, **settings: Any) -> WritableStore:
+    return WritableStore.start(root, config=config(**settings), disk=disk)
+
+
+def facts(root: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+
+
+def bodies(store: lq.MessageStore) -> list[bytes]:
+    return [message.body for message in store.scan()]

@@ -1,0 +1,326 @@
+"""How a writable store is opened, closed and found again, and what stands against it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.errors import (
+    StoreNotFound,
+    StoreUnavailable,
+    UsageError,
+)
+from logquarry.format import sys_flag
+from logquarry.verify import verify_store
+from tests.faulty_disk import ENOSPC, FaultyDisk
+from tests.processes import run
+from tests.small_store import NOW, bodies, config, facts, opened
+
+
+# ------------------------------------------------------------------------------ open and close
+def test_opened_again(tmp_path: Path) -> None:
+    expected = []
+    for round_ in range(4):
+        with opened(tmp_path) as store:
+            for number in range(37 + round_):
+                expected.append(body := b"%d %d" % (round_, number))
+                store.put(lq.Message("t", body, queue_id=number % 3, keys="k"))
+            assert bodies(store) == expected
+    with lq.MessageStore.open(tmp_path) as reader:
+        assert bodies(reader) == expected
+        assert sum(reader.queue_offsets("t", q).max for q in range(3)) == len(expected)
+        assert not reader.has_abort and not reader.is_live
+        report = verify_store(reader.layout)
+        assert not report.has_damage, report.findings
+        # None of them is indexed twice.
+        assert len(reader.query("t", "k", max_count=64)) == 64
+        counts = Counter(m.physical_offset for m in reader.query("t", "k", max_count=64))
+        assert set(counts.values()) == {1}
+
+
+def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", keys="k"))
+    with lq.MessageStore.open(tmp_path, mode="rw") as store:
+        assert store.config == config()
+        store.put(lq.Message("t"))
+    with pytest.raises(lq.errors.CorruptStore):
+        opened(tmp_path, mapped_file_size_commit_log=8192)
+    assert not (tmp_path / "abort").exists(), "it can be opened again"
+    with opened(tmp_path) as store:
+        assert len(bodies(store)) == 2
+
+
+def test_an_empty_store_is_opened_again(tmp_path: Path) -> None:
+    for _ in range(3):
+        opened(tmp_path / "a" / "b").close()
+    with lq.MessageStore.open(tmp_path / "a" / "b") as reader:
+        assert bodies(reader) == []
+
+
+def test_a_full_file_at_the_end(tmp_path: Path) -> None:
+    """The log ends exactly where its last file does."""
+    with opened(tmp_path) as store:
+        while store.max_offset < 16_384:
+            store.put(lq.Message("t", bytes(1_000)))
+    (tmp_path / "commitlog" / f"{16_384:020d}").unlink()
+    shutil.rmtree(tmp_path / "consumequeue")
+    with opened(tmp_path) as store:
+        assert store.put(lq.Message("t")).physical_offset == 16_384
+
+
+def test_a_folder_with_other_things(tmp_path: Path) -> None:
+    (tmp_path / "diary.txt").write_text("private")
+    with pytest.raises(StoreNotFound, match=r"diary\.txt"):
+        opened(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["diary.txt"]
+    with pytest.raises(StoreNotFound, match="not a folder"):
+        opened(tmp_path / "diary.txt")
+    with pytest.raises(UsageError, match="local"):
+        lq.MessageStore.open("s3://bucket/store", mode="rw")
+
+
+def test_queues_are_made_from_the_log(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for number in range(100):
+            store.put(lq.Message("t", keys=f"k{number}"))
+    shutil.rmtree(tmp_path / "consumequeue")
+    shutil.rmtree(tmp_path / "index")
+    with opened(tmp_path) as store:
+        assert store.queue_offsets("t", 0) == (0, 100)
+        assert store.put(lq.Message("t")).queue_offset == 100
+        assert len(store.query("t", "k7")) == 1
+
+
+def test_a_log_that_ends_before_its_queues(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        results = [store.put(lq.Message("t", b"x" * 50)) for _ in range(20)]
+    log = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    data[results[12].physical_offset + 90] ^= 1
+    data[results[19].physical_offset + 90] ^= 1
+    log.write_bytes(data)
+    before = facts(tmp_path)
+    with pytest.raises(StoreUnavailable, match="sound only up to"):
+        opened(tmp_path)
+    after = facts(tmp_path)
+    assert after == before, "nothing was cut"
+
+
+def test_messages_behind_the_end(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        first = store.put(lq.Message("t", b"x" * 50))
+        half = [
+            store.put(lq.Message("t", b"half", sys_flag=sys_flag.TRANSACTION_PREPARED))
+            for _ in range(2)
+        ]
+    log = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    data[half[0].physical_offset + 90] ^= 1
+    log.write_bytes(data)
+    before = facts(tmp_path)
+    with pytest.raises(StoreUnavailable, match="there are messages from"):
+        opened(tmp_path)
+    assert facts(tmp_path) == before
+    # Without a message behind it, it is what some recovery left.
+    data[half[1].physical_offset :] = bytes(len(data) - half[1].physical_offset)
+    log.write_bytes(data)
+    shutil.rmtree(tmp_path / "index")
+    with opened(tmp_path) as store:
+        assert store.max_offset == first.end_offset
+        assert bytes(log.read_bytes()[first.end_offset :]).strip(b"\0") == b""
+
+
+def test_closed(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.put(lq.Message("t"))
+    store.close()
+    store.close()
+    calls: list[Callable[[], object]] = [
+        lambda: store.put(lq.Message("t")),
+        lambda: store.put_batch([lq.Message("t")]),
+        lambda: store.put_async(lq.Message("t")).result(),
+        lambda: store.append_data(0, b""),
+        store.flush,
+        store.wait_dispatched,
+        lambda: store.get("t", 0),
+        lambda: store.query("t", "k"),
+        lambda: store.max_offset,
+        store.scan,
+    ]
+    for call in calls:
+        with pytest.raises(StoreUnavailable, match="closed") as refused:
+            call()
+        assert refused.value.status == "SERVICE_NOT_AVAILABLE"
+    assert store.stats().put_messages == 1
+
+
+def test_open_for_reading(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    with lq.MessageStore.open(tmp_path) as reader:
+        for call in (
+            lambda: reader.put(lq.Message("t")),
+            lambda: reader.put_async(lq.Message("t")),
+            lambda: reader.put_batch([]),
+            lambda: reader.append_data(0, b""),
+            reader.flush,
+            reader.wait_dispatched,
+            reader.stats,
+            lambda: reader.add_arrival_listener(print),
+            lambda: reader.remove_arrival_listener(print),
+        ):
+            with pytest.raises(StoreUnavailable, match="for reading") as refused:
+                call()
+            assert refused.value.status == "SERVICE_NOT_AVAILABLE"
+
+
+def test_a_slave(tmp_path: Path) -> None:
+    with opened(tmp_path / "master") as master:
+        for number in range(100):
+            master.put(lq.Message("t", b"%d" % number, keys=f"k{number}"))
+        log = b"".join(
+            (tmp_path / f"master/commitlog/{base:020d}").read_bytes()
+            for base in range(0, 16_384, 16_384)
+        )[: master.max_offset]
+    with opened(tmp_path / "slave", broker_role="SLAVE") as slave:
+        with pytest.raises(StoreUnavailable, match="slave") as refused:
+            slave.put(lq.Message("t"))
+        assert refused.value.status == "SERVICE_NOT_AVAILABLE"
+        for at in range(0, len(log), 1_000):
+            assert slave.append_data(at, log[at : at + 1_000])
+        assert not slave.append_data(5, b"no")
+        assert slave.wait_dispatched(timeout=20)
+        assert slave.get("t", 0, 99).messages[0].body == b"99"
+    # It goes on as a master.
+    with opened(tmp_path / "slave") as store:
+        assert store.put(lq.Message("t")).queue_offset == 100
+
+
+def test_own_messages_behind_those_of_a_master(tmp_path: Path) -> None:
+    with opened(tmp_path / "master") as master:
+        ends = [master.put(lq.Message("t", b"%d" % number)).end_offset for number in range(10)]
+        log = (tmp_path / f"master/commitlog/{0:020d}").read_bytes()
+    with opened(tmp_path / "copy") as store:
+        assert store.append_data(0, log[: ends[8] + 5])
+        with pytest.raises(StoreUnavailable, match="within a message") as refused:
+            store.put(lq.Message("t"))
+        assert refused.value.status == "SERVICE_NOT_AVAILABLE"
+        assert store.append_data(ends[8] + 5, log[ends[8] + 5 : ends[9]])
+        assert store.put(lq.Message("t")).queue_offset == 10
+        assert store.append_data(store.max_offset, log[:5])
+    with opened(tmp_path / "copy") as store:
+        assert len(bodies(store)) == 11, "the beginning of a message is no message"
+
+
+# ------------------------------------------------------------------------------------- others
+def test_a_second_opener_is_refused_before_it_reads(tmp_path: Path) -> None:
+    # Only what the opener does is to be seen, not the flushes of the store itself.
+    with opened(tmp_path, flush_interval_consume_queue=10**6) as store:
+        store.put(lq.Message("t", keys="k"))
+        store.wait_dispatched()
+        store.flush()
+        before = facts(tmp_path)
+        with pytest.raises(StoreUnavailable, match=f"process {os.getpid()}"):
+            lq.MessageStore.open(tmp_path, mode="rw")
+        done = run(
+            """
+            import sys, logquarry as lq
+            try:
+                lq.MessageStore.open(sys.argv[1], mode="rw")
+            except lq.errors.StoreUnavailable as error:
+                print(error)
+            """,
+            tmp_path,
+            timeout=120,
+        )
+        assert f"process {os.getpid()}" in done.stdout, done.stderr
+        assert facts(tmp_path) == before
+        assert store.put(lq.Message("t")).queue_offset == 1
+
+
+def test_the_clock_gives_store_times(tmp_path: Path) -> None:
+    with lq.MessageStore.open(tmp_path, mode="rw", config=config(), clock=lambda: NOW) as store:
+        assert store.put(lq.Message("t")).store_timestamp == NOW
+        assert store.message_at(0).born_timestamp == NOW
+        assert store.broker == tmp_path.name
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    with opened(tmp_path, disk) as store:
+        store.put(lq.Message("t", b"first"))
+        store.wait_dispatched()
+        disk.failing["allocate"] = ENOSPC
+        refused = None
+        stored = 1
+        for _ in range(100):
+            try:
+                store.put(lq.Message("t", bytes(1_000)))
+                stored += 1
+            except StoreUnavailable as error:
+                refused = error
+                break
+        assert refused is not None
+        assert refused.status in ("CREATE_MAPEDFILE_FAILED", "SERVICE_NOT_AVAILABLE")
+        assert [m.body for m in store.get("t", 0).messages][:1] == [b"first"]
+        disk.failing.clear()
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                store.put(lq.Message("t", b"room again"))
+                break
+            except StoreUnavailable:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        assert store.wait_dispatched(timeout=20)
+        assert len(bodies(store)) == stored + 1
+    assert not (tmp_path / "abort").exists()
+
+
+def test_a_put_that_holds_the_log_too_long(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    with opened(tmp_path, disk, os_page_cache_busy_time_out_mills=50) as store:
+        store.put(lq.Message("t"))
+        with store._engine.writer.lock:
+            store._engine.writer._held_since = time.monotonic() - 1
+            with pytest.raises(StoreUnavailable) as refused:
+                store.put(lq.Message("t"))
+            assert refused.value.status == "OS_PAGECACHE_BUSY"
+            store._engine.writer._held_since = 0.0
+
+
+def test_what_others_delete_comes_back(tmp_path: Path) -> None:
+    """As a Java store does that is opened on ours (reliability.md, rule 1)."""
+    with opened(tmp_path) as store:
+        for number in range(150):
+            store.put(lq.Message("t", b"%d" % number, keys=f"k{number}"))
+        store.wait_dispatched()
+        for path in [*(tmp_path / "index").iterdir(), *(tmp_path / "commitlog").iterdir()]:
+            path.unlink()
+        (tmp_path / "abort").unlink()
+        queue = sorted((tmp_path / "consumequeue/t/0").iterdir())
+        queue[-1].unlink()
+        # Where Java made the file that comes next.
+        following = queue[-1].with_name(f"{int(queue[-1].name) + 400:020d}")
+        following.write_bytes(b"\xff" * 400)
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "abort").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        for number in range(150, 200):
+            store.put(lq.Message("t", b"%d" % number, keys=f"k{number}"))
+        store.wait_dispatched()
+    assert not (tmp_path / "abort").exists()
+    with lq.MessageStore.open(tmp_path) as reader:
+        assert len(bodies(reader)) == 200
+        assert reader.queue_offsets("t", 0) == (0, 200)
+        assert reader.query("t", "k140") and reader.query("t", "k199")
+        report = verify_store(reader.layout)
+        assert not report.has_damage, report.findings
