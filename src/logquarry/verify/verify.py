@@ -12,12 +12,10 @@ from logquarry.scan import columns
 from logquarry.scan.requests import dispatch_requests
 from logquarry.scan.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.store.log_bound import log_bound
+from logquarry.units import Progress
 from logquarry.verify.findings import VerifyReport
 from logquarry.verify.index import IndexChecker
 from logquarry.verify.queues import QueueChecker
-
-Progress = Callable[[int, int], None]
-"""Told how many bytes of the log were checked, and how many there are."""
 
 _COMES_AND_GOES = frozenset(
     {
@@ -45,7 +43,7 @@ def verify_store(layout: StoreLayout, *, progress: Progress | None = None) -> Ve
 
     Args:
         layout: its files.
-        progress: told how far it is.
+        progress: told how many bytes of the log were checked, and how many there are.
 
     Returns:
         Findings of damage and notes. Nothing that the bytes say raises.

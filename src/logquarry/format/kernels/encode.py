@@ -17,7 +17,7 @@ from logquarry.format.kernels.base import (
     Array,
     kernel,
 )
-from logquarry.format.kernels.text import copy_short, crc32, hash_bytes, same_bytes
+from logquarry.format.kernels.text import copy_short, crc32, hash_bytes, hash_number, same_bytes
 from logquarry.format.native import copy_bytes, store_i16, store_i32, store_i64
 from logquarry.format.put_rows import (
     ADVANCES,
@@ -139,8 +139,7 @@ def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int
         if last >= 0 and found[last] == value:
             ids[i] = last
             continue
-        mixed = np.uint64(value) * np.uint64(0x9E3779B97F4A7C15)
-        slot = np.int64((mixed ^ (mixed >> np.uint64(32))) & mask)
+        slot = np.int64(hash_number(np.uint64(value)) & mask)
         while True:
             number = table[slot]
             if number < 0:

@@ -26,6 +26,7 @@ from logquarry.format.kernels.names import name_table, which_name
 from logquarry.format.kernels.properties import next_separator
 from logquarry.format.kernels.text import (
     hash_bytes,
+    hash_number,
     is_ascii,
     is_utf8,
     java_hash,
@@ -103,10 +104,8 @@ def _topic_number(start: int, length: int, table: Array, topics: Array, known: i
 def _queue_number(topic: int, queue_id: int, table: Array, queues: Array, known: int) -> int:
     """The number of a queue; -1 where there is no room for another."""
     mask = np.uint64(table.shape[0] - 1)
-    mixed = (np.uint64(topic) << np.uint64(32) ^ np.uint64(np.uint32(queue_id))) * np.uint64(
-        0x9E3779B97F4A7C15
-    )
-    slot = np.int64((mixed ^ (mixed >> np.uint64(32))) & mask)
+    both = np.uint64(topic) << np.uint64(32) ^ np.uint64(np.uint32(queue_id))
+    slot = np.int64(hash_number(both) & mask)
     while True:
         number = table[slot]
         if number < 0:

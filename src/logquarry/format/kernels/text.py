@@ -142,6 +142,13 @@ def hash_bytes(address: int, length: int) -> np.uint64:
 
 
 @kernel
+def hash_number(value: np.uint64) -> np.uint64:
+    """The same of a number."""
+    mixed = value * np.uint64(0x9E3779B97F4A7C15)
+    return mixed ^ (mixed >> np.uint64(32))
+
+
+@kernel
 def java_hash(address: int, length: int) -> int:
     """String.hashCode over valid UTF-8, as a signed 32-bit integer."""
     return java_hash_on(np.int64(0), address, length)
