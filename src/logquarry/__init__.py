@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from logquarry import errors
     from logquarry.config import StoreConfig
     from logquarry.message import Message, StoredMessage
-    from logquarry.store.arrivals import MessageArrival
-    from logquarry.store.get_message import GetMessageStatus, GetResult
+    from logquarry.store.dispatch.arrivals import MessageArrival
     from logquarry.store.message_store import MessageStore, QueueOffsets
-    from logquarry.store.put_result import AppendStatus, PutResult, PutStatus
+    from logquarry.store.put.put_result import AppendStatus, PutResult, PutStatus
+    from logquarry.store.read.get_message import GetMessageStatus, GetResult
     from logquarry.store.stats import StoreStats
 
 __version__ = "0.1.0"
@@ -45,14 +45,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AppendStatus": "logquarry.store.put_result",
-    "GetMessageStatus": "logquarry.store.get_message",
-    "GetResult": "logquarry.store.get_message",
+    "AppendStatus": "logquarry.store.put.put_result",
+    "GetMessageStatus": "logquarry.store.read.get_message",
+    "GetResult": "logquarry.store.read.get_message",
     "Message": "logquarry.message",
-    "MessageArrival": "logquarry.store.arrivals",
+    "MessageArrival": "logquarry.store.dispatch.arrivals",
     "MessageStore": "logquarry.store.message_store",
-    "PutResult": "logquarry.store.put_result",
-    "PutStatus": "logquarry.store.put_result",
+    "PutResult": "logquarry.store.put.put_result",
+    "PutStatus": "logquarry.store.put.put_result",
     "QueueOffsets": "logquarry.store.message_store",
     "StoreConfig": "logquarry.config",
     "StoreStats": "logquarry.store.stats",

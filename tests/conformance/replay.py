@@ -12,14 +12,14 @@ from typing import Any
 from logquarry.config import StoreConfig
 from logquarry.format import delay
 from logquarry.message import Message
-from logquarry.store.append import CommitLogWriter, Settle
-from logquarry.store.disk import LocalDisk
-from logquarry.store.dispatch import Dispatcher, QueueWriters
-from logquarry.store.index_writer import IndexWriter
-from logquarry.store.log_queues import QueueKey
-from logquarry.store.mapped_file_queue import MappedFileQueue
-from logquarry.store.put_result import PutResult
-from logquarry.store.running_flags import RunningFlags
+from logquarry.store.disk.disk import LocalDisk
+from logquarry.store.disk.running_flags import RunningFlags
+from logquarry.store.dispatch.dispatcher import Dispatcher, QueueWriters
+from logquarry.store.dispatch.index_writer import IndexWriter
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+from logquarry.store.put.append import CommitLogWriter, Settle
+from logquarry.store.put.put_result import PutResult
+from logquarry.store.queue.log_queues import QueueKey
 
 Input = Mapping[str, Any]
 

@@ -17,10 +17,10 @@ import pytest
 
 from logquarry.errors import MessageRejected, StoreError, StoreUnavailable
 from logquarry.message import Message
-from logquarry.store.encode import MessageEncoder
-from logquarry.store.encode_batch import encode_batch
-from logquarry.store.put_result import PutResult, PutStatus
-from logquarry.store.running_flags import Refusal
+from logquarry.store.disk.running_flags import Refusal
+from logquarry.store.put.encode import MessageEncoder
+from logquarry.store.put.encode_batch import encode_batch
+from logquarry.store.put.put_result import PutResult, PutStatus
 from tests.conformance.replay import OurLog, append_facts, message_of, wire_of
 
 Vector = dict[str, Any]

@@ -14,10 +14,10 @@ import pytest
 from logquarry.errors import MessageNotFound, UsageError
 from logquarry.message import StoredMessage
 from logquarry.scan.walk import LogEnd, LogReader, Run
-from logquarry.store.get_message import GetMessageStatus, GetResult
-from logquarry.store.index_file import Index
-from logquarry.store.log_bound import log_bound, sound_bound
 from logquarry.store.message_store import MessageStore
+from logquarry.store.read.get_message import GetMessageStatus, GetResult
+from logquarry.store.read.index_file import Index
+from logquarry.store.read.log_bound import log_bound, sound_bound
 from tests.conformance.golden_facts import SOUND, Scenario
 
 EXTRA_GETS = [

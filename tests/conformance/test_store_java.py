@@ -16,7 +16,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import MessageRejected
 from logquarry.format import sys_flag
-from logquarry.store.put_result import PutStatus
+from logquarry.store.put.put_result import PutStatus
 from logquarry.verify import verify_store
 from tests.conformance import test_store_facts as read_side
 from tests.conformance.golden_facts import Scenario

@@ -18,10 +18,10 @@ from logquarry.scan.columns import Decoding
 from logquarry.scan.filters import MessageFilter
 from logquarry.scan.splits import log_extent, plan_splits, split_events
 from logquarry.scan.walk import LogReader
-from logquarry.store import selection
-from logquarry.store.log_bound import log_bound
 from logquarry.store.message_store import MessageStore
-from logquarry.store.selection import Selection
+from logquarry.store.read import selection
+from logquarry.store.read.log_bound import log_bound
+from logquarry.store.read.selection import Selection
 from logquarry.verify import verify_store
 
 DECODERS = {

@@ -12,8 +12,8 @@ from logquarry.errors import LogquarryError
 from logquarry.format import batch
 from logquarry.format.batch import BatchItem
 from logquarry.message import Message
-from logquarry.store.encode import MessageEncoder
-from logquarry.store.encode_batch import encode_batch
+from logquarry.store.put.encode import MessageEncoder
+from logquarry.store.put.encode_batch import encode_batch
 from logquarry.testing import strategies
 from tests.twins import both
 

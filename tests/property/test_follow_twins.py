@@ -16,9 +16,9 @@ from logquarry.format.frame import Frame
 from logquarry.format.index import IndexShape
 from logquarry.scan.codec import Window
 from logquarry.scan.follow import Followed, Follower
-from logquarry.store.disk import LocalDisk
-from logquarry.store.index_writer import IndexWriter
-from logquarry.store.queue_units import parts_of
+from logquarry.store.disk.disk import LocalDisk
+from logquarry.store.dispatch.index_writer import IndexWriter
+from logquarry.store.dispatch.queue_units import parts_of
 from logquarry.testing import strategies
 from tests.twins import both
 

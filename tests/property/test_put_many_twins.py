@@ -17,12 +17,12 @@ from logquarry.errors import LogquarryError, MessageRejected
 from logquarry.format import properties as props
 from logquarry.format import sys_flag
 from logquarry.message import Message
-from logquarry.store.append import CommitLogWriter
-from logquarry.store.disk import LocalDisk
-from logquarry.store.log_queues import QueueKey
-from logquarry.store.mapped_file_queue import MappedFileQueue
-from logquarry.store.put_many import ManyWriter
-from logquarry.store.put_result import PutResult
+from logquarry.store.disk.disk import LocalDisk
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+from logquarry.store.put.append import CommitLogWriter
+from logquarry.store.put.put_many import ManyWriter
+from logquarry.store.put.put_result import PutResult
+from logquarry.store.queue.log_queues import QueueKey
 from tests.twins import both
 
 FILE_SIZE = 700

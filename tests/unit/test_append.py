@@ -14,13 +14,13 @@ from logquarry.format import batch, frame, sys_flag
 from logquarry.format.batch import BatchItem
 from logquarry.format.frame import Blank, Frame
 from logquarry.message import Message
-from logquarry.store import append as append_module
-from logquarry.store.append import CommitLogWriter
-from logquarry.store.disk import LocalDisk
-from logquarry.store.log_queues import QueueKey
-from logquarry.store.mapped_file_queue import MappedFileQueue
-from logquarry.store.put_result import OUTCOMES, AppendStatus, PutResult, PutStatus, refusal
-from logquarry.store.running_flags import Refusal, RunningFlags
+from logquarry.store.disk.disk import LocalDisk
+from logquarry.store.disk.running_flags import Refusal, RunningFlags
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+from logquarry.store.put import append as append_module
+from logquarry.store.put.append import CommitLogWriter
+from logquarry.store.put.put_result import OUTCOMES, AppendStatus, PutResult, PutStatus, refusal
+from logquarry.store.queue.log_queues import QueueKey
 
 FILE_SIZE = 1000
 NOW = 1_700_000_000_000

@@ -8,8 +8,8 @@ import pytest
 
 from logquarry.errors import CorruptFrame, MessageNotFound
 from logquarry.files.layout import StoreLayout
-from logquarry.store.commit_log import CommitLog
 from logquarry.store.message_store import MessageStore
+from logquarry.store.read.commit_log import CommitLog
 from tests.store_maker import StoreMaker
 
 SIZE = 1000

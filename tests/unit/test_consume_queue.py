@@ -14,7 +14,7 @@ from logquarry.errors import UsageError
 from logquarry.files.layout import StoreLayout
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER, QueueEntry
-from logquarry.store.consume_queue import MOST_HOLES, ConsumeQueue, has_message, is_written
+from logquarry.store.queue.consume_queue import MOST_HOLES, ConsumeQueue, has_message, is_written
 
 UNITS = 5
 FOLDER = "consumequeue/orders/0"

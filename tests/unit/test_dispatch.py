@@ -16,12 +16,12 @@ from logquarry.format.index import IndexShape
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.message import Message
 from logquarry.scan.requests import DispatchRequests
-from logquarry.store.append import CommitLogWriter
-from logquarry.store.disk import LocalDisk
-from logquarry.store.dispatch import Dispatcher, DispatchService, QueueWriters
-from logquarry.store.index_writer import IndexWriter
-from logquarry.store.mapped_file_queue import MappedFileQueue
-from logquarry.store.running_flags import Refusal, RunningFlags
+from logquarry.store.disk.disk import LocalDisk
+from logquarry.store.disk.running_flags import Refusal, RunningFlags
+from logquarry.store.dispatch.dispatcher import Dispatcher, DispatchService, QueueWriters
+from logquarry.store.dispatch.index_writer import IndexWriter
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+from logquarry.store.put.append import CommitLogWriter
 
 NOW = 1_700_000_000_000
 

@@ -12,8 +12,8 @@ from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import frame, java, message_id, sys_flag
 from logquarry.format.frame import Frame
 from logquarry.message import Message, StoredMessage
-from logquarry.store.encode import MessageEncoder
-from logquarry.store.encoded import Encoded
+from logquarry.store.put.encode import MessageEncoder
+from logquarry.store.put.encoded import Encoded
 
 NOW = 1_700_000_000_123
 HEART = "\N{HEAVY BLACK HEART}"

@@ -12,9 +12,9 @@ from logquarry.format import batch, frame, sys_flag
 from logquarry.format.batch import BatchItem
 from logquarry.format.frame import Frame
 from logquarry.message import Message
-from logquarry.store.encode import MessageEncoder
-from logquarry.store.encode_batch import encode_batch, encode_messages
-from logquarry.store.encoded import Encoded
+from logquarry.store.put.encode import MessageEncoder
+from logquarry.store.put.encode_batch import encode_batch, encode_messages
+from logquarry.store.put.encoded import Encoded
 
 
 def encode(

@@ -22,9 +22,9 @@ from logquarry.scan import batches
 from logquarry.scan.columns import Decoding
 from logquarry.scan.filters import MessageFilter
 from logquarry.scan.walk import LogReader
-from logquarry.store import selection
-from logquarry.store.log_bound import log_bound
-from logquarry.store.selection import Selection, plan_read, read_in_order
+from logquarry.store.read import selection
+from logquarry.store.read.log_bound import log_bound
+from logquarry.store.read.selection import Selection, plan_read, read_in_order
 from logquarry.verify import verify_store
 from tests.stores import told
 

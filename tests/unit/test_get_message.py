@@ -13,9 +13,9 @@ from logquarry.errors import CorruptFrame
 from logquarry.format import frame, java, queue_entry
 from logquarry.format.frame import Damage
 from logquarry.message import StoredMessage
-from logquarry.store.get_message import GetMessageStatus, TransferLimits, get_message
 from logquarry.store.message_store import MessageStore
-from logquarry.store.read_message import LazyMessage, read_message
+from logquarry.store.read.get_message import GetMessageStatus, TransferLimits, get_message
+from logquarry.store.read.read_message import LazyMessage, read_message
 from tests.store_maker import StoreMaker
 
 FOUND = GetMessageStatus.FOUND

@@ -13,7 +13,7 @@ from logquarry.config import StoreConfig
 from logquarry.files.layout import StoreLayout
 from logquarry.format import index, java
 from logquarry.format.index import IndexShape
-from logquarry.store.index_file import Index
+from logquarry.store.read.index_file import Index
 from tests.store_maker import IndexMaker
 
 TIME = 1_700_000_000_000

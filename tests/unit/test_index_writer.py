@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from logquarry.format import index
 from logquarry.format.index import HEADER, IndexHeader, IndexShape
-from logquarry.store.disk import LocalDisk
-from logquarry.store.index_writer import IndexFileWriter, IndexWriter, next_name
+from logquarry.store.disk.disk import LocalDisk
+from logquarry.store.dispatch.index_writer import IndexFileWriter, IndexWriter, next_name
 from tests.store_maker import IndexMaker
 
 SHAPE = IndexShape(slots=5, entries=8)

@@ -9,7 +9,7 @@ import pytest
 from logquarry.files.layout import StoreLayout
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER, QueueEntry
-from logquarry.store.log_bound import consume_queues, last_entries, log_bound, sound_bound
+from logquarry.store.read.log_bound import consume_queues, last_entries, log_bound, sound_bound
 from tests.store_maker import StoreMaker
 
 

@@ -17,7 +17,7 @@ from logquarry.message import JSON_NAMES, StoredMessage
 from logquarry.scan import batches
 from logquarry.scan.columns import Decoding
 from logquarry.scan.walk import LogReader
-from logquarry.store.log_bound import log_bound
+from logquarry.store.read.log_bound import log_bound
 from logquarry.testing import strategies
 from tests.conformance.golden_facts import OUR_NAMES, SOUND, Scenario
 

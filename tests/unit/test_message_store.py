@@ -24,8 +24,8 @@ from logquarry.errors import (
     UsageError,
 )
 from logquarry.format import frame, queue_entry
-from logquarry.store.get_message import GetMessageStatus
 from logquarry.store.message_store import MessageStore
+from logquarry.store.read.get_message import GetMessageStatus
 from tests.store_maker import FIRST_TIME, StoreMaker
 
 

@@ -13,10 +13,10 @@ import pytest
 from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
 from logquarry.message import Message
 from logquarry.scan import codec
-from logquarry.store import put_many as put_many_module
-from logquarry.store.put_many import ManyWriter
-from logquarry.store.put_result import PutStatus
-from logquarry.store.running_flags import Refusal
+from logquarry.store.disk.running_flags import Refusal
+from logquarry.store.put import put_many as put_many_module
+from logquarry.store.put.put_many import ManyWriter
+from logquarry.store.put.put_result import PutStatus
 from tests.twins import plain_python
 from tests.unit.test_append import Log
 

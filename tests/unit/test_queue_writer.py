@@ -10,9 +10,9 @@ import pytest
 from logquarry.errors import CorruptFile
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER, UNIT_SIZE, QueueEntry
-from logquarry.store.disk import LocalDisk
-from logquarry.store.mapped_file_queue import MappedFileQueue
-from logquarry.store.queue_writer import ConsumeQueueWriter, units_of
+from logquarry.store.disk.disk import LocalDisk
+from logquarry.store.dispatch.queue_writer import ConsumeQueueWriter, units_of
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 
 UNITS_PER_FILE = 4
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from logquarry.store.get_message import GetMessageStatus, GetResult
-from logquarry.store.put_result import AppendStatus, PutResult, PutStatus
+from logquarry.store.put.put_result import AppendStatus, PutResult, PutStatus
+from logquarry.store.read.get_message import GetMessageStatus, GetResult
 from logquarry.store.stats import BUCKETS, StatsRecorder
 
 

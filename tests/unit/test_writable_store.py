@@ -21,9 +21,9 @@ from logquarry.errors import (
 from logquarry.files.layout import StoreLayout
 from logquarry.format import sys_flag
 from logquarry.scan.walk import DamagedSpan, LogReader, Run
-from logquarry.store.arrivals import MessageArrival
-from logquarry.store.get_message import GetMessageStatus
-from logquarry.store.put_result import PutStatus
+from logquarry.store.dispatch.arrivals import MessageArrival
+from logquarry.store.put.put_result import PutStatus
+from logquarry.store.read.get_message import GetMessageStatus
 from logquarry.store.writable_store import WritableStore
 from logquarry.verify import verify_store
 from tests.faulty_disk import EIO, FaultyDisk

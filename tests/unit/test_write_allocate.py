@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from logquarry.errors import StoreUnavailable
-from logquarry.store.allocate import AllocateMappedFileService
-from logquarry.store.mapped_file_queue import MappedFileQueue
-from logquarry.store.transient_pool import TransientStorePool
+from logquarry.store.mapped.allocate import AllocateMappedFileService
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+from logquarry.store.mapped.transient_pool import TransientStorePool
 from tests.faulty_disk import EIO, ENOSPC, FaultyDisk
 
 SIZE = 4096

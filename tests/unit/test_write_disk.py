@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from logquarry.errors import StoreUnavailable
-from logquarry.store.disk import LocalDisk
-from logquarry.store.mapped_file_queue import MappedFileQueue
+from logquarry.store.disk.disk import LocalDisk
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from tests.faulty_disk import EIO, ENOSPC, FaultyDisk
 
 

@@ -11,16 +11,16 @@ import pytest
 from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint
 from logquarry.format.checkpoint import Checkpoint
-from logquarry.store.checkpoint_file import CheckpointFile
-from logquarry.store.flush import (
+from logquarry.store.disk.checkpoint_file import CheckpointFile
+from logquarry.store.disk.service import Service
+from logquarry.store.flush.group_commit import GroupCommitService
+from logquarry.store.flush.timed_flush import (
     CommitRealTimeService,
     FlushConsumeQueueService,
     FlushRealTimeService,
 )
-from logquarry.store.group_commit import GroupCommitService
-from logquarry.store.mapped_file import PAGE_SIZE
-from logquarry.store.mapped_file_queue import MappedFileQueue
-from logquarry.store.service import Service
+from logquarry.store.mapped.mapped_file import PAGE_SIZE
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from tests.faulty_disk import EIO, FaultyDisk
 
 SIZE = 1 << 20
@@ -243,8 +243,8 @@ def test_timed_services_run_and_stop(disk: FaultyDisk, queue: MappedFileQueue) -
 
 
 def test_commits_wake_the_flusher(disk: FaultyDisk, tmp_path: Path) -> None:
-    from logquarry.store.allocate import AllocateMappedFileService
-    from logquarry.store.transient_pool import TransientStorePool
+    from logquarry.store.mapped.allocate import AllocateMappedFileService
+    from logquarry.store.mapped.transient_pool import TransientStorePool
 
     allocator = AllocateMappedFileService(disk, pool=TransientStorePool(2, SIZE))
     allocator.start()

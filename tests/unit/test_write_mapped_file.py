@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.errors import StoreUnavailable
-from logquarry.store.mapped_file import PAGE_SIZE, MappedFile
-from logquarry.store.transient_pool import TransientStorePool
+from logquarry.store.mapped.mapped_file import PAGE_SIZE, MappedFile
+from logquarry.store.mapped.transient_pool import TransientStorePool
 from tests.faulty_disk import EIO, FaultyDisk
 
 SIZE = 8 * PAGE_SIZE

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from logquarry.errors import CorruptFile, StoreUnavailable, UsageError
-from logquarry.store.mapped_file import MappedFile
-from logquarry.store.mapped_file_queue import MappedFileQueue
-from logquarry.store.transient_pool import TransientStorePool
+from logquarry.store.mapped.mapped_file import MappedFile
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+from logquarry.store.mapped.transient_pool import TransientStorePool
 from tests.faulty_disk import EIO, ENOSPC, FaultyDisk
 
 SIZE = 4096
@@ -346,7 +346,7 @@ def test_a_warm_file_is_unlocked_some_time_after_it_is_full(
     disk: FaultyDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("logquarry.store.mapped_file_queue.time.monotonic", lambda: now)
+    monkeypatch.setattr("logquarry.store.mapped.mapped_file_queue.time.monotonic", lambda: now)
     queue = make(disk, tmp_path)
     first = writable(queue)
     first.warm()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from logquarry.errors import StoreUnavailable
-from logquarry.store.allocate import AllocateMappedFileService
-from logquarry.store.mapped_file_queue import MappedFileQueue
+from logquarry.store.mapped.allocate import AllocateMappedFileService
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from tests.faulty_disk import FaultyDisk
 
 SIZE = 4096
@@ -39,7 +39,7 @@ def second_names(root: Path) -> list[str]:
 def test_a_deleted_file_comes_back_with_what_was_written_since(
     disk: FaultyDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("logquarry.store.mapped_file_queue._CHECK_EVERY", 0)
+    monkeypatch.setattr("logquarry.store.mapped.mapped_file_queue._CHECK_EVERY", 0)
     queue = make(disk, tmp_path)
     path = put(queue, b"before")
     path.unlink()
@@ -107,7 +107,7 @@ def test_without_hard_links_a_lost_file_poisons(disk: FaultyDisk, tmp_path: Path
 def test_files_that_lose_both_names_poison(
     disk: FaultyDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("logquarry.store.mapped_file_queue._CHECK_EVERY", 0)
+    monkeypatch.setattr("logquarry.store.mapped.mapped_file_queue._CHECK_EVERY", 0)
     queue = make(disk, tmp_path)
     path = put(queue, b"x" * SIZE)
     put(queue, b"more")

@@ -45,7 +45,7 @@ class Reader:
             CorruptFrame: on damage, as ``on_damage`` says.
         """
         from logquarry.scan.walk import Run
-        from logquarry.store import reading as store_reading
+        from logquarry.store.read import reading as store_reading
 
         start, stop = self.layout.commit_log.start, self._likely_end()
         everything = self.wanted.is_empty
@@ -61,7 +61,7 @@ class Reader:
 
     def _likely_end(self) -> int:
         """Where the log ends by its queues: there may be much room behind it."""
-        from logquarry.store.log_bound import consume_queues, last_entries
+        from logquarry.store.read.log_bound import consume_queues, last_entries
 
         entries = last_entries(self.layout, consume_queues(self.layout))
         if not entries:

@@ -26,7 +26,7 @@ from logquarry.scan.splits import LogSplit
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.summary import TALLY_COLUMNS, Summary
 from logquarry.spark.tasks import ReadTask, read_batches
-from logquarry.store.selection import QueueSlice
+from logquarry.store.read.selection import QueueSlice
 
 PARTITION_COLUMNS: Final = ("broker", "topic", "queue_id", "day")
 """What files can be parted by: columns, and the day of the store timestamp (UTC)."""

@@ -22,7 +22,7 @@ from logquarry.scan.filters import MessageFilter
 from logquarry.scan.splits import LogSplit
 from logquarry.scan.walk import MISSING_FILE, DamagedSpan, Event, ExpiredSpan
 from logquarry.spark.options import ReadOptions
-from logquarry.store.selection import (
+from logquarry.store.read.selection import (
     Part,
     ReadPlan,
     Selection,
@@ -245,7 +245,7 @@ def _check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> No
 
 
 def _oldest_in_queue(layout: StoreLayout, topic: str, queue_id: int) -> int | None:
-    from logquarry.store.consume_queue import ConsumeQueue
+    from logquarry.store.queue.consume_queue import ConsumeQueue
 
     if (topic, queue_id) not in layout.queue_names:
         return None

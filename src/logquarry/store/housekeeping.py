@@ -10,11 +10,11 @@ import logging
 from typing import Final
 
 from logquarry.errors import StoreUnavailable
-from logquarry.store.health import Health
-from logquarry.store.index_keeper import IndexKeeper
-from logquarry.store.service import Service
+from logquarry.store.disk.health import Health
+from logquarry.store.disk.service import Service
+from logquarry.store.disk.store_lock import AbortFile
+from logquarry.store.dispatch.index_keeper import IndexKeeper
 from logquarry.store.stats import StatsRecorder
-from logquarry.store.store_lock import AbortFile
 
 logger = logging.getLogger(__name__)
 

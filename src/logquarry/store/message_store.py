@@ -21,19 +21,19 @@ from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import Damage, Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.message import StoredMessage
-from logquarry.store.bulk_reads import BulkReads
-from logquarry.store.commit_log import CommitLog
-from logquarry.store.consume_queue import ConsumeQueue, Queue
-from logquarry.store.get_message import GetResult, TransferLimits, get_message
-from logquarry.store.index_file import Index
-from logquarry.store.log_bound import last_entries, log_bound, sound_bound
-from logquarry.store.open_files import OpenFiles
-from logquarry.store.read_message import read_message
+from logquarry.store.disk.open_files import OpenFiles
+from logquarry.store.queue.consume_queue import ConsumeQueue, Queue
+from logquarry.store.read.bulk_reads import BulkReads
+from logquarry.store.read.commit_log import CommitLog
+from logquarry.store.read.get_message import GetResult, TransferLimits, get_message
+from logquarry.store.read.index_file import Index
+from logquarry.store.read.log_bound import last_entries, log_bound, sound_bound
+from logquarry.store.read.read_message import read_message
 from logquarry.store.write_api import WriteApi
 
 if TYPE_CHECKING:
     from logquarry.scan.walk import LogReader
-    from logquarry.store.log_queues import LogQueue, QueueKey
+    from logquarry.store.queue.log_queues import LogQueue, QueueKey
 
 Mode = Literal["r", "rw"]
 Clock = Callable[[], int]
@@ -353,7 +353,7 @@ class MessageStore(BulkReads, WriteApi):
     @cached_property
     def _log_queues(self) -> tuple[Mapping[QueueKey, LogQueue], int]:
         """The queues as the log tells them, and its end."""
-        from logquarry.store.log_queues import QueueBuilder
+        from logquarry.store.queue.log_queues import QueueBuilder
 
         builder = QueueBuilder(self.config, self.layout.delay_levels_ms).add(
             self._log_reader().events()
@@ -395,7 +395,7 @@ class MessageStore(BulkReads, WriteApi):
                 RocketMQ, and messages that the index has twice.
         """
         self._require_open()
-        from logquarry.store import query_message
+        from logquarry.store.read import query_message
 
         begin = 0 if since is None else since
         end = java.LONG_MAX if until is None else until
@@ -424,6 +424,6 @@ class MessageStore(BulkReads, WriteApi):
 
 
 def _no_queue(topic: str, queue_id: int) -> Queue:
-    from logquarry.store.log_queues import empty_queue
+    from logquarry.store.queue.log_queues import empty_queue
 
     return empty_queue(topic, queue_id)

@@ -17,11 +17,11 @@ import numpy as np
 from logquarry.format import frame, java, sys_flag
 from logquarry.format.index import IndexHeader, IndexShape
 from logquarry.format.queue_entry import FILLER_SIZE
-from logquarry.store.commit_log import CommitLog
-from logquarry.store.consume_queue import Queue, has_message
-from logquarry.store.index_file import Index
+from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.message_store import MessageStore
-from logquarry.store.open_files import OpenFiles
+from logquarry.store.queue.consume_queue import Queue, has_message
+from logquarry.store.read.commit_log import CommitLog
+from logquarry.store.read.index_file import Index
 from logquarry.units import Progress
 
 if TYPE_CHECKING:

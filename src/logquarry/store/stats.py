@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from logquarry.store.get_message import GetMessageStatus, GetResult
-from logquarry.store.put_many import PutManyResult
-from logquarry.store.put_result import PutResult
+from logquarry.store.put.put_many import PutManyResult
+from logquarry.store.put.put_result import PutResult
+from logquarry.store.read.get_message import GetMessageStatus, GetResult
 
 Clock = Callable[[], float]
 

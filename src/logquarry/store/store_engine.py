@@ -29,31 +29,31 @@ from logquarry.errors import StoreError, StoreUnavailable, UsageError
 from logquarry.files.layout import CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, INDEX
 from logquarry.format import delay
 from logquarry.scan.requests import DispatchRequests
-from logquarry.store.allocate import AllocateMappedFileService
-from logquarry.store.append import CommitLogWriter
-from logquarry.store.arrivals import ArrivalListeners
-from logquarry.store.checkpoint_file import CheckpointFile
-from logquarry.store.disk import Disk
-from logquarry.store.dispatch import Dispatcher, DispatchService, Groups, Lacking
-from logquarry.store.flush import (
+from logquarry.store.disk.checkpoint_file import CheckpointFile
+from logquarry.store.disk.disk import Disk
+from logquarry.store.disk.running_flags import Refusal, RunningFlags
+from logquarry.store.disk.service import Service
+from logquarry.store.disk.store_lock import AbortFile, StoreLock
+from logquarry.store.dispatch.arrivals import ArrivalListeners
+from logquarry.store.dispatch.dispatcher import Dispatcher, DispatchService, Groups, Lacking
+from logquarry.store.dispatch.index_keeper import IndexKeeper
+from logquarry.store.dispatch.queue_table import QueueTable, quarantine
+from logquarry.store.flush.group_commit import GroupCommitService
+from logquarry.store.flush.put_future import FlushWait
+from logquarry.store.flush.timed_flush import (
     CommitRealTimeService,
     Flushable,
     FlushConsumeQueueService,
     FlushRealTimeService,
 )
-from logquarry.store.group_commit import GroupCommitService
 from logquarry.store.housekeeping import Housekeeping
-from logquarry.store.index_keeper import IndexKeeper
-from logquarry.store.mapped_file_queue import MappedFileQueue
-from logquarry.store.put_future import FlushWait
-from logquarry.store.put_result import PutResult, PutStatus, refusal
-from logquarry.store.queue_table import QueueTable, quarantine
-from logquarry.store.running_flags import Refusal, RunningFlags
-from logquarry.store.service import Service
+from logquarry.store.mapped.allocate import AllocateMappedFileService
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+from logquarry.store.mapped.transient_pool import TransientStorePool
+from logquarry.store.put.append import CommitLogWriter
+from logquarry.store.put.put_result import PutResult, PutStatus, refusal
 from logquarry.store.stats import StatsRecorder
 from logquarry.store.store_found import StoreFound, check_folder, find_store
-from logquarry.store.store_lock import AbortFile, StoreLock
-from logquarry.store.transient_pool import TransientStorePool
 
 logger = logging.getLogger(__name__)
 

@@ -33,13 +33,18 @@ from logquarry.format import index, queue_entry
 from logquarry.format.frame import Frame
 from logquarry.format.index import IndexShape
 from logquarry.scan.walk import LogReader, Run
-from logquarry.store.commit_log import CommitLog
-from logquarry.store.consume_queue import ConsumeQueue
-from logquarry.store.index_file import Index
-from logquarry.store.log_bound import consume_queues, last_entries, last_file_start, sound_bound
-from logquarry.store.log_queues import QueueBuilder, QueueKey
-from logquarry.store.name_guard import SIDECAR
-from logquarry.store.open_files import OpenFiles
+from logquarry.store.disk.name_guard import SIDECAR
+from logquarry.store.disk.open_files import OpenFiles
+from logquarry.store.queue.consume_queue import ConsumeQueue
+from logquarry.store.queue.log_queues import QueueBuilder, QueueKey
+from logquarry.store.read.commit_log import CommitLog
+from logquarry.store.read.index_file import Index
+from logquarry.store.read.log_bound import (
+    consume_queues,
+    last_entries,
+    last_file_start,
+    sound_bound,
+)
 
 logger = logging.getLogger(__name__)
 

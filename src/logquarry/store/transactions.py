@@ -20,10 +20,10 @@ from logquarry.format import properties as props
 from logquarry.scan import columns
 from logquarry.scan.batches import sound_runs
 from logquarry.scan.filters import MessageFilter
-from logquarry.store.commit_log import CommitLog
-from logquarry.store.consume_queue import Queue
 from logquarry.store.message_store import MessageStore
-from logquarry.store.selection import Selection, plan_read, read_in_order
+from logquarry.store.queue.consume_queue import Queue
+from logquarry.store.read.commit_log import CommitLog
+from logquarry.store.read.selection import Selection, plan_read, read_in_order
 
 logger = logging.getLogger(__name__)
 

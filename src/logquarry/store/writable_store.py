@@ -14,17 +14,17 @@ from logquarry.errors import LogquarryError, StoreError, UsageError
 from logquarry.files.filesystem import without_file_scheme
 from logquarry.files.layout import StoreLayout
 from logquarry.message import Message
-from logquarry.store.arrivals import MessageArrival
-from logquarry.store.consume_queue import Queue
-from logquarry.store.disk import Disk, LocalDisk
-from logquarry.store.get_message import GetResult
-from logquarry.store.index_file import Index
-from logquarry.store.lifetime import close_at_exit, was_closed
-from logquarry.store.live_read import LiveLog
+from logquarry.store.disk.disk import Disk, LocalDisk
+from logquarry.store.disk.lifetime import close_at_exit, was_closed
+from logquarry.store.dispatch.arrivals import MessageArrival
+from logquarry.store.flush.put_future import failed_future
 from logquarry.store.message_store import Clock, MessageStore
-from logquarry.store.put_future import failed_future
-from logquarry.store.put_many import ManyWriter, PutManyResult
-from logquarry.store.put_result import PutResult
+from logquarry.store.put.put_many import ManyWriter, PutManyResult
+from logquarry.store.put.put_result import PutResult
+from logquarry.store.queue.consume_queue import Queue
+from logquarry.store.read.get_message import GetResult
+from logquarry.store.read.index_file import Index
+from logquarry.store.read.live_read import LiveLog
 from logquarry.store.stats import StoreStats
 from logquarry.store.store_engine import StoreEngine
 

@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, NoReturn
 
 from logquarry.message import Message
-from logquarry.store.arrivals import MessageArrival
-from logquarry.store.put_many import PutManyResult
-from logquarry.store.put_result import PutResult, PutStatus, refusal
+from logquarry.store.dispatch.arrivals import MessageArrival
+from logquarry.store.put.put_many import PutManyResult
+from logquarry.store.put.put_result import PutResult, PutStatus, refusal
 from logquarry.store.stats import StoreStats
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from logquarry.format import batch
 from logquarry.format.batch import BatchItem
 from logquarry.message import Message
 from logquarry.store.message_store import MessageStore
-from logquarry.store.put_result import PutResult, PutStatus
+from logquarry.store.put.put_result import PutResult, PutStatus
 
 BORN_HOST: Final = "127.0.0.1:40000"
 FIRST_BORN: Final = 1_700_000_000_000

@@ -8,8 +8,8 @@ import numpy.typing as npt
 from logquarry.files.layout import INDEX, StoreLayout
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.scan.walk import Run
-from logquarry.store.index_file import Index, IndexFile
-from logquarry.store.open_files import OpenFiles
+from logquarry.store.disk.open_files import OpenFiles
+from logquarry.store.read.index_file import Index, IndexFile
 from logquarry.verify.findings import VerifyReport
 from logquarry.verify.index_entries import Entries, EntryChecker, KeyCounter
 from logquarry.verify.unasked import Excused

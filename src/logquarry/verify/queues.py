@@ -19,8 +19,8 @@ from logquarry.files.layout import CONSUME_QUEUE, NAME_DIGITS, StoreLayout
 from logquarry.format import delay, java
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.scan.requests import DispatchRequests
-from logquarry.store.consume_queue import ConsumeQueue, Units, is_written
-from logquarry.store.open_files import OpenFiles
+from logquarry.store.disk.open_files import OpenFiles
+from logquarry.store.queue.consume_queue import ConsumeQueue, Units, is_written
 from logquarry.verify.findings import VerifyReport
 from logquarry.verify.unasked import Excused, Mismatch, UnaskedUnits
 

@@ -22,8 +22,8 @@ from logquarry.format import rows as r
 from logquarry.scan import columns
 from logquarry.scan.places import runs_at
 from logquarry.scan.walk import DamagedSpan, ExpiredSpan, Run
-from logquarry.store.consume_queue import ConsumeQueue, Units, has_message
-from logquarry.store.log_queues import MULTI_SEPARATOR
+from logquarry.store.queue.consume_queue import ConsumeQueue, Units, has_message
+from logquarry.store.queue.log_queues import MULTI_SEPARATOR
 
 Int64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

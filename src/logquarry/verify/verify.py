@@ -11,7 +11,7 @@ from logquarry.format import broker_config, fastjson
 from logquarry.scan import columns
 from logquarry.scan.requests import dispatch_requests
 from logquarry.scan.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
-from logquarry.store.log_bound import log_bound
+from logquarry.store.read.log_bound import log_bound
 from logquarry.units import Progress
 from logquarry.verify.findings import VerifyReport
 from logquarry.verify.index import IndexChecker

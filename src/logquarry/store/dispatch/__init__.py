@@ -1,0 +1,1 @@
+"""What follows the log: its messages' way into consume queues and index."""

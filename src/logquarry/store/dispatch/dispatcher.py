@@ -1,0 +1,342 @@
+"""Follows the log and tells its consume queues and its index (``ReputMessageService``).
+
+What a frame means for them is told by the scan kernels, for many frames at once
+(:mod:`logquarry.scan.follow`). Queues come before the index, as in RocketMQ.
+
+Guarantees: each frame is dispatched in the log's order. The dispatched offset moves only after
+queues and index have what stands before it. A frame that cannot be read, or that leaves a gap in
+its queue, ends the dispatching: nothing is skipped over. (Java skips the rest of its buffer.)
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.config import StoreConfig
+from logquarry.errors import CorruptFrame, StoreError, StoreUnavailable
+from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE
+from logquarry.format import frame
+from logquarry.format.frame import DamageKind
+from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
+from logquarry.scan import codec, columns
+from logquarry.scan.codec import Window
+from logquarry.scan.columns import Decoding
+from logquarry.scan.follow import Followed, Follower
+from logquarry.scan.requests import DispatchRequests
+from logquarry.store.disk.health import Health
+from logquarry.store.disk.running_flags import Refusal, RunningFlags
+from logquarry.store.disk.service import Service
+from logquarry.store.disk.signal_flag import Flag
+from logquarry.store.dispatch.index_writer import IndexWriter
+from logquarry.store.dispatch.queue_units import QueuePart, parts_of
+from logquarry.store.dispatch.queue_writer import ConsumeQueueWriter, units_of
+from logquarry.store.mapped.mapped_file import MappedFile
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+from logquarry.store.put.topic_names import LONGEST_NAME, name_fault
+from logquarry.store.queue.log_queues import QueueKey, copies_of
+
+logger = logging.getLogger(__name__)
+
+Int64 = npt.NDArray[np.int64]
+Groups = Mapping[QueueKey, tuple[Int64, Int64]]
+"""Of each queue that a run comes to: the rows of its frames, and their queue offsets."""
+Arrived = Callable[[DispatchRequests], None]
+Grown = Callable[[DispatchRequests, Groups], None]
+
+_MOST_BYTES: Final = 8 << 20
+_INTERVAL_MS: Final = 1_000
+_ANY_SAFE_NAME: Final = "store"
+_PAUSES: Final = 0.001, 0.02
+"""Seconds between two runs while puts come one by one: a run costs much, and each frame little."""
+_PAUSE_SHARE: Final = 4
+"""How much longer than the run before it a pause is: writers want the processor too."""
+
+
+class QueueWriters:
+    """The consume queues that are written, made when a message for them comes.
+
+    Any thread may ask for one; only the dispatcher writes.
+
+    Args:
+        open_files: gives the files of a queue, which end with its last unit.
+    """
+
+    def __init__(self, open_files: Callable[[str, int], MappedFileQueue]) -> None:
+        self._open_files = open_files
+        self._opening = threading.Lock()
+        self._writers: dict[QueueKey, ConsumeQueueWriter | None] = {}
+
+    def __iter__(self) -> Iterator[ConsumeQueueWriter]:
+        return iter([writer for writer in list(self._writers.values()) if writer is not None])
+
+    def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
+        """The writer of a queue; None for a topic that must not name a folder.
+
+        Ours are checked when they are put. Those of a log that somebody else wrote may be any.
+        """
+        try:
+            return self._writers[key]
+        except KeyError:
+            with self._opening:
+                if key not in self._writers:
+                    self._writers[key] = self._opened(*key)
+                return self._writers[key]
+
+    @property
+    def known(self) -> list[QueueKey]:
+        """The queues that were asked for."""
+        return list(self._writers)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._writers
+
+    def _opened(self, topic: str, queue_id: int) -> ConsumeQueueWriter | None:
+        fault = name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
+        if fault is not None:
+            logger.error("topic %r gets no consume queue: %s", topic, fault)
+            return None
+        name = f"{CONSUME_QUEUE}/{topic}/{queue_id}"
+        return ConsumeQueueWriter(self._open_files(topic, queue_id), name)
+
+
+class Writers(Protocol):
+    """What gives the queues that a dispatcher is to tell."""
+
+    def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
+        """The writer of a queue; None to pass it over."""
+
+
+class Lacking:
+    """Some of the queues of others."""
+
+    def __init__(self, writers: Writers, keys: Collection[QueueKey]) -> None:
+        self._writers = writers
+        self._keys = keys
+
+    def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
+        """The writer of one of them."""
+        return self._writers.get(key) if key in self._keys else None
+
+
+class Dispatcher:
+    """Dispatches what is in the log. One thread does.
+
+    Args:
+        files: the log's files.
+        queues: the queues to tell.
+        index: the index to tell, None if the store keeps none.
+        config: the store's settings.
+        start: physical offset of the first message that may be new to them.
+        arrived: told of each run of frames, after queues and index.
+        grown: likewise, with the queues that they went to.
+
+    Attributes:
+        offset: what stands before it in the log is dispatched.
+    """
+
+    def __init__(
+        self,
+        files: MappedFileQueue,
+        queues: Writers,
+        index: IndexWriter | None,
+        config: StoreConfig,
+        *,
+        start: int,
+        arrived: Arrived = lambda _: None,
+        grown: Grown = lambda *_: None,
+    ) -> None:
+        self.offset = start
+        self._files = files
+        self._queues = queues
+        self._index = index
+        self._config = config
+        self._arrived = arrived
+        self._grown = grown
+        self._follower = Follower(config.delay_levels_ms)
+
+    def dispatch_until(self, offset: int | None = None) -> int:
+        """Dispatch what is in the log before an offset, or all of it; how far that came.
+
+        Where the log ends within a frame (a master's bytes come as they come), that one waits.
+
+        Raises:
+            CorruptFrame: if no frame stands where one should; what is before it is dispatched.
+            CorruptFile: if a queue lacks the unit before one of these.
+            StoreUnavailable: if a file cannot be made.
+        """
+        end = self._files.max_offset
+        target = end if offset is None else min(offset, end)
+        while self.offset < target:
+            file = self._files.find(self.offset)
+            if file is None:
+                raise CorruptFrame(COMMIT_LOG, self.offset, "there is no file for it")
+            if not self._dispatch_from(file):
+                break
+        return self.offset
+
+    def _dispatch_from(self, file: MappedFile) -> bool:
+        """Dispatch the next frames of a file, or go on to the next file; whether one could."""
+        position = self.offset - file.base
+        data = file.select(position)
+        if data is None:
+            raise CorruptFrame(str(file.path), self.offset, "there is nothing to read")
+        room = file.size - position
+        if room < frame.BLANK.size:
+            # Too few bytes for a blank: RocketMQ never leaves so few, others may.
+            self.offset = file.base + file.size
+            return True
+        window = Window.of(data, self.offset, room)
+        stop = min(window.length, _MOST_BYTES)
+        run, after, code = self._follower.follow(window, stop)
+        if run is not None:
+            self._dispatch(window, run)
+            self.offset += after
+        elif code == BLANK:
+            self.offset = file.base + file.size
+        elif code == NEED_MORE:
+            return False
+        else:
+            assert code not in (REACHED_STOP, TABLE_FULL)
+            reason = codec.damage_reason(window, 0, check_crc=False)
+            kind = DamageKind(code).label
+            raise CorruptFrame(str(file.path), self.offset, reason, kind=kind)
+        return True
+
+    def _dispatch(self, window: Window, run: Followed) -> None:
+        requests = run.requests
+        parts = parts_of(run)
+        if self._config.enable_multi_dispatch:
+            self._add_copies(window, run, parts)
+        for key, part in parts.items():
+            writer = self._queues.get(key)
+            if writer is not None:
+                new = writer.append(part.offsets, part.units)
+                if new < len(part.units):
+                    logger.debug("%s: had %d units", writer.name, len(part.units) - new)
+        if self._index is not None:
+            self._index.put(
+                requests.physical_offset,
+                requests.store_timestamp,
+                run.key_hashes,
+                run.key_numbers,
+            )
+        self._arrived(requests)
+        self._grown(requests, {key: (part.rows, part.offsets) for key, part in parts.items()})
+
+    def _add_copies(self, window: Window, run: Followed, parts: dict[QueueKey, QueuePart]) -> None:
+        """The further queues that messages name (``multiDispatchLmqQueue``)."""
+        requests = run.requests
+        units = units_of(requests.physical_offset, requests.size, requests.tags_code)
+        queued = np.flatnonzero(requests.is_dispatched)
+        copies: dict[QueueKey, list[tuple[int, int]]] = {}
+        found = columns.messages(window, run.rows[queued], Decoding())
+        for row, message in zip(queued.tolist(), found, strict=True):
+            for key, offset in copies_of(message, self._config):
+                copies.setdefault(key, []).append((row, offset))
+        for key, pairs in copies.items():
+            rows, offsets = np.array(pairs, np.int64).T
+            if key in parts:
+                rows = np.concatenate((parts[key].rows, rows))
+                offsets = np.concatenate((parts[key].offsets, offsets))
+                # Stable: a message that names its own queue is in it once.
+                order = np.argsort(rows, kind="stable")
+                rows, offsets = rows[order], offsets[order]
+                once = np.append(True, np.diff(rows) != 0)
+                rows, offsets = rows[once], offsets[once]
+            parts[key] = QueuePart(rows, offsets, units[rows])
+
+
+class DispatchService(Service):
+    """Dispatches in the background, whenever it is told that the log has grown.
+
+    Where that fails the store takes no more messages: their readers would never see them. What
+    the disk refuses (it is full) is tried again, and may then be taken.
+
+    Args:
+        dispatcher: does it.
+        flags: gets LOGICS_QUEUE_ERROR on a failure.
+        health: of the store.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, flags: RunningFlags, health: Health) -> None:
+        super().__init__("dispatch", health, interval_ms=_INTERVAL_MS)
+        self._dispatcher = dispatcher
+        self._flags = flags
+        self._moved = threading.Condition()
+        self._hurry = Flag()
+        self._failure: StoreError | None = None
+        self._is_over = False
+
+    @property
+    def failure(self) -> StoreError | None:
+        """What keeps the log from being dispatched."""
+        return self._failure
+
+    def run_once(self) -> None:
+        """Dispatch all there is."""
+        if self._failure is not None and not isinstance(self._failure, StoreUnavailable):
+            return
+        began, start = time.monotonic(), self._dispatcher.offset
+        try:
+            self._dispatcher.dispatch_until()
+        except StoreError as error:
+            if self._failure is None:
+                logger.error("dispatching stopped at %d: %s", self._dispatcher.offset, error)
+            self._flags.set(Refusal.LOGICS_QUEUE_ERROR)
+            self._failure = error
+        else:
+            if self._failure is not None:
+                logger.warning("dispatching goes on at %d", self._dispatcher.offset)
+                self._failure = None
+                self._flags.clear(Refusal.LOGICS_QUEUE_ERROR)
+        with self._moved:
+            self._moved.notify_all()
+        if not self.is_stopping and self._dispatcher.offset - start < _MOST_BYTES:
+            # RocketMQ pauses for 1 ms.
+            least, most = _PAUSES
+            self._hurry.take(min(most, max(least, _PAUSE_SHARE * (time.monotonic() - began))))
+
+    def run_last(self) -> None:
+        """Dispatch what came in the meantime."""
+        self.run_once()
+
+    def stop(self, timeout_s: float = 10.0) -> bool:
+        """See :meth:`Service.stop`."""
+        self._hurry.set()
+        return super().stop(timeout_s)
+
+    def ended(self) -> None:
+        """Let go of whoever waits."""
+        with self._moved:
+            self._is_over = True
+            self._moved.notify_all()
+
+    def wait_dispatched(self, offset: int, timeout_s: float | None = None) -> bool:
+        """Wait until what is in the log before an offset is dispatched; whether it is.
+
+        False where that took longer than the timeout, or the service has ended before.
+
+        Raises:
+            StoreError: what ended the dispatching.
+        """
+        if self._dispatcher.offset >= offset:
+            return True
+        self.wakeup()
+        self._hurry.set()
+        with self._moved:
+            self._moved.wait_for(
+                lambda: self._dispatcher.offset >= offset or self._failure or self._is_over,
+                timeout_s,
+            )
+        if self._dispatcher.offset >= offset:
+            return True
+        if self._failure is not None:
+            raise self._failure
+        return False

@@ -1,0 +1,295 @@
+"""The index of keys, written (``IndexService.buildIndex``, ``IndexFile.putKey`` of 4.9.3).
+
+One thread writes: the dispatcher. Many keys are put in at once, with arrays; the entries, chains
+and headers that come out are those of one key after the other.
+
+Guarantees: a file's header is written after its entries, so that a reader of a half-written batch
+sees the state before it. File names are distinct and ascend, whatever the clock does.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.format import index, java
+from logquarry.format.index import ENTRY, HEADER, IndexHeader, IndexShape
+from logquarry.scan import codec
+from logquarry.store.disk.disk import Disk
+from logquarry.store.mapped.mapped_file import MappedFile
+
+logger = logging.getLogger(__name__)
+
+Int64 = npt.NDArray[np.int64]
+
+_ENTRY_DTYPE: Final = ENTRY.dtype()
+_SLOT_DTYPE: Final = np.dtype(">i4")
+_NAME_FORMAT: Final = "%Y%m%d%H%M%S"
+_NAME_DIGITS: Final = 17
+
+
+class IndexFileWriter:
+    """One index file that keys are put into.
+
+    Args:
+        file: the file, as large as ``shape`` says.
+        shape: its slots and entries.
+        before: the header of the file before it, whose end a new file begins with.
+
+    Attributes:
+        header: as it is now.
+    """
+
+    def __init__(
+        self, file: MappedFile, shape: IndexShape, before: IndexHeader | None = None
+    ) -> None:
+        self.file = file
+        self.shape = shape
+        self.header = index.decode_header(file.buffer)
+        # All of the file counts as written: a flush takes whatever has changed in it.
+        file.advance(file.room)
+        if before is not None and self.header.entry_count <= 1:
+            self.header = IndexHeader(
+                before.end_timestamp,
+                before.end_timestamp,
+                before.end_offset,
+                before.end_offset,
+                0,
+                1,
+            )
+            self._write_header(count_on_disk=0)
+
+    @property
+    def room(self) -> int:
+        """Keys that can still be put in."""
+        return self.shape.entries - self.header.entry_count
+
+    def put(self, hashes: Int64, offsets: Int64, times: Int64) -> None:
+        """Put in keys, no more than there is room for.
+
+        Args:
+            hashes: of the keys.
+            offsets: physical offsets of their messages.
+            times: store times of these, in milliseconds.
+        """
+        count = len(hashes)
+        if not count:
+            return
+        before = self.header
+        header = before
+        if header.entry_count <= 1:
+            header = header._replace(begin_timestamp=int(times[0]), begin_offset=int(offsets[0]))
+        if codec.kernels_enabled():
+            begun = self._put_fast(hashes, offsets, times, header.begin_timestamp)
+        else:
+            begun = self._put_plain(hashes, offsets, times, header.begin_timestamp)
+        if before.entry_count <= 1:
+            # QUIRK: the first entry counts from the end of the file before, which the header
+            # still names as its begin (test_replay.py: clean-restart/base).
+            entries = self._entries(before.entry_count, 1)
+            entries["seconds"] = _seconds(times[:1], before.begin_timestamp)
+        self.header = header._replace(
+            end_timestamp=int(times[-1]),
+            end_offset=int(offsets[-1]),
+            slots_used=header.slots_used + begun,
+            entry_count=header.entry_count + count,
+        )
+        self._write_header()
+
+    def _entries(self, number: int, count: int) -> npt.NDArray[np.void]:
+        """Some entries of the file, to be written."""
+        position = self.shape.entry_position(number)
+        entries: npt.NDArray[np.void] = np.frombuffer(
+            self.file.buffer, _ENTRY_DTYPE, count, position
+        )
+        return entries
+
+    def _put_plain(self, hashes: Int64, offsets: Int64, times: Int64, begin: int) -> int:
+        """Write the entries and their chains: how many chains are begun."""
+        number, count = self.header.entry_count, len(hashes)
+        entries = self._entries(number, count)
+        entries["key_hash"] = hashes
+        entries["physical_offset"] = offsets
+        entries["seconds"] = _seconds(times, begin)
+        table = np.frombuffer(self.file.buffer, _SLOT_DTYPE, self.shape.slots, HEADER.size)
+        numbers = np.arange(number, number + count, dtype=np.int64)
+        entries["previous"], begun = _chain(table, hashes % self.shape.slots, numbers)
+        return begun
+
+    def _put_fast(self, hashes: Int64, offsets: Int64, times: Int64, begin: int) -> int:
+        """The same by a kernel, one entry after the other."""
+        kernels = codec.kernels()
+        assert kernels is not None
+        # The view keeps the map while the kernel writes.
+        view: npt.NDArray[np.uint8] = np.frombuffer(self.file.buffer, np.uint8)
+        assert len(view) >= self.shape.entry_position(self.header.entry_count + len(hashes))
+        address, number = view.ctypes.data, self.header.entry_count
+        begun: int = kernels.put_index_keys(
+            *(address + HEADER.size, self.shape.slots),
+            *(address + self.shape.entry_position(number), number),
+            *(begin, hashes, offsets, times),
+        )
+        return begun
+
+    def flush(self, least_pages: int = 0) -> None:
+        """Wait until all of it is on the disk, whatever ``least_pages`` says.
+
+        Raises:
+            StoreUnavailable: if that failed, now or before.
+        """
+        self.file.flushed = 0
+        self.file.flush()
+
+    def _write_header(self, count_on_disk: int | None = None) -> None:
+        header = self.header
+        if count_on_disk is not None:
+            header = header._replace(entry_count=count_on_disk)
+        self.file.buffer[: HEADER.size] = index.encode_header(header)
+
+
+def _chain(table: npt.NDArray[np.int32], slots: Int64, numbers: Int64) -> tuple[Int64, int]:
+    """Put new entries in front of their chains.
+
+    Returns:
+        The entry behind each new one, and how many chains are begun.
+    """
+    order = np.argsort(slots, kind="stable")
+    ordered, sorted_numbers = slots[order], numbers[order]
+    changes = ordered[1:] != ordered[:-1]
+    is_first, is_last = np.append(True, changes), np.append(changes, True)
+    behind = np.empty(len(slots), np.int64)
+    behind[1:] = sorted_numbers[:-1]
+    found = table[ordered[is_first]].astype(np.int64)
+    # What a slot holds that is no earlier entry's number counts as nothing.
+    found[(found <= 0) | (found > numbers[0])] = 0
+    behind[is_first] = found
+    table[ordered[is_last]] = sorted_numbers[is_last]
+    previous = np.empty(len(slots), np.int64)
+    previous[order] = behind
+    return previous, int((found == 0).sum())
+
+
+def _seconds(times: Int64, begin: int) -> Int64:
+    """Seconds after a file's begin, as far as an entry can say them."""
+    if begin <= 0:
+        return np.zeros(len(times), np.int64)
+    return np.clip((times - begin) // 1000, 0, java.INT_MAX)
+
+
+class IndexWriter:
+    """The index files of a store, and the one that is written to.
+
+    Args:
+        disk: what they are on.
+        folder: where they are.
+        shape: slots and entries of new files, and of those that are there.
+        clock: names new files, in milliseconds.
+        filled: told of each file that is full (``IndexService.flush`` syncs it).
+
+    Attributes:
+        last: the file that is written to, None while there is none.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: Path,
+        shape: IndexShape,
+        *,
+        clock: Callable[[], int],
+        filled: Callable[[IndexFileWriter], None] = lambda _: None,
+    ) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._shape = shape
+        self._clock = clock
+        self._filled = filled
+        names = [name for name in disk.list(folder) if name.isascii() and name.isdigit()]
+        self._last_name = max(names, default="")
+        self.last = IndexFileWriter(self._open(self._last_name), shape) if self._last_name else None
+
+    def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
+        """Put in the keys of a run of messages.
+
+        Args:
+            offsets: physical offset of each message, also of those without a key.
+            times: store time of each, in milliseconds.
+            hashes: of the keys, in the messages' order.
+            numbers: the index of each key's message.
+
+        Raises:
+            StoreUnavailable: if a file cannot be made.
+        """
+        if not len(offsets):
+            return
+        file = self._writable()
+        # What was indexed before is passed over. QUIRK: but for the very last message, which is
+        # indexed again (test_index_writer.py::test_the_last_message_is_indexed_again).
+        if offsets[0] < file.header.end_offset:
+            new = offsets[numbers] >= file.header.end_offset
+            hashes, numbers = hashes[new], numbers[new]
+        at = 0
+        while at < len(hashes):
+            file = self._writable()
+            stop = min(len(hashes), at + file.room)
+            chosen = numbers[at:stop]
+            file.put(hashes[at:stop], offsets[chosen], times[chosen])
+            at = stop
+        last_keyed = int(numbers[-1]) if len(numbers) else -1
+        if last_keyed < len(offsets) - 1:
+            # Any message makes the next file where the last one is full.
+            self._writable()
+
+    def _writable(self) -> IndexFileWriter:
+        """The last file, or a new one where it is full or none is there."""
+        before = self.last
+        if before is not None and before.room > 0:
+            return before
+        name = next_name(self._last_name, self._clock())
+        made = IndexFileWriter(
+            self._open(name, exclusive=True),
+            self._shape,
+            None if before is None else before.header,
+        )
+        self._last_name, self.last = name, made
+        if before is not None:
+            self._filled(before)
+        return made
+
+    def _open(self, name: str, *, exclusive: bool = False) -> MappedFile:
+        size = self._shape.file_size
+        return MappedFile(self._disk, self._folder / name, 0, size, exclusive=exclusive)
+
+    def close(self) -> None:
+        """Close the last file."""
+        if self.last is not None:
+            self.last.file.close()
+
+
+def next_name(last: str, now_ms: int) -> str:
+    """The name of a new file: the time (``timeMillisToHumanString``), but behind ``last``.
+
+    QUIRK: RocketMQ takes the time as it is: two files of one millisecond are one file, and one
+    after the clocks were set back stands before the older ones
+    (test_index_writer.py::test_names_ascend).
+    """
+    moment = datetime.datetime.fromtimestamp(now_ms // 1000)
+    name = f"{moment.strftime(_NAME_FORMAT)}{now_ms % 1000:03d}"
+    if name > last and len(name) >= len(last):
+        return name
+    try:
+        # Without a time zone: no hour is there twice.
+        moment = datetime.datetime.strptime(last[:-3], _NAME_FORMAT)
+        if len(last) != _NAME_DIGITS:
+            raise ValueError(last)
+    except ValueError:
+        following = f"{int(last) + 1:0{len(last)}d}"
+        return following if following > last else f"{last}0"
+    moment += datetime.timedelta(milliseconds=int(last[-3:]) + 1)
+    return f"{moment.strftime(_NAME_FORMAT)}{moment.microsecond // 1000:03d}"

@@ -1,0 +1,175 @@
+"""The consume queues of a store that is written (``DefaultMessageStore.consumeQueueTable``).
+
+A broker has thousands of them: what stands in the files is looked at when the store is opened,
+and a queue's files are only mapped once somebody reads or writes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from logquarry.errors import StoreUnavailable
+from logquarry.files.layout import CONSUME_QUEUE
+from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.store.disk.disk import Disk
+from logquarry.store.disk.name_guard import SIDECAR
+from logquarry.store.dispatch.dispatcher import QueueWriters
+from logquarry.store.mapped.mapped_file import MappedFile
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+from logquarry.store.queue.log_queues import QueueKey
+from logquarry.store.read.live_read import LiveQueue
+
+logger = logging.getLogger(__name__)
+
+
+def quarantine(root: Path, *parts: str) -> Path:
+    """Where files of a store are set aside."""
+    return root.joinpath(SIDECAR, "quarantine", *parts)
+
+
+class QueueTable:
+    """The queues of one store.
+
+    Args:
+        disk: what they are on.
+        root: the store.
+        file_size: bytes of a queue file.
+        ends: one past the last queue offset, of each queue that there is.
+        log_min_offset: gives the physical offset of the log's first byte.
+
+    Attributes:
+        writers: what the dispatcher writes to.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        root: Path,
+        file_size: int,
+        ends: Mapping[QueueKey, int],
+        log_min_offset: Callable[[], int],
+    ) -> None:
+        self.writers = QueueWriters(self._open_files)
+        self._disk = disk
+        self._root = root
+        self._file_size = file_size
+        self._ends = dict(ends)
+        self._log_min_offset = log_min_offset
+        self._opening = threading.Lock()
+        self._live: dict[QueueKey, LiveQueue] = {}
+
+    def _open_files(self, topic: str, queue_id: int) -> MappedFileQueue:
+        parts = CONSUME_QUEUE, topic, str(queue_id)
+        aside = quarantine(self._root, *parts)
+        files = MappedFileQueue(
+            self._disk,
+            self._root.joinpath(*parts),
+            self._file_size,
+            allocator=_SoleOwner(self._disk, aside),
+        )
+        files.load()
+        if files.bases:
+            # A queue that is not known yet has nothing that may stay.
+            end = self._ends.get((topic, queue_id), 0) * UNIT_SIZE
+            files.truncate_to(max(end, files.min_offset), aside=aside)
+        return files
+
+    def keys(self) -> list[QueueKey]:
+        """Topic and number of each queue, sorted."""
+        written = {key for key in self.writers.known if self._has_files(key)}
+        return sorted(written.union(self._ends))
+
+    def _has_files(self, key: QueueKey) -> bool:
+        writer = self.writers.get(key)
+        return writer is not None and bool(writer.files.bases)
+
+    def get(self, topic: str, queue_id: int) -> LiveQueue | None:
+        """One queue to be read, None if there is none of that name."""
+        key = topic, queue_id
+        found = self._live.get(key)
+        if found is not None:
+            return found
+        # Only names of queues that are there may become paths.
+        if key not in self._ends and key not in self.writers:
+            return None
+        writer = self.writers.get(key)
+        if writer is None or not writer.files.bases:
+            return None
+        with self._opening:
+            return self._live.setdefault(
+                key, LiveQueue(topic, queue_id, writer.files, self._log_min_offset)
+            )
+
+    def next_offsets(self) -> dict[QueueKey, int]:
+        """The offset that comes next in each queue (``recoverTopicQueueTable``)."""
+        found = dict(self._ends)
+        for key in self.writers.known:
+            writer = self.writers.get(key)
+            if writer is not None and writer.next_offset is not None:
+                found[key] = writer.next_offset
+        return found
+
+    def __iter__(self) -> Iterator[MappedFileQueue]:
+        return (writer.files for writer in self.writers)
+
+    def restore_lost(self) -> bool:
+        """Make files anew that another program deleted; whether all are there now.
+
+        A Java store that is opened on this one takes away queue files that it finds behind the
+        end of its log (reliability.md, rule 1).
+        """
+        found = [self._restored(file) for files in self for file in files.open_files]
+        return all(found)
+
+    def _restored(self, file: MappedFile) -> bool:
+        if file.is_named():
+            return True
+        logger.warning("%s: somebody deleted it while it was in use; made anew", file.path)
+        disk = self._disk
+        data = file.select(0) or b""
+        try:
+            aside = quarantine(self._root, *file.path.relative_to(self._root).parent.parts)
+            _set_aside(disk, file.path, aside)
+            descriptor = disk.make_file(file.path, file.size)
+            try:
+                disk.write_all(descriptor, data, 0)
+                disk.sync(descriptor, file.path)
+            finally:
+                disk.close(descriptor)
+        except (OSError, StoreUnavailable) as error:
+            logger.error("%s: cannot be made anew: %s", file.path, error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close all files."""
+        for files in self:
+            files.close()
+
+
+class _SoleOwner:
+    """Makes the files of a queue where nobody else's stands in the way.
+
+    A Java store that is opened on this one dispatches before the lock refuses it, and may make
+    the file that comes next here.
+    """
+
+    def __init__(self, disk: Disk, aside: Path) -> None:
+        self._disk = disk
+        self._aside = aside
+
+    def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
+        """The file at a path, made anew."""
+        _set_aside(self._disk, path, self._aside)
+        return MappedFile(self._disk, path, int(path.name), size, exclusive=True)
+
+    def discard(self) -> None:
+        """Nothing is made ahead."""
+
+
+def _set_aside(disk: Disk, path: Path, aside: Path) -> None:
+    if path.is_file():
+        disk.set_aside(path, aside)

@@ -1,0 +1,143 @@
+"""One consume queue, written (the appending half of ``ConsumeQueue``).
+
+Follows ``putMessagePositionInfo`` and ``fillPreBlank`` of 4.9.3. One thread writes: the
+dispatcher.
+
+Guarantees: a unit stands at its queue offset or not at all. Units that are there already are
+passed over, so that a part of the log can be dispatched again; where some are missing before the
+next one, it is refused. (Java writes it where it does not belong, and logs a bug.)
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.errors import CorruptFile, StoreUnavailable
+from logquarry.format import queue_entry
+from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.store.mapped.mapped_file import MappedFile
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+from logquarry.store.queue.consume_queue import UNIT_DTYPE, Units
+
+Offsets = npt.NDArray[np.int64]
+
+_FILLER: Final = queue_entry.encode(queue_entry.FILLER)
+
+
+class ConsumeQueueWriter:
+    """Appends units to one queue.
+
+    Args:
+        files: the queue's files, which end with its last unit.
+        name: what errors call it.
+
+    Attributes:
+        files: the queue's files.
+        name: what errors call it.
+        physical_end: where the last message with a unit ends in the log (``maxPhysicOffset``).
+    """
+
+    def __init__(self, files: MappedFileQueue, name: str = "a consume queue") -> None:
+        self.files = files
+        self.name = name
+        self.physical_end = self._last_physical_end()
+
+    @property
+    def next_offset(self) -> int | None:
+        """The queue offset that comes next, None while there is no file: any may."""
+        return None if self.files.last_file() is None else self.files.wrote_offset // UNIT_SIZE
+
+    def append(self, offsets: Offsets, units: Units) -> int:
+        """Append units, in the log's order.
+
+        Args:
+            offsets: the queue offset of each.
+            units: what they say.
+
+        Returns:
+            How many were new.
+
+        Raises:
+            CorruptFile: if units before one of them are missing.
+            StoreUnavailable: if a file cannot be made.
+        """
+        if not len(units):
+            return 0
+        # In the log's order: where the first one is new, all are.
+        if int(units["physical_offset"][0]) + int(units["size"][0]) <= self.physical_end:
+            new = units["physical_offset"] + units["size"] > self.physical_end
+            offsets, units = offsets[new], units[new]
+        # An offset that does not go on from the one before: a gap, or a new epoch of the topic.
+        cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
+        bounds = [0, *cuts.tolist(), len(offsets)]
+        return sum(
+            self._append_run(int(offsets[start]), units[start:stop])
+            for start, stop in pairwise(bounds)
+            if start < stop
+        )
+
+    def _append_run(self, offset: int, units: Units) -> int:
+        expected = self.next_offset
+        if expected is None:
+            self._begin(offset)
+            expected = offset
+        if offset > expected:
+            raise CorruptFile(
+                self.name,
+                self.files.wrote_offset,
+                f"the unit of queue offset {offset} comes next in the log, and those from "
+                f"{expected} on are missing",
+                kind="queue_gap",
+            )
+        # QUIRK: Java appends a unit of offset 0 at the end of any queue, and passes over the rest
+        # (test_queue_writer.py::test_a_new_epoch_is_passed_over).
+        units = units[expected - offset :]
+        if not len(units):
+            return 0
+        data = memoryview(units.tobytes())
+        while data:
+            file = self._file(0)
+            count = min(len(data), file.room)
+            file.append(data[:count])
+            data = data[count:]
+        last = units[-1]
+        self.physical_end = int(last["physical_offset"]) + int(last["size"])
+        return len(units)
+
+    def _begin(self, offset: int) -> None:
+        """Make the first file, in which units stand for what was before ``offset``."""
+        start = offset * UNIT_SIZE
+        file = self._file(start)
+        file.append(_FILLER * ((start - file.base) // UNIT_SIZE))
+
+    def _file(self, start: int) -> MappedFile:
+        file = self.files.last_file(create=True, start_offset=start)
+        if file is None:
+            raise StoreUnavailable(f"{self.name}: the next file was not made in time")
+        return file
+
+    def _last_physical_end(self) -> int:
+        """From the last unit that stands for a message; 0 without one."""
+        end = self.files.wrote_offset
+        while end > max(0, self.files.min_offset):
+            data = self.files.select(end - UNIT_SIZE, UNIT_SIZE)
+            if data is None:
+                break
+            unit = queue_entry.decode_at(data, 0)
+            if unit.is_written and not unit.is_filler:
+                return unit.physical_offset + unit.size
+            end -= UNIT_SIZE
+        return 0
+
+
+def units_of(physical_offset: Offsets, size: Offsets, tags_code: Offsets) -> Units:
+    """Units as they stand on disk."""
+    units = np.empty(len(physical_offset), UNIT_DTYPE)
+    units["physical_offset"] = physical_offset
+    units["size"] = size
+    units["tags_code"] = tags_code
+    return units

@@ -1,0 +1,1 @@
+"""What brings the log to the disk, and who waits for it."""

@@ -1,0 +1,188 @@
+"""Synchronous flushing: many puts wait for one fdatasync (``CommitLog.GroupCommitService``).
+
+While one sync runs, those who come wait for the next one, which then covers all of them. A
+request is a future; its owner waits for it, or hangs a callback to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, Final
+
+from logquarry.errors import StoreUnavailable
+from logquarry.store.disk.checkpoint_file import CheckpointFile
+from logquarry.store.disk.health import Health
+from logquarry.store.disk.service import Clock, Service, monotonic_ms
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+
+logger = logging.getLogger(__name__)
+
+SYNC_FLUSH_TIMEOUT_MS: Final = 5_000
+_IDLE_FLUSH_MS: Final = 500
+
+
+class _Request:
+    """Somebody who waits for the log to be on the disk up to an offset."""
+
+    __slots__ = ("deadline", "future", "offset", "result_of")
+
+    def __init__(
+        self, offset: int, deadline: int, future: Future[Any], result_of: Callable[[bool], Any]
+    ) -> None:
+        self.offset = offset
+        self.deadline = deadline
+        self.future = future
+        self.result_of = result_of
+
+    # Done already: it timed out, or its owner cancelled it, just now.
+    def resolve(self, is_flushed: bool) -> None:
+        if not self.future.done():
+            with contextlib.suppress(InvalidStateError):
+                self.future.set_result(self.result_of(is_flushed))
+
+    def fail(self, error: StoreUnavailable) -> None:
+        with contextlib.suppress(InvalidStateError):
+            self.future.set_exception(error)
+
+
+class GroupCommitService(Service):
+    """Syncs the log for those who wait.
+
+    Args:
+        queue: the log's files.
+        health: of the store.
+        checkpoint: gets the store time up to which the log is on the disk.
+        timeout_ms: how long a request waits (``syncFlushTimeout``).
+    """
+
+    def __init__(
+        self,
+        queue: MappedFileQueue,
+        health: Health,
+        *,
+        checkpoint: CheckpointFile | None = None,
+        timeout_ms: int = SYNC_FLUSH_TIMEOUT_MS,
+        clock: Clock = monotonic_ms,
+    ) -> None:
+        # The interval is for messages that nobody waits for, WAIT=false; mostly they are woken for.
+        super().__init__("group commit", health, interval_ms=_IDLE_FLUSH_MS)
+        self._queue = queue
+        self._checkpoint = checkpoint
+        self._timeout_ms = timeout_ms
+        self._clock = clock
+        self._change = threading.Lock()
+        self._waiting: list[_Request] = []
+        # Those whom the sync that is going on covers; only timeouts look at them besides it.
+        self._covered: list[_Request] = []
+        self._has_ended = False
+        self._watch = _FlushDiskWatcher(self.expire, health, timeout_ms)
+
+    def start(self) -> None:
+        """Begin."""
+        self._watch.start()
+        super().start()
+
+    def stop(self, timeout_s: float = 10.0) -> bool:
+        """Sync what was asked for, and end. Requests after that fail."""
+        ended = super().stop(timeout_s)
+        self._watch.stop(timeout_s)
+        return ended
+
+    def request(self, offset: int) -> Future[bool]:
+        """A future that is done when the log is on the disk up to an offset.
+
+        Its result is True then; False if that took longer than the timeout (put status
+        FLUSH_DISK_TIMEOUT; the message is in the log, and on the disk sooner or later). It raises
+        StoreUnavailable if the sync failed: nobody knows whether the message is on the disk, and
+        the store takes no more.
+        """
+        future: Future[bool] = Future()
+        self.resolve_later(offset, future, bool)
+        return future
+
+    def resolve_later(
+        self, offset: int, future: Future[Any], result_of: Callable[[bool], Any]
+    ) -> None:
+        """The same with a future of the caller's.
+
+        Args:
+            offset: up to where the log is to be on the disk.
+            future: is resolved then.
+            result_of: makes its result of that of :meth:`request`.
+        """
+        request = _Request(offset, self._clock() + self._timeout_ms, future, result_of)
+        with self._change:
+            is_refused = self._has_ended or self.health.reason is not None
+            is_first = not self._waiting
+            if not is_refused:
+                self._waiting.append(request)
+        if is_refused:
+            request.fail(self._end_error())
+        elif is_first:
+            self.wakeup()
+
+    def run_once(self) -> None:
+        """Sync the log, and tell those who waited when it began."""
+        with self._change:
+            self._covered, self._waiting = self._waiting, []
+            covered = self._covered
+        # Also without requests: there may be messages whose owners do not wait.
+        flushed = self._queue.flush(0)
+        if self._checkpoint is not None and self._queue.store_timestamp > 0:
+            self._checkpoint.physic_timestamp = self._queue.store_timestamp
+        for request in covered:
+            request.resolve(flushed >= request.offset)
+        with self._change:
+            self._covered = []
+
+    def run_last(self) -> None:
+        """Sync what is left."""
+        self.run_once()
+
+    def ended(self) -> None:
+        """Whoever waits still is told that nothing more will come."""
+        with self._change:
+            self._has_ended = True
+            left = self._covered + self._waiting
+            self._covered, self._waiting = [], []
+        for request in left:
+            request.fail(self._end_error())
+
+    def _end_error(self) -> StoreUnavailable:
+        if self.health.reason is not None:
+            return self.health.error()
+        return StoreUnavailable("the store was closed before the message was on the disk")
+
+    def expire(self) -> int | None:
+        """Tell those whose time is over; milliseconds until the next one's is, None for none."""
+        now = self._clock()
+        with self._change:
+            # Both in the order in which they came, and so in that of their deadlines.
+            pending = self._covered + self._waiting
+        late = [request for request in pending if request.deadline <= now]
+        for request in late:
+            request.resolve(False)
+        open_ones = (r.deadline for r in pending if r.deadline > now and not r.future.done())
+        first = next(open_ones, None)
+        return None if first is None else first - now
+
+
+class _FlushDiskWatcher(Service):
+    """Ends the waiting of those whose sync takes too long: the syncing thread cannot.
+
+    It needs no waking: a request that comes while it sleeps has all of its time still before it.
+    """
+
+    def __init__(self, expire: Callable[[], int | None], health: Health, timeout_ms: int) -> None:
+        super().__init__("flush watch", health, interval_ms=timeout_ms, is_timed=True)
+        self._expire = expire
+        self._timeout_ms = timeout_ms
+
+    def run_once(self) -> None:
+        """Expire, and sleep until the next deadline there may be."""
+        left = self._expire()
+        self.interval_ms = max(1, self._timeout_ms if left is None else left)

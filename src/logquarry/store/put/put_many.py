@@ -1,0 +1,351 @@
+"""Many messages in one call: any mix of topics and queues, in order (``put_many``).
+
+RocketMQ has nothing like it: its batch is of one queue, and all in one file. Here what comes into
+the log is, byte for byte, what single puts would have written; only the store time is that of a
+chunk of about a mebibyte, for which the log is held at once. Other puts come in between.
+
+Guarantees: every message is checked before the first is appended, so that a refusal leaves the
+log as it was. Whatever ends a call in the middle tells what it has appended.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.errors import MessageRejected, StoreUnavailable
+from logquarry.format import message_id
+from logquarry.format.frame import BLANK
+from logquarry.message import Message
+from logquarry.scan import codec
+from logquarry.store.put.append import CommitLogWriter, end_file
+from logquarry.store.put.outgoing import Int64, Outgoing, outgoing, plain_outgoing
+from logquarry.store.put.put_result import AppendStatus, PutResult, PutStatus
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CHUNK_BYTES: Final = 1 << 20
+"""About as much is appended while the log is held."""
+_MANY_QUEUES: Final = 1 << 10
+_MS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PutManyResult:
+    """Messages in the log, in the order in which they were given.
+
+    Attributes:
+        status: PUT_OK, or why flush or replica were not waited out.
+        physical_offset: where each frame starts, int64.
+        queue_offset: index in the consume queue of each, int64.
+        store_timestamp: when the store took each, in milliseconds, int64.
+        size: bytes of each frame, int64.
+        elapsed_ms: how long the call took.
+        topics: messages and bytes of each topic that messages named.
+    """
+
+    status: PutStatus
+    physical_offset: Int64
+    queue_offset: Int64
+    store_timestamp: Int64
+    size: Int64
+    elapsed_ms: float
+    topics: Mapping[str, tuple[int, int]]
+    _hosts: tuple[bytes, ...] = ()
+    _host_ids: Int64 | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the messages are in the log, whatever became of flush and replica."""
+        return True
+
+    @property
+    def message_count(self) -> int:
+        """Messages in the log."""
+        return len(self.physical_offset)
+
+    @property
+    def end_offset(self) -> int:
+        """Physical offset behind the last frame: what a flush has to reach; 0 without messages."""
+        return int(self.physical_offset[-1] + self.size[-1]) if self.message_count else 0
+
+    @property
+    def message_ids(self) -> tuple[str, ...]:
+        """The id of each message, made when asked for."""
+        if self._host_ids is None:
+            return ()
+        return tuple(
+            message_id.encode(self._hosts[host], offset)
+            for host, offset in zip(
+                self._host_ids.tolist(), self.physical_offset.tolist(), strict=True
+            )
+        )
+
+
+class ManyWriter:
+    """Puts many messages at once.
+
+    Args:
+        writer: of the log.
+    """
+
+    def __init__(self, writer: CommitLogWriter) -> None:
+        self._writer = writer
+
+    def put_many(self, messages: Iterable[Message] | pa.RecordBatch | pa.Table) -> PutManyResult:
+        """Put messages, or the rows of Arrow columns (:mod:`logquarry.store.put.outgoing_arrow`).
+
+        All of them are held in memory until the first is appended.
+
+        Raises:
+            StoreUnavailable: if the store takes no messages, now or before the last one:
+                ``appended`` tells what is in the log.
+            MessageRejected: if it does not take one of them: ``index`` tells which, and nothing
+                is appended.
+            UsageError: if one of them makes no sense, likewise.
+        """
+        began = time.monotonic()
+        writer = self._writer
+        writer.check_status()
+        parts = list(self._parts(messages))
+        put = _Put(writer, parts, began)
+        try:
+            put.append()
+        except (StoreUnavailable, MessageRejected) as error:
+            error.appended = put.result(PutStatus.PUT_OK) if put.done else None
+            raise
+        status = PutStatus.PUT_OK
+        if put.last is not None:
+            status = writer.settle(put.last, any(part.waits for part in parts)).status
+        return put.result(status)
+
+    # ------------------------------------------------------------------------------ what is put
+    def _parts(self, messages: Any) -> Iterator[Outgoing]:
+        if isinstance(messages, Message):
+            raise TypeError("put_many takes several messages; one is for put")
+        if hasattr(messages, "to_batches") or hasattr(messages, "schema"):
+            yield from self._parts_of_arrow(messages)
+            return
+        found = messages if isinstance(messages, (list, tuple)) else list(messages)
+        if not found:
+            return
+        writer = self._writer
+        if not codec.kernels_enabled():
+            yield plain_outgoing(found, writer.encoder, writer.require_fit)
+            return
+        from logquarry.store.put.outgoing_messages import columns_of_messages
+
+        yield self._table(columns_of_messages(found, writer.clock))
+
+    def _parts_of_arrow(self, messages: Any) -> Iterator[Outgoing]:
+        from logquarry.store.put.outgoing_arrow import check_columns, columns_of_batch, messages_of
+
+        batches = messages.to_batches() if hasattr(messages, "to_batches") else [messages]
+        writer = self._writer
+        first = 0
+        for batch in batches:
+            check_columns(batch)
+            if not batch.num_rows:
+                continue
+            if codec.kernels_enabled():
+                yield self._table(columns_of_batch(batch, writer.clock, first))
+            else:
+                messages = messages_of(batch, first)
+                yield plain_outgoing(messages, writer.encoder, writer.require_fit, first)
+            first += batch.num_rows
+
+    def _table(self, columns: Any) -> Outgoing:
+        writer = self._writer
+        return outgoing(
+            columns,
+            writer.encoder,
+            writer.config,
+            writer.require_fit,
+            writer.file_size - BLANK.size,
+        )
+
+
+class _Put:
+    """One call: what is to be appended, and what is."""
+
+    def __init__(self, writer: CommitLogWriter, parts: list[Outgoing], began: float) -> None:
+        self.done = 0
+        self.last: PutResult | None = None
+        self._writer = writer
+        self._parts = parts
+        self._began = began
+        count = sum(part.count for part in parts)
+        self._physical = np.empty(count, np.int64)
+        self._queue = np.empty(count, np.int64)
+        self._times = np.empty(count, np.int64)
+        self._sizes = np.empty(count, np.int64)
+
+    def append(self) -> None:
+        """Append all of it, chunk by chunk."""
+        if any(len(part.odd) < part.count for part in self._parts):
+            _load_kernel()
+        for part in self._parts:
+            first = self.done
+            odd = sorted(part.odd)
+            for start, stop in _chunks(part.sizes):
+                if self.done:
+                    self._writer.check_status()
+                alone = odd[bisect_left(odd, start) : bisect_left(odd, stop)]
+                self._append_chunk(part, first, start, stop, alone)
+
+    def _append_chunk(
+        self, part: Outgoing, first: int, start: int, stop: int, alone: list[int]
+    ) -> None:
+        with self._writer.holding() as (now, began):
+            at = start
+            for number in (*alone, stop):
+                while at < number:
+                    at = self._append_rows(part, first, at, number, now)
+                if number < stop:
+                    result = self._writer.append_held(part.odd[number], now, began)
+                    self._record(first + number, result)
+                    at = number + 1
+
+    def _record(self, number: int, result: PutResult) -> None:
+        self._physical[number] = result.physical_offset
+        self._queue[number] = result.queue_offset
+        self._times[number] = result.store_timestamp
+        self._sizes[number] = result.size
+        self.last = result
+        self.done = number + 1
+
+    def _append_rows(self, part: Outgoing, first: int, start: int, stop: int, now: int) -> int:
+        """Append rows to the last file: the number of the first that found no room."""
+        kernels = codec.kernels()
+        assert kernels is not None
+        file = self._writer.file()
+        offsets = self._writer.queue_offsets
+        next_offsets = np.zeros(len(part.queues), np.int64)
+        used = _used(part, start, stop)
+        for queue in used:
+            next_offsets[queue] = offsets.setdefault(part.queues[queue], 0)
+        # The view keeps the map while the kernel writes.
+        view: npt.NDArray[np.uint8] = np.frombuffer(file.buffer, np.uint8)
+        at, position = kernels.encode_frames(
+            *(part.rows, start, stop),
+            *(part.heads, part.head_facts, part.topics, part.topic_ends),
+            *(view.ctypes.data, file.wrote, file.size, file.base, now, codec.crc32_address()),
+            *(next_offsets, self._physical[first:], self._queue[first:]),
+        )
+        if at > start:
+            before = file.wrote
+            told = {part.queues[queue]: int(next_offsets[queue]) for queue in used}
+            try:
+                file.advance(position - before)
+                offsets.update(told)
+            except BaseException:
+                # Ctrl-C comes anywhere. Messages in the log have their queue offsets.
+                if file.wrote > before:
+                    offsets.update(told)
+                raise
+            self._times[first + start : first + at] = now
+            self._sizes[first + start : first + at] = part.sizes[start:at]
+            self.done = first + at
+            self.last = self._last(part, first, at - 1, now)
+        file.store_timestamp = now
+        if at < stop:
+            end_file(file)
+        return int(at)
+
+    def _last(self, part: Outgoing, first: int, number: int, now: int) -> PutResult:
+        return PutResult(
+            PutStatus.PUT_OK,
+            AppendStatus.PUT_OK,
+            part.store_hosts[part.store_host_ids[number]],
+            int(self._physical[first + number]),
+            int(self._queue[first + number]),
+            int(part.sizes[number]),
+            1,
+            now,
+            (time.monotonic() - self._began) * _MS,
+        )
+
+    def result(self, status: PutStatus) -> PutManyResult:
+        """The messages that are appended."""
+        count = self.done
+        hosts: dict[bytes, int] = {}
+        ids = [
+            np.array([hosts.setdefault(host, len(hosts)) for host in part.store_hosts], np.int64)[
+                part.store_host_ids
+            ]
+            for part in self._parts
+        ]
+        return PutManyResult(
+            status,
+            self._physical[:count],
+            self._queue[:count],
+            self._times[:count],
+            self._sizes[:count],
+            (time.monotonic() - self._began) * _MS,
+            self._topics(),
+            tuple(hosts),
+            np.concatenate(ids)[:count] if ids else None,
+        )
+
+    def _topics(self) -> dict[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        first = 0
+        for part in self._parts:
+            sizes = self._sizes[first : min(first + part.count, self.done)]
+            ids, kinds = part.named_ids[: len(sizes)], len(part.named)
+            counts = np.bincount(ids, minlength=kinds).tolist()
+            totals = np.bincount(ids, sizes, minlength=kinds).tolist()
+            for topic, count, total in zip(part.named, counts, totals, strict=True):
+                before = found.get(topic, (0, 0))
+                found[topic] = before[0] + count, before[1] + int(total)
+            first += part.count
+        return {topic: said for topic, said in found.items() if said[0]}
+
+
+@cache
+def _load_kernel() -> None:
+    """Load or compile the kernel, which takes a moment: not while the log is held."""
+    kernels = codec.kernels()
+    assert kernels is not None
+    none = Outgoing(
+        0, np.zeros(0, np.int64), {}, [], np.zeros(0, np.int64), [], np.zeros(0, np.int64), False
+    )
+    numbers = np.zeros(0, np.int64)
+    kernels.encode_frames(
+        *(none.rows, 0, 0),
+        *(none.heads, none.head_facts, none.topics, none.topic_ends),
+        *(0, 0, 0, 0, 0, 0),
+        *(numbers, numbers, numbers),
+    )
+
+
+def _used(part: Outgoing, start: int, stop: int) -> list[int]:
+    """The queues of some rows."""
+    from logquarry.format.put_rows import QUEUE
+
+    queues = part.rows[QUEUE, start:stop]
+    if len(part.queues) > _MANY_QUEUES:
+        found = np.unique(queues)
+    else:
+        found = np.flatnonzero(np.bincount(queues, minlength=len(part.queues)))
+    return [int(queue) for queue in found]
+
+
+def _chunks(sizes: Int64) -> Iterator[tuple[int, int]]:
+    """Cuts of about CHUNK_BYTES, one message at least."""
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(sizes):
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + CHUNK_BYTES, "right"))
+        stop = max(stop, start + 1)
+        yield start, stop
+        start = stop

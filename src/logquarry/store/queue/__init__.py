@@ -1,0 +1,1 @@
+"""Consume queues, read from files or made in memory."""

@@ -1,0 +1,194 @@
+"""Consume queues made in memory, for a store that has lost its own.
+
+A frame names its queue and its place there, so that one walk over the log gives every queue, as
+RocketMQ's dispatcher would fill it (``ConsumeQueue.putMessagePositionInfoWrapper``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.config import StoreConfig
+from logquarry.format import properties as props
+from logquarry.format import queue_entry, sys_flag
+from logquarry.format.queue_entry import QueueEntry
+from logquarry.format.rows import SIZE
+from logquarry.message import StoredMessage
+from logquarry.scan.walk import Event, LogEnd, Run
+from logquarry.store.queue.consume_queue import UNIT_DTYPE, Queue, QueueSegment, Units
+
+MULTI_SEPARATOR: Final = ","
+_LMQ_PREFIX: Final = "%LMQ%"
+_MOST_DIGITS: Final = 18
+
+_COLUMNS: Final = ("queue_id", "queue_offset", "physical_offset", "sys_flag", "tags_code")
+
+QueueKey = tuple[str, int]
+Offsets = npt.NDArray[np.int64]
+
+
+class LogQueue(Queue):
+    """A queue whose units were read off the frames.
+
+    Args:
+        topic: its topic.
+        queue_id: its number.
+        offsets: queue offsets, in ascending order; damage to the log leaves gaps.
+        units: the unit of each.
+        units_per_file: where a file of this queue would end.
+    """
+
+    def __init__(
+        self, topic: str, queue_id: int, offsets: Offsets, units: Units, units_per_file: int
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.units_per_file = units_per_file
+        self._offsets = offsets
+        self._units = units
+
+    @property
+    def min_offset(self) -> int:
+        """The offset of the first message in the log."""
+        return int(self._offsets[0]) if len(self._offsets) else 0
+
+    @property
+    def max_offset(self) -> int:
+        """One past the offset of the last message in the log."""
+        return int(self._offsets[-1]) + 1 if len(self._offsets) else 0
+
+    @property
+    def last_entry(self) -> QueueEntry | None:
+        """The unit of the last message."""
+        return QueueEntry(*self._units[-1].item()) if len(self._units) else None
+
+    @property
+    def last_physical_end(self) -> int | None:
+        """Where the last message ends."""
+        entry = self.last_entry
+        return None if entry is None else entry.physical_offset + entry.size
+
+    def segments(self) -> Iterator[QueueSegment]:
+        """The files that the queue would have."""
+        room = self.units_per_file
+        for number in np.unique(self._offsets // room).tolist():
+            start = number * room
+            yield QueueSegment(start, min(room, self.max_offset - start))
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
+        """The units in a range, one run between two gaps."""
+        first, last = np.searchsorted(self._offsets, [start, stop]).tolist()
+        cuts = np.flatnonzero(np.diff(self._offsets[first:last]) > 1) + 1
+        bounds = [first, *(cuts + first).tolist(), last]
+        for begin, end in pairwise(bounds):
+            if begin < end:
+                yield int(self._offsets[begin]), self._units[begin:end]
+
+
+class QueueBuilder:
+    """Collects the units of all queues from a walk over the log.
+
+    Attributes:
+        log_end: where the log ends; known once the walk is through.
+    """
+
+    def __init__(self, config: StoreConfig, delay_levels_ms: tuple[int, ...]) -> None:
+        self.config = config
+        self.log_end: int | None = None
+        self._levels = delay_levels_ms
+        self._parts: dict[QueueKey, list[tuple[Offsets, Units]]] = defaultdict(list)
+
+    def add(self, events: Iterable[Event]) -> QueueBuilder:
+        """Take in what a walk gives, in the log's order."""
+        for event in events:
+            if isinstance(event, Run):
+                self._add_run(event)
+            elif isinstance(event, LogEnd):
+                self.log_end = event.offset
+        return self
+
+    def queues(self) -> Mapping[QueueKey, LogQueue]:
+        """The queues, by topic and number."""
+        room = self.config.queue_file_size or (
+            queue_entry.UNIT_SIZE * queue_entry.DEFAULT_UNITS_PER_FILE
+        )
+        result: dict[QueueKey, LogQueue] = {}
+        for (topic, queue_id), parts in sorted(self._parts.items()):
+            offsets = np.concatenate([part[0] for part in parts])
+            units = np.concatenate([part[1] for part in parts])
+            # An offset that falls back or repeats: the topic was deleted and came again.
+            falls = np.flatnonzero(np.diff(offsets) <= 0)
+            first = int(falls[-1]) + 1 if len(falls) else 0
+            result[topic, queue_id] = LogQueue(
+                topic, queue_id, offsets[first:], units[first:], room // queue_entry.UNIT_SIZE
+            )
+        return result
+
+    def _add_run(self, run: Run) -> None:
+        from logquarry.scan import columns
+
+        decoding = columns.Decoding(columns=_COLUMNS, delay_levels_ms=self._levels)
+        batch = columns.record_batch(run.window, run.rows, decoding)
+        numbers = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in _COLUMNS}
+        ids, topics = columns.topic_ids(run.window, run.rows)
+        units = np.empty(len(run.rows), UNIT_DTYPE)
+        units["physical_offset"] = numbers["physical_offset"]
+        units["size"] = run.rows[:, SIZE]
+        units["tags_code"] = numbers["tags_code"]
+        flags = numbers["sys_flag"] & sys_flag.TRANSACTION_MASK
+        queued = (flags == sys_flag.TRANSACTION_NOT) | (flags == sys_flag.TRANSACTION_COMMIT)
+        # A negative offset is no place in a queue.
+        queued &= numbers["queue_offset"] >= 0
+        rows = np.flatnonzero(queued)
+        # Stable: the order within a queue stays the log's.
+        rows = rows[np.lexsort((numbers["queue_id"][rows], ids[rows]))]
+        keys = np.stack((ids[rows], numbers["queue_id"][rows]))
+        cuts = np.flatnonzero((np.diff(keys) != 0).any(axis=0)) + 1
+        for part in np.split(rows, cuts):
+            if len(part):
+                key = topics[ids[part[0]]], int(numbers["queue_id"][part[0]])
+                self._parts[key].append((numbers["queue_offset"][part], units[part]))
+        if self.config.enable_multi_dispatch:
+            self._add_copies(run, np.flatnonzero(queued), units)
+
+    def _add_copies(self, run: Run, rows: npt.NDArray[np.int64], units: Units) -> None:
+        """The further queues that a message names (``multiDispatchLmqQueue``)."""
+        from logquarry.scan import columns
+
+        found = columns.messages(run.window, run.rows[rows], columns.Decoding())
+        for row, message in zip(rows.tolist(), found, strict=True):
+            for key, offset in copies_of(message, self.config):
+                self._parts[key].append((np.array([offset]), units[row : row + 1]))
+
+
+def copies_of(message: StoredMessage, config: StoreConfig) -> Iterator[tuple[QueueKey, int]]:
+    """The further queues that a message is in by multi-dispatch, and its offset in each."""
+    names = message.properties.get(props.INNER_MULTI_DISPATCH, "").split(MULTI_SEPARATOR)
+    offsets = message.properties.get(props.INNER_MULTI_QUEUE_OFFSET, "").split(MULTI_SEPARATOR)
+    if len(names) != len(offsets):
+        return
+    for name, offset in zip(names, offsets, strict=True):
+        if name and offset.isascii() and offset.isdigit() and len(offset) <= _MOST_DIGITS:
+            yield copy_key(name, message.queue_id, config), int(offset)
+
+
+def copy_key(name: str, queue_id: int, config: StoreConfig) -> QueueKey:
+    """The queue that INNER_MULTI_DISPATCH means by a name (``MultiDispatch.queueKey``)."""
+    return name, 0 if config.enable_lmq and name.startswith(_LMQ_PREFIX) else queue_id
+
+
+def empty_queue(topic: str, queue_id: int) -> LogQueue:
+    """A queue that nobody has put a message into."""
+    return LogQueue(
+        topic,
+        queue_id,
+        np.empty(0, np.int64),
+        np.empty(0, UNIT_DTYPE),
+        queue_entry.DEFAULT_UNITS_PER_FILE,
+    )
