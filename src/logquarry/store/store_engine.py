@@ -26,11 +26,12 @@ import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, StoreUnavailable, UsageError
-from logquarry.files.layout import CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, INDEX
+from logquarry.files.layout import CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, DURABLE, INDEX
 from logquarry.format import delay
 from logquarry.scan.requests import DispatchRequests
 from logquarry.store.disk.checkpoint_file import CheckpointFile
 from logquarry.store.disk.disk import Disk
+from logquarry.store.disk.durable_file import DurableFile
 from logquarry.store.disk.running_flags import Refusal, RunningFlags
 from logquarry.store.disk.service import Service
 from logquarry.store.disk.store_lock import AbortFile, StoreLock
@@ -155,6 +156,7 @@ class StoreEngine:
         self.log.load()
         if self.log.bases:
             self.log.truncate_to(found.log_end, aside=quarantine(root, COMMIT_LOG))
+        self._mark_durable(found.log_end)
         if config.message_index_enable:
             self.index = IndexKeeper(disk, root, shape, self.checkpoint, self._clock)
         self._catch_up(found)
@@ -189,6 +191,12 @@ class StoreEngine:
             health=self.health,
             settle=self._settle,
         )
+
+    def _mark_durable(self, log_end: int) -> None:
+        """Say from here on how far the log is on the disk; what was found there is."""
+        self.durable = DurableFile(self._disk, self.root / DURABLE, log_end, self.checkpoint.times)
+        self.checkpoint.before_write = self.durable.expect
+        self.log.on_flushed = self.durable.move
 
     def _catch_up(self, found: StoreFound) -> None:
         """Give queues that are behind what they lack."""
@@ -365,7 +373,7 @@ class StoreEngine:
 
     def _close_files(self) -> None:
         # Of a store that could not be opened some are not there.
-        for name in ("log", "queues", "index", "checkpoint", "_pool"):
+        for name in ("log", "queues", "index", "checkpoint", "durable", "_pool"):
             part = getattr(self, name, None)
             if part is not None:
                 part.close()

@@ -27,13 +27,13 @@ from logquarry.files.layout import (
     CONSUME_QUEUE,
     INDEX,
     LOCK,
+    SIDECAR,
     StoreLayout,
 )
 from logquarry.format import index, queue_entry
 from logquarry.format.frame import Frame
 from logquarry.format.index import IndexShape
 from logquarry.scan.walk import LogReader, Run
-from logquarry.store.disk.name_guard import SIDECAR
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueBuilder, QueueKey

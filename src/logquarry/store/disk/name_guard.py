@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.errors import StoreUnavailable
+from logquarry.files.layout import SIDECAR
 from logquarry.store.disk.disk import Disk
 
 logger = logging.getLogger(__name__)
 
-SIDECAR: Final = ".logquarry"
-"""Our own folder in a store's, outside of RocketMQ's."""
 _NAMES: Final = "names"
 
 

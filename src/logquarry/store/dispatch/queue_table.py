@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from logquarry.errors import StoreUnavailable
-from logquarry.files.layout import CONSUME_QUEUE
+from logquarry.files.layout import CONSUME_QUEUE, SIDECAR
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.store.disk.disk import Disk
-from logquarry.store.disk.name_guard import SIDECAR
 from logquarry.store.dispatch.dispatcher import QueueWriters
 from logquarry.store.mapped.mapped_file import MappedFile
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
