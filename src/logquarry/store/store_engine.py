@@ -26,7 +26,14 @@ import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, StoreUnavailable, UsageError
-from logquarry.files.layout import CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, DURABLE, INDEX
+from logquarry.files.layout import (
+    CHECKPOINT,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    DURABLE,
+    INDEX,
+    StoreLayout,
+)
 from logquarry.format import delay
 from logquarry.scan.requests import DispatchRequests
 from logquarry.store.disk.checkpoint_file import CheckpointFile
@@ -36,7 +43,7 @@ from logquarry.store.disk.running_flags import Refusal, RunningFlags
 from logquarry.store.disk.service import Service
 from logquarry.store.disk.store_lock import AbortFile, StoreLock
 from logquarry.store.dispatch.arrivals import ArrivalListeners
-from logquarry.store.dispatch.dispatcher import Dispatcher, DispatchService, Groups, Lacking
+from logquarry.store.dispatch.dispatcher import Dispatcher, DispatchService, Groups
 from logquarry.store.dispatch.index_keeper import IndexKeeper
 from logquarry.store.dispatch.queue_table import QueueTable, quarantine
 from logquarry.store.flush.group_commit import GroupCommitService
@@ -53,8 +60,16 @@ from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.mapped.transient_pool import TransientStorePool
 from logquarry.store.put.append import CommitLogWriter
 from logquarry.store.put.put_result import PutResult, PutStatus, refusal
+from logquarry.store.recovery.apply import apply_safe
+from logquarry.store.recovery.safe import plan_safe
 from logquarry.store.stats import StatsRecorder
-from logquarry.store.store_found import StoreFound, check_folder, find_store
+from logquarry.store.store_found import (
+    NeedsRecovery,
+    StoreFound,
+    check_folder,
+    find_store,
+    with_sizes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -112,9 +127,8 @@ class StoreEngine:
         self._lock = StoreLock(disk, root)
         self._abort = AbortFile(disk, root)
         try:
-            found = find_store(root, config)
+            found = self._find(root, config)
             self.config = found.config
-            self._abort.make()
         except BaseException:
             self._lock.release()
             raise
@@ -127,6 +141,21 @@ class StoreEngine:
             raise
 
     # ------------------------------------------------------------------------------------ start
+    def _find(self, root: Path, config: StoreConfig) -> StoreFound:
+        """Look at what there is, and recover it where it needs that; ``abort`` is there then."""
+        try:
+            found = find_store(root, config)
+        except NeedsRecovery as error:
+            logger.warning("%s: it has to be recovered: %s", root, error)
+            plan = plan_safe(root, with_sizes(config, StoreLayout.open(root, config)))
+            for line in plan.lines():
+                logger.warning("%s: %s", root, line)
+            self._abort.make()
+            apply_safe(plan, self._disk, self._clock)
+            return find_store(root, config, is_recovered=True)
+        self._abort.make()
+        return found
+
     def _load(self, found: StoreFound) -> None:
         """Open the files, and dispatch what is in the log and in no queue."""
         config, disk, root = self.config, self._disk, self.root
@@ -159,7 +188,6 @@ class StoreEngine:
         self._mark_durable(found.log_end)
         if config.message_index_enable:
             self.index = IndexKeeper(disk, root, shape, self.checkpoint, self._clock)
-        self._catch_up(found)
         self.dispatcher = Dispatcher(
             self.log,
             self.queues.writers,
@@ -196,14 +224,11 @@ class StoreEngine:
         """Say from here on how far the log is on the disk; what was found there is."""
         self.durable = DurableFile(self._disk, self.root / DURABLE, log_end, self.checkpoint.times)
         self.checkpoint.before_write = self.durable.expect
-        self.log.on_flushed = self.durable.move
+        self.log.on_flushed = self._flushed
 
-    def _catch_up(self, found: StoreFound) -> None:
-        """Give queues that are behind what they lack."""
-        if found.behind:
-            lacking = Lacking(self.queues.writers, found.behind)
-            dispatcher = Dispatcher(self.log, lacking, None, self.config, start=found.behind_from)
-            dispatcher.dispatch_until(found.dispatch_from)
+    def _flushed(self, offset: int) -> None:
+        # Bytes of another store's log may end within a frame; what is dispatched never does.
+        self.durable.move(min(offset, self.dispatcher.offset) if self.has_foreign else offset)
 
     def _make_flushing(self) -> None:
         """The services that bring things to the disk, in the order in which they end."""

@@ -193,6 +193,26 @@ class Disk(ABC):
         except OSError as error:
             raise self._sync_failed(folder, error) from error
 
+    def replace(self, path: Path, data: bytes) -> None:
+        """Write a small file whole, durably, in place of the one before.
+
+        Raises:
+            StoreUnavailable: if that cannot be done; then the one before is still there.
+        """
+        made = path.with_name(f"{path.name}.new")
+        self.make_folders(path.parent)
+        self.remove(made)
+        descriptor = self.make_file(made, len(data))
+        try:
+            self.write_all(descriptor, data, 0)
+            self.sync(descriptor, made)
+            self.rename(made, path)
+        except OSError as error:
+            raise self.refused(path, error) from error
+        finally:
+            self.close(descriptor)
+        self.sync_names(path.parent)
+
     def set_aside(self, path: Path, folder: Path) -> Path:
         """Move a file to a folder on the same disk, durably: its new path.
 
