@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -324,3 +325,60 @@ def test_what_others_delete_comes_back(tmp_path: Path) -> None:
         assert reader.query("t", "k140") and reader.query("t", "k199")
         report = verify_store(reader.layout)
         assert not report.has_damage, report.findings
+
+
+def test_a_folder_that_others_delete_comes_back(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"0", keys="k0"))
+        store.wait_dispatched()
+        shutil.rmtree(tmp_path / "index")
+        for number in range(1, 300):
+            store.put(lq.Message("t", b"%d" % number, keys=f"k{number}"))
+        store.flush()
+    with lq.MessageStore.open(tmp_path) as reader:
+        for number in (0, 299):
+            assert [m.body for m in reader.query("t", f"k{number}")] == [b"%d" % number]
+        report = verify_store(reader.layout)
+        assert not report.has_damage, report.findings
+
+
+@pytest.mark.parametrize("mode", ["r", "rw"])
+def test_a_program_may_change_its_folder(
+    mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    expected = []
+    with opened(Path("store")) as store:
+        store.put(lq.Message("t", b"0", keys="k"))
+    with lq.MessageStore.open("store", mode=mode) as store:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        if mode == "rw":
+            for number in range(300):
+                expected.append(b"%d" % number)
+                store.put(lq.Message(f"t{number % 3}", expected[-1], keys="k"))
+            store.wait_dispatched()
+        assert bodies(store) == [b"0", *expected]
+        assert len(store.query("t", "k")) == 1
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    with lq.MessageStore.open(tmp_path / "store") as reader:
+        assert bodies(reader) == [b"0", *expected]
+        assert not reader.has_abort
+
+
+def test_paths_of_bytes(tmp_path: Path) -> None:
+    path: Any = os.fsencode(tmp_path / "st\u00f6re")
+    with lq.MessageStore.open(path, mode="rw", config=config()) as store:
+        store.put(lq.Message("t"))
+        assert store.broker == "st\u00f6re"
+    with lq.MessageStore.open(path) as reader:
+        assert len(bodies(reader)) == 1
+
+
+@pytest.mark.parametrize("name", ["commitlog", "consumequeue", "index", ".logquarry"])
+def test_a_file_where_a_folder_belongs(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(StoreUnavailable, match=name):
+        opened(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+    assert not (tmp_path / "abort").exists()

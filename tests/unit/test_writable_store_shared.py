@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,33 @@ def test_closing_while_others_put(tmp_path: Path) -> None:
         assert sorted(bodies(reader)) == sorted(acked)
         assert reader.queue_offsets("t", 0) == (0, len(acked))
         assert not reader.has_abort
+
+
+def test_several_flush(tmp_path: Path) -> None:
+    """Small index files fill all the time, and each thread finds the same ones to be synced."""
+    settings = {"max_index_num": 5, "flush_interval_consume_queue": 1}
+    with opened(tmp_path, **settings) as store:
+        stop = threading.Event()
+
+        def flush() -> None:
+            while not stop.is_set():
+                store.flush()
+
+        with ThreadPoolExecutor(3) as pool:
+            flushing = [pool.submit(flush) for _ in range(3)]
+            try:
+                for number in range(400):
+                    store.put(lq.Message("t", keys=f"k{number}"))
+                assert store.wait_dispatched(timeout=60)
+            finally:
+                stop.set()
+            for done in flushing:
+                done.result()
+    assert not (tmp_path / "abort").exists()
+    with lq.MessageStore.open(tmp_path) as reader:
+        assert len(reader.query("t", "k399")) == 1
+        report = verify_store(reader.layout)
+        assert not report.has_damage, report.findings
 
 
 def test_reading_beside_the_writer(tmp_path: Path) -> None:
