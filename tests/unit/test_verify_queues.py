@@ -171,9 +171,8 @@ def test_a_message_may_be_put_into_the_schedule_topic(tmp_path: Path) -> None:
     """Without a DELAY its tags code is that of any other."""
     store = tmp_path / "store"
     with StoreBuilder(store, file_size=4096, queue_file_size=400) as builder:
-        for tags in (None, "a", "polygenelubricants"):
-            properties = {} if tags is None else {"TAGS": tags}
-            builder.put("SCHEDULE_TOPIC_XXXX", b"x", queue_id=2, properties=properties)
+        for properties in ("", "TAGS\x01a", "TAGS\x01polygenelubricants"):
+            builder.put("SCHEDULE_TOPIC_XXXX", b"x", queue_id=2, properties_string=properties)
     assert not check(store).findings
     poke(store / "consumequeue/SCHEDULE_TOPIC_XXXX/2" / name(0), 12, (-5).to_bytes(8, signed=True))
     assert [kind for kind, *_ in in_queue(check(store))] == ["queue_entry_wrong"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -364,6 +365,27 @@ def test_a_program_may_change_its_folder(
     with lq.MessageStore.open(tmp_path / "store") as reader:
         assert bodies(reader) == [b"0", *expected]
         assert not reader.has_abort
+
+
+def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(StoreNotFound, match="cannot be read: Permission denied"):
+        opened(tmp_path)
+
+
+def test_a_clock_of_fractions_is_refused(tmp_path: Path) -> None:
+    clock: Any = lambda: 1.5  # noqa: E731
+    with lq.MessageStore.open(tmp_path, mode="rw", config=config(), clock=clock) as store:
+        for properties in (None, ""):
+            message = lq.Message("t", born_timestamp=1, properties_string=properties)
+            for put in (store.put, lambda message: store.put_many([message])):
+                with pytest.raises((UsageError, TypeError, struct.error)):
+                    put(message)
+        assert store.max_offset == 0
+    assert not (tmp_path / "abort").exists()
 
 
 def test_paths_of_bytes(tmp_path: Path) -> None:

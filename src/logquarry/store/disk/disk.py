@@ -19,6 +19,7 @@ import mmap
 import os
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -169,7 +170,7 @@ class Disk(ABC):
                     raise self.refused(made, error) from error
             self.sync_names(made.parent)
 
-    def names_in(self, folder: Path) -> list[str]:
+    def names_in(self, folder: Path) -> Sequence[str]:
         """What :meth:`list` says.
 
         Raises:

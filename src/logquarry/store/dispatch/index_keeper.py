@@ -83,8 +83,9 @@ class IndexKeeper:
                     # Before the second name goes: then Java lets the file be.
                     self._checkpoint.flush()
                 self._guard.release(full.file.path)
-                full.file.close()
+                # Ctrl-C may come between: what is in the list is open.
                 self._filled.popleft()
+                full.file.close()
             last = self.writer.last
             if least_pages == 0 and last is not None:
                 last.flush()
