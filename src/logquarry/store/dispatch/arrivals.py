@@ -66,5 +66,5 @@ class ArrivalListeners:
                 try:
                     listener(arrival)
                 except (Exception, SystemExit):
-                    # The dispatcher is everybody's: one listener's trouble is its own, also sys.exit.
+                    # The dispatcher is everybody's: what ends a listener ends only that.
                     logger.exception("a listener failed at %s", arrival)
