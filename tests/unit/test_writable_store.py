@@ -128,11 +128,12 @@ def test_without_an_index(tmp_path: Path) -> None:
     assert list((tmp_path / "index").iterdir()) == []
 
 
-def test_listeners(store: WritableStore) -> None:
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_listeners(error: type[BaseException], store: WritableStore) -> None:
     arrived: list[MessageArrival] = []
 
     def broken(arrival: MessageArrival) -> None:
-        raise ValueError(arrival)
+        raise error(arrival)
 
     store.add_arrival_listener(broken)
     store.add_arrival_listener(arrived.append)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -331,3 +333,81 @@ def test_what_others_delete_comes_back(tmp_path: Path) -> None:
         assert reader.query("t", "k140") and reader.query("t", "k199")
         report = verify_store(reader.layout)
         assert not report.has_damage, report.findings
+
+
+def test_a_folder_that_others_delete_comes_back(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"0", keys="k0"))
+        store.wait_dispatched()
+        shutil.rmtree(tmp_path / "index")
+        for number in range(1, 300):
+            store.put(lq.Message("t", b"%d" % number, keys=f"k{number}"))
+        store.flush()
+    with lq.MessageStore.open(tmp_path) as reader:
+        for number in (0, 299):
+            assert [m.body for m in reader.query("t", f"k{number}")] == [b"%d" % number]
+        report = verify_store(reader.layout)
+        assert not report.has_damage, report.findings
+
+
+@pytest.mark.parametrize("mode", ["r", "rw"])
+def test_a_program_may_change_its_folder(
+    mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    expected = []
+    with opened(Path("store")) as store:
+        store.put(lq.Message("t", b"0", keys="k"))
+    with lq.MessageStore.open("store", mode=mode) as store:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        if mode == "rw":
+            for number in range(300):
+                expected.append(b"%d" % number)
+                store.put(lq.Message(f"t{number % 3}", expected[-1], keys="k"))
+            store.wait_dispatched()
+        assert bodies(store) == [b"0", *expected]
+        assert len(store.query("t", "k")) == 1
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    with lq.MessageStore.open(tmp_path / "store") as reader:
+        assert bodies(reader) == [b"0", *expected]
+        assert not reader.has_abort
+
+
+def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(StoreNotFound, match="cannot be read: Permission denied"):
+        opened(tmp_path)
+
+
+def test_a_clock_of_fractions_is_refused(tmp_path: Path) -> None:
+    clock: Any = lambda: 1.5  # noqa: E731
+    with lq.MessageStore.open(tmp_path, mode="rw", config=config(), clock=clock) as store:
+        for properties in (None, ""):
+            message = lq.Message("t", born_timestamp=1, properties_string=properties)
+            for put in (store.put, lambda message: store.put_many([message])):
+                with pytest.raises((UsageError, TypeError, struct.error)):
+                    put(message)
+        assert store.max_offset == 0
+    assert not (tmp_path / "abort").exists()
+
+
+def test_paths_of_bytes(tmp_path: Path) -> None:
+    path: Any = os.fsencode(tmp_path / "st\u00f6re")
+    with lq.MessageStore.open(path, mode="rw", config=config()) as store:
+        store.put(lq.Message("t"))
+        assert store.broker == "st\u00f6re"
+    with lq.MessageStore.open(path) as reader:
+        assert len(bodies(reader)) == 1
+
+
+@pytest.mark.parametrize("name", ["commitlog", "consumequeue", "index", ".logquarry"])
+def test_a_file_where_a_folder_belongs(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(StoreUnavailable, match=name):
+        opened(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+    assert not (tmp_path / "abort").exists()

@@ -119,6 +119,7 @@ class StoreEngine:
         self._clock = clock
         self.has_foreign = False
         self._closing = threading.Lock()
+        self._flushing = threading.Lock()
         self._adopting = threading.Lock()
         self._is_closed = False
         self._dispatched_timestamp = 0
@@ -317,15 +318,21 @@ class StoreEngine:
 
     def flush(self) -> int:
         """See :meth:`logquarry.store.write_api.WriteApi.flush`."""
-        self.log.commit(0)
-        self._flush_queues.flush(0)
-        return self.log.flushed_offset
+        # Not while the files are closed: a descriptor that is closed may be another file's next.
+        with self._flushing:
+            self._require_open()
+            self.log.commit(0)
+            self._flush_queues.flush(0)
+            return self.log.flushed_offset
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise refusal(PutStatus.SERVICE_NOT_AVAILABLE, f"{self.root}: it is closed")
 
     # ------------------------------------------------------------------------- bytes of a master
     def append_data(self, offset: int, data: bytes | memoryview) -> bool:
         """See :meth:`logquarry.store.write_api.WriteApi.append_data`."""
-        if self._is_closed:
-            raise refusal(PutStatus.SERVICE_NOT_AVAILABLE, f"{self.root}: it is closed")
+        self._require_open()
         self.health.require_writable()
         taken = self.writer.append_data(offset, data)
         if taken:
@@ -381,14 +388,19 @@ class StoreEngine:
     def _close_in_order(self) -> bool:
         """Bring everything to the disk, and take ``abort`` away; whether that was done."""
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]
+        with self._flushing:
+            return self._close_what_ended(all(ended))
+
+    def _close_what_ended(self, all_ended: bool) -> bool:
         failure = self._dispatching.failure
         if failure is not None:
             logger.error("%s: not all of the log is dispatched: %s", self.root, failure)
         try:
             self._flush_queues.flush(0)
             is_whole = self.queues.restore_lost()
+            self.health.end_reads()
             self._close_files()
-            if not (all(ended) and is_whole and failure is None):
+            if not (all_ended and is_whole and failure is None):
                 return False
             self._abort.remove()
         except StoreError as error:
@@ -404,6 +416,7 @@ class StoreEngine:
                 part.close()
 
     def _let_go(self) -> None:
+        self.health.end_reads()
         self._close_files()
         self.health.end(f"{self.root}: the store was closed")
         self._lock.release()

@@ -82,11 +82,14 @@ def check_folder(root: Path) -> None:
     Raises:
         StoreNotFound: if it is no store, and holds other things: none is made among them.
     """
-    if not root.exists():
-        return
-    if not root.is_dir():
-        raise StoreNotFound(f"{root}: not a folder")
-    names = {path.name for path in root.iterdir()}
+    try:
+        if not root.exists():
+            return
+        if not root.is_dir():
+            raise StoreNotFound(f"{root}: not a folder")
+        names = {path.name for path in root.iterdir()}
+    except OSError as error:
+        raise StoreNotFound(f"{root}: cannot be read: {error.strerror}") from error
     if not names & {COMMIT_LOG, CONSUME_QUEUE} and names - _OURS:
         raise StoreNotFound(
             f"{root}: not a store, and not empty: it holds {min(names - _OURS)}, and no "

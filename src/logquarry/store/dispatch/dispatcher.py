@@ -262,7 +262,9 @@ class DispatchService(Service):
         super().__init__("dispatch", health, interval_ms=_INTERVAL_MS)
         self._dispatcher = dispatcher
         self._flags = flags
-        self._moved = threading.Condition()
+        # No Condition: it is written in Python, and Ctrl-C in the middle of it ends in a lock that
+        # nobody lets go of.
+        self._waiting: list[Flag] = []
         self._hurry = Flag()
         self._failure: StoreError | None = None
         self._is_over = False
@@ -289,8 +291,7 @@ class DispatchService(Service):
                 logger.warning("dispatching goes on at %d", self._dispatcher.offset)
                 self._failure = None
                 self._flags.clear(Refusal.LOGICS_QUEUE_ERROR)
-        with self._moved:
-            self._moved.notify_all()
+        self._tell()
         if not self.is_stopping and self._dispatcher.offset - start < _MOST_BYTES:
             # RocketMQ pauses for 1 ms.
             least, most = _PAUSES
@@ -307,9 +308,12 @@ class DispatchService(Service):
 
     def ended(self) -> None:
         """Let go of whoever waits."""
-        with self._moved:
-            self._is_over = True
-            self._moved.notify_all()
+        self._is_over = True
+        self._tell()
+
+    def _tell(self) -> None:
+        for waiter in tuple(self._waiting):
+            waiter.set()
 
     def wait_dispatched(self, offset: int, timeout_s: float | None = None) -> bool:
         """Wait until what is in the log before an offset is dispatched; whether it is.
@@ -321,13 +325,20 @@ class DispatchService(Service):
         """
         if self._dispatcher.offset >= offset:
             return True
-        self.wakeup()
-        self._hurry.set()
-        with self._moved:
-            self._moved.wait_for(
-                lambda: self._dispatcher.offset >= offset or self._failure or self._is_over,
-                timeout_s,
-            )
+        waiter = Flag()
+        self._waiting.append(waiter)
+        try:
+            self.wakeup()
+            self._hurry.set()
+            end = None if timeout_s is None else time.monotonic() + timeout_s
+            # In the list before it looks: whatever comes after the look sets the flag.
+            while not (self._dispatcher.offset >= offset or self._failure or self._is_over):
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                waiter.take(left)
+        finally:
+            self._waiting.remove(waiter)
         if self._dispatcher.offset >= offset:
             return True
         if self._failure is not None:
