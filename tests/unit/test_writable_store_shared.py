@@ -16,6 +16,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import (
     StoreError,
+    StoreUnavailable,
 )
 from logquarry.store.read.get_message import GetMessageStatus
 from logquarry.verify import verify_store

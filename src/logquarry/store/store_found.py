@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,10 +34,10 @@ from logquarry.files.layout import (
 from logquarry.format import index, queue_entry
 from logquarry.format.frame import Frame
 from logquarry.format.index import IndexShape
-from logquarry.scan.walk import DamagedSpan, Event, LogReader
+from logquarry.scan.walk import DamagedSpan, LogReader, Run
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue
-from logquarry.store.queue.log_queues import QueueBuilder, QueueKey
+from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.index_file import Index
 from logquarry.store.read.known_damage import known_damage
@@ -47,6 +47,7 @@ from logquarry.store.read.log_bound import (
     last_file_start,
     sound_bound,
 )
+from logquarry.store.recovery.queue_check import QueueChecks
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     if not is_recovered:
         last_file = last_file_start(layout) or log.min_offset
         before = (_CHECKED_FILES - 1) * layout.commit_log.file_size
-        _check_queues(layout, settings, ends, max(log.min_offset, last_file - before), start)
+        _check_queues(layout, settings, queues, max(log.min_offset, last_file - before), start)
     return StoreFound(settings, end, start, ends)
 
 
@@ -182,7 +183,7 @@ def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Sequence[Cons
 def _check_queues(
     layout: StoreLayout,
     config: StoreConfig,
-    ends: Mapping[QueueKey, int],
+    queues: Iterable[ConsumeQueue],
     start: int,
     stop: int,
 ) -> None:
@@ -198,23 +199,16 @@ def _check_queues(
     if start >= stop:
         return
     known = known_damage(layout)
-
-    def sound(events: Iterable[Event]) -> Iterator[Event]:
-        for event in events:
-            if isinstance(event, DamagedSpan) and event.offset not in known:
-                raise NeedsRecovery(f"{event.path}: at {event.offset}: {event.reason}")
-            yield event
-
-    builder = QueueBuilder(config, config.delay_levels_ms)
-    check_crc = config.check_crc_on_recover
-    found = builder.add(sound(LogReader(layout, check_crc=check_crc).events(start, stop))).queues()
-    for key, queue in sorted(found.items()):
-        end = ends.get(key, 0)
-        if queue.max_offset > end:
-            raise NeedsRecovery(
-                f"queue {key[1]} of {key[0]} ends at {end}, and the log has its messages up to "
-                f"{queue.max_offset}"
-            )
+    checks = QueueChecks({(queue.topic, queue.queue_id): queue for queue in queues}, config, known)
+    for event in LogReader(layout, check_crc=config.check_crc_on_recover).events(start, stop):
+        if isinstance(event, Run):
+            checks.take(event)
+        elif isinstance(event, DamagedSpan) and event.offset not in known:
+            raise NeedsRecovery(f"{event.path}: at {event.offset}: {event.reason}")
+    for check in checks:
+        if check.difference is not None:
+            topic, queue_id = check.key
+            raise NeedsRecovery(f"queue {queue_id} of {topic}: {check.difference}")
 
 
 def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:

@@ -8,7 +8,7 @@ does not grow with the log.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -16,9 +16,13 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from logquarry.config import StoreConfig
 from logquarry.format import java, queue_entry
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.scan.walk import DamagedSpan
+from logquarry.scan.codec import Window
+from logquarry.scan.follow import Follower
+from logquarry.scan.walk import DamagedSpan, Run
+from logquarry.store.dispatch.queue_units import add_copies, parts_of
 from logquarry.store.queue.consume_queue import Queue, Units
 from logquarry.store.queue.log_queues import QueueKey
 
@@ -74,7 +78,9 @@ class DamageMap:
     def __bool__(self) -> bool:
         return bool(self._spans)
 
-    def __contains__(self, offset: int) -> bool:
+    def __contains__(self, offset: object) -> bool:
+        if not isinstance(offset, int):
+            return False
         for span in self._spans[len(self._starts) :]:
             self._starts.append(span.offset)
         at = bisect_right(self._starts, offset) - 1
@@ -93,7 +99,7 @@ class QueueCheck:
         key: topic and queue id.
     """
 
-    def __init__(self, key: QueueKey, disk: Queue | None, damage: DamageMap) -> None:
+    def __init__(self, key: QueueKey, disk: Queue | None, damage: Container[int]) -> None:
         self.key = key
         self._disk = disk
         self._damage = damage
@@ -180,6 +186,11 @@ class QueueCheck:
     def _differs(self, offset: int, physical_offset: int, reason: str) -> None:
         self._bad_from, self._resume_at, self._reason = offset, physical_offset, reason
 
+    @property
+    def difference(self) -> str | None:
+        """Where the queue differs from the log so far, None if it does not."""
+        return None if self._bad_from is None else self._reason
+
     def plan(self, log_start: int, log_end: int) -> QueuePlan:
         """What is to be done, once the log has gone by."""
         end = self._next
@@ -224,6 +235,49 @@ class QueueCheck:
                 if not self._may_stay(QueueEntry(*units[at].item())):
                     return offset + at
         return self._had
+
+
+class QueueChecks:
+    """All queues of a store, compared with its log as that goes by.
+
+    Args:
+        queues: those that there are; None for one whose files are of no use.
+        config: the store's settings.
+        damage: the damage of the log up to where it was read.
+    """
+
+    def __init__(
+        self,
+        queues: Mapping[QueueKey, Queue | None],
+        config: StoreConfig,
+        damage: Container[int],
+    ) -> None:
+        self._config = config
+        self._damage = damage
+        self._follower = Follower(config.delay_levels_ms)
+        self._checks = {key: QueueCheck(key, disk, damage) for key, disk in queues.items()}
+
+    def __iter__(self) -> Iterator[QueueCheck]:
+        return (check for _, check in sorted(self._checks.items()))
+
+    def take(self, run: Run) -> None:
+        """Some more frames of the log."""
+        at, stop = int(run.rows[0, 0]), int(run.rows[0, 0]) + run.end - run.start
+        while at < stop:
+            window = run.window
+            part = Window(window.data[at:], window.base + at, window.end - at)
+            found, after, _ = self._follower.follow(part, stop - at)
+            if found is None:
+                raise AssertionError(f"no frame at {part.base}, where the walk found one")
+            parts = parts_of(found)
+            if self._config.enable_multi_dispatch:
+                add_copies(part, found, parts, self._config)
+            for key, piece in parts.items():
+                check = self._checks.get(key)
+                if check is None:
+                    check = self._checks[key] = QueueCheck(key, None, self._damage)
+                check.take(piece.offsets, piece.units)
+            at += after
 
 
 def _same(there: Units, wanted: Units) -> int:

@@ -22,17 +22,14 @@ from logquarry.files.layout import (
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.scan.codec import Window
-from logquarry.scan.follow import Follower
-from logquarry.scan.walk import Run
 from logquarry.store.disk.open_files import OpenFiles
-from logquarry.store.dispatch.queue_units import add_copies, parts_of
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.log_bound import consume_queues, last_entries
 from logquarry.store.recovery.index_check import IndexPlan, plan_index
 from logquarry.store.recovery.look import KnownBounds, LogLook
 from logquarry.store.recovery.plan import RecoveryPlan, Step, StepKind
-from logquarry.store.recovery.queue_check import DamageMap, QueueAction, QueueCheck, QueuePlan
+from logquarry.store.recovery.queue_check import DamageMap, QueueAction, QueueChecks, QueuePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +76,6 @@ class _Planner:
         self._files = OpenFiles(layout)
         self._steps: list[Step] = []
         self._words: list[str] = []
-        self._checks: dict[QueueKey, QueueCheck] = {}
         self._unusable: dict[QueueKey, str] = {}
 
     def plan(self) -> SafePlan:
@@ -93,20 +89,17 @@ class _Planner:
         self._check_log_files()
         look = LogLook(layout, bounds)
         damage = DamageMap(look.damage)
-        for key in self._queues:
-            self._checks[key] = QueueCheck(key, self._queues[key], damage)
+        checks = QueueChecks(self._queues, config, damage)
         pieces: list[tuple[int, int]] = []
         for run in look.runs():
-            self._tell_queues(run, damage)
+            checks.take(run)
             if pieces and pieces[-1][1] == run.start:
                 pieces[-1] = pieces[-1][0], run.end
             else:
                 pieces.append((run.start, run.end))
         self._words += look.words
         self._plan_log(look)
-        queues = tuple(
-            check.plan(look.start, look.end) for _, check in sorted(self._checks.items())
-        )
+        queues = tuple(check.plan(look.start, look.end) for check in checks)
         self._plan_queues(queues)
         index = self._plan_index(look, checkpoint or Checkpoint())
         starts = [queue.resume_at for queue in queues if queue.resume_at is not None]
@@ -221,27 +214,6 @@ class _Planner:
             if reason is not None:
                 self._unusable[key] = reason
             self._queues[key] = queue if reason is None else None
-
-    def _tell_queues(self, run: Run, damage: DamageMap) -> None:
-        follower = self.__dict__.setdefault("_follower", Follower(self._config.delay_levels_ms))
-        shift = int(run.rows[0, 0])
-        window = Window(run.window.data[shift:], run.window.base + shift, run.window.end - shift)
-        stop = run.end - window.base
-        at = 0
-        while at < stop:
-            part = Window(window.data[at:], window.base + at, window.end - at)
-            found, after, _ = follower.follow(part, stop - at)
-            if found is None:
-                raise AssertionError(f"no frame at {part.base}, where the walk found one")
-            parts = parts_of(found)
-            if self._config.enable_multi_dispatch:
-                add_copies(part, found, parts, self._config)
-            for key, piece in parts.items():
-                check = self._checks.get(key)
-                if check is None:
-                    check = self._checks[key] = QueueCheck(key, None, damage)
-                check.take(piece.offsets, piece.units)
-            at += after
 
     def _plan_queues(self, queues: tuple[QueuePlan, ...]) -> None:
         for queue in queues:
