@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logquarry.errors import UsageError
+from logquarry.format.put_rows import ANY_TIME
 from logquarry.message import DEFAULT_BORN_HOST, Message
 from logquarry.scan import codec, schema
 from logquarry.store.put.outgoing import Bools, Columns, Int64, Spans, distinct, distinct_spans
@@ -28,6 +29,7 @@ _NUMBERS: Final = {
     "prepared_transaction_offset": 0,
 }
 _NOT_TAKEN: Final = frozenset(schema.NAMES) - frozenset(Message._fields) | {"queue_offset"}
+_OF_STORED: Final = frozenset({"queue_offset", "store_timestamp"})
 _PAIR_GLUE: Final = 2
 _NAMED_PAIRS: Final = len("KEYS") + len("TAGS") + 2 * _PAIR_GLUE
 
@@ -50,22 +52,31 @@ def check_columns(batch: pa.RecordBatch) -> None:
             )
 
 
-def messages_of(batch: pa.RecordBatch, first: int = 0) -> Iterator[Message]:
+def messages_of(
+    batch: pa.RecordBatch, first: int = 0, *, stored: bool = False
+) -> Iterator[Message]:
     """The rows of a batch as messages; ``first`` is the number of the first one, for errors."""
-    rows = _Rows(batch, first)
+    rows = _Rows(batch, first, stored=stored)
     return map(rows.message, range(batch.num_rows))
+
+
+def store_times_of(batch: pa.RecordBatch) -> Int64:
+    """The store times of messages that were stored before, where a batch has them."""
+    return _integers(_in_ms(batch.column("store_timestamp")), "store_timestamp", ANY_TIME)
+
+
+def _taken(batch: pa.RecordBatch, stored: bool) -> dict[str, pa.Array]:
+    left_out = _NOT_TAKEN - _OF_STORED if stored else _NOT_TAKEN
+    return {name: batch.column(name) for name in batch.schema.names if name not in left_out}
 
 
 class _Rows:
     """Single rows of a batch as messages."""
 
-    def __init__(self, batch: pa.RecordBatch, first: int) -> None:
+    def __init__(self, batch: pa.RecordBatch, first: int, *, stored: bool) -> None:
         self._first = first
-        self._columns = {
-            name: _in_ms(batch.column(name))
-            for name in batch.schema.names
-            if name not in _NOT_TAKEN
-        }
+        self._columns = {name: _in_ms(column) for name, column in _taken(batch, stored).items()}
+        self._columns.pop("store_timestamp", None)
 
     def message(self, number: int) -> Message:
         try:
@@ -90,20 +101,29 @@ class _Rows:
             raise UsageError(f"message {self._first + number}: {error}") from error
 
 
-def columns_of_batch(batch: pa.RecordBatch, clock: Callable[[], int], first: int = 0) -> Columns:
+def columns_of_batch(
+    batch: pa.RecordBatch,
+    clock: Callable[[], int],
+    first: int = 0,
+    *,
+    stored: bool = False,
+    look: bool = True,
+) -> Columns:
     """The columns of a record batch. Only with kernels.
 
     Args:
         batch: at least one row.
         clock: gives the born time of those that have none.
         first: the number of the first row among all messages of the call, for errors.
+        stored: whether they were stored before, and keep ``queue_offset`` and ``store_timestamp``.
+        look: whether the reference looks at messages with properties that the store acts on.
 
     Raises:
         UsageError: if a column is of no use.
     """
     count = batch.num_rows
     odd = np.zeros(count, np.bool_)
-    found = {name: batch.column(name) for name in batch.schema.names if name not in _NOT_TAKEN}
+    found = _taken(batch, stored)
     topics, topic_ids = _numbered(found["topic"], "topic", pa.string())
     if None in topics:
         # A number for them that the table has; the reference says what is wrong.
@@ -120,6 +140,10 @@ def columns_of_batch(batch: pa.RecordBatch, clock: Callable[[], int], first: int
         if "born_timestamp" in found
         else np.full(count, now, np.int64)
     )
+    if "queue_offset" in found:
+        numbers["queue_offset"] = _integers(found["queue_offset"], "queue_offset", 0)
+    if "store_timestamp" in found:
+        numbers["store_timestamp"] = store_times_of(batch)
     hosts, host_ids = _hosts(found, count)
     bodies = _binary(found.get("body"), count, "body")
     np.maximum(bodies.length, 0, out=bodies.length)
@@ -131,9 +155,9 @@ def columns_of_batch(batch: pa.RecordBatch, clock: Callable[[], int], first: int
         host_ids=host_ids,
         numbers=numbers,
         bodies=bodies,
-        properties=_properties(found, count, odd),
+        properties=_properties(found, count, odd, look=look),
         odd=odd,
-        message=_Rows(batch, first).message,
+        message=_Rows(batch, first, stored=stored).message,
         first=first,
     )
 
@@ -228,7 +252,7 @@ def _binary(column: pa.Array | None, count: int, name: str) -> Spans:
 
 
 # ------------------------------------------------------------------------------------ properties
-def _properties(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
+def _properties(found: dict[str, pa.Array], count: int, odd: Bools, *, look: bool) -> Spans:
     """The property string of each message: the one that is given, or one made of its parts."""
     kernels = codec.kernels()
     assert kernels is not None
@@ -239,7 +263,8 @@ def _properties(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
         for name in ("tags", "keys", "properties"):
             if name in found:
                 odd |= given & found[name].is_valid().to_numpy(zero_copy_only=False)
-        kernels.look_into(count, strings.at, strings.length, odd)
+        if look:
+            kernels.look_into(count, strings.at, strings.length, odd)
         if given.all():
             return strings
     made = _made_strings(found, count, odd)
