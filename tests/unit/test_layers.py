@@ -26,6 +26,7 @@ LAYERS = (
     "store.dispatch",
     "store",
     "verify",
+    "ingest",
     "spark",
     "report",
     "testing",

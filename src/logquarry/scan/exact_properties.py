@@ -105,26 +105,22 @@ def read(metadata: Mapping[bytes, bytes] | None) -> tuple[Int64, pa.Array] | Non
     return rows, table.column("string").combine_chunks()
 
 
-def with_exact(strings: pa.Array, exact: tuple[Int64, pa.Array] | None, first: int) -> pa.Array:
-    """Strings as maps make them, those that are listed replaced by the exact ones.
+def strings(exact: tuple[Int64, pa.Array], maps: pa.Array, first: int) -> pa.Array:
+    """The property strings of some rows where their maps do not say all, and null elsewhere.
 
     Args:
-        strings: binary, of rows of a file.
         exact: what :func:`read` gave.
-        first: number of the first of these rows in the file.
+        maps: the column ``properties`` of the rows.
+        first: number of the first of them in the file.
     """
-    if exact is None:
-        return strings
     rows, listed = exact
-    begin, end = np.searchsorted(rows, [first, first + len(strings)]).tolist()
-    if begin == end:
-        return strings
-    values = strings.to_pylist()
+    begin, end = np.searchsorted(rows, [first, first + len(maps)]).tolist()
+    values: list[bytes | None] = [None] * len(maps)
     places = (rows[begin:end] - first).tolist()
     for place, value in zip(places, listed[begin:end].to_pylist(), strict=True):
-        values[place] = values[place] + _END if value is None else value
+        values[place] = _made(maps[place].as_py()) + _END if value is None else value
     return pa.array(values, pa.binary())
 
 
-def _made(pairs: list[tuple[str, str]]) -> bytes:
-    return props.encode(dict(pairs)).encode()
+def _made(pairs: list[tuple[str, str]] | None) -> bytes:
+    return props.encode(dict(pairs or ())).encode()

@@ -130,6 +130,20 @@ def encode_frames(
 
 
 @kernel
+def first_wrong_crc(at: Array, lengths: Array, crcs: Array, crc_function: int) -> int:
+    """The first span whose CRC is not the one of ``crcs``, -1 if there is none.
+
+    One below 0 says nothing, and neither does it of a span that is not there.
+    """
+    for i in range(at.shape[0]):
+        if crcs[i] >= 0 and lengths[i] >= 0:
+            crc = np.uint32(crc32(crc_function, at[i], lengths[i])) & CRC_MASK
+            if np.int64(crc) != crcs[i]:
+                return i
+    return -1
+
+
+@kernel
 def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int:
     """A number for each distinct value, in order of first appearance.
 

@@ -145,7 +145,7 @@ def columns_of_batch(
     if "store_timestamp" in found:
         numbers["store_timestamp"] = store_times_of(batch)
     hosts, host_ids = _hosts(found, count)
-    bodies = _binary(found.get("body"), count, "body")
+    bodies = binary_spans(found.get("body"), count, "body")
     np.maximum(bodies.length, 0, out=bodies.length)
     return Columns(
         count=count,
@@ -194,7 +194,7 @@ def _numbered(column: pa.Array, name: str, kind: pa.DataType) -> tuple[list[Any]
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     column = _cast(column, name, kind)
-    firsts, ids = distinct_spans(_binary(column, len(column), name))
+    firsts, ids = distinct_spans(binary_spans(column, len(column), name))
     try:
         return [column[first].as_py() for first in firsts], ids
     except UnicodeDecodeError as error:
@@ -226,7 +226,7 @@ def _text_kind(column: pa.Array) -> pa.DataType:
     return pa.string() if is_text else pa.binary()
 
 
-def _binary(column: pa.Array | None, count: int, name: str) -> Spans:
+def binary_spans(column: pa.Array | None, count: int, name: str) -> Spans:
     """The bytes of each value, where they are."""
     if column is None:
         return Spans(np.zeros(count, np.int64), np.full(count, -1, np.int64))
@@ -256,11 +256,12 @@ def _properties(found: dict[str, pa.Array], count: int, odd: Bools, *, look: boo
     """The property string of each message: the one that is given, or one made of its parts."""
     kernels = codec.kernels()
     assert kernels is not None
-    strings = _binary(found.get("properties_string"), count, "properties_string")
+    strings = binary_spans(found.get("properties_string"), count, "properties_string")
     given = strings.length >= 0
     _mark_unusual(found, odd)
     if given.any():
-        for name in ("tags", "keys", "properties"):
+        # Of a string that is written as it is nothing is made anew, by the map.
+        for name in ("tags", "keys", *(["properties"] if look else [])):
             if name in found:
                 odd |= given & found[name].is_valid().to_numpy(zero_copy_only=False)
         if look:
@@ -285,8 +286,8 @@ def _mark_unusual(found: dict[str, pa.Array], odd: Bools) -> None:
 
 
 def _made_strings(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
-    keys = _binary(found.get("keys"), count, "keys")
-    tags = _binary(found.get("tags"), count, "tags")
+    keys = binary_spans(found.get("keys"), count, "keys")
+    tags = binary_spans(found.get("tags"), count, "tags")
     first = stop = np.zeros(count, np.int64)
     pairs = np.zeros((4, 0), np.int64)
     kept: tuple[object, ...] = ()
@@ -330,6 +331,7 @@ def _pairs(column: pa.Array, count: int) -> tuple[Int64, Int64, tuple[Spans, Spa
     if column.null_count:
         stop = np.where(column.is_null().to_numpy(zero_copy_only=False), first, stop)
     names, values = (
-        _binary(part.slice(begin, used), used, "properties") for part in (column.keys, column.items)
+        binary_spans(part.slice(begin, used), used, "properties")
+        for part in (column.keys, column.items)
     )
     return first, stop, (names, values)
