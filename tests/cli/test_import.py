@@ -401,9 +401,11 @@ def test_a_full_disk_says_how_many_are_in(
     assert len(jsonl(tmp_path / "store")) == 3
 
 
+@pytest.mark.parametrize("most_kept", [0, 1 << 30])
 def test_many_bodies_of_all_sizes(
-    tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch
+    most_kept: int, tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("logquarry.ingest.importing.MOST_KEPT", most_kept)
     monkeypatch.setattr("logquarry.ingest.parquet.CHUNK_BYTES", 4_000)
     bodies = [bytes([n % 256]) * (n * n % 7_000) for n in range(400)]
     table = pa.table({"topic": ["t"] * 400, "body": bodies, "flag": pa.array(range(400))})

@@ -91,12 +91,13 @@ def _run(
     # An interrupt waits for the end of a piece, so that it is known how many messages are in.
     with held() as waiting, WritableStore.start(store, config=settings) as opened:
         with out.progress("checking", in_bytes=True) as progress:
-            check_source(opened, source, progress=progress, pause=waiting.check)
+            checked = check_source(opened, source, progress=progress, pause=waiting.check)
         with out.progress("importing", in_bytes=True) as progress:
             import_source(
                 opened,
                 source,
                 imported,
+                checked=checked,
                 keep_times=keep_times,
                 progress=progress,
                 pause=waiting.check,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
@@ -23,6 +23,12 @@ from logquarry.ingest.source import Source
 from logquarry.store.put.put_many import PutManyResult
 from logquarry.store.writable_store import WritableStore
 from logquarry.units import Progress
+
+Checked = list[Rows]
+"""All rows of a source, as ``put_stored`` takes them."""
+
+MOST_KEPT: Final = 256 << 20
+"""Bytes of rows that are kept from the check to the put; more are read once more."""
 
 
 @dataclass(slots=True)
@@ -84,8 +90,8 @@ def check_source(
     *,
     progress: Progress | None = None,
     pause: Callable[[], None] = lambda: None,
-) -> int:
-    """Read all of a source, and refuse what the store would refuse. How many messages it has.
+) -> Checked | None:
+    """Read all of a source, and refuse what the store would refuse.
 
     Args:
         store: where they are to go.
@@ -93,19 +99,26 @@ def check_source(
         progress: told how many bytes are read, of how many.
         pause: called where the work may be ended: by what it raises.
 
+    Returns:
+        The rows, so that they need not be read once more; None where they are too many.
+
     Raises:
         BadRow, SourceNotReadable: at the first row that cannot be imported.
     """
-    count = 0
-    for rows in read_source(source, progress):
+    kept: Checked | None = []
+    size = 0
+    for rows in _stored(read_source(source, progress)):
         pause()
-        batch = as_stored(rows)
         try:
-            store.check_stored(batch)
+            store.check_stored(rows.batch)
         except (MessageRejected, UsageError) as error:
             _raise_as_row(rows, error)
-        count += batch.num_rows
-    return count
+        size += rows.batch.nbytes
+        if kept is not None:
+            kept.append(rows)
+        if size > MOST_KEPT:
+            kept = None
+    return kept
 
 
 def import_source(
@@ -113,6 +126,7 @@ def import_source(
     source: Source,
     imported: Imported,
     *,
+    checked: Checked | None = None,
     keep_times: bool = False,
     progress: Progress | None = None,
     pause: Callable[[], None] = lambda: None,
@@ -123,6 +137,7 @@ def import_source(
         store: where they go.
         source: the messages.
         imported: is told of what is in, also where an exception ends it.
+        checked: the rows, where :func:`check_source` has kept them.
         keep_times: whether they keep their store times; see :meth:`ManyWriter.put_stored`.
         progress: told how many bytes are done, of how many.
         pause: called where the work may be ended: by what it raises.
@@ -131,11 +146,11 @@ def import_source(
         StoreUnavailable: if the store takes no more.
         BadRow, SourceNotReadable: as :func:`check_source`, if the source is another one by now.
     """
-    for rows in read_source(source, progress):
+    found = _stored(read_source(source, progress)) if checked is None else iter(checked)
+    for number, rows in enumerate(found, 1):
         pause()
-        batch = as_stored(rows)
         try:
-            result = store.put_stored(batch, keep_times=keep_times)
+            result = store.put_stored(rows.batch, keep_times=keep_times)
         except LogquarryError as error:
             appended = getattr(error, "appended", None)
             if appended is not None:
@@ -145,7 +160,13 @@ def import_source(
             raise
         imported.add(result)
         if keep_times:
-            imported.raised_times += _later(batch, result)
+            imported.raised_times += _later(rows.batch, result)
+        if progress is not None and checked is not None:
+            progress(source.size * number // len(checked), source.size)
+
+
+def _stored(found: Iterator[Rows]) -> Iterator[Rows]:
+    return (replace(rows, batch=as_stored(rows)) for rows in found)
 
 
 def _later(batch: Any, result: PutManyResult) -> int:
