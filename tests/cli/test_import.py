@@ -378,6 +378,23 @@ def test_an_interrupt_says_how_many_are_in(
     assert not (tmp_path / "store" / "abort").exists()
 
 
+def test_an_interrupt_that_comes_late(
+    tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "a.jsonl", line(), line())
+    put_stored = ManyWriter.put_stored
+
+    def interrupted(self: ManyWriter, *arguments: Any) -> Any:
+        result = put_stored(self, *arguments)
+        signal.raise_signal(signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(ManyWriter, "put_stored", interrupted)
+    result = put_in(source, code=130)
+    assert f"all 2 messages of {source} are in {tmp_path / 'store'}\n" in result.stderr
+    assert len(jsonl(tmp_path / "store")) == 2
+
+
 def test_a_full_disk_says_how_many_are_in(
     tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,9 +55,12 @@ def import_(
         if imported.messages:
             # Also with --quiet: nobody could know otherwise where to go on.
             count = text.plural(imported.messages, "message")
+            which, others = f"the first {count}", ", and the others are not"
+            if imported.is_complete:
+                which, others = f"all {count}", ""
             output.error(
-                f"the first {count} of {text.printable(found.location)} are in "
-                f"{text.printable(store)}, and the others are not"
+                f"{which} of {text.printable(found.location)} are in "
+                f"{text.printable(store)}{others}"
             )
         raise
     seconds = time.monotonic() - began

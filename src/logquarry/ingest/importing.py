@@ -42,6 +42,7 @@ class Imported:
         first_offset: physical offset of the first one; None without one.
         end_offset: behind the last one.
         raised_times: with kept times, how many are later than they were.
+        is_complete: whether that is all of them.
     """
 
     messages: int = 0
@@ -50,6 +51,7 @@ class Imported:
     first_offset: int | None = None
     end_offset: int | None = None
     raised_times: int = 0
+    is_complete: bool = False
 
     def add(self, result: PutManyResult) -> None:
         """Take in what was put."""
@@ -163,6 +165,7 @@ def import_source(
             imported.raised_times += _later(rows.batch, result)
         if progress is not None and checked is not None:
             progress(source.size * number // len(checked), source.size)
+    imported.is_complete = True
 
 
 def _stored(found: Iterator[Rows]) -> Iterator[Rows]:

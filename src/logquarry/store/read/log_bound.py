@@ -20,7 +20,6 @@ from collections.abc import Iterable
 from logquarry.files.layout import StoreLayout
 from logquarry.format import frame
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
-from logquarry.scan import columns
 from logquarry.scan.walk import BlankSpan, LogReader, Run
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue, Queue
@@ -116,6 +115,8 @@ def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
         layout: the store's files.
         stop: where the log ends.
     """
+    from logquarry.scan import columns
+
     for file in reversed(layout.commit_log.files):
         if file.base >= stop:
             continue
