@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 TOPIC_CHECKS: Final = ("store", "rocketmq-broker")
 BROKER_ROLES: Final = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
+RECOVERIES: Final = ("safe", "rocketmq")
 FLUSH_DISK_TYPES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
 DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
@@ -29,6 +30,7 @@ DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
 
 _CHOICES: Final = {
     "topic_check": TOPIC_CHECKS,
+    "recovery": RECOVERIES,
     "broker_role": BROKER_ROLES,
     "flush_disk_type": FLUSH_DISK_TYPES,
 }
@@ -98,6 +100,10 @@ class StoreConfig(LayoutConfig):
         enable_multi_dispatch: whether INNER_MULTI_DISPATCH puts a message into further queues.
         enable_lmq: whether those of them that start with ``%LMQ%`` all have the queue id 0.
         decompress_limit: bytes that one compressed body may turn into.
+        recovery: what is done to a store that was not closed in order: ``"safe"`` loses nothing
+            that stands whole in the log, ``"rocketmq"`` does what RocketMQ would.
+        check_crc_on_recover: whether the last three files of the log are compared with the CRCs of
+            their bodies when a store is opened that was closed in order.
         max_message_size: most bytes of a frame, and of the wire form of a batch.
         store_host: what a message without a store host of its own gets.
         topic_check: what a topic to be written may be: ``"store"`` for any name that is safe as
@@ -140,6 +146,8 @@ class StoreConfig(LayoutConfig):
     max_message_size: int = 4 << 20
     store_host: str = "127.0.0.1:10911"
     topic_check: str = TOPIC_CHECKS[0]
+    recovery: str = RECOVERIES[0]
+    check_crc_on_recover: bool = True
     broker_role: str = BROKER_ROLES[0]
     os_page_cache_busy_time_out_mills: int = 1_000
     flush_disk_type: str = FLUSH_DISK_TYPES[0]

@@ -342,9 +342,10 @@ def test_a_store_that_is_open_elsewhere(tmp_path: Path, put_in: Import) -> None:
     with lq.MessageStore.open(tmp_path / "store", mode="rw", config=lq.StoreConfig(**SMALL)):
         put_in(source, code=4)
     put_in(source)
+    # One that was not closed in order is recovered first, as any other writer would.
     (tmp_path / "store" / "abort").touch()
-    assert "has to be recovered" in put_in(source, code=4).stderr
-    assert len(jsonl(tmp_path / "store")) == 1
+    put_in(source)
+    assert len(jsonl(tmp_path / "store")) == 2
 
 
 def test_what_is_no_store(tmp_path: Path, put_in: Import) -> None:

@@ -63,7 +63,8 @@ def test_the_store_is_closed_in_order(replayed: tuple[Scenario, Path]) -> None:
     _, root = replayed
     names = {path.name for path in root.iterdir()}
     assert names == {"checkpoint", "commitlog", "consumequeue", "index", "lock", ".logquarry"}
-    assert not any(path.is_file() for path in (root / ".logquarry").rglob("*"))
+    ours = {path.name for path in (root / ".logquarry").rglob("*") if path.is_file()}
+    assert ours == {"durable"}
 
 
 def all_stores(golden: Path) -> Iterator[Scenario]:
@@ -84,26 +85,15 @@ HEALED = "unclean/noabort-cq-behind/"
 def test_any_golden_store_is_written_without_harm_or_not_at_all(
     golden: Path, tmp_path: Path
 ) -> None:
-    written, refused = 0, 0
     for number, scenario in enumerate(all_stores(golden)):
         name = str(scenario.store.relative_to(golden))
         root = tmp_path / str(number)
         shutil.copytree(scenario.store, root)
-        before = contents(root)
         with lq.MessageStore.open(root, config=scenario.config) as reader:
             log = [message.physical_offset for message in reader.scan(on_damage="stop")]
             log_end = reader.max_offset
             queues = {key: reader.queue_offsets(*key) for key in reader.queues()}
-        try:
-            store = lq.MessageStore.open(root, mode="rw", config=scenario.config)
-        except lq.errors.StoreError:
-            refused += 1
-            assert contents(root) == before, name
-            assert not name.startswith(SCENARIOS), name
-            shutil.rmtree(root)
-            continue
-        written += 1
-        with store:
+        with lq.MessageStore.open(root, mode="rw", config=scenario.config) as store:
             found = {key: store.queue_offsets(*key) for key in store.queues()}
             assert (found == queues) is not name.startswith(HEALED), name
             result = store.put(lq.Message("RollA", b"new", keys="new"))
@@ -119,4 +109,3 @@ def test_any_golden_store_is_written_without_harm_or_not_at_all(
                 report = verify_store(reader.layout)
                 assert not report.has_damage, report.findings
         shutil.rmtree(root)
-    assert written > 40 and refused > 40, (written, refused)

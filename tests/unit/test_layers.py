@@ -24,6 +24,7 @@ LAYERS = (
     "store.put",
     "store.flush",
     "store.dispatch",
+    "store.recovery",
     "store",
     "verify",
     "ingest",

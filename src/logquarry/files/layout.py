@@ -24,7 +24,7 @@ from logquarry.config import StoreConfig
 from logquarry.errors import StoreNotFound
 from logquarry.files import delay_levels
 from logquarry.files.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
-from logquarry.format import broker_config, checkpoint, java, queue_entry
+from logquarry.format import broker_config, checkpoint, durable_mark, java, queue_entry
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,10 @@ CONFIG = "config"
 CHECKPOINT = "checkpoint"
 ABORT = "abort"
 LOCK = "lock"
+SIDECAR = ".logquarry"
+"""Our own folder in a store's, outside of RocketMQ's."""
+DURABLE = f"{SIDECAR}/durable"
+DAMAGE = f"{SIDECAR}/damage.json"
 
 NAME_DIGITS = 20
 _LARGEST_BASE = java.LONG_MAX // 2
@@ -129,7 +133,7 @@ class StoreLayout:
         try:
             return cls(open_filesystem(location, storage_options), config)
         except PermissionError as error:
-            raise StoreNotFound(f"{os.fspath(location)}: cannot be read: {error}") from error
+            raise StoreNotFound(f"{os.fsdecode(location)}: cannot be read: {error}") from error
 
     @property
     def root(self) -> str:
@@ -231,6 +235,20 @@ class StoreLayout:
             return checkpoint.decode(self.filesystem.read(CHECKPOINT))
         except FileNotFoundError:
             return None
+
+    def read_durable(self) -> int | None:
+        """Up to where the log was on the disk; None where nothing says so of this store.
+
+        See :mod:`logquarry.format.durable_mark`.
+        """
+        try:
+            mark = durable_mark.decode(self.filesystem.read(DURABLE))
+            found = self.read_checkpoint()
+        except (OSError, ValueError):
+            return None
+        if mark is None or found is None or not mark.speaks_of(found):
+            return None
+        return mark.offset
 
     def read_topics(self) -> dict[str, broker_config.TopicConfig]:
         """Topics by ``config/topics.json``; none if the file is not there or not readable."""

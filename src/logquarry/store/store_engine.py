@@ -26,16 +26,24 @@ import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, StoreUnavailable, UsageError
-from logquarry.files.layout import CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, INDEX
+from logquarry.files.layout import (
+    CHECKPOINT,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    DURABLE,
+    INDEX,
+    StoreLayout,
+)
 from logquarry.format import delay
 from logquarry.scan.requests import DispatchRequests
 from logquarry.store.disk.checkpoint_file import CheckpointFile
 from logquarry.store.disk.disk import Disk
+from logquarry.store.disk.durable_file import DurableFile
 from logquarry.store.disk.running_flags import Refusal, RunningFlags
 from logquarry.store.disk.service import Service
 from logquarry.store.disk.store_lock import AbortFile, StoreLock
 from logquarry.store.dispatch.arrivals import ArrivalListeners
-from logquarry.store.dispatch.dispatcher import Dispatcher, DispatchService, Groups, Lacking
+from logquarry.store.dispatch.dispatcher import Dispatcher, DispatchService, Groups
 from logquarry.store.dispatch.index_keeper import IndexKeeper
 from logquarry.store.dispatch.queue_table import QueueTable, quarantine
 from logquarry.store.flush.group_commit import GroupCommitService
@@ -52,8 +60,16 @@ from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.mapped.transient_pool import TransientStorePool
 from logquarry.store.put.append import CommitLogWriter
 from logquarry.store.put.put_result import PutResult, PutStatus, refusal
+from logquarry.store.recovery.apply import apply_safe
+from logquarry.store.recovery.safe import plan_safe
 from logquarry.store.stats import StatsRecorder
-from logquarry.store.store_found import StoreFound, check_folder, find_store
+from logquarry.store.store_found import (
+    NeedsRecovery,
+    StoreFound,
+    check_folder,
+    find_store,
+    with_sizes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +119,7 @@ class StoreEngine:
         self._clock = clock
         self.has_foreign = False
         self._closing = threading.Lock()
+        self._flushing = threading.Lock()
         self._adopting = threading.Lock()
         self._is_closed = False
         self._dispatched_timestamp = 0
@@ -111,9 +128,8 @@ class StoreEngine:
         self._lock = StoreLock(disk, root)
         self._abort = AbortFile(disk, root)
         try:
-            found = find_store(root, config)
+            found = self._find(root, config)
             self.config = found.config
-            self._abort.make()
         except BaseException:
             self._lock.release()
             raise
@@ -126,6 +142,21 @@ class StoreEngine:
             raise
 
     # ------------------------------------------------------------------------------------ start
+    def _find(self, root: Path, config: StoreConfig) -> StoreFound:
+        """Look at what there is, and recover it where it needs that; ``abort`` is there then."""
+        try:
+            found = find_store(root, config)
+        except NeedsRecovery as error:
+            logger.warning("%s: it has to be recovered: %s", root, error)
+            plan = plan_safe(root, with_sizes(config, StoreLayout.open(root, config)))
+            for line in plan.lines():
+                logger.warning("%s: %s", root, line)
+            self._abort.make()
+            apply_safe(plan, self._disk, self._clock)
+            return find_store(root, config, is_recovered=True)
+        self._abort.make()
+        return found
+
     def _load(self, found: StoreFound) -> None:
         """Open the files, and dispatch what is in the log and in no queue."""
         config, disk, root = self.config, self._disk, self.root
@@ -155,9 +186,9 @@ class StoreEngine:
         self.log.load()
         if self.log.bases:
             self.log.truncate_to(found.log_end, aside=quarantine(root, COMMIT_LOG))
+        self._mark_durable(found.log_end)
         if config.message_index_enable:
             self.index = IndexKeeper(disk, root, shape, self.checkpoint, self._clock)
-        self._catch_up(found)
         self.dispatcher = Dispatcher(
             self.log,
             self.queues.writers,
@@ -190,12 +221,15 @@ class StoreEngine:
             settle=self._settle,
         )
 
-    def _catch_up(self, found: StoreFound) -> None:
-        """Give queues that are behind what they lack."""
-        if found.behind:
-            lacking = Lacking(self.queues.writers, found.behind)
-            dispatcher = Dispatcher(self.log, lacking, None, self.config, start=found.behind_from)
-            dispatcher.dispatch_until(found.dispatch_from)
+    def _mark_durable(self, log_end: int) -> None:
+        """Say from here on how far the log is on the disk; what was found there is."""
+        self.durable = DurableFile(self._disk, self.root / DURABLE, log_end, self.checkpoint.times)
+        self.checkpoint.before_write = self.durable.expect
+        self.log.on_flushed = self._flushed
+
+    def _flushed(self, offset: int) -> None:
+        # Bytes of another store's log may end within a frame; what is dispatched never does.
+        self.durable.move(min(offset, self.dispatcher.offset) if self.has_foreign else offset)
 
     def _make_flushing(self) -> None:
         """The services that bring things to the disk, in the order in which they end."""
@@ -284,15 +318,21 @@ class StoreEngine:
 
     def flush(self) -> int:
         """See :meth:`logquarry.store.write_api.WriteApi.flush`."""
-        self.log.commit(0)
-        self._flush_queues.flush(0)
-        return self.log.flushed_offset
+        # Not while the files are closed: a descriptor that is closed may be another file's next.
+        with self._flushing:
+            self._require_open()
+            self.log.commit(0)
+            self._flush_queues.flush(0)
+            return self.log.flushed_offset
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise refusal(PutStatus.SERVICE_NOT_AVAILABLE, f"{self.root}: it is closed")
 
     # ------------------------------------------------------------------------- bytes of a master
     def append_data(self, offset: int, data: bytes | memoryview) -> bool:
         """See :meth:`logquarry.store.write_api.WriteApi.append_data`."""
-        if self._is_closed:
-            raise refusal(PutStatus.SERVICE_NOT_AVAILABLE, f"{self.root}: it is closed")
+        self._require_open()
         self.health.require_writable()
         taken = self.writer.append_data(offset, data)
         if taken:
@@ -348,14 +388,19 @@ class StoreEngine:
     def _close_in_order(self) -> bool:
         """Bring everything to the disk, and take ``abort`` away; whether that was done."""
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]
+        with self._flushing:
+            return self._close_what_ended(all(ended))
+
+    def _close_what_ended(self, all_ended: bool) -> bool:
         failure = self._dispatching.failure
         if failure is not None:
             logger.error("%s: not all of the log is dispatched: %s", self.root, failure)
         try:
             self._flush_queues.flush(0)
             is_whole = self.queues.restore_lost()
+            self.health.end_reads()
             self._close_files()
-            if not (all(ended) and is_whole and failure is None):
+            if not (all_ended and is_whole and failure is None):
                 return False
             self._abort.remove()
         except StoreError as error:
@@ -365,12 +410,13 @@ class StoreEngine:
 
     def _close_files(self) -> None:
         # Of a store that could not be opened some are not there.
-        for name in ("log", "queues", "index", "checkpoint", "_pool"):
+        for name in ("log", "queues", "index", "checkpoint", "durable", "_pool"):
             part = getattr(self, name, None)
             if part is not None:
                 part.close()
 
     def _let_go(self) -> None:
+        self.health.end_reads()
         self._close_files()
         self.health.end(f"{self.root}: the store was closed")
         self._lock.release()

@@ -77,15 +77,16 @@ class WritableStore(MessageStore):
             broker: what messages carry as ``broker``.
             disk: what it is on.
         """
-        name = without_file_scheme(os.fspath(path))
+        name = without_file_scheme(os.fsdecode(path))
         if "://" in name:
             raise UsageError(f"{name}: only a local store can be written")
-        root = Path(name)
+        # A program may change its folder while the store is open.
+        root = Path(name).absolute()
         engine = StoreEngine(
             root, config or StoreConfig(), clock=clock or now_ms, disk=disk or LocalDisk()
         )
         layout = StoreLayout.open(root, engine.config)
-        store = cls(engine, layout, broker=root.absolute().name if broker is None else broker)
+        store = cls(engine, layout, broker=root.name if broker is None else broker)
         close_at_exit(store)
         return store
 

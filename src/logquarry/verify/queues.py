@@ -125,7 +125,7 @@ class QueueChecker:
         same &= units["size"] == values["size"]
         tags = units["tags_code"] == values["tags_code"]
         if key[0] == delay.SCHEDULE_TOPIC:
-            # A time of delivery, of whatever levels; without a delay it is the hash of the tags.
+            # A time of delivery, by delay levels that need not be those we know.
             tags |= units["tags_code"] > 0
         else:
             # An address in ConsumeQueueExt stands in the place of the code.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from logquarry.format import checkpoint
@@ -33,6 +34,7 @@ class CheckpointFile:
         physic_timestamp: store time up to which the log is on the disk.
         logics_timestamp: the same of all queues.
         index_timestamp: the same of the index. RocketMQ sets it only when an index file is full.
+        before_write: told, before the times are written, which ones they replace.
 
     Raises:
         StoreUnavailable: if it cannot be opened or made.
@@ -56,6 +58,8 @@ class CheckpointFile:
             disk.close(self._descriptor)
             raise disk.refused(path, error) from error
         self.physic_timestamp, self.logics_timestamp, self.index_timestamp = found
+        self._on_disk = found
+        self.before_write: Callable[[Checkpoint, Checkpoint], None] = lambda *_: None
         abandon_in_children(self)
 
     @property
@@ -71,13 +75,16 @@ class CheckpointFile:
         """
         self._disk.health.require_writable()
         with self._writing:
-            data = checkpoint.LAYOUT.struct.pack(*self.times)
+            times = self.times
+            self.before_write(self._on_disk, times)
+            data = checkpoint.LAYOUT.struct.pack(*times)
             try:
                 self._disk.write_all(self._descriptor, data, 0)
             except OSError as error:
                 reason = f"{self.path}: cannot be written: {error.strerror or error}"
                 raise self._disk.health.poison(reason) from error
             self._disk.sync(self._descriptor, self.path)
+            self._on_disk = times
 
     def close(self) -> None:
         """Let go of the file, without a flush."""

@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.errors import StoreUnavailable
+from logquarry.files.layout import SIDECAR
 from logquarry.store.disk.disk import Disk
 
 logger = logging.getLogger(__name__)
 
-SIDECAR: Final = ".logquarry"
-"""Our own folder in a store's, outside of RocketMQ's."""
 _NAMES: Final = "names"
 
 
@@ -78,8 +77,12 @@ class NameGuard:
         with self._change:
             lost = [path for path in self._paths if not path.exists()]
             for path in lost:
+                link = _link_of(path)
+                if link.exists():
+                    # With the file its folder may have gone.
+                    self._disk.make_folders(path.parent)
                 try:
-                    self._disk.link(_link_of(path), path)
+                    self._disk.link(link, path)
                 except OSError as error:
                     reason = f"{path}: somebody deleted it, and it cannot come back"
                     raise self._disk.health.poison(f"{reason}: {error.strerror}") from error
@@ -114,7 +117,7 @@ class NameGuard:
         back = []
         for folder in folders:
             second = _link_of(folder / "any").parent
-            names = self._disk.list(second)
+            names = self._disk.names_in(second)
             self._paths = tuple(folder / name for name in names)
             back += self.check()
             for name in names:

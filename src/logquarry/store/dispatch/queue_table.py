@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from logquarry.errors import StoreUnavailable
-from logquarry.files.layout import CONSUME_QUEUE
+from logquarry.files.layout import CONSUME_QUEUE, SIDECAR
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.store.disk.disk import Disk
-from logquarry.store.disk.name_guard import SIDECAR
 from logquarry.store.dispatch.dispatcher import QueueWriters
+from logquarry.store.dispatch.queue_writer import Mending
 from logquarry.store.mapped.mapped_file import MappedFile
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.queue.log_queues import QueueKey
@@ -39,6 +39,7 @@ class QueueTable:
         file_size: bytes of a queue file.
         ends: one past the last queue offset, of each queue that there is.
         log_min_offset: gives the physical offset of the log's first byte.
+        mendings: for a recovery: the queues that it writes, with what is known of each.
 
     Attributes:
         writers: what the dispatcher writes to.
@@ -51,8 +52,9 @@ class QueueTable:
         file_size: int,
         ends: Mapping[QueueKey, int],
         log_min_offset: Callable[[], int],
+        mendings: Mapping[QueueKey, Mending] | None = None,
     ) -> None:
-        self.writers = QueueWriters(self._open_files)
+        self.writers = QueueWriters(self._open_files, mendings)
         self._disk = disk
         self._root = root
         self._file_size = file_size

@@ -67,6 +67,7 @@ class MappedFileQueue:
         flushed_offset: what is before it is on the disk (``flushedWhere``).
         committed_offset: what is before it is in the files (``committedWhere``).
         store_timestamp: store time of the last message that the last thorough flush covered.
+        on_flushed: told of the flushed offset after each flush; must not raise.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class MappedFileQueue:
         self.flushed_offset = 0
         self.committed_offset = 0
         self.store_timestamp = 0
+        self.on_flushed: Callable[[int], None] = lambda _: None
         self._where = QueueFolders(disk, folders, read_only=read_only, full_folders=full_folders)
         self.folders = self._where.folders
         self._guard = NameGuard(disk) if guard_names else None
@@ -353,6 +355,7 @@ class MappedFileQueue:
                 if position < file.size:
                     # Of a full file some may not be committed yet: nothing behind it counts.
                     break
+            self.on_flushed(self.flushed_offset)
             if (now := time.monotonic()) >= self._next_check:
                 self._next_check = now + _CHECK_EVERY
                 self._look_after(now)

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import index
 from typing import Final
 
 from logquarry.config import StoreConfig
@@ -301,7 +302,8 @@ class CommitLogWriter:
         with self._lock:
             began = self._held_since = time.monotonic()
             try:
-                yield self.clock(), began
+                # A time that is no integer would stay in the log's files, and fail their flush.
+                yield index(self.clock()), began
             finally:
                 self._held_since = 0.0
         if (took := time.monotonic() - began) > SLOW_PUT:

@@ -11,6 +11,10 @@ what it cut off still stands in them, sound frames and sound units, and nothing 
 was never cut. So a break of the chain in the *last* file of a closed store is the log's end, for
 that is where RocketMQ would leave one; :func:`sound_bound` knows. A break in an earlier file is
 damage within the log: recovery would have left no later file.
+
+A store that this library wrote says itself how far its log is on the disk
+(:mod:`logquarry.format.durable_mark`): then that counts, also after a crash, and a break before it
+is damage wherever it is.
 """
 
 from __future__ import annotations
@@ -49,16 +53,22 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntr
 
 
 def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int | None:
-    """The end of the last message that a queue of a closed store has; None if nothing says so.
+    """The durable mark, or the end of the last message that a queue of a closed store has.
 
-    Nothing does where the store has an ``abort`` file (it is open, or was not closed in order),
-    and where no queue has a unit. Cheap: no byte of the log is read, and so damage at its end is
-    not seen; a walk over the log needs :func:`sound_bound`.
+    None if nothing says so: without a mark nothing does where the store has an ``abort`` file (it
+    is open, or was not closed in order), and where no queue has a unit. While somebody writes it
+    nothing does. Cheap: no byte of the log is read, and so damage at its end is not seen; a walk
+    over the log needs :func:`sound_bound`.
 
     Args:
         layout: the store's files.
         queues: its queues (default: all of which there are files).
     """
+    if layout.has_abort and layout.is_live():
+        return None
+    durable = layout.read_durable()
+    if durable is not None:
+        return durable
     if layout.has_abort:
         return None
     entries = last_entries(layout, consume_queues(layout) if queues is None else queues)
@@ -68,12 +78,15 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
     """A bound as :class:`~logquarry.scan.walk.LogReader` needs it, cut at the last file's break.
 
-    Reads what the last file of the log holds below the bound, and its CRCs.
+    Reads what the last file of the log holds below the bound, and its CRCs; nothing where the
+    durable mark is the bound.
 
     Args:
         layout: the store's files.
         bound: what :func:`log_bound` says.
     """
+    if bound is not None and bound == layout.read_durable():
+        return bound
     start = last_file_start(layout)
     if start is None:
         # Every file begins with zeros: the first break of all is the end.

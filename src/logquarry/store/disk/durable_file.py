@@ -1,0 +1,106 @@
+"""The durable mark of a store that is written (:mod:`logquarry.format.durable_mark`).
+
+It is moved after each sync of the log, and synced itself only before the checkpoint is written:
+what a power cut leaves of it is too low at worst, never too high.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+from logquarry.format import durable_mark
+from logquarry.format.checkpoint import Checkpoint
+from logquarry.format.durable_mark import DurableMark
+from logquarry.store.disk.disk import Disk
+from logquarry.store.disk.lifetime import abandon_in_children
+
+logger = logging.getLogger(__name__)
+
+
+class DurableFile:
+    """The file of the mark, made if it is not there.
+
+    Args:
+        disk: what it is on.
+        path: where it is.
+        offset: up to where the log is on the disk.
+        checkpoint: what the checkpoint says.
+
+    Raises:
+        StoreUnavailable: if it cannot be made or written.
+    """
+
+    def __init__(self, disk: Disk, path: Path, offset: int, checkpoint: Checkpoint) -> None:
+        self.path = path
+        self._disk = disk
+        self._writing = threading.Lock()
+        self._mark = DurableMark(offset, checkpoint, checkpoint)
+        try:
+            self._descriptor = disk.open(path)
+        except FileNotFoundError:
+            self._descriptor = disk.make_file(path, durable_mark.FILE_SIZE)
+        except OSError as error:
+            raise disk.refused(path, error) from error
+        try:
+            if disk.size(self._descriptor) < durable_mark.FILE_SIZE:
+                disk.allocate(self._descriptor, durable_mark.FILE_SIZE)
+            self._write()
+        except OSError as error:
+            disk.close(self._descriptor)
+            raise disk.refused(path, error) from error
+        disk.sync(self._descriptor, path)
+        abandon_in_children(self)
+
+    @property
+    def offset(self) -> int:
+        """Up to where the log is said to be on the disk."""
+        return self._mark.offset
+
+    def move(self, offset: int) -> None:
+        """The log was synced up to an offset. Where that cannot be noted the old mark stays true.
+
+        Not synced: a mark that is lost is only a lower one.
+        """
+        with self._writing:
+            if offset <= self._mark.offset or self._descriptor < 0:
+                return
+            before, self._mark = self._mark, self._mark._replace(offset=offset)
+            try:
+                self._write()
+            except OSError as error:
+                self._mark = before
+                logger.warning("%s: the mark stays at %d: %s", self.path, before.offset, error)
+
+    def expect(self, before: Checkpoint, after: Checkpoint) -> None:
+        """The checkpoint is about to be written: the mark is good before and after that.
+
+        Raises:
+            StoreUnavailable: if it cannot be written or synced; the store is poisoned then.
+        """
+        with self._writing:
+            self._mark = self._mark._replace(before=before, after=after)
+            try:
+                self._write()
+            except OSError as error:
+                reason = f"{self.path}: cannot be written: {error.strerror or error}"
+                raise self._disk.health.poison(reason) from error
+            self._disk.sync(self._descriptor, self.path)
+
+    def _write(self) -> None:
+        self._disk.write_all(self._descriptor, durable_mark.encode(self._mark), 0)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._writing:
+            descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            self._disk.close(descriptor)
+
+    def abandon_in_child(self) -> None:
+        """See :mod:`logquarry.store.disk.lifetime`."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
