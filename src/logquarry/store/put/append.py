@@ -377,7 +377,7 @@ class CommitLogWriter:
             if len(encoded.data) > self._files.file_size - _BLANK:
                 raise self._larger_than_file(len(encoded.data))
         if not encoded.advances:
-            queue_offset = 0
+            queue_offset = encoded.own_offset
         physical_offset, size = file.base + file.wrote, len(encoded.data)
         status, count, starts = AppendStatus.PUT_OK, len(encoded.starts), encoded.starts
         if size + _BLANK > file.room and count:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logquarry.errors import UsageError
+from logquarry.format.put_rows import ANY_TIME
 from logquarry.message import DEFAULT_BORN_HOST, Message
 from logquarry.scan import codec, schema
 from logquarry.store.put.outgoing import Bools, Columns, Int64, Spans, distinct, distinct_spans
@@ -29,7 +30,9 @@ _NUMBERS: Final = {
 }
 _NOT_TAKEN: Final = frozenset(schema.NAMES) - frozenset(Message._fields) | {"queue_offset"}
 _TEXTS: Final = frozenset({"topic", "tags", "keys"})
-_INTEGERS: Final = frozenset(_NUMBERS) | {"born_timestamp", "delay_level"}
+_OF_STORED: Final = frozenset({"queue_offset", "store_timestamp"})
+_TIMES: Final = frozenset({"born_timestamp", "store_timestamp"})
+_INTEGERS: Final = frozenset(_NUMBERS) | _OF_STORED | _TIMES | {"delay_level"}
 _PAIR_GLUE: Final = 2
 _NAMED_PAIRS: Final = len("KEYS") + len("TAGS") + 2 * _PAIR_GLUE
 
@@ -52,10 +55,18 @@ def check_columns(batch: pa.RecordBatch) -> None:
             )
 
 
-def messages_of(batch: pa.RecordBatch, first: int = 0) -> Iterator[Message]:
+def messages_of(
+    batch: pa.RecordBatch, first: int = 0, *, stored: bool = False
+) -> Iterator[Message]:
     """The rows of a batch as messages; ``first`` is the number of the first one, for errors."""
-    rows = _Rows(_columns(batch), first)
+    rows = _Rows(_columns(batch, stored=stored), first)
     return map(rows.message, range(batch.num_rows))
+
+
+def store_times_of(batch: pa.RecordBatch) -> Int64:
+    """The store times of messages that were stored before, where a batch has them."""
+    column = _columns(batch, stored=True).get("store_timestamp")
+    return np.full(batch.num_rows, ANY_TIME) if column is None else _integers(column, ANY_TIME)
 
 
 class _Rows:
@@ -63,7 +74,8 @@ class _Rows:
 
     def __init__(self, columns: dict[str, pa.Array], first: int) -> None:
         self._first = first
-        self._columns = columns
+        # It is no field of a message that is to be put.
+        self._columns = {name: c for name, c in columns.items() if name != "store_timestamp"}
 
     def message(self, number: int) -> Message:
         try:
@@ -88,20 +100,29 @@ class _Rows:
             raise UsageError(f"message {self._first + number}: {error}") from error
 
 
-def columns_of_batch(batch: pa.RecordBatch, clock: Callable[[], int], first: int = 0) -> Columns:
+def columns_of_batch(
+    batch: pa.RecordBatch,
+    clock: Callable[[], int],
+    first: int = 0,
+    *,
+    stored: bool = False,
+    look: bool = True,
+) -> Columns:
     """The columns of a record batch. Only with kernels.
 
     Args:
         batch: at least one row.
         clock: gives the born time of those that have none.
         first: the number of the first row among all messages of the call, for errors.
+        stored: whether they were stored before, and keep ``queue_offset`` and ``store_timestamp``.
+        look: whether the reference looks at messages with properties that the store acts on.
 
     Raises:
         UsageError: if a column is of no use.
     """
     count = batch.num_rows
     odd = np.zeros(count, np.bool_)
-    found = _columns(batch)
+    found = _columns(batch, stored=stored)
     topics, topic_ids = _numbered(found["topic"], "topic", pa.string())
     if None in topics:
         # A number for them that the table has; the reference says what is wrong.
@@ -118,8 +139,12 @@ def columns_of_batch(batch: pa.RecordBatch, clock: Callable[[], int], first: int
         if "born_timestamp" in found
         else np.full(count, now, np.int64)
     )
+    if "queue_offset" in found:
+        numbers["queue_offset"] = _integers(found["queue_offset"], 0)
+    if "store_timestamp" in found:
+        numbers["store_timestamp"] = _integers(found["store_timestamp"], ANY_TIME)
     hosts, host_ids = _hosts(found, count)
-    bodies = _binary(found.get("body"), count, "body")
+    bodies = binary_spans(found.get("body"), count, "body")
     np.maximum(bodies.length, 0, out=bodies.length)
     return Columns(
         count=count,
@@ -129,7 +154,7 @@ def columns_of_batch(batch: pa.RecordBatch, clock: Callable[[], int], first: int
         host_ids=host_ids,
         numbers=numbers,
         bodies=bodies,
-        properties=_properties(found, count, odd),
+        properties=_properties(found, count, odd, look=look),
         odd=odd,
         message=_Rows(found, first).message,
         first=first,
@@ -137,24 +162,25 @@ def columns_of_batch(batch: pa.RecordBatch, clock: Callable[[], int], first: int
 
 
 # ------------------------------------------------------------------------------- single columns
-def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+def _columns(batch: pa.RecordBatch, *, stored: bool) -> dict[str, pa.Array]:
     """The columns to put, of types that both ways take alike.
 
     Raises:
         UsageError: if one is of no use.
     """
+    left_out = _NOT_TAKEN - _OF_STORED if stored else _NOT_TAKEN
     return {
         name: _usable(column, name)
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
         # One of nulls alone says as much as none.
-        if name not in _NOT_TAKEN and (name == "topic" or not pa.types.is_null(column.type))
+        if name not in left_out and (name == "topic" or not pa.types.is_null(column.type))
     }
 
 
 def _usable(column: pa.Array, name: str) -> pa.Array:
     kind = column.type
     if name in _INTEGERS:
-        if name == "born_timestamp" and pa.types.is_timestamp(kind):
+        if name in _TIMES and pa.types.is_timestamp(kind):
             # Finer times than milliseconds lose what is finer.
             milliseconds = pa.timestamp("ms", kind.tz)
             return _cast(column, name, milliseconds, safe=False).cast(pa.int64())
@@ -218,7 +244,7 @@ def _numbered(column: pa.Array, name: str, kind: pa.DataType) -> tuple[list[Any]
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     column = _cast(column, name, kind)
-    firsts, ids = distinct_spans(_binary(column, len(column), name))
+    firsts, ids = distinct_spans(binary_spans(column, len(column), name))
     try:
         return [column[first].as_py() for first in firsts], ids
     except UnicodeDecodeError as error:
@@ -248,7 +274,7 @@ def _text_kind(column: pa.Array) -> pa.DataType:
     return pa.string() if _is_string(_value_type(column.type)) else pa.binary()
 
 
-def _binary(column: pa.Array | None, count: int, name: str) -> Spans:
+def binary_spans(column: pa.Array | None, count: int, name: str) -> Spans:
     """The bytes of each value, where they are."""
     if column is None:
         return Spans(np.zeros(count, np.int64), np.full(count, -1, np.int64))
@@ -274,18 +300,20 @@ def _binary(column: pa.Array | None, count: int, name: str) -> Spans:
 
 
 # ------------------------------------------------------------------------------------ properties
-def _properties(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
+def _properties(found: dict[str, pa.Array], count: int, odd: Bools, *, look: bool) -> Spans:
     """The property string of each message: the one that is given, or one made of its parts."""
     kernels = codec.kernels()
     assert kernels is not None
-    strings = _binary(found.get("properties_string"), count, "properties_string")
+    strings = binary_spans(found.get("properties_string"), count, "properties_string")
     given = strings.length >= 0
     _mark_unusual(found, odd)
     if given.any():
-        for name in ("tags", "keys", "properties"):
+        # Of a string that is written as it is nothing is made anew, by the map.
+        for name in ("tags", "keys", *(["properties"] if look else [])):
             if name in found:
                 odd |= given & found[name].is_valid().to_numpy(zero_copy_only=False)
-        kernels.look_into(count, strings.at, strings.length, odd)
+        if look:
+            kernels.look_into(count, strings.at, strings.length, odd)
         if given.all():
             return strings
     made = _made_strings(found, count, odd)
@@ -306,8 +334,8 @@ def _mark_unusual(found: dict[str, pa.Array], odd: Bools) -> None:
 
 
 def _made_strings(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
-    keys = _binary(found.get("keys"), count, "keys")
-    tags = _binary(found.get("tags"), count, "tags")
+    keys = binary_spans(found.get("keys"), count, "keys")
+    tags = binary_spans(found.get("tags"), count, "tags")
     first = stop = np.zeros(count, np.int64)
     pairs = np.zeros((4, 0), np.int64)
     kept: tuple[object, ...] = ()
@@ -349,6 +377,7 @@ def _pairs(column: pa.Array, count: int) -> tuple[Int64, Int64, tuple[Spans, Spa
     if column.null_count:
         stop = np.where(column.is_null().to_numpy(zero_copy_only=False), first, stop)
     names, values = (
-        _binary(part.slice(begin, used), used, "properties") for part in (column.keys, column.items)
+        binary_spans(part.slice(begin, used), used, "properties")
+        for part in (column.keys, column.items)
     )
     return first, stop, (names, values)
