@@ -14,8 +14,9 @@ from pathlib import Path
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.files.filesystem import without_file_scheme
-from logquarry.files.layout import ABORT, COMMIT_LOG, DAMAGE, StoreLayout
+from logquarry.files.layout import ABORT, COMMIT_LOG, DAMAGE, INDEX, StoreLayout
 from logquarry.store.disk.disk import Disk, LocalDisk
+from logquarry.store.disk.name_guard import NameGuard
 from logquarry.store.disk.store_lock import AbortFile, StoreLock
 from logquarry.store.read.known_damage import known_damage
 from logquarry.store.recovery.apply import apply_safe
@@ -75,6 +76,8 @@ def recover(
     disk = disk or LocalDisk()
     lock = StoreLock(disk, root)
     try:
+        # Files that a writer gave a second name before it crashed, which is their only one now.
+        NameGuard(disk).restore([root / COMMIT_LOG, root / INDEX])
         plan = _planned(root, mode, settings, progress)
         if plan.refused is not None:
             raise StoreUnavailable(f"{root}: {plan.refused}")

@@ -99,7 +99,7 @@ def rebuild(
     if not names:
         raise UsageError("neither queues nor index: there is nothing to make")
     if into is None and not apply:
-        return _report(layout, None, names)
+        return _report(layout, None, names, is_live=layout.is_live())
     disk = disk or LocalDisk()
     work = _Rebuild(root, target, names, settings, disk, clock or now_ms)
     if into is not None:
@@ -124,13 +124,14 @@ def _checked_target(root: Path, target: Path) -> Path:
     return target
 
 
-def _report(layout: StoreLayout, into: Path | None, names: list[str]) -> RebuildReport:
+def _report(
+    layout: StoreLayout, into: Path | None, names: list[str], *, is_live: bool
+) -> RebuildReport:
     """What there is before anything is done."""
     old = {}
     for name in names:
         found = _files_below(Path(layout.root) / name)
         old[name] = FileCount(len(found), sum(path.stat().st_size for path in found))
-    is_live = layout.is_live()
     return RebuildReport(
         store=layout.root,
         into=None if into is None else str(into),
@@ -181,7 +182,10 @@ class _Rebuild:
         is_new = not self._target.exists()
         self._finish_swap()
         layout = StoreLayout.open(self._root, self._config)
-        report = _report(layout, None if is_in_place else self._target, self._names)
+        into = None if is_in_place else self._target
+        # In place the lock is ours.
+        is_live = not is_in_place and layout.is_live()
+        report = _report(layout, into, self._names, is_live=is_live)
         try:
             report = self._built(layout, report, progress)
         except BaseException:
