@@ -84,8 +84,11 @@ def _show(out: Output, report: RebuildReport, store: str, config: str | None) ->
             out.line(f"  {folder + '/':<14} {size} now, which would be moved to quarantine")
         if report.is_live:
             out.line("  a process has the store open: only --into DIR can be done now")
+        if report.has_abort:
+            out.line("  the store was not closed in order: recover makes what is missing, too")
         out.line()
-        _show_next(out, "look", "verify", store, config=config)
+        look = "recover" if report.has_abort else "verify"
+        _show_next(out, "look", look, store, config=config)
         if not report.is_live:
             _show_next(out, "do", "rebuild", store, "--in-place", "--apply", *only, config=config)
         _show_next(out, "or beside", "rebuild", store, "--into", "DIR", *only, config=config)

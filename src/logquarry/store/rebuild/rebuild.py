@@ -88,16 +88,15 @@ def rebuild(
         UsageError: for folders that cannot be meant, and for settings that are not the store's.
     """
     root = local_store(path)
-    target = root if into is None else _checked_target(root, Path(into).absolute())
-    settings = config or StoreConfig()
-    layout = StoreLayout.open(root, settings)
-    if into is None and apply:
-        for name in (CONSUME_QUEUE, INDEX):
-            if (root / name).is_symlink():
-                raise UsageError(f"{root / name}: it is a link; make new ones with --into")
     names = [name for name, wanted in ((CONSUME_QUEUE, queues), (INDEX, index)) if wanted]
     if not names:
         raise UsageError("neither queues nor index: there is nothing to make")
+    target = root if into is None else _checked_target(root, Path(into).absolute(), names)
+    settings = config or StoreConfig()
+    layout = StoreLayout.open(root, settings)
+    linked = [root / name for name in names if (root / name).is_symlink()]
+    if into is None and apply and linked:
+        raise UsageError(f"{linked[0]}: it is a link; make new ones elsewhere, with --into")
     if into is None and not apply:
         return _report(layout, None, names, is_live=layout.is_live())
     disk = disk or LocalDisk()
@@ -113,13 +112,13 @@ def rebuild(
         lock.release()
 
 
-def _checked_target(root: Path, target: Path) -> Path:
+def _checked_target(root: Path, target: Path, names: list[str]) -> Path:
     if target.resolve().is_relative_to(root.resolve()):
         raise UsageError(f"{target}: lies in the store, which is only read; --in-place is for that")
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target}: it is no folder")
-    for name in (CONSUME_QUEUE, INDEX):
-        if (target / name).is_dir() and any((target / name).iterdir()):
+    for name in names:
+        if (target / name).exists():
             raise UsageError(f"{target / name}: it is there, and nothing is written over it")
     return target
 
