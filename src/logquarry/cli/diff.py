@@ -133,7 +133,8 @@ def _show_parts(out: Output, found: StoreDiff) -> None:
     rest = len(differing) - len(rows)
     if rest:
         out.line(f"and {rest} more that differ; --json has all")
-    out.line(f"{text.plural(same, 'other file')} equal")
+    if same:
+        out.line(f"equal in {text.plural(same, 'other file')}")
 
 
 def _show_queues(out: Output, found: StoreDiff) -> None:

@@ -111,7 +111,8 @@ def _notes(left: _Store, right: _Store, queues: tuple[QueueDiff, ...]) -> list[s
             )
     behind = sum(queue.state == "behind" for queue in queues)
     if behind:
-        found.append(f"{behind} queues end at other places, as the logs do")
+        words = "1 queue ends elsewhere" if behind == 1 else f"{behind} queues end elsewhere"
+        found.append(f"{words}, as the logs do")
     return found
 
 
