@@ -92,7 +92,7 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def app() -> None:
-    """Read, check, export and import what an Apache RocketMQ 4.9 broker wrote, without a broker.
+    """Read, check, mend, export and import what an Apache RocketMQ 4.9 broker wrote, without one.
 
     Exit codes: 0 clean, 1 findings (damage), 2 usage, 3 unreadable, 4 refused, 130 interrupted.
     """
