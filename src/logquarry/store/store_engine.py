@@ -365,7 +365,7 @@ class StoreEngine:
 
     def _close_files(self) -> None:
         # Of a store that could not be opened some are not there.
-        for name in ("log", "queues", "index", "checkpoint", "_pool"):
+        for name in ("_flush_queues", "log", "queues", "index", "checkpoint", "_pool"):
             part = getattr(self, name, None)
             if part is not None:
                 part.close()

@@ -15,9 +15,11 @@ goes on as if it had worked.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
+from logquarry.errors import StoreUnavailable
 from logquarry.store.disk.checkpoint_file import CheckpointFile
 from logquarry.store.disk.health import Health
 from logquarry.store.disk.service import Clock, Service, monotonic_ms
@@ -171,6 +173,8 @@ class FlushConsumeQueueService(Service):
         self._log = log
         self._checkpoint = checkpoint
         self._dispatched_timestamp = dispatched_timestamp
+        self._flushing = threading.Lock()
+        self._is_over = False
         self._thorough = _Thorough(thorough_interval_ms, least_pages, clock)
 
     def run_once(self) -> None:
@@ -184,9 +188,23 @@ class FlushConsumeQueueService(Service):
     def flush(self, least_pages: int = 0) -> None:
         """Flush the queues that have so many pages due; with 0 all, and the checkpoint.
 
+        Any thread may: users ask for it too. One flush comes after the other, for each index file
+        that is full is to be synced and let go of once.
+
         Raises:
-            StoreUnavailable: if a sync failed, now or before.
+            StoreUnavailable: if a sync failed, now or before, or the files are closed.
         """
+        with self._flushing:
+            if self._is_over:
+                raise StoreUnavailable("the store was closed")
+            self._flush(least_pages)
+
+    def close(self) -> None:
+        """Flush no more: the files are about to be closed."""
+        with self._flushing:
+            self._is_over = True
+
+    def _flush(self, least_pages: int) -> None:
         # Before the flush: what is dispatched while it runs is not covered by it.
         timestamp = self._dispatched_timestamp()
         if least_pages == 0 and self._log is not None:
