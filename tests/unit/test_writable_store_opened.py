@@ -288,7 +288,7 @@ def test_a_put_that_holds_the_log_too_long(tmp_path: Path) -> None:
     disk = FaultyDisk()
     with opened(tmp_path, disk, os_page_cache_busy_time_out_mills=50) as store:
         store.put(lq.Message("t"))
-        with store._engine.writer.lock:
+        with store._engine.writer._lock:
             store._engine.writer._held_since = time.monotonic() - 1
             with pytest.raises(StoreUnavailable) as refused:
                 store.put(lq.Message("t"))

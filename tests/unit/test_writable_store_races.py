@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
+from logquarry.store import store_engine
 from tests.faulty_disk import FaultyDisk
-from tests.small_store import opened
+from tests.small_store import bodies, opened
 
 SECONDS = 20
 
@@ -73,3 +77,72 @@ def test_a_flush_after_the_files_are_closed(tmp_path: Path) -> None:
     store.close()
     assert refused == ["the store was closed"]
     assert not (tmp_path / "abort").exists()
+
+
+@pytest.mark.parametrize("who", ["listener", "callback"])
+def test_closing_while_a_service_puts(
+    who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The put has passed the flags; were it left to wait for the log, closing would wait for it."""
+    monkeypatch.setattr(store_engine, "_PATIENCE_SECONDS", SECONDS)
+    store = opened(tmp_path, flush_disk_type="SYNC_FLUSH")
+    writer, passed, go_on = store._writer, threading.Event(), threading.Event()
+    check_status, own = writer.check_status, threading.current_thread()
+
+    def check_and_wait() -> None:
+        check_status()
+        if threading.current_thread() is not own:
+            passed.set()
+            go_on.wait(SECONDS)
+
+    monkeypatch.setattr(writer, "check_status", check_and_wait)
+    ended = []
+
+    def put(_: object) -> None:
+        ended.append(store.put_async(lq.Message("u")).exception(SECONDS))
+
+    if who == "listener":
+        store.add_arrival_listener(put)
+        store.put(lq.Message("t", b"1"))
+    else:
+        store.put_async(lq.Message("t", b"1")).add_done_callback(put)
+    assert passed.wait(SECONDS)
+    began = time.monotonic()
+    closing = start(store.close)
+    closing.join(0.2)
+    go_on.set()
+    closing.join(2 * SECONDS)
+    assert time.monotonic() - began < SECONDS / 2
+    assert [getattr(error, "status", None) for error in ended] == ["SERVICE_NOT_AVAILABLE"]
+    assert not (tmp_path / "abort").exists()
+    with lq.MessageStore.open(tmp_path) as reader:
+        assert bodies(reader) == [b"1"]
+
+
+@pytest.mark.parametrize("way", ["short", "long", "many"])
+def test_a_put_between_the_bytes_of_a_master(way: str, tmp_path: Path) -> None:
+    """It has passed all checks when they come: its queue offset is behind theirs, or it fails."""
+    with opened(tmp_path / "master") as master:
+        ends = [master.put(lq.Message("t", b"%d" % number)).end_offset for number in range(3)]
+        log = (tmp_path / f"master/commitlog/{0:020d}").read_bytes()
+    string = None if way == "long" else ""
+    own = lq.Message("t", b"own", properties_string=string)
+    with opened(tmp_path / "copy") as store:
+        check_status = store._writer.check_status
+        came: list[bool] = []
+
+        def check_and_receive() -> None:
+            check_status()
+            if not came:
+                came.append(True)
+                assert store.append_data(0, log[: ends[2]])
+
+        store._writer.check_status = check_and_receive  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailable, match="another store's log") as refused:
+            if way == "many":
+                store.put_many([own, own])
+            else:
+                store.put(own)
+        assert refused.value.status == "SERVICE_NOT_AVAILABLE"
+        assert store.put(own).queue_offset == 3
+        assert [message.queue_offset for message in store.scan()] == [0, 1, 2, 3]

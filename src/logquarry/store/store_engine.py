@@ -85,7 +85,6 @@ class StoreEngine:
         wait: settles puts.
         listeners: told of what was dispatched.
         recorder: counts.
-        has_foreign: whether bytes of another store's log came since the last :meth:`adopt`.
 
     Raises:
         StoreNotFound: if the folder holds other things.
@@ -101,7 +100,6 @@ class StoreEngine:
         self.recorder = StatsRecorder()
         self._disk = disk
         self._clock = clock
-        self.has_foreign = False
         self._closing = threading.Lock()
         self._adopting = threading.Lock()
         self._is_closed = False
@@ -296,7 +294,6 @@ class StoreEngine:
         self.health.require_writable()
         taken = self.writer.append_data(offset, data)
         if taken:
-            self.has_foreign = True
             self._dispatching.wakeup()
             self.wait.appended()
         return taken
@@ -308,7 +305,7 @@ class StoreEngine:
             StoreUnavailable: if it ends within a frame: nothing of ours may follow that.
         """
         with self._adopting:
-            if not self.has_foreign:
+            if not self.writer.has_foreign:
                 return
             end = self.log.wrote_offset
             if not self._dispatching.wait_dispatched(end, _ADOPT_SECONDS):
@@ -317,8 +314,8 @@ class StoreEngine:
                     f"{self.root}: the log ends within a message of another store: its rest has "
                     "to come first",
                 )
-            self.writer.queue_offsets.update(self.queues.next_offsets())
-            self.has_foreign = False
+            # If more has come since, the put is refused.
+            self.writer.adopt(end, self.queues.next_offsets)
 
     # -------------------------------------------------------------------------------------- end
     def close(self) -> None:
@@ -337,13 +334,14 @@ class StoreEngine:
                 return
             self._is_closed = True
             self.flags.set(Refusal.CLOSED)
-            # A put that passed the flags a moment ago waits here, and then finds the store ended.
-            with self.writer.lock:
-                try:
-                    if not self._close_in_order():
-                        logger.error("%s: it has to be recovered when it is opened next", self.root)
-                finally:
-                    self._let_go()
+            # A put that passed the flags a moment ago is refused when it comes to the log. It is
+            # not left to wait: it may be a listener's or a callback's, whose thread has to end.
+            self.writer.end()
+            try:
+                if not self._close_in_order():
+                    logger.error("%s: it has to be recovered when it is opened next", self.root)
+            finally:
+                self._let_go()
 
     def _close_in_order(self) -> bool:
         """Bring everything to the disk, and take ``abort`` away; whether that was done."""

@@ -92,7 +92,7 @@ class WritableStore(MessageStore):
         """See :meth:`WriteApi.put`."""
         began = time.monotonic()
         try:
-            if self._engine.has_foreign:
+            if self._writer.bar is not None:
                 self._writer.check_status()
                 self._engine.adopt()
             result = self._writer.put(message)
@@ -116,7 +116,7 @@ class WritableStore(MessageStore):
             self._recorder.put(message.topic, result, time.monotonic() - began)
 
         try:
-            if self._engine.has_foreign:
+            if self._writer.bar is not None:
                 self._writer.check_status()
                 self._engine.adopt()
             result = self._writer.put(message, settle=appended)
@@ -135,7 +135,7 @@ class WritableStore(MessageStore):
         """See :meth:`WriteApi.put_batch`."""
         began = time.monotonic()
         try:
-            if self._engine.has_foreign:
+            if self._writer.bar is not None:
                 self._writer.check_status()
                 self._engine.adopt()
             result = self._writer.put_batch(messages, wire=wire, message=message)
@@ -151,7 +151,7 @@ class WritableStore(MessageStore):
         """See :meth:`WriteApi.put_many`."""
         began = time.monotonic()
         try:
-            if self._engine.has_foreign:
+            if self._writer.bar is not None:
                 self._engine.adopt()
             result = self._many.put_many(messages)
         except StoreError as error:
