@@ -26,7 +26,7 @@ from logquarry.store.put.put_result import PutStatus
 from logquarry.store.read.get_message import GetMessageStatus
 from logquarry.store.writable_store import WritableStore
 from logquarry.verify import verify_store
-from tests.faulty_disk import EIO, FaultyDisk
+from tests.faulty_disk import EIO, ENOSPC, FaultyDisk
 from tests.small_store import bodies, opened
 
 
@@ -220,6 +220,46 @@ def test_a_failed_sync_poisons_the_store(tmp_path: Path) -> None:
         opened(tmp_path)
     with lq.MessageStore.open(tmp_path) as reader:
         assert bodies(reader)[0] == b"first"
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_queues_that_nobody_has_asked_for_can_be_read_on_a_bad_disk(
+    is_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocate(descriptor: int, size: int) -> None:
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    with opened(tmp_path) as store:
+        for number in range(50):
+            store.put(lq.Message("t", b"%d" % number))
+    disk = FaultyDisk()
+    with opened(tmp_path, disk) as store:
+        store.put(lq.Message("other"))
+        store.wait_dispatched()
+        if is_full:
+            monkeypatch.setattr(disk, "allocate", allocate)
+        else:
+            disk.failing["fdatasync"] = EIO
+            with pytest.raises(StoreUnavailable):
+                store.flush()
+        answer = store.get("t", 0, 20)
+        assert [message.body for message in answer.messages] == [b"%d" % n for n in range(20, 40)]
+        assert store.queue_offsets("t", 0) == (0, 50)
+        assert store.queue("t", 1) is None
+    with pytest.raises(StoreUnavailable, match="closed"):
+        store.get("t", 0)
+
+
+def test_a_failed_sync_of_many(tmp_path: Path) -> None:
+    """What is in the log is told, although nobody knows whether it is on the disk."""
+    disk = FaultyDisk()
+    with opened(tmp_path, disk, flush_disk_type="SYNC_FLUSH") as store:
+        store.put(lq.Message("t"))
+        disk.failing["fdatasync"] = EIO
+        with pytest.raises(StoreUnavailable, match="sync failed") as failed:
+            store.put_many([lq.Message("t", b"%d" % number) for number in range(5)])
+        assert failed.value.appended.queue_offset.tolist() == [1, 2, 3, 4, 5]
+        assert len(bodies(store)) == 6
 
 
 def test_flush_on_demand(tmp_path: Path) -> None:

@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logquarry.config import StoreConfig
-from logquarry.errors import LogquarryError, StoreError, UsageError
+from logquarry.errors import LogquarryError, StoreError, StoreUnavailable, UsageError
 from logquarry.files.filesystem import without_file_scheme
 from logquarry.files.layout import StoreLayout
 from logquarry.message import Message
 from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.lifetime import close_at_exit, was_closed
+from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.dispatch.arrivals import MessageArrival
 from logquarry.store.flush.put_future import failed_future
 from logquarry.store.message_store import Clock, MessageStore
 from logquarry.store.put.put_many import ManyWriter, PutManyResult
 from logquarry.store.put.put_result import PutResult
-from logquarry.store.queue.consume_queue import Queue
+from logquarry.store.queue.consume_queue import ConsumeQueue, Queue
 from logquarry.store.read.get_message import GetResult
 from logquarry.store.read.index_file import Index
 from logquarry.store.read.live_read import LiveLog
@@ -245,7 +246,25 @@ class WritableStore(MessageStore):
     def queue(self, topic: str, queue_id: int) -> Queue | None:
         """One queue, None if the store has none of that name."""
         self._require_open()
-        return self._engine.queues.get(topic, queue_id)
+        try:
+            return self._engine.queues.get(topic, queue_id)
+        except StoreUnavailable:
+            self._require_open()
+            # It cannot be made ready to be written: a sync has failed, or the disk is full. Reads
+            # go on, of what is there.
+            return self._queue_as_it_is(topic, queue_id)
+
+    def _queue_as_it_is(self, topic: str, queue_id: int) -> Queue | None:
+        layout = self._layout_now()
+        if (topic, queue_id) not in layout.queue_names:
+            return None
+        return ConsumeQueue(
+            layout,
+            topic,
+            queue_id,
+            log_min_offset=self._log.min_offset,
+            files=OpenFiles(layout),
+        )
 
     def get(
         self,
