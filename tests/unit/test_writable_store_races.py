@@ -146,3 +146,20 @@ def test_a_put_between_the_bytes_of_a_master(way: str, tmp_path: Path) -> None:
         assert refused.value.status == "SERVICE_NOT_AVAILABLE"
         assert store.put(own).queue_offset == 3
         assert [message.queue_offset for message in store.scan()] == [0, 1, 2, 3]
+
+
+def test_a_put_that_waits_for_the_disk_when_the_store_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message is in the log by then, and closing brings it to the disk."""
+    store = opened(tmp_path, flush_disk_type="SYNC_FLUSH")
+    settle = store._engine.wait.settle
+
+    def close_and_settle(result: lq.PutResult, wait: bool) -> lq.PutResult:
+        store.close()
+        return settle(result, wait)
+
+    monkeypatch.setattr(store._engine.wait, "settle", close_and_settle)
+    assert store.put(lq.Message("t", b"1")).status is lq.PutStatus.PUT_OK
+    with lq.MessageStore.open(tmp_path) as reader:
+        assert bodies(reader) == [b"1"] and not reader.has_abort

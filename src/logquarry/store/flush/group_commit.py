@@ -28,7 +28,7 @@ _IDLE_FLUSH_MS: Final = 500
 class _Request:
     """Somebody who waits for the log to be on the disk up to an offset."""
 
-    __slots__ = ("deadline", "future", "offset", "result_of")
+    __slots__ = ("_open", "deadline", "future", "offset", "result_of")
 
     def __init__(
         self, offset: int, deadline: int, future: Future[Any], result_of: Callable[[bool], Any]
@@ -37,16 +37,24 @@ class _Request:
         self.deadline = deadline
         self.future = future
         self.result_of = result_of
+        # The one who takes it tells the owner: the syncing thread and the timeout may meet.
+        self._open = threading.Lock()
 
-    # Done already: it timed out, or its owner cancelled it, just now.
     def resolve(self, is_flushed: bool) -> None:
-        if not self.future.done():
+        if self._open.acquire(blocking=False):
+            # Its owner may have cancelled it.
             with contextlib.suppress(InvalidStateError):
                 self.future.set_result(self.result_of(is_flushed))
 
     def fail(self, error: StoreUnavailable) -> None:
-        with contextlib.suppress(InvalidStateError):
-            self.future.set_exception(error)
+        if self._open.acquire(blocking=False):
+            with contextlib.suppress(InvalidStateError):
+                self.future.set_exception(error)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody has told the owner yet."""
+        return not self._open.locked()
 
 
 class GroupCommitService(Service):
@@ -121,7 +129,7 @@ class GroupCommitService(Service):
             if not is_refused:
                 self._waiting.append(request)
         if is_refused:
-            request.fail(self._end_error())
+            self._end(request)
         elif is_first:
             self.wakeup()
 
@@ -150,6 +158,13 @@ class GroupCommitService(Service):
             left = self._covered + self._waiting
             self._covered, self._waiting = [], []
         for request in left:
+            self._end(request)
+
+    def _end(self, request: _Request) -> None:
+        """Tell somebody for whom no sync will come: another one may have covered it."""
+        if self._queue.flushed_offset >= request.offset:
+            request.resolve(True)
+        else:
             request.fail(self._end_error())
 
     def _end_error(self) -> StoreUnavailable:
@@ -166,7 +181,7 @@ class GroupCommitService(Service):
         late = [request for request in pending if request.deadline <= now]
         for request in late:
             request.resolve(False)
-        open_ones = (r.deadline for r in pending if r.deadline > now and not r.future.done())
+        open_ones = (r.deadline for r in pending if r.deadline > now and r.is_open)
         first = next(open_ones, None)
         return None if first is None else first - now
 
