@@ -348,6 +348,29 @@ def test_stats(store: WritableStore, caplog: pytest.LogCaptureFixture) -> None:
     assert stats.to_json()["topics"]["t"]["messages"] == 5
 
 
+def test_stats_of_puts_that_fail(tmp_path: Path) -> None:
+    """Whichever way they come."""
+    disk = FaultyDisk()
+    nonsense = lq.Message("t", queue_id=1 << 40)
+    with opened(tmp_path, disk, flush_disk_type="SYNC_FLUSH") as store:
+        for put in (
+            lambda: store.put(nonsense),
+            lambda: store.put_async(nonsense).result(),
+            lambda: store.put_batch([nonsense]),
+            lambda: store.put_many([nonsense]),
+        ):
+            with pytest.raises(UsageError):
+                put()
+        assert store.stats().put_failed == 4
+        disk.failing["fdatasync"] = EIO
+        with pytest.raises(StoreUnavailable, match="sync failed"):
+            store.put_async(lq.Message("t")).result(20)
+        end = time.monotonic() + 10
+        while store.stats().put_failed < 5 and time.monotonic() < end:
+            time.sleep(0.001)
+        assert (store.stats().put_failed, store.stats().put_messages) == (5, 0)
+
+
 def test_the_names_in_the_folder_while_it_is_open(store: WritableStore) -> None:
     layout = StoreLayout.open(store.root)
     assert layout.has_abort and layout.is_live()

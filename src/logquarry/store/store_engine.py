@@ -255,11 +255,15 @@ class StoreEngine:
         return self.wait.settle(result, wait)
 
     def settle_later(
-        self, result: PutResult, wait: bool, done: Callable[[PutResult], None]
+        self,
+        result: PutResult,
+        wait: bool,
+        done: Callable[[PutResult], None],
+        failed: Callable[[], None],
     ) -> Future[PutResult]:
         """The future of a put that is in the log; see :class:`FlushWait`."""
         self._dispatching.wakeup()
-        return self.wait.settle_later(result, wait, done)
+        return self.wait.settle_later(result, wait, done, failed)
 
     def _flushables(self) -> Iterator[Flushable]:
         yield from self.queues

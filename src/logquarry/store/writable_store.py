@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logquarry.config import StoreConfig
-from logquarry.errors import LogquarryError, StoreError, StoreUnavailable, UsageError
+from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
 from logquarry.files.filesystem import without_file_scheme
 from logquarry.files.layout import StoreLayout
 from logquarry.message import Message
@@ -97,7 +97,7 @@ class WritableStore(MessageStore):
                 self._writer.check_status()
                 self._engine.adopt()
             result = self._writer.put(message)
-        except StoreError:
+        except LogquarryError:
             self._recorder.put_failed()
             raise
         self._recorder.put(message.topic, result, time.monotonic() - began)
@@ -124,7 +124,7 @@ class WritableStore(MessageStore):
         except LogquarryError as error:
             self._recorder.put_failed()
             return failed_future(error)
-        return self._engine.settle_later(result, waits, settled)
+        return self._engine.settle_later(result, waits, settled, self._recorder.put_failed)
 
     def put_batch(
         self,
@@ -140,7 +140,7 @@ class WritableStore(MessageStore):
                 self._writer.check_status()
                 self._engine.adopt()
             result = self._writer.put_batch(messages, wire=wire, message=message)
-        except StoreError:
+        except LogquarryError:
             self._recorder.put_failed()
             raise
         shared = message if message is not None else messages[0] if messages else None
@@ -155,7 +155,7 @@ class WritableStore(MessageStore):
             if self._writer.bar is not None:
                 self._engine.adopt()
             result = self._many.put_many(messages)
-        except StoreError as error:
+        except LogquarryError as error:
             self._recorder.put_failed()
             appended = getattr(error, "appended", None)
             if appended is not None:

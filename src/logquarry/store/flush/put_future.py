@@ -64,7 +64,11 @@ class FlushWait:
         return _flushed(result, self._flusher.request(result.end_offset).result())
 
     def settle_later(
-        self, result: PutResult, wait: bool, done: Callable[[PutResult], None]
+        self,
+        result: PutResult,
+        wait: bool,
+        done: Callable[[PutResult], None],
+        failed: Callable[[], None],
     ) -> Future[PutResult]:
         """A future of the same. Nobody can cancel it: the message is in the log.
 
@@ -72,6 +76,7 @@ class FlushWait:
             result: what the append came to.
             wait: whether the put waits for the disk.
             done: told of the result before the future's callbacks are.
+            failed: likewise, if the sync failed.
         """
         future = started_future()
         if self._flusher is None or not wait or not result.size:
@@ -88,6 +93,7 @@ class FlushWait:
             done(settled)
             return settled
 
+        future.add_done_callback(lambda told: None if told.exception() is None else failed())
         self._flusher.resolve_later(result.end_offset, future, settled_result)
         return future
 
