@@ -222,6 +222,23 @@ def test_a_failed_sync_poisons_the_store(tmp_path: Path) -> None:
         assert bodies(reader)[0] == b"first"
 
 
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_a_master_that_has_to_wait_for_a_slave(flush: str, tmp_path: Path) -> None:
+    """There is none. (RocketMQ: no connection, SLAVE_NOT_AVAILABLE.)"""
+    with opened(tmp_path, broker_role="SYNC_MASTER", flush_disk_type=flush) as store:
+        alone = PutStatus.SLAVE_NOT_AVAILABLE
+        result = store.put(lq.Message("t"))
+        assert (result.status, result.ok) == (alone, True)
+        assert store.put_async(lq.Message("t")).result(20).status is alone
+        assert store.put_batch([lq.Message("t")]).status is alone
+        assert store.put_many([lq.Message("t")]).status is alone
+        nobody_waits = lq.Message("t", wait_store_ok=False)
+        assert store.put(nobody_waits).status is PutStatus.PUT_OK
+        assert store.put_async(nobody_waits).result(20).status is PutStatus.PUT_OK
+        assert store.wait_dispatched(timeout=20)
+        assert store.queue_offsets("t", 0).max == 6
+
+
 @pytest.mark.parametrize("is_full", [False, True])
 def test_queues_that_nobody_has_asked_for_can_be_read_on_a_bad_disk(
     is_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -239,7 +239,12 @@ class StoreEngine:
             thorough_interval_ms=config.flush_consume_queue_thorough_interval,
         )
         self._housekeeping = Housekeeping(self._abort, self.index, self.recorder, health)
-        self.wait = FlushWait(self._group, after_put.wakeup)
+        is_replicated = config.broker_role == "SYNC_MASTER"
+        self.wait = FlushWait(
+            self._group,
+            after_put.wakeup,
+            replica=PutStatus.SLAVE_NOT_AVAILABLE if is_replicated else PutStatus.PUT_OK,
+        )
         commits = [] if self._commit is None else [self._commit]
         # What is committed can be dispatched, and what is dispatched can be flushed.
         self._services = [*commits, self._dispatching, flush, self._flush_queues]

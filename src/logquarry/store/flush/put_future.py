@@ -1,10 +1,13 @@
-"""What a put waits for when its message is in the log (``handleDiskFlush``).
+"""What a put waits for when its message is in the log (``handleDiskFlush``, ``handleHA``).
 
 ::
 
                        SYNC_FLUSH              ASYNC_FLUSH
     WAIT (default)     the next fdatasync      nothing
     WAIT=false         nothing                 nothing
+
+On a SYNC_MASTER a put with WAIT is also told of its replica. There is none yet, as on a broker that
+no slave is connected to: SLAVE_NOT_AVAILABLE.
 
 Waiting is done by the caller (:meth:`FlushWait.settle`), or by nobody: the future that
 :meth:`FlushWait.settle_later` gives is resolved by the thread that syncs.
@@ -46,11 +49,19 @@ class FlushWait:
     Args:
         flusher: syncs the log; None where no put waits for that (ASYNC_FLUSH).
         appended: told of each put that nobody waits for, so that it gets to the disk in time.
+        replica: what becomes of the replica of each put with WAIT.
     """
 
-    def __init__(self, flusher: Flusher | None, appended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        flusher: Flusher | None,
+        appended: Callable[[], None],
+        *,
+        replica: PutStatus = PutStatus.PUT_OK,
+    ) -> None:
         self._flusher = flusher
         self.appended = appended
+        self._replica = replica
 
     def settle(self, result: PutResult, wait: bool) -> PutResult:
         """The result once the disk has the message, as far as the put waits for that.
@@ -60,8 +71,8 @@ class FlushWait:
         """
         if self._flusher is None or not wait or not result.size:
             self.appended()
-            return result
-        return _flushed(result, self._flusher.request(result.end_offset).result())
+            return self._replicated(result, wait)
+        return self._flushed(result, self._flusher.request(result.end_offset).result())
 
     def settle_later(
         self,
@@ -81,13 +92,14 @@ class FlushWait:
         future = started_future()
         if self._flusher is None or not wait or not result.size:
             self.appended()
+            result = self._replicated(result, wait)
             done(result)
             future.set_result(result)
             return future
         began = time.monotonic()
 
         def settled_result(in_time: bool) -> PutResult:
-            settled = _flushed(result, in_time)
+            settled = self._flushed(result, in_time)
             if (took := time.monotonic() - began) > SLOW_PUT:
                 logger.warning("a put waited %d ms for the disk: %s", took * _MS, settled)
             done(settled)
@@ -96,6 +108,13 @@ class FlushWait:
         future.add_done_callback(lambda told: None if told.exception() is None else failed())
         self._flusher.resolve_later(result.end_offset, future, settled_result)
         return future
+
+    def _flushed(self, result: PutResult, in_time: bool) -> PutResult:
+        flush = PutStatus.PUT_OK if in_time else PutStatus.FLUSH_DISK_TIMEOUT
+        return result.settled(flush=flush, replica=self._replica)
+
+    def _replicated(self, result: PutResult, wait: bool) -> PutResult:
+        return result.settled(replica=self._replica) if wait else result
 
 
 def failed_future(error: LogquarryError) -> Future[PutResult]:
@@ -110,7 +129,3 @@ def started_future() -> Future[PutResult]:
     future: Future[PutResult] = Future()
     future.set_running_or_notify_cancel()
     return future
-
-
-def _flushed(result: PutResult, in_time: bool) -> PutResult:
-    return result if in_time else result.settled(flush=PutStatus.FLUSH_DISK_TIMEOUT)
