@@ -305,6 +305,22 @@ def test_the_transient_pool(tmp_path: Path) -> None:
         assert not verify_store(reader.layout).has_damage
 
 
+def test_what_is_committed_is_dispatched_at_once(tmp_path: Path) -> None:
+    # Only commits come by themselves here, and nobody hurries the dispatcher.
+    with opened(tmp_path, transient_store_pool_enable=True) as store:
+        took = []
+        arrived = threading.Event()
+        store.add_arrival_listener(lambda _: arrived.set())
+        for number in range(3):
+            arrived.clear()
+            began = time.monotonic()
+            store.put(lq.Message("t", b"%d" % number))
+            assert arrived.wait(20)
+            took.append(time.monotonic() - began)
+        # Of the commit's interval, and not of the dispatcher's second.
+        assert min(took) < 0.7
+
+
 @pytest.mark.parametrize(
     "settings",
     [

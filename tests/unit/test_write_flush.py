@@ -288,7 +288,7 @@ def test_commits_wake_the_flusher(disk: FaultyDisk, tmp_path: Path) -> None:
     flusher = FlushRealTimeService(
         queue, disk.health, is_timed=False, interval_ms=60_000, least_pages=0
     )
-    commits = CommitRealTimeService(queue, disk.health, flusher=flusher, interval_ms=5)
+    commits = CommitRealTimeService(queue, disk.health, committed=flusher.wakeup, interval_ms=5)
     flusher.start()
     commits.start()
     end = put(queue, b"some text")

@@ -201,6 +201,7 @@ class StoreEngine:
         self._commit: CommitRealTimeService | None = None
         self._group: GroupCommitService | None = None
         flush: Service
+        after_put: Service
         if config.flush_disk_type == "SYNC_FLUSH":
             flush = self._group = GroupCommitService(
                 self.log,
@@ -218,12 +219,12 @@ class StoreEngine:
                 thorough_interval_ms=config.flush_commit_log_thorough_interval,
                 is_timed=config.flush_commit_log_timed,
             )
-        after_put: Service = flush
+        after_put = self._flush = flush
         if self._pool is not None:
             after_put = self._commit = CommitRealTimeService(
                 self.log,
                 health,
-                flusher=flush,
+                committed=self._committed,
                 interval_ms=config.commit_interval_commit_log,
                 least_pages=config.commit_commit_log_least_pages,
                 thorough_interval_ms=config.commit_commit_log_thorough_interval,
@@ -255,6 +256,11 @@ class StoreEngine:
             service.start()
 
     # --------------------------------------------------------------------------------- at work
+    def _committed(self) -> None:
+        # What is not committed cannot be dispatched: the put's own wake-up came too early.
+        self._dispatching.wakeup()
+        self._flush.wakeup()
+
     def _settle(self, result: PutResult, wait: bool) -> PutResult:
         self._dispatching.wakeup()
         return self.wait.settle(result, wait)

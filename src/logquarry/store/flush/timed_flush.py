@@ -107,7 +107,7 @@ class CommitRealTimeService(Service):
     Args:
         queue: the log's files.
         health: of the store.
-        flusher: is woken when something was committed.
+        committed: told when something was.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class CommitRealTimeService(Service):
         queue: MappedFileQueue,
         health: Health,
         *,
-        flusher: Service | None = None,
+        committed: Callable[[], None] = lambda: None,
         interval_ms: int = 200,
         least_pages: int = 4,
         thorough_interval_ms: int = 200,
@@ -123,7 +123,7 @@ class CommitRealTimeService(Service):
     ) -> None:
         super().__init__("commit", health, interval_ms=interval_ms)
         self._queue = queue
-        self._flusher = flusher
+        self._committed = committed
         self._thorough = _Thorough(thorough_interval_ms, least_pages, clock)
 
     def run_once(self) -> None:
@@ -136,8 +136,8 @@ class CommitRealTimeService(Service):
 
     def _commit(self, least_pages: int) -> None:
         before = self._queue.committed_offset
-        if self._queue.commit(least_pages) != before and self._flusher is not None:
-            self._flusher.wakeup()
+        if self._queue.commit(least_pages) != before:
+            self._committed()
 
 
 class FlushConsumeQueueService(Service):
