@@ -33,6 +33,7 @@ _CHOICES: Final = {
     "flush_disk_type": FLUSH_DISK_TYPES,
 }
 _ABOVE_ZERO: Final = (
+    "sync_flush_timeout",
     "flush_interval_commit_log",
     "commit_interval_commit_log",
     "transient_store_pool_size",
