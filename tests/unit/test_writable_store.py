@@ -167,6 +167,22 @@ def test_a_listener_cannot_close_the_store(store: WritableStore) -> None:
     assert store.put(lq.Message("t")).ok
 
 
+def test_a_listener_cannot_wait_for_the_dispatcher(store: WritableStore) -> None:
+    refused: list[str] = []
+
+    def wait(_: MessageArrival) -> None:
+        # What it is told of counts as dispatched once all listeners are told.
+        try:
+            store.wait_dispatched(timeout=10)
+        except UsageError as error:
+            refused.append(str(error))
+
+    store.add_arrival_listener(wait)
+    result = store.put(lq.Message("t"))
+    assert store.wait_dispatched(result.end_offset, timeout=10)
+    assert len(refused) == 1 and "listener" in refused[0]
+
+
 # -------------------------------------------------------------------------------------- flush
 def test_synchronous_flush(tmp_path: Path) -> None:
     disk = FaultyDisk()

@@ -323,7 +323,9 @@ class StoreEngine:
             if not self.writer.has_foreign:
                 return
             end = self.log.wrote_offset
-            if not self._dispatching.wait_dispatched(end, _ADOPT_SECONDS):
+            # A listener cannot wait for that.
+            waits = not self._dispatching.is_current
+            if not (waits and self._dispatching.wait_dispatched(end, _ADOPT_SECONDS)):
                 raise refusal(
                     PutStatus.SERVICE_NOT_AVAILABLE,
                     f"{self.root}: the log ends within a message of another store: its rest has "

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.config import StoreConfig
-from logquarry.errors import CorruptFrame, StoreError, StoreUnavailable
+from logquarry.errors import CorruptFrame, StoreError, StoreUnavailable, UsageError
 from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE
 from logquarry.format import frame
 from logquarry.format.frame import DamageKind
@@ -325,9 +325,12 @@ class DispatchService(Service):
 
         Raises:
             StoreError: what ended the dispatching.
+            UsageError: if a listener asks: it would wait for itself.
         """
         if self._dispatcher.offset >= offset:
             return True
+        if self.is_current:
+            raise UsageError("a listener cannot wait for the dispatcher that calls it")
         self.wakeup()
         self._hurry.set()
         with self._moved:
