@@ -395,8 +395,10 @@ class StoreEngine:
         for service in self._services:
             service.stop(_PATIENCE_SECONDS)
         with contextlib.suppress(StoreError):
-            for files in getattr(self, "queues", ()):
-                files.flush(0)
+            # What opening dispatched: without `abort` it counts as on the disk.
+            for part in (*getattr(self, "queues", ()), getattr(self, "index", None)):
+                if part is not None:
+                    part.flush(0)
             self._close_files()
             self._abort.remove()
         self._let_go()
