@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,38 @@ def test_a_put_that_waits_for_the_disk_when_the_store_is_closed(
     assert store.put(lq.Message("t", b"1")).status is lq.PutStatus.PUT_OK
     with lq.MessageStore.open(tmp_path) as reader:
         assert bodies(reader) == [b"1"] and not reader.has_abort
+
+
+@pytest.mark.parametrize("what", ["put", "wait"])
+def test_ctrl_c_while_waiting(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves no lock taken that a thread of the store needs.
+
+    It comes where it hurts most: in the code of Python's conditions, which is Python, when it has
+    just taken the lock. (A hammer of real signals met that within seconds.)
+    """
+
+    class InterruptedHere(BaseException):
+        pass
+
+    enter, own = threading.Condition.__enter__, threading.current_thread()
+
+    def interrupted(self: threading.Condition) -> bool:
+        taken = enter(self)
+        if threading.current_thread() is own:
+            raise InterruptedHere
+        return taken
+
+    with opened(tmp_path, flush_disk_type="SYNC_FLUSH") as store:
+        with monkeypatch.context() as patched, suppress(InterruptedHere):
+            patched.setattr(threading.Condition, "__enter__", interrupted)
+            if what == "put":
+                store.put(lq.Message("t"))
+            else:
+                store.wait_dispatched(1 << 40, 0.1)
+        putting = start(lambda: store.put(lq.Message("own")))
+        putting.join(2)
+        assert not putting.is_alive()
+        end = time.monotonic() + 5
+        while store.queue_offsets("own", 0).max < 1 and time.monotonic() < end:
+            time.sleep(0.001)
+        assert store.queue_offsets("own", 0).max == 1

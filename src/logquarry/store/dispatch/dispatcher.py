@@ -269,7 +269,9 @@ class DispatchService(Service):
         super().__init__("dispatch", health, interval_ms=_INTERVAL_MS)
         self._dispatcher = dispatcher
         self._flags = flags
-        self._moved = threading.Condition()
+        # One for each who waits. No condition: those are written in Python, and Ctrl-C in the
+        # middle of one leaves its lock taken.
+        self._waiting: list[Flag] = []
         self._hurry = Flag()
         self._failure: StoreError | None = None
         self._is_over = False
@@ -296,8 +298,7 @@ class DispatchService(Service):
                 logger.warning("dispatching goes on at %d", self._dispatcher.offset)
                 self._failure = None
                 self._flags.clear(Refusal.LOGICS_QUEUE_ERROR)
-        with self._moved:
-            self._moved.notify_all()
+        self._tell_waiting()
         if not self.is_stopping and self._dispatcher.offset - start < _MOST_BYTES:
             # RocketMQ pauses for 1 ms.
             least, most = _PAUSES
@@ -314,9 +315,12 @@ class DispatchService(Service):
 
     def ended(self) -> None:
         """Let go of whoever waits."""
-        with self._moved:
-            self._is_over = True
-            self._moved.notify_all()
+        self._is_over = True
+        self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        for flag in list(self._waiting):
+            flag.set()
 
     def wait_dispatched(self, offset: int, timeout_s: float | None = None) -> bool:
         """Wait until what is in the log before an offset is dispatched; whether it is.
@@ -331,13 +335,18 @@ class DispatchService(Service):
             return True
         if self.is_current:
             raise UsageError("a listener cannot wait for the dispatcher that calls it")
-        self.wakeup()
-        self._hurry.set()
-        with self._moved:
-            self._moved.wait_for(
-                lambda: self._dispatcher.offset >= offset or self._failure or self._is_over,
-                timeout_s,
-            )
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        moved = Flag()
+        self._waiting.append(moved)
+        try:
+            self.wakeup()
+            self._hurry.set()
+            # Looked at behind each flag that is taken: what moves later sets it again.
+            while self._dispatcher.offset < offset and not self._failure and not self._is_over:
+                if not moved.take(None if end is None else max(0.0, end - time.monotonic())):
+                    break
+        finally:
+            self._waiting.remove(moved)
         if self._dispatcher.offset >= offset:
             return True
         if self._failure is not None:

@@ -17,12 +17,43 @@ from logquarry.errors import StoreUnavailable
 from logquarry.store.disk.checkpoint_file import CheckpointFile
 from logquarry.store.disk.health import Health
 from logquarry.store.disk.service import Clock, Service, monotonic_ms
+from logquarry.store.disk.signal_flag import Done
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 
 logger = logging.getLogger(__name__)
 
 SYNC_FLUSH_TIMEOUT_MS: Final = 5_000
 _IDLE_FLUSH_MS: Final = 500
+_LONG_SECONDS: Final = 3_600.0
+
+
+class _Answer:
+    """A future for one thread that waits at once.
+
+    Those of :mod:`concurrent.futures` are written in Python: Ctrl-C in the middle of one leaves its
+    lock taken, and the thread that syncs waits for it for ever
+    (:mod:`logquarry.store.disk.signal_flag`).
+    """
+
+    def __init__(self) -> None:
+        self._done = Done()
+        self._is_flushed = False
+        self._error: StoreUnavailable | None = None
+
+    def set_result(self, is_flushed: bool) -> None:
+        self._is_flushed = is_flushed
+        self._done.set()
+
+    def set_exception(self, error: StoreUnavailable) -> None:
+        self._error = error
+        self._done.set()
+
+    def result(self) -> bool:
+        while not self._done.wait(_LONG_SECONDS):
+            pass
+        if self._error is not None:
+            raise self._error
+        return self._is_flushed
 
 
 class _Request:
@@ -31,7 +62,11 @@ class _Request:
     __slots__ = ("_open", "deadline", "future", "offset", "result_of")
 
     def __init__(
-        self, offset: int, deadline: int, future: Future[Any], result_of: Callable[[bool], Any]
+        self,
+        offset: int,
+        deadline: int,
+        future: Future[Any] | _Answer,
+        result_of: Callable[[bool], Any],
     ) -> None:
         self.offset = offset
         self.deadline = deadline
@@ -112,6 +147,12 @@ class GroupCommitService(Service):
         self.resolve_later(offset, future, bool)
         return future
 
+    def wait(self, offset: int) -> bool:
+        """Wait for what :meth:`request` gives a future of."""
+        answer = _Answer()
+        self._add(offset, answer, bool)
+        return answer.result()
+
     def resolve_later(
         self, offset: int, future: Future[Any], result_of: Callable[[bool], Any]
     ) -> None:
@@ -122,6 +163,11 @@ class GroupCommitService(Service):
             future: is resolved then.
             result_of: makes its result of that of :meth:`request`.
         """
+        self._add(offset, future, result_of)
+
+    def _add(
+        self, offset: int, future: Future[Any] | _Answer, result_of: Callable[[bool], Any]
+    ) -> None:
         request = _Request(offset, self._clock() + self._timeout_ms, future, result_of)
         with self._change:
             is_refused = self._has_ended or self.health.reason is not None

@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 class Flusher(Protocol):
     """What syncs the log for those who wait (:class:`.group_commit.GroupCommitService`)."""
 
-    def request(self, offset: int) -> Future[bool]:
-        """A future that is done when the log is on the disk up to an offset."""
+    def wait(self, offset: int) -> bool:
+        """Wait until the log is on the disk up to an offset; whether it was in time."""
 
     def resolve_later(
         self, offset: int, future: Future[Any], result_of: Callable[[bool], Any]
     ) -> None:
-        """The same with a future of the caller's, and a result that is made of it."""
+        """Have a future of the caller's resolved then, with a result that is made of the same."""
 
 
 _MS: Final = 1_000
@@ -72,7 +72,7 @@ class FlushWait:
         if self._flusher is None or not wait or not result.size:
             self.appended()
             return self._replicated(result, wait)
-        return self._flushed(result, self._flusher.request(result.end_offset).result())
+        return self._flushed(result, self._flusher.wait(result.end_offset))
 
     def settle_later(
         self,
