@@ -33,7 +33,6 @@ _CHOICES: Final = {
     "flush_disk_type": FLUSH_DISK_TYPES,
 }
 _ABOVE_ZERO: Final = (
-    "sync_flush_timeout",
     "flush_interval_commit_log",
     "commit_interval_commit_log",
     "transient_store_pool_size",
@@ -171,6 +170,8 @@ class StoreConfig(LayoutConfig):
         for name in _ABOVE_ZERO:
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be above 0")
+        if self.sync_flush_timeout < 0:
+            raise UsageError(f"sync_flush_timeout is {self.sync_flush_timeout}, below 0")
 
     @property
     def uses_transient_pool(self) -> bool:
