@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 
 from logquarry.store.put.put_many import PutManyResult
 from logquarry.store.put.put_result import PutResult
-from logquarry.store.read.get_message import GetMessageStatus, GetResult
 
 Clock = Callable[[], float]
 
@@ -188,12 +187,15 @@ class StatsRecorder:
         """A put that is not in the log."""
         self._counts().failed += 1
 
-    def get(self, result: GetResult) -> None:
-        """A get."""
-        counts = self._counts()
-        if result.status is GetMessageStatus.FOUND:
+    def got(self, messages: int) -> None:
+        """A get that gave so many messages."""
+        try:
+            counts: _Counts = self._own.counts
+        except AttributeError:
+            counts = self._counts()
+        if messages:
             counts.get_found += 1
-            counts.get_messages += len(result.messages)
+            counts.get_messages += messages
         else:
             counts.get_missed += 1
 

@@ -148,9 +148,7 @@ class StoreEngine:
             disk, root / COMMIT_LOG, log_size, allocator=self._allocator, guard_names=True
         )
         self.checkpoint = CheckpointFile(disk, root / CHECKPOINT)
-        self.queues = QueueTable(
-            disk, root, queue_size, found.queue_ends, lambda: max(0, self.log.min_offset)
-        )
+        self.queues = QueueTable(disk, root, queue_size, found.queue_ends, self.log)
         self.index: IndexKeeper | None = None
         self.log.load()
         if self.log.bases:

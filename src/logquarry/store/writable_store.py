@@ -13,6 +13,7 @@ from logquarry.config import StoreConfig
 from logquarry.errors import LogquarryError, StoreError, UsageError
 from logquarry.files.filesystem import without_file_scheme
 from logquarry.files.layout import StoreLayout
+from logquarry.format import tags
 from logquarry.message import Message
 from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.lifetime import close_at_exit, was_closed
@@ -54,7 +55,11 @@ class WritableStore(MessageStore):
         self._writer = engine.writer
         self._many = ManyWriter(engine.writer)
         self._recorder = engine.recorder
+        self._health = engine.health
         self._log = self._live_log = LiveLog(engine.log, self._layout_now)
+        # Looked up once, for all gets.
+        self._live_queues = engine.queues.live
+        self._quick_get = self._quick.get
 
     @classmethod
     def start(
@@ -208,6 +213,7 @@ class WritableStore(MessageStore):
         self._engine.close()
         was_closed(self)
         self._is_open = False
+        self._quick.forget()
         self._live_log.close()
         self._files.close()
 
@@ -256,8 +262,15 @@ class WritableStore(MessageStore):
         tag: str | None = None,
     ) -> GetResult:
         """See :meth:`MessageStore.get`."""
+        queue = self._live_queues.get((topic, queue_id))
+        if queue is not None and not self._health.is_gone:
+            wanted = None if tag is None else tags.parse(tag)
+            result = self._quick_get(queue, offset, max_count, wanted)
+            if result is not None:
+                self._recorder.got(len(result.messages))
+                return result
         result = super().get(topic, queue_id, offset, max_count, tag)
-        self._recorder.get(result)
+        self._recorder.got(len(result.messages))
         return result
 
     def _layout_now(self) -> StoreLayout:

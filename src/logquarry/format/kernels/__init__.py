@@ -18,6 +18,7 @@ from logquarry.format.kernels.columns import (
 )
 from logquarry.format.kernels.encode import encode_frames, intern_numbers, intern_spans
 from logquarry.format.kernels.follow import follow
+from logquarry.format.kernels.gets import get_frames
 from logquarry.format.kernels.hosts import HOST_TEXT_SIZE, host_texts, message_ids
 from logquarry.format.kernels.keys import index_keys
 from logquarry.format.kernels.properties import (
@@ -57,6 +58,7 @@ __all__ = [
     "first_nonzero",
     "follow",
     "gather",
+    "get_frames",
     "group_units",
     "host_texts",
     "index_keys",
