@@ -40,6 +40,7 @@ WINDOWS: Final = (10, 60, 600)
 """Seconds over which rates are reckoned."""
 
 _BOUNDS: Final = tuple(bound for _, bound in BUCKETS)
+_FIRST_BOUND: Final = _BOUNDS[0]
 _MS: Final = 1_000
 
 
@@ -163,10 +164,23 @@ class StatsRecorder:
 
     def put(self, topic: str, result: PutResult, seconds: float) -> None:
         """A put that is in the log."""
-        counts = self._counts()
-        counts.add_topic(topic, result.message_count, result.size)
-        counts.lock_longest_ms = max(counts.lock_longest_ms, result.elapsed_ms)
-        self._whole(counts, seconds)
+        # Without a call for each of the counts, which would take longer than counting.
+        try:
+            counts: _Counts = self._own.counts
+        except AttributeError:
+            counts = self._counts()
+        _, _, _, _, _, size, messages, _, held_ms, _ = result
+        found = counts.topics.get(topic)
+        if found is None:
+            counts.add_topic(topic, messages, size)
+        else:
+            found[0] += messages
+            found[1] += size
+        counts.lock_longest_ms = max(counts.lock_longest_ms, held_ms)
+        if seconds > counts.longest or seconds >= _FIRST_BOUND:
+            self._whole(counts, seconds)
+        else:
+            counts.times[0] += 1
 
     def put_many(self, result: PutManyResult, seconds: float) -> None:
         """Messages that were put at once. How long the log was held for a chunk is not known."""

@@ -185,7 +185,7 @@ class StoreEngine:
             queue_offsets=offsets,
             flags=self.flags,
             health=self.health,
-            settle=self._settle,
+            settle=self._settle if self._group is not None else self._settle_now,
         )
 
     def _catch_up(self, found: StoreFound) -> None:
@@ -240,6 +240,8 @@ class StoreEngine:
         )
         self._housekeeping = Housekeeping(self._abort, self.index, self.recorder, health)
         self.wait = FlushWait(self._group, after_put.wakeup)
+        flags = self._dispatching.flag, after_put.flag
+        self._after_put = tuple(flag for flag in flags if flag is not None)
         commits = [] if self._commit is None else [self._commit]
         # What is committed can be dispatched, and what is dispatched can be flushed.
         self._services = [*commits, self._dispatching, flush, self._flush_queues]
@@ -253,6 +255,13 @@ class StoreEngine:
     def _settle(self, result: PutResult, wait: bool) -> PutResult:
         self._dispatching.wakeup()
         return self.wait.settle(result, wait)
+
+    def _settle_now(self, result: PutResult, wait: bool) -> PutResult:
+        """The same where no put waits for the disk."""
+        for flag in self._after_put:
+            if flag.is_unset():
+                flag.set()
+        return result
 
     def settle_later(
         self, result: PutResult, wait: bool, done: Callable[[PutResult], None]

@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from logquarry.scan.walk import LogReader
 
 _NS_PER_MS = 1_000_000
+_monotonic = time.monotonic
+_time_ns = time.time_ns
 
 
 def now_ms() -> int:
     """``System.currentTimeMillis()``."""
-    return time.time_ns() // _NS_PER_MS
+    return _time_ns() // _NS_PER_MS
 
 
 class WritableStore(MessageStore):
@@ -57,7 +59,9 @@ class WritableStore(MessageStore):
         self._recorder = engine.recorder
         self._health = engine.health
         self._log = self._live_log = LiveLog(engine.log, self._layout_now)
-        # Looked up once, for all gets.
+        # Looked up once, for all puts and gets.
+        self._put = engine.writer.put
+        self._count_put = engine.recorder.put
         self._live_queues = engine.queues.live
         self._quick_get = self._quick.get
 
@@ -95,16 +99,16 @@ class WritableStore(MessageStore):
     # ------------------------------------------------------------------------------------ write
     def put(self, message: Message) -> PutResult:
         """See :meth:`WriteApi.put`."""
-        began = time.monotonic()
+        began = _monotonic()
         try:
             if self._engine.has_foreign:
                 self._writer.check_status()
                 self._engine.adopt()
-            result = self._writer.put(message)
+            result = self._put(message)
         except StoreError:
             self._recorder.put_failed()
             raise
-        self._recorder.put(message.topic, result, time.monotonic() - began)
+        self._count_put(message.topic, result, _monotonic() - began)
         return result
 
     def put_async(self, message: Message) -> Future[PutResult]:

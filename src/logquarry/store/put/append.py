@@ -50,7 +50,10 @@ SLOW_PUT: Final = 0.5
 _BLANK: Final = frame.BLANK.size
 _MS: Final = 1_000
 _PUT_OK, _APPENDED = PutStatus.PUT_OK, AppendStatus.PUT_OK
+_MAGIC: Final = frame.MAGIC_V1
+_FIRST: Final = (0,)
 _new_result = tuple.__new__
+_monotonic = time.monotonic
 
 
 def _settled(result: PutResult, wait: bool) -> PutResult:
@@ -123,13 +126,15 @@ class CommitLogWriter:
             StoreUnavailable: if the store takes no messages now.
             MessageRejected: if it does not take this one.
         """
-        began = time.monotonic()
-        self.check_status()
+        began = _monotonic()
+        # Mostly nothing of that is so, and then not even a call is made for it.
+        if self._flags.refusals or self._health.reason is not None or self._held_since:
+            self.check_status()
         result = self._put_plain(message)
         if result is None:
             return self._put(self.encoder.encode(message), began, settle)
         result = (settle or self.settle)(result, True)
-        if time.monotonic() - began > SLOW_PUT:
+        if _monotonic() - began > SLOW_PUT:
             self._note_slow(began, len(message.body), result)
         return result
 
@@ -204,13 +209,14 @@ class CommitLogWriter:
         target, size, crc, queue_id, flag, born, reconsumed, prepared, length, body, rest = parts
         key, pack, flags, born_host, store_host, _, _, advances = target
         with self._lock:
-            began = self._held_since = time.monotonic()
+            began = self._held_since = _monotonic()
             try:
-                file = self._files.last_file()
+                file = self._files.last
                 if file is None or self._health.reason is not None:
                     return None
                 at = file.wrote
-                if size + _BLANK > file.size - at:
+                end = at + size
+                if end + _BLANK > file.size:
                     return None
                 now = self.clock()
                 # Also a message that takes no place makes its queue known.
@@ -220,7 +226,7 @@ class CommitLogWriter:
                 physical_offset = file.base + at
                 head = pack(
                     size,
-                    frame.MAGIC_V1,
+                    _MAGIC,
                     crc,
                     queue_id,
                     flag,
@@ -236,7 +242,9 @@ class CommitLogWriter:
                     length,
                 )
                 try:
-                    file.append(b"".join((head, body, rest)))
+                    # As MappedFile.append does it.
+                    file.buffer[at:end] = b"".join((head, body, rest))
+                    file.wrote = end
                     if advances:
                         self.queue_offsets[key] = offset + 1
                 except BaseException:
@@ -250,10 +258,10 @@ class CommitLogWriter:
                 return None
             finally:
                 self._held_since = 0.0
-        held = (time.monotonic() - began) * _MS
+        held = (_monotonic() - began) * _MS
         result = _new_result(
             PutResult,
-            (_PUT_OK, _APPENDED, store_host, physical_offset, offset, size, 1, now, held, (0,)),
+            (_PUT_OK, _APPENDED, store_host, physical_offset, offset, size, 1, now, held, _FIRST),
         )
         if held > SLOW_PUT * _MS:
             self._note_held(result, length)
