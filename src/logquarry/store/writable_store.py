@@ -113,25 +113,20 @@ class WritableStore(MessageStore):
 
     def put_async(self, message: Message) -> Future[PutResult]:
         """See :meth:`WriteApi.put_async`."""
-        began = time.monotonic()
-        waits = True
-
-        def appended(result: PutResult, wait: bool) -> PutResult:
-            nonlocal waits
-            waits = wait
-            return result
-
-        def settled(result: PutResult) -> None:
-            self._recorder.put(message.topic, result, time.monotonic() - began)
-
+        began = _monotonic()
         try:
             if self._engine.has_foreign:
                 self._writer.check_status()
                 self._engine.adopt()
-            result = self._writer.put(message, settle=appended)
+            result, waits = self._writer.append_message(message)
         except LogquarryError as error:
             self._recorder.put_failed()
             return failed_future(error)
+        count, topic = self._count_put, message.topic
+
+        def settled(result: PutResult) -> None:
+            count(topic, result, _monotonic() - began)
+
         return self._engine.settle_later(result, waits, settled)
 
     def put_batch(

@@ -115,12 +115,8 @@ class CommitLogWriter:
         return self._lock
 
     # ------------------------------------------------------------------------------------- put
-    def put(self, message: Message, *, settle: Settle | None = None) -> PutResult:
+    def put(self, message: Message) -> PutResult:
         """Put one message.
-
-        Args:
-            message: the message.
-            settle: stands in for the writer's own this time.
 
         Raises:
             StoreUnavailable: if the store takes no messages now.
@@ -132,11 +128,27 @@ class CommitLogWriter:
             self.check_status()
         result = self._put_plain(message)
         if result is None:
-            return self._put(self.encoder.encode(message), began, settle)
-        result = (settle or self.settle)(result, True)
+            return self._put(self.encoder.encode(message), began)
+        result = self.settle(result, True)
         if _monotonic() - began > SLOW_PUT:
             self._note_slow(began, len(message.body), result)
         return result
+
+    def append_message(self, message: Message) -> tuple[PutResult, bool]:
+        """The same, settled by the caller: what it came to, and whether it waits for that.
+
+        Raises:
+            StoreUnavailable, MessageRejected: as :meth:`put`.
+        """
+        began = _monotonic()
+        self.check_status()
+        result, wait = self._put_plain(message), True
+        if result is None:
+            encoded = self.encoder.encode(message)
+            result, wait = self.append(encoded), encoded.wait
+        if _monotonic() - began > SLOW_PUT:
+            self._note_slow(began, len(message.body), result)
+        return result, wait
 
     def put_batch(
         self,
@@ -187,9 +199,9 @@ class CommitLogWriter:
         since = self._held_since
         return since > 0 and time.monotonic() - since > self._busy_after
 
-    def _put(self, encoded: Encoded, began: float, settle: Settle | None = None) -> PutResult:
-        result = (settle or self.settle)(self.append(encoded), encoded.wait)
-        if time.monotonic() - began > SLOW_PUT:
+    def _put(self, encoded: Encoded, began: float) -> PutResult:
+        result = self.settle(self.append(encoded), encoded.wait)
+        if _monotonic() - began > SLOW_PUT:
             self._note_slow(began, encoded.body_size, result)
         return result
 
