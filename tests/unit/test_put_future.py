@@ -65,9 +65,13 @@ def test_the_librarys_ways_of_waiting() -> None:
     futures: list[Future[PutResult]] = [PutFuture() for _ in range(4)]
     futures[2].set_result(RESULT)
     assert wait(futures, return_when=FIRST_COMPLETED).done == {futures[2]}
-    settling = threading.Timer(
-        0.05, lambda: [f.set_result(RESULT) for f in (*futures[:2], futures[3])]
-    )
+    left = [*futures[:2], futures[3]]
+
+    def settle() -> None:
+        for future in left:
+            future.set_result(RESULT)
+
+    settling = threading.Timer(0.05, settle)
     settling.start()
     assert set(as_completed(futures, timeout=20)) == set(futures)
     settling.join()
