@@ -176,9 +176,7 @@ class StoreEngine:
             disk, root / COMMIT_LOG, log_size, allocator=self._allocator, guard_names=True
         )
         self.checkpoint = CheckpointFile(disk, root / CHECKPOINT)
-        self.queues = QueueTable(
-            disk, root, queue_size, found.queue_ends, lambda: max(0, self.log.min_offset)
-        )
+        self.queues = QueueTable(disk, root, queue_size, found.queue_ends, self.log)
         self.index: IndexKeeper | None = None
         self.log.load()
         if self.log.bases:
@@ -215,7 +213,7 @@ class StoreEngine:
             queue_offsets=offsets,
             flags=self.flags,
             health=self.health,
-            settle=self._settle,
+            settle=self._settle if self._waits else self._settle_now,
         )
         self.log.on_flushed = self._flushed
 
@@ -280,6 +278,8 @@ class StoreEngine:
             after_put.wakeup,
             replica=PutStatus.SLAVE_NOT_AVAILABLE if is_replicated else PutStatus.PUT_OK,
         )
+        flags = self._dispatching.flag, after_put.flag
+        self._after_put = tuple(flag for flag in flags if flag is not None)
         commits = [] if self._commit is None else [self._commit]
         # What is committed can be dispatched, and what is dispatched can be flushed.
         self._services = [*commits, self._dispatching, flush, self._flush_queues]
@@ -298,6 +298,18 @@ class StoreEngine:
     def _settle(self, result: PutResult, wait: bool) -> PutResult:
         self._dispatching.wakeup()
         return self.wait.settle(result, wait)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether puts wait for anything: the disk, or a replica."""
+        return self._group is not None or self.config.broker_role == "SYNC_MASTER"
+
+    def _settle_now(self, result: PutResult, wait: bool) -> PutResult:
+        """The same where no put waits for anything."""
+        for flag in self._after_put:
+            if flag.is_unset():
+                flag.set()
+        return result
 
     def settle_later(
         self,

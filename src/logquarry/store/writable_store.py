@@ -13,6 +13,7 @@ from logquarry.config import StoreConfig
 from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
 from logquarry.files.filesystem import without_file_scheme
 from logquarry.files.layout import StoreLayout
+from logquarry.format import tags
 from logquarry.message import Message
 from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.lifetime import close_at_exit, was_closed
@@ -36,11 +37,13 @@ if TYPE_CHECKING:
     from logquarry.scan.walk import LogReader
 
 _NS_PER_MS = 1_000_000
+_monotonic = time.monotonic
+_time_ns = time.time_ns
 
 
 def now_ms() -> int:
     """``System.currentTimeMillis()``."""
-    return time.time_ns() // _NS_PER_MS
+    return _time_ns() // _NS_PER_MS
 
 
 class WritableStore(MessageStore):
@@ -57,7 +60,13 @@ class WritableStore(MessageStore):
         self._many = ManyWriter(engine.writer)
         self._recorder = engine.recorder
         self._found_time: int | None = None
+        self._health = engine.health
         self._log = self._live_log = LiveLog(engine.log, self._layout_now)
+        # Looked up once, for all puts and gets.
+        self._put = engine.writer.put
+        self._count_put = engine.recorder.put
+        self._live_queues = engine.queues.live
+        self._quick_get = self._quick.get
 
     @classmethod
     def start(
@@ -94,39 +103,34 @@ class WritableStore(MessageStore):
     # ------------------------------------------------------------------------------------ write
     def put(self, message: Message) -> PutResult:
         """See :meth:`WriteApi.put`."""
-        began = time.monotonic()
+        began = _monotonic()
         try:
             if self._writer.bar is not None:
                 self._writer.check_status()
                 self._engine.adopt()
-            result = self._writer.put(message)
+            result = self._put(message)
         except LogquarryError:
             self._recorder.put_failed()
             raise
-        self._recorder.put(message.topic, result, time.monotonic() - began)
+        self._count_put(message.topic, result, _monotonic() - began)
         return result
 
     def put_async(self, message: Message) -> Future[PutResult]:
         """See :meth:`WriteApi.put_async`."""
-        began = time.monotonic()
-        waits = True
-
-        def appended(result: PutResult, wait: bool) -> PutResult:
-            nonlocal waits
-            waits = wait
-            return result
-
-        def settled(result: PutResult) -> None:
-            self._recorder.put(message.topic, result, time.monotonic() - began)
-
+        began = _monotonic()
         try:
             if self._writer.bar is not None:
                 self._writer.check_status()
                 self._engine.adopt()
-            result = self._writer.put(message, settle=appended)
+            result, waits = self._writer.append_message(message)
         except LogquarryError as error:
             self._recorder.put_failed()
             return failed_future(error)
+        count, topic = self._count_put, message.topic
+
+        def settled(result: PutResult) -> None:
+            count(topic, result, _monotonic() - began)
+
         return self._engine.settle_later(result, waits, settled, self._recorder.put_failed)
 
     def put_batch(
@@ -240,6 +244,7 @@ class WritableStore(MessageStore):
         self._engine.close()
         was_closed(self)
         self._is_open = False
+        self._quick.forget()
         self._live_log.close()
         self._files.close()
 
@@ -306,8 +311,15 @@ class WritableStore(MessageStore):
         tag: str | None = None,
     ) -> GetResult:
         """See :meth:`MessageStore.get`."""
+        queue = self._live_queues.get((topic, queue_id))
+        if queue is not None and not self._health.is_gone:
+            wanted = None if tag is None else tags.parse(tag)
+            result = self._quick_get(queue, offset, max_count, wanted)
+            if result is not None:
+                self._recorder.got(len(result.messages))
+                return result
         result = super().get(topic, queue_id, offset, max_count, tag)
-        self._recorder.get(result)
+        self._recorder.got(len(result.messages))
         return result
 
     def _layout_now(self) -> StoreLayout:

@@ -51,7 +51,10 @@ SLOW_PUT: Final = 0.5
 _BLANK: Final = frame.BLANK.size
 _MS: Final = 1_000
 _PUT_OK, _APPENDED = PutStatus.PUT_OK, AppendStatus.PUT_OK
+_MAGIC: Final = frame.MAGIC_V1
+_FIRST: Final = (0,)
 _new_result = tuple.__new__
+_monotonic = time.monotonic
 _CLOSED: Final = "it is closed"
 _FOREIGN: Final = "bytes of another store's log have come, and what they hold is not known yet"
 
@@ -120,26 +123,40 @@ class CommitLogWriter:
             self.bar = _CLOSED
 
     # ------------------------------------------------------------------------------------- put
-    def put(self, message: Message, *, settle: Settle | None = None) -> PutResult:
+    def put(self, message: Message) -> PutResult:
         """Put one message.
-
-        Args:
-            message: the message.
-            settle: stands in for the writer's own this time.
 
         Raises:
             StoreUnavailable: if the store takes no messages now.
             MessageRejected: if it does not take this one.
         """
-        began = time.monotonic()
-        self.check_status()
+        began = _monotonic()
+        # Mostly nothing of that is so, and then not even a call is made for it.
+        if self._flags.refusals or self._health.reason is not None or self._held_since:
+            self.check_status()
         result = self._put_plain(message)
         if result is None:
-            return self._put(self.encoder.encode(message), began, settle)
-        result = (settle or self.settle)(result, True)
-        if time.monotonic() - began > SLOW_PUT:
+            return self._put(self.encoder.encode(message), began)
+        result = self.settle(result, True)
+        if _monotonic() - began > SLOW_PUT:
             self._note_slow(began, len(message.body), result)
         return result
+
+    def append_message(self, message: Message) -> tuple[PutResult, bool]:
+        """The same, settled by the caller: what it came to, and whether it waits for that.
+
+        Raises:
+            StoreUnavailable, MessageRejected: as :meth:`put`.
+        """
+        began = _monotonic()
+        self.check_status()
+        result, wait = self._put_plain(message), True
+        if result is None:
+            encoded = self.encoder.encode(message)
+            result, wait = self.append(encoded), encoded.wait
+        if _monotonic() - began > SLOW_PUT:
+            self._note_slow(began, len(message.body), result)
+        return result, wait
 
     def put_batch(
         self,
@@ -190,9 +207,9 @@ class CommitLogWriter:
         since = self._held_since
         return since > 0 and time.monotonic() - since > self._busy_after
 
-    def _put(self, encoded: Encoded, began: float, settle: Settle | None = None) -> PutResult:
-        result = (settle or self.settle)(self.append(encoded), encoded.wait)
-        if time.monotonic() - began > SLOW_PUT:
+    def _put(self, encoded: Encoded, began: float) -> PutResult:
+        result = self.settle(self.append(encoded), encoded.wait)
+        if _monotonic() - began > SLOW_PUT:
             self._note_slow(began, encoded.body_size, result)
         return result
 
@@ -212,13 +229,14 @@ class CommitLogWriter:
         target, size, crc, queue_id, flag, born, reconsumed, prepared, length, body, rest = parts
         key, pack, flags, born_host, store_host, _, _, advances = target
         with self._lock:
-            began = self._held_since = time.monotonic()
+            began = self._held_since = _monotonic()
             try:
-                file = self._files.last_file()
+                file = self._files.last
                 if file is None or self._health.reason is not None or self.bar is not None:
                     return None
                 at = file.wrote
-                if size + _BLANK > file.size - at:
+                end = at + size
+                if end + _BLANK > file.size:
                     return None
                 now = self.clock()
                 # Also a message that takes no place makes its queue known.
@@ -228,7 +246,7 @@ class CommitLogWriter:
                 physical_offset = file.base + at
                 head = pack(
                     size,
-                    frame.MAGIC_V1,
+                    _MAGIC,
                     crc,
                     queue_id,
                     flag,
@@ -244,7 +262,9 @@ class CommitLogWriter:
                     length,
                 )
                 try:
-                    file.append(b"".join((head, body, rest)))
+                    # As MappedFile.append does it.
+                    file.buffer[at:end] = b"".join((head, body, rest))
+                    file.wrote = end
                     if advances:
                         self.queue_offsets[key] = offset + 1
                 except BaseException:
@@ -258,10 +278,10 @@ class CommitLogWriter:
                 return None
             finally:
                 self._held_since = 0.0
-        held = (time.monotonic() - began) * _MS
+        held = (_monotonic() - began) * _MS
         result = _new_result(
             PutResult,
-            (_PUT_OK, _APPENDED, store_host, physical_offset, offset, size, 1, now, held, (0,)),
+            (_PUT_OK, _APPENDED, store_host, physical_offset, offset, size, 1, now, held, _FIRST),
         )
         if held > SLOW_PUT * _MS:
             self._note_held(result, length)

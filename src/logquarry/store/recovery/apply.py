@@ -220,7 +220,7 @@ class _Work:
                 self._save_units(queue.key, queue.keep_until, size)
         for name in (CONSUME_QUEUE, INDEX):
             disk.make_folders(root / name)
-        queues = QueueTable(disk, root, size, ends, lambda: plan.log_start, mendings=self._mendings)
+        queues = QueueTable(disk, root, size, ends, log, mendings=self._mendings)
         index = None
         if plan.index is not None and self._config.index_shape is not None:
             shape = self._config.index_shape
