@@ -146,7 +146,7 @@ class StoreEngine:
         except NeedsRecovery as error:
             logger.warning("%s: it has to be recovered: %s", root, error)
             plan = plan_safe(root, with_sizes(config, StoreLayout.open(root, config)))
-            for line in plan.lines():
+            for line in plan.summary():
                 logger.warning("%s: %s", root, line)
             self._abort.make()
             apply_safe(plan, self._disk, self._clock)

@@ -200,7 +200,9 @@ def _check_queues(
         return
     known = known_damage(layout)
     checks = QueueChecks({(queue.topic, queue.queue_id): queue for queue in queues}, config, known)
-    for event in LogReader(layout, check_crc=config.check_crc_on_recover).events(start, stop):
+    # Bounded: what stands behind was looked at already.
+    reader = LogReader(layout, bound=stop, check_crc=config.check_crc_on_recover)
+    for event in reader.events(start, stop):
         if isinstance(event, Run):
             checks.take(event)
         elif isinstance(event, DamagedSpan) and event.offset not in known:

@@ -21,6 +21,7 @@ from logquarry.files.layout import (
 )
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.scan.ahead import ahead
 from logquarry.scan.codec import Window
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue
@@ -91,7 +92,7 @@ class _Planner:
         damage = DamageMap(look.damage)
         checks = QueueChecks(self._queues, config, damage)
         pieces: list[tuple[int, int]] = []
-        for run in look.runs():
+        for run in ahead(look.runs()):
             checks.take(run)
             if pieces and pieces[-1][1] == run.start:
                 pieces[-1] = pieces[-1][0], run.end
