@@ -53,8 +53,9 @@ from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.mapped.transient_pool import TransientStorePool
 from logquarry.store.put.append import CommitLogWriter
 from logquarry.store.put.put_result import PutResult, PutStatus, refusal
+from logquarry.store.queue.log_queues import is_lmq
 from logquarry.store.stats import StatsRecorder
-from logquarry.store.store_found import StoreFound, check_folder, find_store
+from logquarry.store.store_found import StoreFound, check_folder, find_store, recovered_store
 
 logger = logging.getLogger(__name__)
 
@@ -112,8 +113,12 @@ class StoreEngine:
         self._lock = StoreLock(disk, root)
         self._abort = AbortFile(disk, root)
         try:
-            found = find_store(root, config)
+            if config.recovery == "rocketmq":
+                found = recovered_store(root, config, disk, clock)
+            else:
+                found = find_store(root, config)
             self.config = found.config
+            self._recovered = found.recovered
             self._abort.make()
         except BaseException:
             self._lock.release()
@@ -146,16 +151,29 @@ class StoreEngine:
             fast_fail=config.fast_fail_if_no_buffer_in_store_pool,
         )
         self.log = MappedFileQueue(
-            disk, root / COMMIT_LOG, log_size, allocator=self._allocator, guard_names=True
+            disk,
+            root / COMMIT_LOG,
+            log_size,
+            allocator=self._allocator,
+            guard_names=True,
+            gaps=found.keeps_tails,
         )
         self.checkpoint = CheckpointFile(disk, root / CHECKPOINT)
         self.queues = QueueTable(
-            disk, root, queue_size, found.queue_ends, lambda: max(0, self.log.min_offset)
+            disk,
+            root,
+            queue_size,
+            found.queue_ends,
+            lambda: max(0, self.log.min_offset),
+            keeps_tails=found.keeps_tails,
         )
         self.index: IndexKeeper | None = None
         self.log.load()
         if self.log.bases:
-            self.log.truncate_to(found.log_end, aside=quarantine(root, COMMIT_LOG))
+            if found.keeps_tails:
+                self.log.end_at(found.log_end)
+            else:
+                self.log.truncate_to(found.log_end, aside=quarantine(root, COMMIT_LOG))
         self._mark_durable(found.log_end)
         if config.message_index_enable:
             self.index = IndexKeeper(disk, root, shape, self.checkpoint, self._clock)
@@ -178,6 +196,10 @@ class StoreEngine:
         levels = range(len(config.delay_levels_ms))
         offsets = {(delay.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
+        if found.recovered is not None:
+            self._dispatched_timestamp = found.recovered.dispatched_timestamp
+            # QUIRK: as in Java those of multi-dispatch begin anew.
+            offsets = {key: offsets[key] for key in offsets if not is_lmq(key[0], config)}
         if config.broker_role == "SLAVE":
             self.flags.set(Refusal.SLAVE)
         self._dispatching = DispatchService(self.dispatcher, self.flags, self.health)
@@ -272,6 +294,8 @@ class StoreEngine:
         return self.wait.settle_later(result, wait, done)
 
     def _flushables(self) -> Iterator[Flushable]:
+        if self._recovered is not None:
+            yield self._recovered.written
         yield from self.queues
         if self.index is not None:
             yield self.index

@@ -10,15 +10,14 @@ frames); it is made zeros, unless there are whole messages in it.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from logquarry.config import DEFAULT_COMMIT_LOG_FILE, StoreConfig
-from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
+from logquarry.config import StoreConfig
+from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable
 from logquarry.files.layout import (
     ABORT,
     CHECKPOINT,
@@ -30,10 +29,9 @@ from logquarry.files.layout import (
     SIDECAR,
     StoreLayout,
 )
-from logquarry.format import index, queue_entry
 from logquarry.format.frame import Frame
-from logquarry.format.index import IndexShape
 from logquarry.scan.walk import LogReader, Run
+from logquarry.store.disk.disk import Disk
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueBuilder, QueueKey
@@ -45,6 +43,8 @@ from logquarry.store.read.log_bound import (
     last_file_start,
     sound_bound,
 )
+from logquarry.store.read.store_sizes import with_sizes
+from logquarry.store.recovery.rocketmq import RocketmqResult, recover_as_rocketmq
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ class StoreFound:
         queue_ends: one past the last offset of each queue.
         behind: queues that lack messages before ``dispatch_from``,
         behind_from: and from here on.
+        recovered: what RocketMQ's recovery did, where it was asked for.
     """
 
     config: StoreConfig
@@ -76,6 +77,12 @@ class StoreFound:
     queue_ends: Mapping[QueueKey, int]
     behind: frozenset[QueueKey] = frozenset()
     behind_from: int = 0
+    recovered: RocketmqResult | None = None
+
+    @property
+    def keeps_tails(self) -> bool:
+        """Whether files keep what stands behind their ends, as RocketMQ leaves it."""
+        return self.recovered is not None
 
 
 def check_folder(root: Path) -> None:
@@ -103,8 +110,8 @@ def find_store(root: Path, config: StoreConfig) -> StoreFound:
         StoreUnavailable: if it was not closed in order, or its parts do not agree.
         CorruptStore: if a file is not what the format says.
     """
-    if not any((root / name).is_dir() for name in (COMMIT_LOG, CONSUME_QUEUE)):
-        return StoreFound(_with_sizes(config, None), 0, 0, {})
+    if not _is_store(root):
+        return StoreFound(with_sizes(config, None), 0, 0, {})
     layout = StoreLayout.open(root, config)
     files = OpenFiles(layout)
     queues = consume_queues(layout, files)
@@ -115,7 +122,7 @@ def find_store(root: Path, config: StoreConfig) -> StoreFound:
             f"{root}: it was not closed in order ({ABORT} is there) and has to be recovered first, "
             f"which this version does not do yet: {_READ_ONLY_HINT}"
         )
-    settings = _with_sizes(config, layout)
+    settings = with_sizes(config, layout)
     _check_sizes(layout, settings, queues)
     ends = {(queue.topic, queue.queue_id): queue.max_offset for queue in queues}
     entries = last_entries(layout, queues)
@@ -139,6 +146,25 @@ def find_store(root: Path, config: StoreConfig) -> StoreFound:
     checked_from = max(log.min_offset, last_file - before)
     behind = _behind(layout, settings, ends, checked_from, start)
     return StoreFound(settings, end, start, ends, behind, checked_from)
+
+
+def recovered_store(
+    root: Path, config: StoreConfig, disk: Disk, clock: Callable[[], int]
+) -> StoreFound:
+    """What a store has after it was recovered as RocketMQ does: any store, however it was closed.
+
+    Raises:
+        StoreUnavailable: if RocketMQ would not start, or the disk fails.
+    """
+    if not _is_store(root):
+        return find_store(root, config)
+    result = recover_as_rocketmq(root, config, disk, clock=clock)
+    plan = result.plan
+    return StoreFound(plan.config, plan.log_end, plan.log_end, plan.queue_ends, recovered=result)
+
+
+def _is_store(root: Path) -> bool:
+    return any((root / name).is_dir() for name in (COMMIT_LOG, CONSUME_QUEUE))
 
 
 def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Sequence[ConsumeQueue]) -> None:
@@ -184,45 +210,6 @@ def _behind(
             found[topic, queue_id].max_offset,
         )
     return frozenset(behind)
-
-
-def _with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
-    """The settings with the sizes as stated, else as the files have them, else RocketMQ's."""
-    log_size = queue_size = 0
-    shape = config.index_shape
-    if layout is not None:
-        log_size = layout.commit_log.file_size
-        for topic, queue_id in layout.queue_names:
-            sequence = layout.queue(topic, queue_id)
-            if sequence.files:
-                queue_size = sequence.file_size
-                break
-        shape = shape or _shape_of(layout)
-    shape = shape or index.DEFAULT_SHAPE
-    return dataclasses.replace(
-        config,
-        mapped_file_size_commit_log=(
-            config.mapped_file_size_commit_log or log_size or DEFAULT_COMMIT_LOG_FILE
-        ),
-        mapped_file_size_consume_queue=config.queue_file_size
-        or queue_size
-        or queue_entry.DEFAULT_UNITS_PER_FILE * queue_entry.UNIT_SIZE,
-        max_hash_slot_num=shape.slots,
-        max_index_num=shape.entries,
-    )
-
-
-def _shape_of(layout: StoreLayout) -> IndexShape | None:
-    found = Index(layout).files
-    for file in found:
-        if file.shape is not None:
-            return file.shape
-    if found:
-        raise UsageError(
-            f"{layout.root}: its index files do not tell their shape: state max_hash_slot_num and "
-            "max_index_num in the configuration"
-        )
-    return None
 
 
 def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles, end: int) -> int:

@@ -38,6 +38,8 @@ class QueueTable:
         file_size: bytes of a queue file.
         ends: one past the last queue offset, of each queue that there is.
         log_min_offset: gives the physical offset of the log's first byte.
+        keeps_tails: whether what stands behind the ends stays as it is, and files may be missing
+            between others: as RocketMQ has it.
 
     Attributes:
         writers: what the dispatcher writes to.
@@ -50,7 +52,10 @@ class QueueTable:
         file_size: int,
         ends: Mapping[QueueKey, int],
         log_min_offset: Callable[[], int],
+        *,
+        keeps_tails: bool = False,
     ) -> None:
+        self._keeps_tails = keeps_tails
         self.writers = QueueWriters(self._open_files)
         self._disk = disk
         self._root = root
@@ -68,12 +73,16 @@ class QueueTable:
             self._root.joinpath(*parts),
             self._file_size,
             allocator=_SoleOwner(self._disk, aside),
+            gaps=self._keeps_tails,
         )
         files.load()
         if files.bases:
             # A queue that is not known yet has nothing that may stay.
             end = self._ends.get((topic, queue_id), 0) * UNIT_SIZE
-            files.truncate_to(max(end, files.min_offset), aside=aside)
+            if self._keeps_tails:
+                files.end_at(end)
+            else:
+                files.truncate_to(max(end, files.min_offset), aside=aside)
         return files
 
     def keys(self) -> list[QueueKey]:
