@@ -87,6 +87,7 @@ class StoreEngine:
         wait: settles puts.
         listeners: told of what was dispatched.
         recorder: counts.
+        keeps_tails: whether bytes of an earlier log stand behind the log's end.
         has_foreign: whether bytes of another store's log came since the last :meth:`adopt`.
 
     Raises:
@@ -118,6 +119,7 @@ class StoreEngine:
             else:
                 found = find_store(root, config)
             self.config = found.config
+            self.keeps_tails = found.keeps_tails
             self._recovered = found.recovered
             self._abort.make()
         except BaseException:
