@@ -46,7 +46,7 @@ def java_recovers(folder: Path, params: dict[str, Any]) -> dict[str, Any] | None
     cannot read its messages.
     """
     (folder / "params.json").write_text(json.dumps(params))
-    command = [RUN, "dump", folder / "harmed", "--params", folder / "params.json"]
+    command: list[str | Path] = [RUN, "dump", folder / "harmed", "--params", folder / "params.json"]
     command += ["--out", folder, "--keep", folder / "java"]
     # Java may ask for an array of 2 GiB, and gets it on a machine of RocketMQ's size.
     environment = os.environ | {"ORACLE_JVM": "-Xmx6g"}

@@ -68,7 +68,8 @@ def told_by(run: Followed) -> list[Told]:
 
 def plainly(data: bytes, *, check_crc: bool) -> list[Told]:
     """Each message as Java checks it, and how that ends."""
-    view, at, found = memoryview(data), 0, []
+    view, at = memoryview(data), 0
+    found: list[Told] = []
     while True:
         verdict = check_message(view, at, levels_ms=LEVELS, check_crc=check_crc)
         if verdict.request is None:

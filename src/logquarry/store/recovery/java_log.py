@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,7 @@ _MOST_BYTES: Final = 8 << 20
 _GRACE_MS: Final = 3_000
 
 AfterRun = Callable[[], None]
+_Found = tuple[Followed | None, int, Window]
 
 
 class JavaLog:
@@ -124,12 +126,17 @@ class JavaLog:
         """
         # QUIRK: Java reads the delay levels only after this, so that a delayed message that is
         # dispatched here gets the hash of its tags, not the time of its delivery.
-        follower = Follower((), check_crc=check_crc, as_java=True)
+        with _Runs((), check_crc=check_crc) as runs:
+            return self._find_end(start, dispatch, runs, check_crc=check_crc)
+
+    def _find_end(
+        self, start: int, dispatch: JavaDispatch | None, runs: _Runs, *, check_crc: bool
+    ) -> int:
         index, at = start, 0
         while True:
             file = self.files[index]
             data = self._view(file)
-            run, count, window = self._follow(follower, file, data, at, len(data))
+            run, count, window = runs.at(file, data, at)
             if run is not None:
                 if dispatch is not None:
                     dispatch.run(window, run, ())
@@ -150,13 +157,6 @@ class JavaLog:
                     self.stopped_by = "a blank, and no file after it"
                     return file.base + at
                 at = 0
-
-    def _follow(
-        self, follower: Follower, file: JavaFile, data: memoryview, at: int, limit: int
-    ) -> tuple[Followed | None, int, Window]:
-        window = Window.of(data[at:limit], file.base + at)
-        run, count, _ = follower.follow(window, min(window.length, _MOST_BYTES))
-        return run, count, window
 
     def _ask(
         self,
@@ -197,12 +197,12 @@ class JavaLog:
         Raises:
             JavaRefusal: if RocketMQ would fail, or wait for ever.
         """
-        follower = Follower(self._levels, as_java=True)
         offset = start
-        while offset < self.max_offset:
-            offset = self._dispatch_file(max(offset, self.min_offset), follower, dispatch)
+        with _Runs(self._levels, check_crc=False) as runs:
+            while offset < self.max_offset:
+                offset = self._dispatch_file(max(offset, self.min_offset), runs, dispatch)
 
-    def _dispatch_file(self, offset: int, follower: Follower, dispatch: JavaDispatch) -> int:
+    def _dispatch_file(self, offset: int, runs: _Runs, dispatch: JavaDispatch) -> int:
         """Dispatch what a file holds from an offset on; where to go on.
 
         QUIRK: behind a frame whose lengths do not add up Java's buffer stands where these lead,
@@ -220,7 +220,7 @@ class JavaLog:
         data = self._view(file)[: file.wrote]
         read = 0
         while read < size:
-            run, count, window = self._follow(follower, file, data, at, file.wrote)
+            run, count, window = runs.at(file, data, at)
             if run is not None:
                 dispatch.run(window, run, self._levels)
                 self._after_run()
@@ -238,6 +238,61 @@ class JavaLog:
                 return offset + size - read
             at = verdict.end
         return offset
+
+
+class _Runs:
+    """The runs of frames of a log, the next one looked for while one is dispatched.
+
+    Args:
+        levels_ms: delay of each level.
+        check_crc: whether bodies are compared with their CRC.
+    """
+
+    def __init__(self, levels_ms: tuple[int, ...], *, check_crc: bool) -> None:
+        # What one has found is good while the other is at work.
+        self._followers = [Follower(levels_ms, check_crc=check_crc, as_java=True) for _ in range(2)]
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="recovery")
+        self._ahead: tuple[tuple[str, int, int], Future[_Found]] | None = None
+
+    def __enter__(self) -> _Runs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def at(self, file: JavaFile, data: memoryview, at: int) -> _Found:
+        """The run that begins at a place of a file, None where no frame stands; good until the
+        next call.
+
+        Args:
+            file: the file.
+            data: as much of it as may be read.
+            at: where in it.
+
+        Returns:
+            The run, its bytes, and where it was looked for.
+        """
+        asked = file.path, at, len(data)
+        if self._ahead is not None and self._ahead[0] == asked:
+            found = self._ahead[1].result()
+        else:
+            if self._ahead is not None:
+                # It is in the way: both use what followers keep.
+                self._ahead[1].result()
+            found = self._follow(file.base, data, at)
+        self._ahead = None
+        run, count, _ = found
+        after = at + count
+        if run is not None and after < len(data):
+            future = self._pool.submit(self._follow, file.base, data, after)
+            self._ahead = (file.path, after, len(data)), future
+        return found
+
+    def _follow(self, base: int, data: memoryview, at: int) -> _Found:
+        self._followers.reverse()
+        window = Window.of(data[at:], base + at)
+        run, count, _ = self._followers[0].follow(window, min(window.length, _MOST_BYTES))
+        return run, count, window
 
 
 def _what_stands(window: Window, check_crc: bool) -> str | None:

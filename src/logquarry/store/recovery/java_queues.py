@@ -179,22 +179,22 @@ class JavaQueue:
 
         Args:
             offsets: the queue offset of each.
-            units: what they say.
+            units: what they say, of messages that name places one behind the other.
 
         Raises:
             JavaRefusal: if a file would have to be made at a place that no name can say.
         """
         if not len(units):
             return
-        ends = units["physical_offset"].astype(np.int64) + units["size"]
-        if len(units) == 1 or bool((np.diff(ends) > 0).all()):
-            new = int(np.count_nonzero(ends <= self.max_physical))
-            offsets, units = offsets[new:], units[new:]
-            # Each run of queue offsets that follow one another, and 0 by itself.
-            breaks = (np.diff(offsets) != 1) | (offsets[:-1] == 0) | (offsets[1:] == 0)
-            cuts = np.flatnonzero(breaks) + 1
-        else:
-            cuts = np.arange(1, len(units))
+        if _end_of(units[0]) <= self.max_physical:
+            ends = units["physical_offset"].astype(np.int64) + units["size"]
+            known = int(np.count_nonzero(ends <= self.max_physical))
+            offsets, units = offsets[known:], units[known:]
+        # Each run of queue offsets that follow one another, and 0 by itself.
+        breaks = np.diff(offsets) != 1
+        if len(offsets) and int(offsets.min()) <= 0:
+            breaks |= (offsets[:-1] == 0) | (offsets[1:] == 0)
+        cuts = np.flatnonzero(breaks) + 1
         bounds = [0, *cuts.tolist(), len(offsets)]
         for start, stop in pairwise(bounds):
             if start < stop:
@@ -202,11 +202,7 @@ class JavaQueue:
 
     def _put_run(self, offset: int, units: Units) -> None:
         """Units of queue offsets that follow one another, with no 0 but a single one."""
-        last = QueueEntry(*units[-1].item())
-        end = java.to_long(last.physical_offset + last.size)
-        # Only a unit that stands alone has not been compared yet.
-        if end <= self.max_physical:
-            return
+        end = _end_of(units[-1])
         expected = java.to_long(offset * UNIT_SIZE)
         file = self._writable(expected)
         if offset != 0 and expected < file.base + file.wrote:
@@ -246,3 +242,8 @@ class JavaQueue:
         self._target.make(file.path, self._file_size)
         self.files.append(file)
         return file
+
+
+def _end_of(unit: np.void) -> int:
+    physical_offset, size, _ = unit.item()
+    return java.to_long(physical_offset + size)
