@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.cli.helpers import run
 from tools import docs_tables
 
 ROOT = Path(__file__).parent.parent
@@ -27,15 +29,24 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     assert missing == []
 
 
-def test_the_examples_of_embedding_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", ["embed.md", "import.md"])
+def test_the_examples_of_pages_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In their order, in one folder: what one puts the next one finds."""
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs/embed.md").read_text("utf-8")
-    examples = list(re.finditer(r"```python\n(.*?)```", text, re.DOTALL))
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    examples = list(re.finditer(r"```(python|sh)\n(.*?)```", text, re.DOTALL))
     assert len(examples) > 3
     names: dict[str, object] = {}
     for example in examples:
+        if example[1] == "sh":
+            for command in example[2].splitlines():
+                name, *arguments = shlex.split(command)
+                assert name == "logquarry"
+                run(*arguments)
+            continue
         line = text[: example.start()].count("\n") + 1
         # With its own line numbers, so that a failure names the line of the page.
-        code = "\n" * line + example[1]
-        exec(compile(code, "docs/embed.md", "exec"), names)
+        code = "\n" * line + example[2]
+        exec(compile(code, f"docs/{page}", "exec"), names)

@@ -103,8 +103,10 @@ class StoreConfig(LayoutConfig):
         recovery: what is done to a store that was not closed in order: ``"safe"`` loses nothing
             that stands whole in the log, ``"rocketmq"`` does what RocketMQ would, and as it does
             also to one that was.
-        check_crc_on_recover: whether ``"rocketmq"`` compares bodies with their CRC.
-        message_index_safe: whether it goes back in the log as far as the index may lack messages.
+        check_crc_on_recover: whether the last three files of the log are compared with the CRCs of
+            their bodies when a store is opened that was closed in order, and whatever
+            ``"rocketmq"`` reads when it recovers.
+        message_index_safe: whether ``"rocketmq"`` goes back as far as the index may lack messages.
         max_message_size: most bytes of a frame, and of the wire form of a batch.
         store_host: what a message without a store host of its own gets.
         topic_check: what a topic to be written may be: ``"store"`` for any name that is safe as

@@ -4,6 +4,8 @@
 
     LogquarryError
     ├── UsageError            an option or argument that makes no sense (CLI exit code 2)
+    ├── SourceNotReadable     what is to be imported cannot be read, or is no export (exit code 3)
+    ├── BadRow                ... or one of its rows is no message: path, number, reason (code 1)
     ├── JavaNotFound          no Java that Spark can run on (in spark/java.py)
     └── StoreError            something about a store
         ├── StoreNotFound     there is no store at that path, or it cannot be read (exit code 3)
@@ -30,6 +32,31 @@ class LogquarryError(Exception):
 
 class UsageError(LogquarryError, ValueError):
     """An argument, option or configuration value that cannot be meant."""
+
+
+class SourceNotReadable(LogquarryError):
+    """What is to be imported is not there, cannot be read, or is not what an export writes."""
+
+
+class BadRow(LogquarryError):
+    """A row that is to be imported is no message, or none that the store takes.
+
+    Attributes:
+        path: the file.
+        unit: what ``number`` counts there: line or row.
+        number: of the row, from 1.
+        reason: what is wrong, in words.
+    """
+
+    def __init__(self, path: str, unit: str, number: int, reason: str) -> None:
+        super().__init__(f"{path}: {unit} {number}: {reason}")
+        self.path = path
+        self.unit = unit
+        self.number = number
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BadRow, (self.path, self.unit, self.number, self.reason)
 
 
 class StoreError(LogquarryError):

@@ -85,26 +85,15 @@ HEALED = "unclean/noabort-cq-behind/"
 def test_any_golden_store_is_written_without_harm_or_not_at_all(
     golden: Path, tmp_path: Path
 ) -> None:
-    written, refused = 0, 0
     for number, scenario in enumerate(all_stores(golden)):
         name = str(scenario.store.relative_to(golden))
         root = tmp_path / str(number)
         shutil.copytree(scenario.store, root)
-        before = contents(root)
         with lq.MessageStore.open(root, config=scenario.config) as reader:
             log = [message.physical_offset for message in reader.scan(on_damage="stop")]
             log_end = reader.max_offset
             queues = {key: reader.queue_offsets(*key) for key in reader.queues()}
-        try:
-            store = lq.MessageStore.open(root, mode="rw", config=scenario.config)
-        except lq.errors.StoreError:
-            refused += 1
-            assert contents(root) == before, name
-            assert not name.startswith(SCENARIOS), name
-            shutil.rmtree(root)
-            continue
-        written += 1
-        with store:
+        with lq.MessageStore.open(root, mode="rw", config=scenario.config) as store:
             found = {key: store.queue_offsets(*key) for key in store.queues()}
             assert (found == queues) is not name.startswith(HEALED), name
             result = store.put(lq.Message("RollA", b"new", keys="new"))
@@ -120,4 +109,3 @@ def test_any_golden_store_is_written_without_harm_or_not_at_all(
                 report = verify_store(reader.layout)
                 assert not report.has_damage, report.findings
         shutil.rmtree(root)
-    assert written > 40 and refused > 40, (written, refused)

@@ -67,6 +67,7 @@ def test_every_setting_is_known_by_its_name_in_rocketmq() -> None:
         camel = first + "".join(word.capitalize() for word in rest)
         chosen: dict[str, Any] = {
             "topic_check": "rocketmq-broker",
+            "recovery": "rocketmq",
             "broker_role": "SLAVE",
             "flush_disk_type": "SYNC_FLUSH",
         }

@@ -12,7 +12,7 @@ import logquarry
 ROOT = Path(logquarry.__file__).parent
 
 LAYERS = (
-    "errors units values text cache",
+    "errors units values text cache signals",
     "format",
     "config message",
     "files",
@@ -27,6 +27,7 @@ LAYERS = (
     "store.recovery",
     "store",
     "verify",
+    "ingest",
     "spark",
     "report",
     "testing",

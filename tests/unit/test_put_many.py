@@ -86,6 +86,67 @@ def test_columns_that_nobody_knows(log: Log) -> None:
         put(log, Message("t"))
 
 
+NO_USE: dict[str, tuple[Any, str]] = {
+    "queue_id": (pa.array([True]), "takes whole numbers, not bool"),
+    "flag": (pa.array([1]).dictionary_encode(), "takes whole numbers, not dictionary"),
+    "born_timestamp": (pa.array([1], pa.date32()), "takes whole numbers, not date32"),
+    "delay_level": (pa.array(["1"]), "takes whole numbers, not string"),
+    "wait_store_ok": (pa.array([1]), "takes true and false, not int64"),
+    "tags": (pa.array([1]), "takes text or bytes, not int64"),
+    "keys": (pa.array([b"\xff"]), "column keys is of binary"),
+    "body": (pa.array([[1]]), "takes text or bytes, not list"),
+    "properties": (pa.array([{"a": "b"}]), "a map of text to text, not struct"),
+    "sys_flag": (pa.array([1 << 63], pa.uint64()), "column sys_flag is of uint64"),
+}
+
+
+@pytest.mark.parametrize("name", NO_USE)
+def test_columns_of_no_use(log: Log, name: str) -> None:
+    column, words = NO_USE[name]
+    with pytest.raises(UsageError, match=words):
+        put(log, pa.record_batch({"topic": ["t"], name: column}))
+    assert log.files.max_offset == 0 and log.offsets == {}
+
+
+@pytest.mark.parametrize("delay_level", [0, 1])
+def test_columns_of_unusual_types(log: Log, delay_level: int) -> None:
+    """The same to what takes columns and to what takes single messages, as delayed ones are."""
+    pairs = pa.array([[(b"city", "Zürich".encode())]], pa.map_(pa.binary(), pa.binary()))
+    columns = {
+        "topic": pa.array([b"t"]),
+        "tags": pa.array([b"a"]).dictionary_encode(),
+        "keys": pa.array([b"k"], pa.binary_view()),
+        "body": pa.array([b"xy"], pa.binary(2)),
+        "properties": pairs,
+        "born_host": pa.array(["10.0.0.1:5"], pa.string_view()),
+        "delay_level": pa.array([delay_level]),
+    }
+    named = ["queue_id", "flag", "born_timestamp", "store_host", "wait_store_ok"]
+    put(log, pa.record_batch(columns | {name: pa.nulls(1) for name in named}))
+    message = Message(
+        "t",
+        b"xy",
+        tags="a",
+        keys="k",
+        properties={"city": "Zürich"},
+        born_host="10.0.0.1:5",
+        delay_level=delay_level,
+    )
+    log.writer.put(message)
+    first, second = log.frames()
+    assert (first.topic, first.body, first.properties, first.born_host) == (
+        (second.topic, second.body, second.properties, second.born_host)
+    )
+
+
+def test_a_body_that_is_none(log: Log) -> None:
+    for body in ("text", 5):
+        messages: list[Any] = [Message("t"), Message("t", body)]  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            put(log, messages)
+    assert log.files.max_offset == 0 and log.offsets == {}
+
+
 def test_a_file_that_cannot_be_made(log: Log, tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
     taken = tmp_path / f"commitlog/{1000:020d}"

@@ -222,6 +222,36 @@ def test_nothing_to_do_changes_nothing(tmp_path: Path) -> None:
     assert {name: after[name] for name in before} == before
 
 
+def test_queues_and_index_made_anew_are_those_that_were_lost(tmp_path: Path) -> None:
+    """More messages than one run of the scan takes, over files of the log, queues and index."""
+    sizes = {
+        "mapped_file_size_commit_log": 1 << 20,
+        "mapped_file_size_consume_queue": 40_000,
+        "max_hash_slot_num": 500,
+        "max_index_num": 20_000,
+    }
+    config = StoreConfig(**sizes, recovery="rocketmq")
+    with lq.MessageStore.open(tmp_path, mode="rw", config=config) as store:
+        store.put_many(
+            lq.Message(f"t{n % 3}", b"x" * (n % 90), queue_id=n % 4, keys=f"k{n}", tags=f"g{n % 7}")
+            for n in range(50_000)
+        )
+    log = content(tmp_path / "commitlog")
+    queues = content(tmp_path / "consumequeue")
+    keys = [path.read_bytes() for path in sorted((tmp_path / "index").iterdir())]
+    times = (tmp_path / "checkpoint").read_bytes()[8:24]
+    shutil.rmtree(tmp_path / "consumequeue")
+    shutil.rmtree(tmp_path / "index")
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").touch()
+    with lq.MessageStore.open(tmp_path, mode="rw", config=config) as store:
+        assert sum(store.queue_offsets(*key).max for key in store.queues()) == 50_000
+    assert content(tmp_path / "consumequeue") == queues
+    assert [path.read_bytes() for path in sorted((tmp_path / "index").iterdir())] == keys
+    assert (tmp_path / "checkpoint").read_bytes()[8:24] == times
+    assert content(tmp_path / "commitlog") == log
+
+
 def test_a_store_that_is_not_there_is_made(tmp_path: Path) -> None:
     with lq.MessageStore.open(tmp_path / "new", mode="rw", config=CONFIG) as store:
         assert store.put(lq.Message("t", b"x")).queue_offset == 0

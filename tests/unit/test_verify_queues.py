@@ -167,6 +167,17 @@ def test_copies_by_multi_dispatch_are_in_their_places(tmp_path: Path) -> None:
     assert found[0].reason == place
 
 
+def test_a_message_may_be_put_into_the_schedule_topic(tmp_path: Path) -> None:
+    """Without a DELAY its tags code is that of any other."""
+    store = tmp_path / "store"
+    with StoreBuilder(store, file_size=4096, queue_file_size=400) as builder:
+        for properties in ("", "TAGS\x01a", "TAGS\x01polygenelubricants"):
+            builder.put("SCHEDULE_TOPIC_XXXX", b"x", queue_id=2, properties_string=properties)
+    assert not check(store).findings
+    poke(store / "consumequeue/SCHEDULE_TOPIC_XXXX/2" / name(0), 12, (-5).to_bytes(8, signed=True))
+    assert [kind for kind, *_ in in_queue(check(store))] == ["queue_entry_wrong"]
+
+
 def test_what_retention_deletes_during_the_check_is_nobodys_fault(tmp_path: Path) -> None:
     maker = StoreMaker(log_file_size=1024)
     for number in range(40):

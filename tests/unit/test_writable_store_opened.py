@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,11 +109,13 @@ def test_a_log_that_ends_before_its_queues(tmp_path: Path) -> None:
     data[results[12].physical_offset + 90] ^= 1
     data[results[19].physical_offset + 90] ^= 1
     log.write_bytes(data)
-    before = facts(tmp_path)
-    with pytest.raises(StoreUnavailable, match="sound only up to"):
-        opened(tmp_path)
-    after = facts(tmp_path)
-    assert after == before, "nothing was cut"
+    with opened(tmp_path) as store:
+        assert store.max_offset == results[19].end_offset, "nothing was cut"
+        assert store.put(lq.Message("t")).queue_offset == 20
+        assert store.wait_dispatched()
+        got = store.get("t", 0, 12)
+        assert [m.queue_offset for m in got.messages] == [13, 14, 15, 16, 17, 18, 20]
+    assert log.read_bytes()[: results[19].end_offset] == data[: results[19].end_offset]
 
 
 def test_messages_behind_the_end(tmp_path: Path) -> None:
@@ -125,17 +129,22 @@ def test_messages_behind_the_end(tmp_path: Path) -> None:
     data = bytearray(log.read_bytes())
     data[half[0].physical_offset + 90] ^= 1
     log.write_bytes(data)
-    before = facts(tmp_path)
-    with pytest.raises(StoreUnavailable, match="there are messages from"):
-        opened(tmp_path)
-    assert facts(tmp_path) == before
-    # Without a message behind it, it is what some recovery left.
+    with opened(tmp_path) as store:
+        assert store.max_offset == half[1].end_offset, "the durable mark knows"
+        assert [m.physical_offset for m in store.scan(on_damage="skip")] == [
+            first.physical_offset,
+            half[1].physical_offset,
+        ]
+    # Without a mark, and without a message behind it, it is what some crash left.
     data[half[1].physical_offset :] = bytes(len(data) - half[1].physical_offset)
     log.write_bytes(data)
     shutil.rmtree(tmp_path / "index")
+    shutil.rmtree(tmp_path / ".logquarry")
     with opened(tmp_path) as store:
         assert store.max_offset == first.end_offset
         assert bytes(log.read_bytes()[first.end_offset :]).strip(b"\0") == b""
+    saved = tmp_path / ".logquarry" / "quarantine" / "commitlog"
+    assert [path.name for path in saved.iterdir()] == [f"{0:020d}.from-{first.end_offset}"]
 
 
 def test_closed(tmp_path: Path) -> None:
@@ -324,3 +333,81 @@ def test_what_others_delete_comes_back(tmp_path: Path) -> None:
         assert reader.query("t", "k140") and reader.query("t", "k199")
         report = verify_store(reader.layout)
         assert not report.has_damage, report.findings
+
+
+def test_a_folder_that_others_delete_comes_back(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"0", keys="k0"))
+        store.wait_dispatched()
+        shutil.rmtree(tmp_path / "index")
+        for number in range(1, 300):
+            store.put(lq.Message("t", b"%d" % number, keys=f"k{number}"))
+        store.flush()
+    with lq.MessageStore.open(tmp_path) as reader:
+        for number in (0, 299):
+            assert [m.body for m in reader.query("t", f"k{number}")] == [b"%d" % number]
+        report = verify_store(reader.layout)
+        assert not report.has_damage, report.findings
+
+
+@pytest.mark.parametrize("mode", ["r", "rw"])
+def test_a_program_may_change_its_folder(
+    mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    expected = []
+    with opened(Path("store")) as store:
+        store.put(lq.Message("t", b"0", keys="k"))
+    with lq.MessageStore.open("store", mode=mode) as store:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        if mode == "rw":
+            for number in range(300):
+                expected.append(b"%d" % number)
+                store.put(lq.Message(f"t{number % 3}", expected[-1], keys="k"))
+            store.wait_dispatched()
+        assert bodies(store) == [b"0", *expected]
+        assert len(store.query("t", "k")) == 1
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    with lq.MessageStore.open(tmp_path / "store") as reader:
+        assert bodies(reader) == [b"0", *expected]
+        assert not reader.has_abort
+
+
+def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(StoreNotFound, match="cannot be read: Permission denied"):
+        opened(tmp_path)
+
+
+def test_a_clock_of_fractions_is_refused(tmp_path: Path) -> None:
+    clock: Any = lambda: 1.5  # noqa: E731
+    with lq.MessageStore.open(tmp_path, mode="rw", config=config(), clock=clock) as store:
+        for properties in (None, ""):
+            message = lq.Message("t", born_timestamp=1, properties_string=properties)
+            for put in (store.put, lambda message: store.put_many([message])):
+                with pytest.raises((UsageError, TypeError, struct.error)):
+                    put(message)
+        assert store.max_offset == 0
+    assert not (tmp_path / "abort").exists()
+
+
+def test_paths_of_bytes(tmp_path: Path) -> None:
+    path: Any = os.fsencode(tmp_path / "st\u00f6re")
+    with lq.MessageStore.open(path, mode="rw", config=config()) as store:
+        store.put(lq.Message("t"))
+        assert store.broker == "st\u00f6re"
+    with lq.MessageStore.open(path) as reader:
+        assert len(bodies(reader)) == 1
+
+
+@pytest.mark.parametrize("name", ["commitlog", "consumequeue", "index", ".logquarry"])
+def test_a_file_where_a_folder_belongs(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(StoreUnavailable, match=name):
+        opened(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+    assert not (tmp_path / "abort").exists()

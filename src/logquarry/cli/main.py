@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from importlib import import_module
+from keyword import iskeyword
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -21,6 +22,7 @@ import click
 from logquarry import __version__, text
 from logquarry.cli import output
 from logquarry.errors import (
+    BadRow,
     CorruptStore,
     LogquarryError,
     MessageNotFound,
@@ -37,14 +39,15 @@ _EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (StoreNotFound, UNREADABLE),
     (StoreUnavailable, REFUSED),
     (CorruptStore, FINDINGS),
+    (BadRow, FINDINGS),
     (MessageNotFound, FINDINGS),
     (LogquarryError, UNREADABLE),
     # Folders that may not be entered, disks that fail or are full.
     (OSError, UNREADABLE),
 )
 
-_COMMANDS: Final = ("info", "messages", "verify", "export", "report", "demo", "bench")
-"""Each is a module here, with the command by the same name in it."""
+_COMMANDS: Final = ("info", "messages", "verify", "export", "import", "report", "demo", "bench")
+"""Each is a module here, with the command by the same name in it; a Python keyword has a ``_``."""
 
 
 class _Commands(click.Group):
@@ -56,7 +59,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command = getattr(import_module(f"logquarry.cli.{cmd_name}"), cmd_name)
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        command = getattr(import_module(f"logquarry.cli.{name}"), name)
         assert isinstance(command, click.Command)
         return command
 
@@ -85,7 +89,7 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def app() -> None:
-    """Read, check and export what an Apache RocketMQ 4.9 broker wrote, without a broker.
+    """Read, check, export and import what an Apache RocketMQ 4.9 broker wrote, without a broker.
 
     Exit codes: 0 clean, 1 findings (damage), 2 usage, 3 unreadable, 4 refused, 130 interrupted.
     """

@@ -35,7 +35,7 @@ def session(master: str) -> Iterator[SparkSession]:
         raise SparkTrouble(str(error)) from error
     from pyspark import SparkContext
 
-    from logquarry.spark.signals import held
+    from logquarry.signals import held
 
     # A session is active by thread, and a context in the whole process.
     running = SparkContext._active_spark_context is not None

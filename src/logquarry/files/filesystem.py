@@ -154,7 +154,8 @@ class LocalFileSystem(FileSystem):
     """A folder on a disk that this machine mounts."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self._root = Path(root)
+        # A program may change its folder while the store is open.
+        self._root = Path(root).absolute()
         self.root = str(root)
 
     def list(self, path: str) -> list[Entry]:
@@ -277,7 +278,7 @@ def open_filesystem(
         StoreNotFound: if a local path is no folder.
         UsageError: if no file system knows the URL.
     """
-    text = without_file_scheme(os.fspath(location))
+    text = without_file_scheme(os.fsdecode(location))
     if "://" not in text:
         if not Path(text).is_dir():
             what = "not a folder" if Path(text).exists() else "there is no such folder"

@@ -136,7 +136,7 @@ class StoreLayout:
         try:
             return cls(open_filesystem(location, storage_options), config)
         except PermissionError as error:
-            raise StoreNotFound(f"{os.fspath(location)}: cannot be read: {error}") from error
+            raise StoreNotFound(f"{os.fsdecode(location)}: cannot be read: {error}") from error
 
     @property
     def root(self) -> str:

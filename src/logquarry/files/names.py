@@ -46,7 +46,7 @@ def find_stores(
 
 def absolute(location: str | os.PathLike[str]) -> str:
     """A path or URL that means the same wherever it is used on; ``file:`` URLs become paths."""
-    text = os.fspath(location)
+    text = os.fsdecode(location)
     if not text:
         raise UsageError("the path of a store is empty")
     text = without_file_scheme(text)

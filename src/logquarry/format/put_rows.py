@@ -16,6 +16,8 @@
 10  BODY_LENGTH
 11  PROPS_AT         address of the property string
 12  PROPS_LENGTH
+13  QUEUE_OFFSET     where it takes no place in its queue: 0, unless stored before
+14  STORE_TIMESTAMP  earliest store time: of a message that was stored before
 ==  ===============  ==========================================================
 """
 
@@ -40,8 +42,13 @@ import numpy.typing as npt
     BODY_LENGTH,
     PROPS_AT,
     PROPS_LENGTH,
-) = range(13)
-FIELD_COUNT = 13
+    QUEUE_OFFSET,
+    STORE_TIMESTAMP,
+) = range(15)
+FIELD_COUNT = 15
+
+ANY_TIME = np.iinfo(np.int64).min
+"""A STORE_TIMESTAMP that no time is before."""
 
 HEAD_SIZE, TIME_AT, ADVANCES, HEAD_FACTS = range(4)
 """Of a head: its bytes, where STORETIMESTAMP stands in it, whether the queue's offset advances."""

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from logquarry.errors import DecompressionError, LogquarryError
 from logquarry.format import delay, frame, java
+from logquarry.format import properties as props
 from logquarry.format import rows as r
 from logquarry.format.compression import DEFAULT_LIMIT, decompress, is_compressed
 from logquarry.message import StoredMessage
@@ -39,7 +40,9 @@ _MS: Final = 1_000
 
 _MAX_TOPICS: Final = 4096
 _TOPIC_TABLE: Final = 4 * _MAX_TOPICS
-_PROPERTY_COLUMNS: Final = frozenset({"tags", "keys", "uniq_key", "tags_code", "properties"})
+_EXACT: Final = schema.EXACT_PROPERTIES.name
+_WHOLE_PROPERTIES: Final = frozenset({"properties", _EXACT})
+_PROPERTY_COLUMNS: Final = _WHOLE_PROPERTIES | {"tags", "keys", "uniq_key", "tags_code"}
 _SMALLEST_PAIR: Final = 4
 """Bytes of the shortest property with its separator."""
 
@@ -127,6 +130,8 @@ def _plain_column(name: str, decoded: list[StoredMessage], decoding: Decoding) -
         values = [body_of(message, decoding) for message in decoded]
     elif name == "properties":
         values = [list(message.properties.items()) for message in decoded]
+    elif name == _EXACT:
+        values = [_exact_properties(message) for message in decoded]
     else:
         values = [getattr(message, name) for message in decoded]
     if pa.types.is_timestamp(kind):
@@ -135,6 +140,12 @@ def _plain_column(name: str, decoded: list[StoredMessage], decoding: Decoding) -
     if isinstance(column, pa.ChunkedArray):
         raise _too_large()
     return column
+
+
+def _exact_properties(message: StoredMessage) -> bytes | None:
+    """The property string, None where it is what the properties in their order make."""
+    data = message.frame.properties
+    return None if props.encode(message.properties).encode() == data else data
 
 
 def _too_large() -> LogquarryError:
@@ -270,7 +281,7 @@ class _Fast:
         else:
             ready = made
             if _PROPERTY_COLUMNS.intersection(names):
-                self._parse(want_pairs="properties" in names)
+                self._parse(want_pairs=not _WHOLE_PROPERTIES.isdisjoint(names))
         ready = ready | self._fixed([name for name in names if name in _FIXED])
         return [ready[name] if name in ready else self._MAKERS[name](self) for name in names]
 
@@ -459,6 +470,24 @@ class _Fast:
         values = self._ragged(pairs[2], pairs[3], used, pa.string())
         return pa.MapArray.from_arrays(pa.array(pair_offsets), keys, values)
 
+    def _exact_properties(self) -> pa.Array:
+        """Strings whose pairs do not fill them: something is left out, or comes twice.
+
+        Only of strings that are UTF-8: others come the plain way.
+        """
+        assert self._pairs is not None
+        pairs, ends = self._pairs
+        used = int(ends[-1])
+        pair_ends = np.cumsum(pairs[1, :used] + pairs[3, :used], dtype=np.int64)
+        sums = np.concatenate(([0], pair_ends))[ends]
+        count = np.diff(ends)
+        # A separator in each pair, and one between two.
+        made = np.diff(sums) + np.maximum(2 * count - 1, 0)
+        starts, lengths = np.empty(self.count, np.int32), np.empty(self.count, np.int32)
+        self.k.spans_of(self.rows, self.count, r.PROPS_AT, r.PROPS_LENGTH, starts, lengths)
+        lengths[lengths == made] = -1
+        return self._ragged(starts, lengths, self.count, pa.binary())
+
     _MAKERS: ClassVar[dict[str, Callable[[_Fast], pa.Array]]] = {
         "broker": _broker,
         "topic": _topic,
@@ -470,6 +499,7 @@ class _Fast:
         "uniq_key": _uniq_key,
         "tags_code": _tags_code,
         "properties": _properties_map,
+        _EXACT: _exact_properties,
         "body": _body,
     }
 

@@ -56,6 +56,14 @@ COLUMNS: Final = (
 )
 NAMES: Final = tuple(column.name for column in COLUMNS)
 
+EXACT_PROPERTIES: Final = Column(
+    "properties_string",
+    "binary",
+    "the property string, where it says more than the properties in their order",
+    optional=True,
+)
+"""Of no table that users see: what an export needs to lose nothing."""
+
 _BY_NAME = {column.name: column for column in COLUMNS}
 
 
@@ -72,7 +80,8 @@ def arrow_types() -> dict[str, pa.DataType]:
         "map<string,string>": pa.map_(pa.string(), pa.string()),
         "binary": pa.binary(),
     }
-    return {column.name: by_spark_name[column.spark] for column in COLUMNS}
+    columns = (*COLUMNS, EXACT_PROPERTIES)
+    return {column.name: by_spark_name[column.spark] for column in columns}
 
 
 def check_names(names: Iterable[str]) -> tuple[str, ...]:

@@ -9,6 +9,9 @@ and the store was closed in order. Sound frames beyond the end are stale, left o
 recovery: they are no messages. Without a bound (after a crash, or beside a live writer)
 everything that certifies itself counts.
 
+Where the bound is the durable mark (:mod:`logquarry.format.durable_mark`), any break before it is
+damage within the log, and the log goes on from the mark for as long as its chain does.
+
 QUIRK: a break of the chain in the last file of a store that was closed in order is the log's end,
 though the queues may name messages beyond it: RocketMQ's recovery cuts the log there, in memory
 only, and what it leaves on disk is byte for byte what a sound store with that damage is.
@@ -158,6 +161,7 @@ class LogReader:
         self.batch_bytes = max(1, batch_bytes)
         self.live = live
         self._open_file: _OpenFile | None = None
+        self._is_durable = bound is not None and bound == layout.read_durable()
         self._searched: tuple[int, int | None] | None = None
         self._rows_hint = _LEAST_ROWS
 
@@ -200,7 +204,7 @@ class LogReader:
                 return
             yield event
             if isinstance(event, DamagedSpan):
-                broken = True
+                broken = not self._is_durable
                 if event.ends_log:
                     yield LogEnd(event.offset)
                     return
@@ -323,7 +327,7 @@ class LogReader:
             return LogEnd(position), position
         kind, reason = why
         path = self._path_at(position)
-        if self.bound is not None and not self._goes_on(position):
+        if self.bound is not None and not self._is_durable and not self._goes_on(position):
             length = self.bound - position
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
         found = self._next_sound(position + 1)
@@ -340,6 +344,8 @@ class LogReader:
             if here < min(self.bound, self.files.end):
                 return DamagedSpan(position, here - position, kind, reason, path), here
             length = self.bound - position
+            if self._is_durable:
+                return DamagedSpan(position, length, kind, reason, path), self.bound
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
         if self.live and self._heals(position):
             event, after = self._step(position, None)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from logquarry.errors import UsageError
 from logquarry.scan import schema
+from logquarry.signals import held
 from logquarry.spark.commit import ExportCommit
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.options import ReadOptions, parse_read_options
@@ -28,7 +29,6 @@ from logquarry.spark.parquet import (
     write_empty,
     write_task,
 )
-from logquarry.spark.signals import held
 from logquarry.spark.summary import TALLY_COLUMNS, Summary, damage_as_dict
 from logquarry.spark.tasks import ReadTask, plan_tasks, read_batches
 from logquarry.units import Progress

@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from logquarry.signals import held
 from logquarry.spark.errors import explain, told_plainly
-from logquarry.spark.signals import held
 from logquarry.spark.worker import settle
 from logquarry.units import Progress
 

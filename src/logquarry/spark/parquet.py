@@ -22,6 +22,8 @@ import pyarrow.parquet as pq
 from logquarry.errors import UsageError
 from logquarry.scan import schema
 from logquarry.scan.batches import DamageLog
+from logquarry.scan.exact_properties import MOST_BYTES, ExactProperties
+from logquarry.scan.schema import EXACT_PROPERTIES
 from logquarry.scan.splits import LogSplit
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.summary import TALLY_COLUMNS, Summary
@@ -132,7 +134,9 @@ def write_task(
     damage = DamageLog()
     summary = Summary()
     # What the manifest tells is read in any case; what is not wanted of it is not written.
-    more = [name for name in (*TALLY_COLUMNS, "physical_offset") if name not in task.columns]
+    needed = [*TALLY_COLUMNS, "physical_offset"]
+    needed += [EXACT_PROPERTIES.name] if "properties" in task.columns else []
+    more = [name for name in needed if name not in task.columns]
     read = replace(task, columns=(*task.columns, *more))
     for rows in _chunks(read_batches(read, damage)):
         summary.add_rows(rows)
@@ -195,6 +199,8 @@ class _Files:
             file = self._open.pop(place, None) or self._begin(place)
             self._open[place] = file
             file.add(part)
+            if file.is_full:
+                self._close(place)
 
     def close(self) -> tuple[WrittenFile, ...]:
         while self._open:
@@ -223,10 +229,16 @@ class _File:
         self._columns = list(task.columns)
         self._rows = 0
         self._first = self._last = 0
+        self._exact = ExactProperties() if "properties" in task.columns else None
         self._sink = folder.create(self._staged)
         self._writer = pq.ParquetWriter(
             self._sink, schema.arrow_schema(task.columns), **_settings(task.columns)
         )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further rows had better go to another file."""
+        return self._exact is not None and self._exact.size > MOST_BYTES
 
     def add(self, rows: pa.Table) -> None:
         offsets = rows.column("physical_offset")
@@ -234,9 +246,13 @@ class _File:
             self._first = offsets[0].as_py()
         self._last = offsets[-1].as_py()
         self._rows += rows.num_rows
+        if self._exact is not None:
+            self._exact.add(rows)
         self._writer.write_table(rows.select(self._columns), row_group_size=rows.num_rows)
 
     def close(self) -> WrittenFile:
+        if self._exact is not None and (found := self._exact.metadata()):
+            self._writer.add_key_value_metadata(found)
         self._writer.close()
         self._sink.close()
         return WrittenFile(

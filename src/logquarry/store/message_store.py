@@ -27,6 +27,7 @@ from logquarry.store.read.bulk_reads import BulkReads
 from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.get_message import GetResult, TransferLimits, get_message
 from logquarry.store.read.index_file import Index
+from logquarry.store.read.known_damage import KnownDamage, known_damage
 from logquarry.store.read.log_bound import last_entries, log_bound, sound_bound
 from logquarry.store.read.read_message import read_message
 from logquarry.store.write_api import WriteApi
@@ -319,7 +320,12 @@ class MessageStore(BulkReads, WriteApi):
             tags=tags.parse(tag),
             limits=self._limits,
             read=self._read,
+            known_damage=self._known_damage,
         )
+
+    @cached_property
+    def _known_damage(self) -> KnownDamage:
+        return known_damage(self.layout)
 
     @staticmethod
     def _may_have_grown(queue: Queue | None, offset: int) -> bool:

@@ -26,7 +26,14 @@ import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, StoreUnavailable, UsageError
-from logquarry.files.layout import CHECKPOINT, COMMIT_LOG, CONSUME_QUEUE, DURABLE, INDEX
+from logquarry.files.layout import (
+    CHECKPOINT,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    DURABLE,
+    INDEX,
+    StoreLayout,
+)
 from logquarry.format import delay
 from logquarry.scan.requests import DispatchRequests
 from logquarry.store.disk.checkpoint_file import CheckpointFile
@@ -36,7 +43,7 @@ from logquarry.store.disk.running_flags import Refusal, RunningFlags
 from logquarry.store.disk.service import Service
 from logquarry.store.disk.store_lock import AbortFile, StoreLock
 from logquarry.store.dispatch.arrivals import ArrivalListeners
-from logquarry.store.dispatch.dispatcher import Dispatcher, DispatchService, Groups, Lacking
+from logquarry.store.dispatch.dispatcher import Dispatcher, DispatchService, Groups
 from logquarry.store.dispatch.index_keeper import IndexKeeper
 from logquarry.store.dispatch.queue_table import QueueTable, quarantine
 from logquarry.store.flush.group_commit import GroupCommitService
@@ -54,8 +61,17 @@ from logquarry.store.mapped.transient_pool import TransientStorePool
 from logquarry.store.put.append import CommitLogWriter
 from logquarry.store.put.put_result import PutResult, PutStatus, refusal
 from logquarry.store.queue.log_queues import is_lmq
+from logquarry.store.read.store_sizes import with_sizes
+from logquarry.store.recovery.apply import apply_safe
+from logquarry.store.recovery.safe import plan_safe
 from logquarry.store.stats import StatsRecorder
-from logquarry.store.store_found import StoreFound, check_folder, find_store, recovered_store
+from logquarry.store.store_found import (
+    NeedsRecovery,
+    StoreFound,
+    check_folder,
+    find_store,
+    recovered_store,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +122,7 @@ class StoreEngine:
         self._clock = clock
         self.has_foreign = False
         self._closing = threading.Lock()
+        self._flushing = threading.Lock()
         self._adopting = threading.Lock()
         self._is_closed = False
         self._dispatched_timestamp = 0
@@ -114,14 +131,10 @@ class StoreEngine:
         self._lock = StoreLock(disk, root)
         self._abort = AbortFile(disk, root)
         try:
-            if config.recovery == "rocketmq":
-                found = recovered_store(root, config, disk, clock)
-            else:
-                found = find_store(root, config)
+            found = self._find(root, config)
             self.config = found.config
             self.keeps_tails = found.keeps_tails
             self._recovered = found.recovered
-            self._abort.make()
         except BaseException:
             self._lock.release()
             raise
@@ -134,6 +147,25 @@ class StoreEngine:
             raise
 
     # ------------------------------------------------------------------------------------ start
+    def _find(self, root: Path, config: StoreConfig) -> StoreFound:
+        """Look at what there is, and recover it where it needs that; ``abort`` is there then."""
+        if config.recovery == "rocketmq":
+            found = recovered_store(root, config, self._disk, self._clock)
+            self._abort.make()
+            return found
+        try:
+            found = find_store(root, config)
+        except NeedsRecovery as error:
+            logger.warning("%s: it has to be recovered: %s", root, error)
+            plan = plan_safe(root, with_sizes(config, StoreLayout.open(root, config)))
+            for line in plan.lines():
+                logger.warning("%s: %s", root, line)
+            self._abort.make()
+            apply_safe(plan, self._disk, self._clock)
+            return find_store(root, config, is_recovered=True)
+        self._abort.make()
+        return found
+
     def _load(self, found: StoreFound) -> None:
         """Open the files, and dispatch what is in the log and in no queue."""
         config, disk, root = self.config, self._disk, self.root
@@ -179,7 +211,6 @@ class StoreEngine:
         self._mark_durable(found.log_end)
         if config.message_index_enable:
             self.index = IndexKeeper(disk, root, shape, self.checkpoint, self._clock)
-        self._catch_up(found)
         self.dispatcher = Dispatcher(
             self.log,
             self.queues.writers,
@@ -220,14 +251,11 @@ class StoreEngine:
         """Say from here on how far the log is on the disk; what was found there is."""
         self.durable = DurableFile(self._disk, self.root / DURABLE, log_end, self.checkpoint.times)
         self.checkpoint.before_write = self.durable.expect
-        self.log.on_flushed = self.durable.move
+        self.log.on_flushed = self._flushed
 
-    def _catch_up(self, found: StoreFound) -> None:
-        """Give queues that are behind what they lack."""
-        if found.behind:
-            lacking = Lacking(self.queues.writers, found.behind)
-            dispatcher = Dispatcher(self.log, lacking, None, self.config, start=found.behind_from)
-            dispatcher.dispatch_until(found.dispatch_from)
+    def _flushed(self, offset: int) -> None:
+        # Bytes of another store's log may end within a frame; what is dispatched never does.
+        self.durable.move(min(offset, self.dispatcher.offset) if self.has_foreign else offset)
 
     def _make_flushing(self) -> None:
         """The services that bring things to the disk, in the order in which they end."""
@@ -318,15 +346,21 @@ class StoreEngine:
 
     def flush(self) -> int:
         """See :meth:`logquarry.store.write_api.WriteApi.flush`."""
-        self.log.commit(0)
-        self._flush_queues.flush(0)
-        return self.log.flushed_offset
+        # Not while the files are closed: a descriptor that is closed may be another file's next.
+        with self._flushing:
+            self._require_open()
+            self.log.commit(0)
+            self._flush_queues.flush(0)
+            return self.log.flushed_offset
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise refusal(PutStatus.SERVICE_NOT_AVAILABLE, f"{self.root}: it is closed")
 
     # ------------------------------------------------------------------------- bytes of a master
     def append_data(self, offset: int, data: bytes | memoryview) -> bool:
         """See :meth:`logquarry.store.write_api.WriteApi.append_data`."""
-        if self._is_closed:
-            raise refusal(PutStatus.SERVICE_NOT_AVAILABLE, f"{self.root}: it is closed")
+        self._require_open()
         self.health.require_writable()
         taken = self.writer.append_data(offset, data)
         if taken:
@@ -382,14 +416,19 @@ class StoreEngine:
     def _close_in_order(self) -> bool:
         """Bring everything to the disk, and take ``abort`` away; whether that was done."""
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]
+        with self._flushing:
+            return self._close_what_ended(all(ended))
+
+    def _close_what_ended(self, all_ended: bool) -> bool:
         failure = self._dispatching.failure
         if failure is not None:
             logger.error("%s: not all of the log is dispatched: %s", self.root, failure)
         try:
             self._flush_queues.flush(0)
             is_whole = self.queues.restore_lost()
+            self.health.end_reads()
             self._close_files()
-            if not (all(ended) and is_whole and failure is None):
+            if not (all_ended and is_whole and failure is None):
                 return False
             self._abort.remove()
         except StoreError as error:
@@ -405,6 +444,7 @@ class StoreEngine:
                 part.close()
 
     def _let_go(self) -> None:
+        self.health.end_reads()
         self._close_files()
         self.health.end(f"{self.root}: the store was closed")
         self._lock.release()

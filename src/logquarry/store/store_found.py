@@ -1,7 +1,7 @@
 """What a store has when it is opened to be written: found by reading, before anything is changed.
 
-Only a store that was closed in order is taken, and only as far as its log and its queues agree:
-what would be recovery (cutting the log at damage, say) is not done on the quiet.
+A store that was closed in order, and whose log and queues agree, is taken as it is. Any other one
+has to be recovered first (:mod:`.recovery`).
 
 Where the log ends: at the message that the queues know to be the last, and what goes on behind it
 without a break. What stands behind that is left over from an earlier recovery (formats.md, Stale
@@ -11,7 +11,7 @@ frames); it is made zeros, unless there are whole messages in it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,13 +30,14 @@ from logquarry.files.layout import (
     StoreLayout,
 )
 from logquarry.format.frame import Frame
-from logquarry.scan.walk import LogReader, Run
+from logquarry.scan.walk import DamagedSpan, LogReader, Run
 from logquarry.store.disk.disk import Disk
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue
-from logquarry.store.queue.log_queues import QueueBuilder, QueueKey
+from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.index_file import Index
+from logquarry.store.read.known_damage import known_damage
 from logquarry.store.read.log_bound import (
     consume_queues,
     last_entries,
@@ -44,6 +45,7 @@ from logquarry.store.read.log_bound import (
     sound_bound,
 )
 from logquarry.store.read.store_sizes import with_sizes
+from logquarry.store.recovery.queue_check import QueueChecks
 from logquarry.store.recovery.rocketmq import RocketmqResult, recover_as_rocketmq
 
 logger = logging.getLogger(__name__)
@@ -66,8 +68,6 @@ class StoreFound:
         log_end: where the log ends.
         dispatch_from: what is before it in the log is in queues and index.
         queue_ends: one past the last offset of each queue.
-        behind: queues that lack messages before ``dispatch_from``,
-        behind_from: and from here on.
         recovered: what RocketMQ's recovery did, where it was asked for.
     """
 
@@ -75,8 +75,6 @@ class StoreFound:
     log_end: int
     dispatch_from: int
     queue_ends: Mapping[QueueKey, int]
-    behind: frozenset[QueueKey] = frozenset()
-    behind_from: int = 0
     recovered: RocketmqResult | None = None
 
     @property
@@ -91,11 +89,14 @@ def check_folder(root: Path) -> None:
     Raises:
         StoreNotFound: if it is no store, and holds other things: none is made among them.
     """
-    if not root.exists():
-        return
-    if not root.is_dir():
-        raise StoreNotFound(f"{root}: not a folder")
-    names = {path.name for path in root.iterdir()}
+    try:
+        if not root.exists():
+            return
+        if not root.is_dir():
+            raise StoreNotFound(f"{root}: not a folder")
+        names = {path.name for path in root.iterdir()}
+    except OSError as error:
+        raise StoreNotFound(f"{root}: cannot be read: {error.strerror}") from error
     if not names & {COMMIT_LOG, CONSUME_QUEUE} and names - _OURS:
         raise StoreNotFound(
             f"{root}: not a store, and not empty: it holds {min(names - _OURS)}, and no "
@@ -103,12 +104,21 @@ def check_folder(root: Path) -> None:
         )
 
 
-def find_store(root: Path, config: StoreConfig) -> StoreFound:
+class NeedsRecovery(StoreUnavailable):
+    """A store was not closed in order, or its parts do not agree."""
+
+
+def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -> StoreFound:
     """What a store has; nothing is changed. To be asked with the lock held.
 
+    Args:
+        root: its folder.
+        config: its settings.
+        is_recovered: whether it was recovered just now, so that ``abort`` says nothing.
+
     Raises:
-        StoreUnavailable: if it was not closed in order, or its parts do not agree.
-        CorruptStore: if a file is not what the format says.
+        NeedsRecovery: if it was not closed in order, or its parts do not agree.
+        CorruptFile: if the files have other sizes than the settings say.
     """
     if not _is_store(root):
         return StoreFound(with_sizes(config, None), 0, 0, {})
@@ -117,12 +127,10 @@ def find_store(root: Path, config: StoreConfig) -> StoreFound:
     queues = consume_queues(layout, files)
     queued = max((queue.last_physical_end or 0 for queue in queues), default=0)
     has_log = bool(layout.commit_log.files)
-    if layout.has_abort and (has_log or queued):
-        raise StoreUnavailable(
-            f"{root}: it was not closed in order ({ABORT} is there) and has to be recovered first, "
-            f"which this version does not do yet: {_READ_ONLY_HINT}"
-        )
     settings = with_sizes(config, layout)
+    _check_stated(layout, config)
+    if layout.has_abort and not is_recovered and (has_log or queued):
+        raise NeedsRecovery(f"it was not closed in order: {ABORT} is there")
     _check_sizes(layout, settings, queues)
     ends = {(queue.topic, queue.queue_id): queue.max_offset for queue in queues}
     entries = last_entries(layout, queues)
@@ -133,19 +141,34 @@ def find_store(root: Path, config: StoreConfig) -> StoreFound:
         # Only the last file: damage before it stays what it is, whatever is put.
         sound = min(end, sound_bound(layout, queued) or 0)
     if sound < queued:
-        raise StoreUnavailable(
-            f"{root}: its queues reach up to {queued} of the log, which is sound only up to "
-            f"{sound}: {_READ_ONLY_HINT}, and see what verify says"
+        raise NeedsRecovery(
+            f"its queues reach up to {queued} of the log, which is sound only up to {sound}"
         )
     _check_rest(layout, end)
     start = max(queued, log.min_offset)
     if settings.message_index_enable:
         start = max(start, _indexed(layout, log, files, end))
-    last_file = last_file_start(layout) or log.min_offset
-    before = (_CHECKED_FILES - 1) * layout.commit_log.file_size
-    checked_from = max(log.min_offset, last_file - before)
-    behind = _behind(layout, settings, ends, checked_from, start)
-    return StoreFound(settings, end, start, ends, behind, checked_from)
+    if not is_recovered:
+        last_file = last_file_start(layout) or log.min_offset
+        before = (_CHECKED_FILES - 1) * layout.commit_log.file_size
+        _check_queues(layout, settings, queues, max(log.min_offset, last_file - before), start)
+    return StoreFound(settings, end, start, ends)
+
+
+def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
+    """See that stated sizes are those of some files: else the settings are of another store.
+
+    Raises:
+        CorruptFile: if no file has the stated size.
+    """
+    sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
+    queue_files = tuple(file for name in layout.queue_names for file in layout.queue(*name).files)
+    sequences.append((queue_files, config.queue_file_size))
+    for files, size in sequences:
+        sizes = [file.size for file in files if file.size]
+        if size is not None and sizes and size not in sizes:
+            path = layout.filesystem.full_path(files[0].path)
+            raise CorruptFile(path, 0, f"it has {sizes[0]} bytes, and the settings say {size}")
 
 
 def recovered_store(
@@ -171,7 +194,7 @@ def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Sequence[Cons
     """Each file is as large as the settings say, but for an empty last one (a crash leaves that).
 
     Raises:
-        CorruptFile: if one is not (RocketMQ's load() says no).
+        NeedsRecovery: if one is not (RocketMQ's load() says no).
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     sequences += [(queue.files, config.queue_file_size) for queue in queues]
@@ -179,37 +202,38 @@ def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Sequence[Cons
         for file in files:
             if file.size != size and (file.size or file is not files[-1]):
                 path = layout.filesystem.full_path(file.path)
-                raise CorruptFile(path, 0, f"it has {file.size} bytes, and {size} belong there")
+                raise NeedsRecovery(f"{path} has {file.size} bytes, and {size} belong there")
 
 
-def _behind(
+def _check_queues(
     layout: StoreLayout,
     config: StoreConfig,
-    ends: Mapping[QueueKey, int],
+    queues: Iterable[ConsumeQueue],
     start: int,
     stop: int,
-) -> frozenset[QueueKey]:
-    """The queues that lack a message which stands in a part of the log.
+) -> None:
+    """See that a part of the log is sound, and that the queues have the messages in it.
 
     Java starts behind the message that any queue knows to be the last, and what another one lacks
-    before that is lost to it (`noabort-cq-behind`). A topic without queues was deleted, and stays
-    so.
+    before that is lost to it (`noabort-cq-behind`, `noabort-one-topic-gone`).
+
+    Raises:
+        NeedsRecovery: if there is damage that no recovery has noted yet, or if a queue lacks
+            messages. A topic that was deleted looks the same, and comes back.
     """
     if start >= stop:
-        return frozenset()
-    builder = QueueBuilder(config, config.delay_levels_ms)
-    found = builder.add(LogReader(layout, check_crc=False).events(start, stop)).queues()
-    behind = {key for key, queue in found.items() if queue.max_offset > ends.get(key, 1 << 62)}
-    for topic, queue_id in sorted(behind):
-        logger.warning(
-            "%s: queue %d of %s ends at %d, and the log has its messages up to %d",
-            layout.root,
-            queue_id,
-            topic,
-            ends[topic, queue_id],
-            found[topic, queue_id].max_offset,
-        )
-    return frozenset(behind)
+        return
+    known = known_damage(layout)
+    checks = QueueChecks({(queue.topic, queue.queue_id): queue for queue in queues}, config, known)
+    for event in LogReader(layout, check_crc=config.check_crc_on_recover).events(start, stop):
+        if isinstance(event, Run):
+            checks.take(event)
+        elif isinstance(event, DamagedSpan) and event.offset not in known:
+            raise NeedsRecovery(f"{event.path}: at {event.offset}: {event.reason}")
+    for check in checks:
+        if check.difference is not None:
+            topic, queue_id = check.key
+            raise NeedsRecovery(f"queue {queue_id} of {topic}: {check.difference}")
 
 
 def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles, end: int) -> int:
@@ -218,32 +242,24 @@ def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles, end: int) ->
     0 where the index does not tell.
 
     Raises:
-        StoreUnavailable: if it has more than the log: new messages would count as known to it.
+        NeedsRecovery: if it has more than the log: new messages would count as known to it.
     """
     found = Index(layout, files=files).files
     if not found or found[-1].is_empty:
         return 0
     last = found[-1].header.end_offset
     if last >= end:
-        raise StoreUnavailable(
-            f"{layout.root}: its index reaches up to {last} of the log, which ends at {end}: "
-            f"{_READ_ONLY_HINT}, or take {INDEX}/ away"
-        )
+        raise NeedsRecovery(f"its index reaches up to {last} of the log, which ends at {end}")
     outcome = log.outcome_at(last, check_crc=False)
     return outcome.physical_offset + outcome.size if isinstance(outcome, Frame) else 0
 
 
 def _check_rest(layout: StoreLayout, end: int) -> None:
-    """See that no message stands behind the log's end, which is about to be made zeros."""
-    reader = LogReader(layout)
-    last = reader.data_end(end)
-    if last <= end:
-        return
-    for event in reader.events(end, resync=True):
-        if isinstance(event, Run):
-            raise StoreUnavailable(
-                f"{event.path}: behind the log's end at {end} there are messages from "
-                f"{event.start} on: either they are left over from a recovery, or what stands "
-                f"between is damaged: {_READ_ONLY_HINT}, and see what verify says"
-            )
-    logger.warning("%s: %d bytes behind the log's end are made zeros", layout.root, last - end)
+    """See that nothing stands behind the log's end: what is written there next would join it.
+
+    Raises:
+        NeedsRecovery: if there is anything.
+    """
+    last = LogReader(layout).data_end(end)
+    if last > end:
+        raise NeedsRecovery(f"there are {last - end} bytes behind the log's end at {end}")

@@ -25,6 +25,7 @@ from logquarry.store.queue.consume_queue import Queue
 from logquarry.store.read.get_message import GetResult
 from logquarry.store.read.index_file import Index
 from logquarry.store.read.live_read import LiveLog
+from logquarry.store.read.log_bound import last_store_timestamp
 from logquarry.store.stats import StoreStats
 from logquarry.store.store_engine import StoreEngine
 
@@ -54,6 +55,7 @@ class WritableStore(MessageStore):
         self._writer = engine.writer
         self._many = ManyWriter(engine.writer)
         self._recorder = engine.recorder
+        self._found_time: int | None = None
         self._log = self._live_log = LiveLog(engine.log, self._layout_now)
 
     @classmethod
@@ -75,15 +77,16 @@ class WritableStore(MessageStore):
             broker: what messages carry as ``broker``.
             disk: what it is on.
         """
-        name = without_file_scheme(os.fspath(path))
+        name = without_file_scheme(os.fsdecode(path))
         if "://" in name:
             raise UsageError(f"{name}: only a local store can be written")
-        root = Path(name)
+        # A program may change its folder while the store is open.
+        root = Path(name).absolute()
         engine = StoreEngine(
             root, config or StoreConfig(), clock=clock or now_ms, disk=disk or LocalDisk()
         )
         layout = StoreLayout.open(root, engine.config)
-        store = cls(engine, layout, broker=root.absolute().name if broker is None else broker)
+        store = cls(engine, layout, broker=root.name if broker is None else broker)
         close_at_exit(store)
         return store
 
@@ -149,11 +152,14 @@ class WritableStore(MessageStore):
 
     def put_many(self, messages: Iterable[Message] | pa.RecordBatch | pa.Table) -> PutManyResult:
         """See :meth:`WriteApi.put_many`."""
+        return self._put_many(lambda: self._many.put_many(messages))
+
+    def _put_many(self, put: Callable[[], PutManyResult]) -> PutManyResult:
         began = time.monotonic()
         try:
             if self._engine.has_foreign:
                 self._engine.adopt()
-            result = self._many.put_many(messages)
+            result = put()
         except StoreError as error:
             self._recorder.put_failed()
             appended = getattr(error, "appended", None)
@@ -162,6 +168,31 @@ class WritableStore(MessageStore):
             raise
         self._recorder.put_many(result, time.monotonic() - began)
         return result
+
+    def put_stored(self, batch: pa.RecordBatch, *, keep_times: bool = False) -> PutManyResult:
+        """Put messages that a store has had, as they were; see :meth:`ManyWriter.put_stored`.
+
+        Args:
+            batch: the messages.
+            keep_times: whether they keep their store times, as far as these do not fall behind
+                that of the log's last message.
+        """
+        least = self._last_time() if keep_times else None
+        return self._put_many(lambda: self._many.put_stored(batch, least))
+
+    def check_stored(self, batch: pa.RecordBatch) -> None:
+        """Refuse what :meth:`put_stored` would refuse; see :meth:`ManyWriter.check_stored`."""
+        self._many.check_stored(batch)
+
+    def _last_time(self) -> int:
+        """The store time of the log's last message when this is first asked for, 0 without one.
+
+        What is put later the writer knows of.
+        """
+        if self._found_time is None:
+            self._engine.adopt()
+            self._found_time = last_store_timestamp(self._layout_now(), self._engine.log.max_offset)
+        return self._found_time
 
     def append_data(self, offset: int, data: bytes | memoryview) -> bool:
         """See :meth:`WriteApi.append_data`."""

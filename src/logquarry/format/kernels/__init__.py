@@ -16,7 +16,12 @@ from logquarry.format.kernels.columns import (
     spans_of,
     topic_spans,
 )
-from logquarry.format.kernels.encode import encode_frames, intern_numbers, intern_spans
+from logquarry.format.kernels.encode import (
+    encode_frames,
+    first_wrong_crc,
+    intern_numbers,
+    intern_spans,
+)
 from logquarry.format.kernels.follow import follow
 from logquarry.format.kernels.hosts import HOST_TEXT_SIZE, host_texts, message_ids
 from logquarry.format.kernels.keys import index_keys
@@ -55,6 +60,7 @@ __all__ = [
     "encode_frames",
     "find_frame",
     "first_nonzero",
+    "first_wrong_crc",
     "follow",
     "gather",
     "group_units",

@@ -32,8 +32,10 @@ from logquarry.format.put_rows import (
     PROPS_LENGTH,
     QUEUE,
     QUEUE_ID,
+    QUEUE_OFFSET,
     RECONSUME_TIMES,
     SIZE,
+    STORE_TIMESTAMP,
     TIME_AT,
     TOPIC,
 )
@@ -69,14 +71,16 @@ def encode_frames(
     next_offsets: Array,
     physical_offsets: Array,
     queue_offsets: Array,
+    store_times: Array,
 ) -> tuple[int, int]:
     """Write the frames of messages from ``start`` on, until one does not fit.
 
     Args: ``rows`` as :mod:`logquarry.format.put_rows` has it; ``heads`` uint8 (heads, n) and
     ``head_facts`` int64; ``topics`` uint8, each with its length before it, topic i ending at
     ``topic_ends[i + 1]``; ``address`` of the file, ``position`` of the first frame in it, ``end``
-    of the file, ``base`` its offset in the log; ``next_offsets`` of each queue, which move on.
-    ``physical_offsets`` and ``queue_offsets`` get those of each message.
+    of the file, ``base`` its offset in the log; ``now`` the store time, from which a message with
+    a later one moves on; ``next_offsets`` of each queue, which move on, too.
+    ``physical_offsets``, ``queue_offsets`` and ``store_times`` get those of each message.
     Returns (the first message that is not written, position behind the last frame).
     """
     heads_at, widest, topics_at = heads.ctypes.data, heads.shape[1], topics.ctypes.data
@@ -91,8 +95,9 @@ def encode_frames(
         body_at, body_length = rows[BODY_AT, i], rows[BODY_LENGTH, i]
         body_to = at + head_size
         copy_bytes(body_to, body_at, body_length)
-        queue_offset = np.int64(0)
+        queue_offset = rows[QUEUE_OFFSET, i]
         queue = rows[QUEUE, i]
+        now = max(now, rows[STORE_TIMESTAMP, i])
         if head_facts[head, ADVANCES] != 0:
             queue_offset = next_offsets[queue]
             next_offsets[queue] = queue_offset + 1
@@ -119,8 +124,23 @@ def encode_frames(
         copy_short(to + _LENGTH_SIZE, rows[PROPS_AT, i], properties_length)
         physical_offsets[i] = base + position
         queue_offsets[i] = queue_offset
+        store_times[i] = now
         position += size
     return stop, position
+
+
+@kernel
+def first_wrong_crc(at: Array, lengths: Array, crcs: Array, crc_function: int) -> int:
+    """The first span whose CRC is not the one of ``crcs``, -1 if there is none.
+
+    One below 0 says nothing, and neither does it of a span that is not there.
+    """
+    for i in range(at.shape[0]):
+        if crcs[i] >= 0 and lengths[i] >= 0:
+            crc = np.uint32(crc32(crc_function, at[i], lengths[i])) & CRC_MASK
+            if np.int64(crc) != crcs[i]:
+                return i
+    return -1
 
 
 @kernel

@@ -19,6 +19,7 @@ import mmap
 import os
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -151,18 +152,34 @@ class Disk(ABC):
         return descriptor
 
     def make_folders(self, folder: Path) -> None:
-        """A folder and what it is in, as far as they are not there; durable."""
+        """A folder and what it is in, as far as they are not there; durable.
+
+        Raises:
+            StoreUnavailable: if one cannot be made, or a file has its name.
+        """
         missing = []
         while not folder.is_dir():
             missing.append(folder)
             folder = folder.parent
         for made in reversed(missing):
             try:
-                with contextlib.suppress(FileExistsError):
-                    self.make_folder(made)
+                self.make_folder(made)
             except OSError as error:
-                raise self.refused(made, error) from error
+                # Another thread may have made it just now.
+                if not made.is_dir():
+                    raise self.refused(made, error) from error
             self.sync_names(made.parent)
+
+    def names_in(self, folder: Path) -> Sequence[str]:
+        """What :meth:`list` says.
+
+        Raises:
+            StoreUnavailable: if the folder cannot be read, or is none.
+        """
+        try:
+            return self.list(folder)
+        except OSError as error:
+            raise self.refused(folder, error) from error
 
     def write_all(self, descriptor: int, data: memoryview | bytes, position: int) -> None:
         """Write all of it, however many calls that takes. Raises OSError."""
@@ -192,6 +209,26 @@ class Disk(ABC):
             self.sync_folder(folder)
         except OSError as error:
             raise self._sync_failed(folder, error) from error
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Write a small file whole, durably, in place of the one before.
+
+        Raises:
+            StoreUnavailable: if that cannot be done; then the one before is still there.
+        """
+        made = path.with_name(f"{path.name}.new")
+        self.make_folders(path.parent)
+        self.remove(made)
+        descriptor = self.make_file(made, len(data))
+        try:
+            self.write_all(descriptor, data, 0)
+            self.sync(descriptor, made)
+            self.rename(made, path)
+        except OSError as error:
+            raise self.refused(path, error) from error
+        finally:
+            self.close(descriptor)
+        self.sync_names(path.parent)
 
     def set_aside(self, path: Path, folder: Path) -> Path:
         """Move a file to a folder on the same disk, durably: its new path.

@@ -38,6 +38,10 @@ class Health:
             logger.error("the store takes no more writes: %s", reason)
         return self.error()
 
+    def end_reads(self) -> None:
+        """End reading: the files are about to be closed, and what one finds then is no answer."""
+        self.is_gone = True
+
     def end(self, reason: str) -> None:
         """End reading and writing: the store was closed, or belongs to another process."""
         self.reason = reason
@@ -60,4 +64,4 @@ class Health:
     def require_readable(self) -> None:
         """Raise StoreUnavailable unless the store may be read."""
         if self.is_gone:
-            raise self.error()
+            raise StoreUnavailable(self.reason or "the store was closed")

@@ -77,8 +77,12 @@ class NameGuard:
         with self._change:
             lost = [path for path in self._paths if not path.exists()]
             for path in lost:
+                link = _link_of(path)
+                if link.exists():
+                    # With the file its folder may have gone.
+                    self._disk.make_folders(path.parent)
                 try:
-                    self._disk.link(_link_of(path), path)
+                    self._disk.link(link, path)
                 except OSError as error:
                     reason = f"{path}: somebody deleted it, and it cannot come back"
                     raise self._disk.health.poison(f"{reason}: {error.strerror}") from error
@@ -113,7 +117,7 @@ class NameGuard:
         back = []
         for folder in folders:
             second = _link_of(folder / "any").parent
-            names = self._disk.list(second)
+            names = self._disk.names_in(second)
             self._paths = tuple(folder / name for name in names)
             back += self.check()
             for name in names:

@@ -65,6 +65,6 @@ class ArrivalListeners:
             for listener in self._listeners:
                 try:
                     listener(arrival)
-                except Exception:
-                    # The dispatcher is everybody's: one listener's trouble is its own.
+                except (Exception, SystemExit):
+                    # The dispatcher is everybody's: what ends a listener ends only that.
                     logger.exception("a listener failed at %s", arrival)

@@ -25,22 +25,20 @@ from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE
 from logquarry.format import frame
 from logquarry.format.frame import DamageKind
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
-from logquarry.scan import codec, columns
+from logquarry.scan import codec
 from logquarry.scan.codec import Window
-from logquarry.scan.columns import Decoding
 from logquarry.scan.follow import Followed, Follower
 from logquarry.scan.requests import DispatchRequests
 from logquarry.store.disk.health import Health
 from logquarry.store.disk.running_flags import Refusal, RunningFlags
 from logquarry.store.disk.service import Service
 from logquarry.store.disk.signal_flag import Flag
-from logquarry.store.dispatch.index_writer import IndexWriter
-from logquarry.store.dispatch.queue_units import QueuePart, parts_of
-from logquarry.store.dispatch.queue_writer import ConsumeQueueWriter, units_of
+from logquarry.store.dispatch.queue_units import add_copies, parts_of
+from logquarry.store.dispatch.queue_writer import ConsumeQueueMender, ConsumeQueueWriter, Mending
 from logquarry.store.mapped.mapped_file import MappedFile
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.put.topic_names import LONGEST_NAME, name_fault
-from logquarry.store.queue.log_queues import QueueKey, copies_of
+from logquarry.store.queue.log_queues import QueueKey
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +64,16 @@ class QueueWriters:
 
     Args:
         open_files: gives the files of a queue, which end with its last unit.
+        mendings: see :class:`~logquarry.store.dispatch.queue_table.QueueTable`.
     """
 
-    def __init__(self, open_files: Callable[[str, int], MappedFileQueue]) -> None:
+    def __init__(
+        self,
+        open_files: Callable[[str, int], MappedFileQueue],
+        mendings: Mapping[QueueKey, Mending] | None = None,
+    ) -> None:
         self._open_files = open_files
+        self._mendings = mendings or {}
         self._opening = threading.Lock()
         self._writers: dict[QueueKey, ConsumeQueueWriter | None] = {}
 
@@ -103,7 +107,11 @@ class QueueWriters:
             logger.error("topic %r gets no consume queue: %s", topic, fault)
             return None
         name = f"{CONSUME_QUEUE}/{topic}/{queue_id}"
-        return ConsumeQueueWriter(self._open_files(topic, queue_id), name)
+        files = self._open_files(topic, queue_id)
+        mending = self._mendings.get((topic, queue_id))
+        if mending is not None:
+            return ConsumeQueueMender(files, name, mending)
+        return ConsumeQueueWriter(files, name)
 
 
 class Writers(Protocol):
@@ -111,6 +119,13 @@ class Writers(Protocol):
 
     def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
         """The writer of a queue; None to pass it over."""
+
+
+class KeyWriter(Protocol):
+    """What takes the keys of messages."""
+
+    def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
+        """See :meth:`logquarry.store.dispatch.index_writer.IndexWriter.put`."""
 
 
 class Lacking:
@@ -145,7 +160,7 @@ class Dispatcher:
         self,
         files: MappedFileQueue,
         queues: Writers,
-        index: IndexWriter | None,
+        index: KeyWriter | None,
         config: StoreConfig,
         *,
         start: int,
@@ -213,7 +228,7 @@ class Dispatcher:
         requests = run.requests
         parts = parts_of(run)
         if self._config.enable_multi_dispatch:
-            self._add_copies(window, run, parts)
+            add_copies(window, run, parts, self._config)
         for key, part in parts.items():
             writer = self._queues.get(key)
             if writer is not None:
@@ -229,28 +244,6 @@ class Dispatcher:
             )
         self._arrived(requests)
         self._grown(requests, {key: (part.rows, part.offsets) for key, part in parts.items()})
-
-    def _add_copies(self, window: Window, run: Followed, parts: dict[QueueKey, QueuePart]) -> None:
-        """The further queues that messages name (``multiDispatchLmqQueue``)."""
-        requests = run.requests
-        units = units_of(requests.physical_offset, requests.size, requests.tags_code)
-        queued = np.flatnonzero(requests.is_dispatched)
-        copies: dict[QueueKey, list[tuple[int, int]]] = {}
-        found = columns.messages(window, run.rows[queued], Decoding())
-        for row, message in zip(queued.tolist(), found, strict=True):
-            for key, offset in copies_of(message, self._config):
-                copies.setdefault(key, []).append((row, offset))
-        for key, pairs in copies.items():
-            rows, offsets = np.array(pairs, np.int64).T
-            if key in parts:
-                rows = np.concatenate((parts[key].rows, rows))
-                offsets = np.concatenate((parts[key].offsets, offsets))
-                # Stable: a message that names its own queue is in it once.
-                order = np.argsort(rows, kind="stable")
-                rows, offsets = rows[order], offsets[order]
-                once = np.append(True, np.diff(rows) != 0)
-                rows, offsets = rows[once], offsets[once]
-            parts[key] = QueuePart(rows, offsets, units[rows])
 
 
 class DispatchService(Service):
@@ -269,7 +262,9 @@ class DispatchService(Service):
         super().__init__("dispatch", health, interval_ms=_INTERVAL_MS)
         self._dispatcher = dispatcher
         self._flags = flags
-        self._moved = threading.Condition()
+        # No Condition: it is written in Python, and Ctrl-C in the middle of it ends in a lock that
+        # nobody lets go of.
+        self._waiting: list[Flag] = []
         self._hurry = Flag()
         self._failure: StoreError | None = None
         self._is_over = False
@@ -296,8 +291,7 @@ class DispatchService(Service):
                 logger.warning("dispatching goes on at %d", self._dispatcher.offset)
                 self._failure = None
                 self._flags.clear(Refusal.LOGICS_QUEUE_ERROR)
-        with self._moved:
-            self._moved.notify_all()
+        self._tell()
         if not self.is_stopping and self._dispatcher.offset - start < _MOST_BYTES:
             # RocketMQ pauses for 1 ms.
             least, most = _PAUSES
@@ -314,9 +308,12 @@ class DispatchService(Service):
 
     def ended(self) -> None:
         """Let go of whoever waits."""
-        with self._moved:
-            self._is_over = True
-            self._moved.notify_all()
+        self._is_over = True
+        self._tell()
+
+    def _tell(self) -> None:
+        for waiter in tuple(self._waiting):
+            waiter.set()
 
     def wait_dispatched(self, offset: int, timeout_s: float | None = None) -> bool:
         """Wait until what is in the log before an offset is dispatched; whether it is.
@@ -328,13 +325,20 @@ class DispatchService(Service):
         """
         if self._dispatcher.offset >= offset:
             return True
-        self.wakeup()
-        self._hurry.set()
-        with self._moved:
-            self._moved.wait_for(
-                lambda: self._dispatcher.offset >= offset or self._failure or self._is_over,
-                timeout_s,
-            )
+        waiter = Flag()
+        self._waiting.append(waiter)
+        try:
+            self.wakeup()
+            self._hurry.set()
+            end = None if timeout_s is None else time.monotonic() + timeout_s
+            # In the list before it looks: whatever comes after the look sets the flag.
+            while not (self._dispatcher.offset >= offset or self._failure or self._is_over):
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                waiter.take(left)
+        finally:
+            self._waiting.remove(waiter)
         if self._dispatcher.offset >= offset:
             return True
         if self._failure is not None:

@@ -210,7 +210,7 @@ class IndexWriter:
         self._shape = shape
         self._clock = clock
         self._filled = filled
-        names = [name for name in disk.list(folder) if name.isascii() and name.isdigit()]
+        names = [name for name in disk.names_in(folder) if name.isascii() and name.isdigit()]
         self._last_name = max(names, default="")
         self.last = IndexFileWriter(self._open(self._last_name), shape) if self._last_name else None
 

@@ -16,6 +16,7 @@ from logquarry.files.layout import CONSUME_QUEUE, SIDECAR
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.store.disk.disk import Disk
 from logquarry.store.dispatch.dispatcher import QueueWriters
+from logquarry.store.dispatch.queue_writer import Mending
 from logquarry.store.mapped.mapped_file import MappedFile
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.queue.log_queues import QueueKey
@@ -38,6 +39,7 @@ class QueueTable:
         file_size: bytes of a queue file.
         ends: one past the last queue offset, of each queue that there is.
         log_min_offset: gives the physical offset of the log's first byte.
+        mendings: for a recovery: the queues that it writes, with what is known of each.
         keeps_tails: whether what stands behind the ends stays as it is, and files may be missing
             between others: as RocketMQ has it.
 
@@ -52,11 +54,12 @@ class QueueTable:
         file_size: int,
         ends: Mapping[QueueKey, int],
         log_min_offset: Callable[[], int],
+        mendings: Mapping[QueueKey, Mending] | None = None,
         *,
         keeps_tails: bool = False,
     ) -> None:
         self._keeps_tails = keeps_tails
-        self.writers = QueueWriters(self._open_files)
+        self.writers = QueueWriters(self._open_files, mendings)
         self._disk = disk
         self._root = root
         self._file_size = file_size

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from logquarry.config import StoreConfig
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.scan import codec
+from logquarry.scan import codec, columns
+from logquarry.scan.codec import Window
+from logquarry.scan.columns import Decoding
 from logquarry.scan.follow import Followed
 from logquarry.scan.requests import DispatchRequests
 from logquarry.store.dispatch.queue_writer import units_of
 from logquarry.store.queue.consume_queue import UNIT_DTYPE, Units
-from logquarry.store.queue.log_queues import QueueKey
+from logquarry.store.queue.log_queues import QueueKey, copies_of
 
 Int64 = npt.NDArray[np.int64]
 
@@ -67,3 +70,28 @@ def _plain(requests: DispatchRequests) -> dict[QueueKey, QueuePart]:
             rows = queued[part]
             parts[key] = QueuePart(rows, requests.queue_offset[rows], units[rows])
     return parts
+
+
+def add_copies(
+    window: Window, run: Followed, parts: dict[QueueKey, QueuePart], config: StoreConfig
+) -> None:
+    """Add what the messages of a run bring to further queues (``multiDispatchLmqQueue``)."""
+    requests = run.requests
+    units = units_of(requests.physical_offset, requests.size, requests.tags_code)
+    queued = np.flatnonzero(requests.is_dispatched)
+    copies: dict[QueueKey, list[tuple[int, int]]] = {}
+    found = columns.messages(window, run.rows[queued], Decoding())
+    for row, message in zip(queued.tolist(), found, strict=True):
+        for key, offset in copies_of(message, config):
+            copies.setdefault(key, []).append((row, offset))
+    for key, pairs in copies.items():
+        rows, offsets = np.array(pairs, np.int64).T
+        if key in parts:
+            rows = np.concatenate((parts[key].rows, rows))
+            offsets = np.concatenate((parts[key].offsets, offsets))
+            # Stable: a message that names its own queue is in it once.
+            order = np.argsort(rows, kind="stable")
+            rows, offsets = rows[order], offsets[order]
+            once = np.append(True, np.diff(rows) != 0)
+            rows, offsets = rows[once], offsets[once]
+        parts[key] = QueuePart(rows, offsets, units[rows])

@@ -10,7 +10,10 @@ next one, it is refused. (Java writes it where it does not belong, and logs a bu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -85,6 +88,16 @@ class ConsumeQueueWriter:
         if expected is None:
             self._begin(offset)
             expected = offset
+        units = self._following(expected, offset, units)
+        if not len(units):
+            return 0
+        self._write(units.tobytes())
+        last = units[-1]
+        self.physical_end = int(last["physical_offset"]) + int(last["size"])
+        return len(units)
+
+    def _following(self, expected: int, offset: int, units: Units) -> Units:
+        """The units of a run that begins at an offset, as far as they go on from what is there."""
         if offset > expected:
             raise CorruptFile(
                 self.name,
@@ -95,18 +108,15 @@ class ConsumeQueueWriter:
             )
         # QUIRK: Java appends a unit of offset 0 at the end of any queue, and passes over the rest
         # (test_queue_writer.py::test_a_new_epoch_is_passed_over).
-        units = units[expected - offset :]
-        if not len(units):
-            return 0
-        data = memoryview(units.tobytes())
+        return units[expected - offset :]
+
+    def _write(self, units: bytes) -> None:
+        data = memoryview(units)
         while data:
             file = self._file(0)
             count = min(len(data), file.room)
             file.append(data[:count])
             data = data[count:]
-        last = units[-1]
-        self.physical_end = int(last["physical_offset"]) + int(last["size"])
-        return len(units)
 
     def _begin(self, offset: int) -> None:
         """Make the first file, in which units stand for what was before ``offset``."""
@@ -132,6 +142,49 @@ class ConsumeQueueWriter:
                 return unit.physical_offset + unit.size
             end -= UNIT_SIZE
         return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mending:
+    """What is known of a queue that a recovery writes.
+
+    Attributes:
+        resume_at: physical offset of the first message that it lacks.
+        kept: units of messages that the log has lost, by their queue offsets. Where there is none
+            a filler stands for the message: no reader stops at it, RocketMQ's neither.
+        aside: the folder for files that have to go.
+    """
+
+    resume_at: int
+    kept: Mapping[int, bytes]
+    aside: Path
+
+
+class ConsumeQueueMender(ConsumeQueueWriter):
+    """Writes a queue anew from a log that has lost messages.
+
+    Args:
+        files: the queue's files, cut where it is sound.
+        name: what errors call it.
+        mending: what is known of it.
+    """
+
+    def __init__(self, files: MappedFileQueue, name: str, mending: Mending) -> None:
+        super().__init__(files, name)
+        # Messages before that one are of an earlier life of the topic, or there already.
+        self.physical_end = mending.resume_at
+        self._mending = mending
+
+    def _following(self, expected: int, offset: int, units: Units) -> Units:
+        if offset < expected:
+            # The topic was deleted and came again: what was there before counts no more.
+            first = self.files.min_offset // UNIT_SIZE
+            start = max(first, offset) * UNIT_SIZE
+            self.files.truncate_to(start, aside=self._mending.aside)
+            return units[max(0, first - offset) :]
+        kept = self._mending.kept
+        self._write(b"".join(kept.get(number, _FILLER) for number in range(expected, offset)))
+        return units
 
 
 def units_of(physical_offset: Offsets, size: Offsets, tags_code: Offsets) -> Units:

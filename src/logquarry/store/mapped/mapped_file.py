@@ -296,7 +296,7 @@ class MappedFile:
         They stay good as long as somebody holds them, also after the file was closed or deleted.
         """
         if self._health.is_gone:
-            raise self._health.error()
+            self._health.require_readable()
         # As `committed` has it: this is asked for each message that is read.
         end = self.wrote if self._pooled is None else self._committed
         if size is not None:
@@ -306,8 +306,12 @@ class MappedFile:
             end = stop
         if not 0 <= position < end:
             return None
-        # Of a file that was closed in between there are none.
-        return self._readable[position:end] or None
+        found = self._readable[position:end]
+        if not found:
+            # The file was closed in between: with the store, or because it was deleted.
+            self._health.require_readable()
+            return None
+        return found
 
     # -------------------------------------------------------------------------------- life
     def is_named(self) -> bool:

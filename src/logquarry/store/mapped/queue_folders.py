@@ -53,7 +53,7 @@ class QueueFolders:
         """
         found: dict[int, Path] = {}
         for folder in {*self.folders, *self._read_only}:
-            for name in self._disk.list(folder):
+            for name in self._disk.names_in(folder):
                 if len(name) == NAME_DIGITS and name.isascii() and name.isdigit():
                     found[int(name)] = folder / name
         bases = sorted(found)

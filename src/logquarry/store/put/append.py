@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import index
 from typing import Final
 
 from logquarry.config import StoreConfig
@@ -301,7 +302,8 @@ class CommitLogWriter:
         with self._lock:
             began = self._held_since = time.monotonic()
             try:
-                yield self.clock(), began
+                # A time that is no integer would stay in the log's files, and fail their flush.
+                yield index(self.clock()), began
             finally:
                 self._held_since = 0.0
         if (took := time.monotonic() - began) > SLOW_PUT:
@@ -375,7 +377,7 @@ class CommitLogWriter:
             if len(encoded.data) > self._files.file_size - _BLANK:
                 raise self._larger_than_file(len(encoded.data))
         if not encoded.advances:
-            queue_offset = 0
+            queue_offset = encoded.own_offset
         physical_offset, size = file.base + file.wrote, len(encoded.data)
         status, count, starts = AppendStatus.PUT_OK, len(encoded.starts), encoded.starts
         if size + _BLANK > file.room and count:

@@ -25,7 +25,9 @@ from logquarry.store.put.put_result import PutStatus, refusal
 from logquarry.store.put.topic_names import LONGEST_NAME, LONGEST_TOPIC, name_fault
 from logquarry.store.queue.log_queues import (
     MULTI_SEPARATOR,
+    QueueKey,
     copy_key,
+    named_copies,
 )
 
 _TRUE: Final = "true"
@@ -99,6 +101,46 @@ class MessageEncoder:
             copies=copies,
         )
 
+    def encode_stored(self, message: Message) -> Encoded:
+        """The frame of a message that a store has had: nothing that a put does is done again.
+
+        Its delay and its further queues are in its topic and its string already. Where further
+        queues are kept, the offsets that the string names for it have to be the next ones.
+
+        Raises:
+            MessageRejected: if the store does not take it.
+            UsageError: if a number does not fit its field, or tags or keys come with a string.
+        """
+        topic, queue_id = message.topic, message.queue_id
+        topic_data = _checked_topic(topic, self._topic_check)
+        properties = given_properties(message)
+        maker = self.maker(message)
+        advances = sys_flag.advances_queue(message.sys_flag)
+        data = maker.frame(
+            topic_data,
+            queue_id,
+            message.body,
+            properties,
+            flag=message.flag,
+            prepared_offset=message.prepared_transaction_offset,
+        )
+        copies = None
+        if self._copies_messages and advances:
+            values = props.decode_bytes(properties)
+            named = dict(named_copies(values, queue_id, self._config))
+            if named:
+                copies = _stored_copies(named, data)
+        return Encoded(
+            data,
+            topic,
+            queue_id,
+            maker.hosts,
+            advances=advances,
+            body_size=len(message.body),
+            copies=copies,
+            own_offset=message.queue_offset,
+        )
+
     def maker(self, message: Message) -> FrameMaker:
         """What makes the frames of a message or batch."""
         born = message.born_timestamp
@@ -128,6 +170,24 @@ class MessageEncoder:
 
         keys = tuple(copy_key(name, queue_id, self._config) for name in names)
         return Copies(keys, encode)
+
+
+def _stored_copies(named: Mapping[QueueKey, int], data: bytearray) -> Copies:
+    """The further queues of a message whose string is as it was."""
+
+    def encode(offsets: str) -> bytearray:
+        stated = MULTI_SEPARATOR.join(map(str, named.values()))
+        if offsets != stated:
+            names = ", ".join(name for name, _ in named)
+            raise refusal(
+                PutStatus.MESSAGE_ILLEGAL,
+                f"its properties say offset {stated} in the further queues {names}, and the next "
+                f"ones there are {offsets}",
+                reason="properties",
+            )
+        return data
+
+    return Copies(tuple(named), encode)
 
 
 def given_properties(message: Message) -> bytes:

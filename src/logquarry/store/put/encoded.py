@@ -31,6 +31,7 @@ class Encoded:
         wait: whether the put waits for flush and replica.
         body_size: bytes of body, for messages.
         copies: further queues that the message goes to.
+        own_offset: QUEUEOFFSET of frames that take no places.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class Encoded:
         "copies",
         "data",
         "key",
+        "own_offset",
         "starts",
         "store_host",
         "wait",
@@ -57,6 +59,7 @@ class Encoded:
         wait: bool = True,
         body_size: int = 0,
         copies: Copies | None = None,
+        own_offset: int = 0,
     ) -> None:
         self.data = data
         self.key = (topic, queue_id)
@@ -66,6 +69,7 @@ class Encoded:
         self.wait = wait
         self.body_size = body_size
         self.copies = copies
+        self.own_offset = own_offset
         self._time_at = hosts.time_at
 
     def place(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> None:

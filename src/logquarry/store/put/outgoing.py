@@ -24,7 +24,7 @@ from logquarry.format import frame, java, sys_flag
 from logquarry.format import put_rows as r
 from logquarry.message import Message
 from logquarry.scan import codec
-from logquarry.store.put.encode import MessageEncoder, check_topic
+from logquarry.store.put.encode import check_topic
 from logquarry.store.put.encoded import Encoded
 from logquarry.store.put.frame_maker import LONGEST_PROPERTIES, HostFields, host_fields
 from logquarry.store.queue.log_queues import QueueKey
@@ -32,6 +32,7 @@ from logquarry.store.queue.log_queues import QueueKey
 Int64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Bytes8 = npt.NDArray[np.uint8]
+Encode = Callable[[Message], Encoded]
 
 _FEW: Final = 256
 """Distinct queues and heads that a small table holds."""
@@ -61,7 +62,8 @@ class Columns:
         topic_ids: and the number of each message's.
         hosts: distinct pairs of born and store host,
         host_ids: and the number of each message's.
-        numbers: the other fields of the frame by their names in :class:`Message`, int64.
+        numbers: the other fields of the frame by their names in :class:`Message`, int64; of copies
+            ``queue_offset`` and ``store_timestamp``, too.
         bodies: the bodies.
         properties: the property strings.
         odd: which messages the reference has to look at.
@@ -95,6 +97,7 @@ class Outgoing:
         named: the distinct topics that messages name,
         named_ids: and the number of each message's. A delayed one goes to another.
         waits: whether any of them waits for flush and replica.
+        times: the earliest store time of each, None where they have none.
         rows: the other messages.
         queues: the distinct queues of ``rows``.
         heads, head_facts: the distinct heads, for the kernel.
@@ -110,6 +113,7 @@ class Outgoing:
     named: list[str]
     named_ids: Int64
     waits: bool
+    times: Int64 | None = None
     rows: r.PutRows = field(default_factory=lambda: r.empty_put_rows(0))
     queues: list[QueueKey] = field(default_factory=list)
     heads: Bytes8 = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
@@ -121,17 +125,19 @@ class Outgoing:
 
 def plain_outgoing(
     messages: Iterable[Message],
-    encoder: MessageEncoder,
+    encode: Encode,
     check: Callable[[Encoded], None],
     first: int = 0,
+    times: Int64 | None = None,
 ) -> Outgoing:
     """All of it by the reference.
 
     Args:
         messages: the messages.
-        encoder: makes their frames.
+        encode: makes their frames.
         check: refuses a frame that no file could hold.
         first: the number of the first one among all messages of the call, for errors.
+        times: the earliest store time of each.
 
     Raises:
         MessageRejected: with the number of the first message that is refused.
@@ -141,7 +147,7 @@ def plain_outgoing(
     topics: dict[str, int] = {}
     named: list[int] = []
     for number, message in enumerate(messages):
-        odd[number] = _encoded(message, first + number, encoder, check)
+        odd[number] = _encoded(message, first + number, encode, check)
         named.append(topics.setdefault(message.topic, len(topics)))
     hosts: dict[bytes, int] = {}
     ids = [hosts.setdefault(encoded.store_host, len(hosts)) for encoded in odd.values()]
@@ -154,12 +160,13 @@ def plain_outgoing(
         named=list(topics),
         named_ids=np.array(named, np.int64),
         waits=any(encoded.wait for encoded in odd.values()),
+        times=times,
     )
 
 
 def outgoing(
     columns: Columns,
-    encoder: MessageEncoder,
+    encode: Encode,
     config: StoreConfig,
     check: Callable[[Encoded], None],
     largest: int,
@@ -168,7 +175,7 @@ def outgoing(
 
     Args:
         columns: the messages.
-        encoder: makes the odd ones' frames.
+        encode: makes the odd ones' frames.
         config: the store's settings.
         check: refuses a frame that no file could hold.
         largest: bytes of the largest frame that a file can hold.
@@ -187,6 +194,9 @@ def outgoing(
         _mark_large(odd, numbers[name])
     rows[r.BORN_TIMESTAMP] = numbers["born_timestamp"]
     rows[r.PREPARED_OFFSET] = numbers["prepared_transaction_offset"]
+    times = numbers.get("store_timestamp")
+    rows[r.STORE_TIMESTAMP] = r.ANY_TIME if times is None else times
+    rows[r.QUEUE_OFFSET] = numbers.get("queue_offset", 0)
     rows[r.TOPIC] = columns.topic_ids
     rows[r.BODY_AT], rows[r.BODY_LENGTH] = columns.bodies.at, columns.bodies.length
     rows[r.PROPS_AT], rows[r.PROPS_LENGTH] = columns.properties.at, columns.properties.length
@@ -207,7 +217,7 @@ def outgoing(
             odd |= values > most
     queues = _queues(columns, rows)
     found = {
-        number: _encoded(columns.message(number), columns.first + number, encoder, check)
+        number: _encoded(columns.message(number), columns.first + number, encode, check)
         for number in np.flatnonzero(odd).tolist()
     }
     store_hosts, host_ids = _store_hosts(heads, rows[r.HEAD], found)
@@ -227,6 +237,7 @@ def outgoing(
         named=columns.topics,
         named_ids=columns.topic_ids,
         waits=len(found) < columns.count or any(encoded.wait for encoded in found.values()),
+        times=times,
         rows=rows,
         queues=queues,
         heads=head_bytes,
@@ -240,10 +251,10 @@ def outgoing(
 
 # ---------------------------------------------------------------------------------- the odd ones
 def _encoded(
-    message: Message, number: int, encoder: MessageEncoder, check: Callable[[Encoded], None]
+    message: Message, number: int, encode: Encode, check: Callable[[Encoded], None]
 ) -> Encoded:
     try:
-        encoded = encoder.encode(message)
+        encoded = encode(message)
         check(encoded)
     except MessageRejected as error:
         raise error.of_message(number) from error

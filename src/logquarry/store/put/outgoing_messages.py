@@ -102,8 +102,8 @@ def _integers(values: Values, odd: Bools) -> Int64:
 def _bodies(bodies: Values) -> Sequence[bytes]:
     if set(map(type, bodies)) == {bytes}:
         return bodies
-    # A view may be of things that are larger than bytes.
-    return [bytes(body) for body in bodies]
+    # A view may be of things that are larger than bytes. (And bytes(5) are five zeros.)
+    return [bytes(memoryview(body)) for body in bodies]
 
 
 def _joined(parts: Sequence[bytes], data: bytes | None = None) -> Spans:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,14 @@ from logquarry.format.frame import BLANK
 from logquarry.message import Message
 from logquarry.scan import codec
 from logquarry.store.put.append import CommitLogWriter, end_file
-from logquarry.store.put.outgoing import Int64, Outgoing, outgoing, plain_outgoing
+from logquarry.store.put.outgoing import (
+    Columns,
+    Encode,
+    Int64,
+    Outgoing,
+    outgoing,
+    plain_outgoing,
+)
 from logquarry.store.put.put_result import AppendStatus, PutResult, PutStatus
 
 if TYPE_CHECKING:
@@ -112,11 +119,44 @@ class ManyWriter:
                 is appended.
             UsageError: if one of them makes no sense, likewise.
         """
+        return self._put(lambda: list(self._parts(messages)))
+
+    def put_stored(self, batch: pa.RecordBatch, least_time: int | None = None) -> PutManyResult:
+        """Put messages that a store has had, as they were: an import, or what was salvaged.
+
+        Nothing that a put does to a message is done again: topic and property string stay, be
+        there a delay or further queues. Queue offsets follow on those of the queue; a message that
+        takes no place in one (PREPARED, ROLLBACK) keeps its ``queue_offset``.
+
+        Args:
+            batch: the columns of ``put_many``, and ``queue_offset`` and ``store_timestamp``.
+            least_time: if messages keep their store time (in milliseconds), the time that none of
+                them is before: that of the log's last message. One that would be earlier than
+                the message before it gets the time of that. By default the store time is now.
+
+        Raises:
+            StoreUnavailable, MessageRejected, UsageError: as :meth:`put_many`. Of further queues,
+                where the store keeps them, it shows only at the append that offsets do not follow.
+        """
+        keeps = least_time is not None
+        return self._put(lambda: list(self._stored_parts(batch, keeps)), least_time)
+
+    def check_stored(self, batch: pa.RecordBatch) -> None:
+        """Refuse what :meth:`put_stored` would refuse, and put nothing.
+
+        Raises:
+            MessageRejected, UsageError: as :meth:`put_stored`.
+        """
+        list(self._stored_parts(batch, keeps_times=False))
+
+    def _put(
+        self, parts_of: Callable[[], list[Outgoing]], least_time: int | None = None
+    ) -> PutManyResult:
         began = time.monotonic()
         writer = self._writer
         writer.check_status()
-        parts = list(self._parts(messages))
-        put = _Put(writer, parts, began)
+        parts = parts_of()
+        put = _Put(writer, parts, began, least_time)
         try:
             put.append()
         except (StoreUnavailable, MessageRejected) as error:
@@ -139,7 +179,7 @@ class ManyWriter:
             return
         writer = self._writer
         if not codec.kernels_enabled():
-            yield plain_outgoing(found, writer.encoder, writer.require_fit)
+            yield plain_outgoing(found, writer.encoder.encode, writer.require_fit)
             return
         from logquarry.store.put.outgoing_messages import columns_of_messages
 
@@ -159,14 +199,34 @@ class ManyWriter:
                 yield self._table(columns_of_batch(batch, writer.clock, first))
             else:
                 messages = messages_of(batch, first)
-                yield plain_outgoing(messages, writer.encoder, writer.require_fit, first)
+                yield plain_outgoing(messages, writer.encoder.encode, writer.require_fit, first)
             first += batch.num_rows
 
-    def _table(self, columns: Any) -> Outgoing:
+    def _stored_parts(self, batch: pa.RecordBatch, keeps_times: bool) -> Iterator[Outgoing]:
+        from logquarry.store.put import outgoing_arrow
+
+        outgoing_arrow.check_columns(batch)
+        if not batch.num_rows:
+            return
+        if not keeps_times and "store_timestamp" in batch.schema.names:
+            batch = batch.drop_columns(["store_timestamp"])
+        writer = self._writer
+        encode = writer.encoder.encode_stored
+        if codec.kernels_enabled():
+            columns = outgoing_arrow.columns_of_batch(
+                batch, writer.clock, stored=True, look=writer.config.enable_multi_dispatch
+            )
+            yield self._table(columns, encode)
+        else:
+            messages = outgoing_arrow.messages_of(batch, stored=True)
+            times = outgoing_arrow.store_times_of(batch) if keeps_times else None
+            yield plain_outgoing(messages, encode, writer.require_fit, times=times)
+
+    def _table(self, columns: Columns, encode: Encode | None = None) -> Outgoing:
         writer = self._writer
         return outgoing(
             columns,
-            writer.encoder,
+            encode or writer.encoder.encode,
             writer.config,
             writer.require_fit,
             writer.file_size - BLANK.size,
@@ -176,12 +236,19 @@ class ManyWriter:
 class _Put:
     """One call: what is to be appended, and what is."""
 
-    def __init__(self, writer: CommitLogWriter, parts: list[Outgoing], began: float) -> None:
+    def __init__(
+        self,
+        writer: CommitLogWriter,
+        parts: list[Outgoing],
+        began: float,
+        least_time: int | None = None,
+    ) -> None:
         self.done = 0
         self.last: PutResult | None = None
         self._writer = writer
         self._parts = parts
         self._began = began
+        self._least_time = least_time
         count = sum(part.count for part in parts)
         self._physical = np.empty(count, np.int64)
         self._queue = np.empty(count, np.int64)
@@ -208,11 +275,24 @@ class _Put:
             at = start
             for number in (*alone, stop):
                 while at < number:
-                    at = self._append_rows(part, first, at, number, now)
+                    at = self._append_rows(part, first, at, number, self._time(now))
                 if number < stop:
-                    result = self._writer.append_held(part.odd[number], now, began)
+                    own = None if part.times is None else int(part.times[number])
+                    time_ = self._time(now, own)
+                    result = self._writer.append_held(part.odd[number], time_, began)
                     self._record(first + number, result)
                     at = number + 1
+
+    def _time(self, now: int, own: int | None = None) -> int:
+        """The store time of the next message, or its earliest one; ``own`` is one it had."""
+        if self._least_time is None:
+            return now
+        # Others may have put since the last chunk, and what was put last may be in another file.
+        times = [self._least_time, self._writer.file().store_timestamp]
+        times += [] if self.last is None else [self.last.store_timestamp]
+        times += [] if own is None else [own]
+        self._least_time = max(times)
+        return self._least_time
 
     def _record(self, number: int, result: PutResult) -> None:
         self._physical[number] = result.physical_offset
@@ -238,7 +318,7 @@ class _Put:
             *(part.rows, start, stop),
             *(part.heads, part.head_facts, part.topics, part.topic_ends),
             *(view.ctypes.data, file.wrote, file.size, file.base, now, codec.crc32_address()),
-            *(next_offsets, self._physical[first:], self._queue[first:]),
+            *(next_offsets, self._physical[first:], self._queue[first:], self._times[first:]),
         )
         if at > start:
             before = file.wrote
@@ -251,7 +331,7 @@ class _Put:
                 if file.wrote > before:
                     offsets.update(told)
                 raise
-            self._times[first + start : first + at] = now
+            now = int(self._times[first + at - 1])
             self._sizes[first + start : first + at] = part.sizes[start:at]
             self.done = first + at
             self.last = self._last(part, first, at - 1, now)
@@ -323,7 +403,7 @@ def _load_kernel() -> None:
         *(none.rows, 0, 0),
         *(none.heads, none.head_facts, none.topics, none.topic_ends),
         *(0, 0, 0, 0, 0, 0),
-        *(numbers, numbers, numbers),
+        *(numbers, numbers, numbers, numbers),
     )
 
 

@@ -169,13 +169,20 @@ class QueueBuilder:
 
 def copies_of(message: StoredMessage, config: StoreConfig) -> Iterator[tuple[QueueKey, int]]:
     """The further queues that a message is in by multi-dispatch, and its offset in each."""
-    names = message.properties.get(props.INNER_MULTI_DISPATCH, "").split(MULTI_SEPARATOR)
-    offsets = message.properties.get(props.INNER_MULTI_QUEUE_OFFSET, "").split(MULTI_SEPARATOR)
+    return named_copies(message.properties, message.queue_id, config)
+
+
+def named_copies(
+    properties: Mapping[str, str], queue_id: int, config: StoreConfig
+) -> Iterator[tuple[QueueKey, int]]:
+    """The same of the properties and the queue id of a message."""
+    names = properties.get(props.INNER_MULTI_DISPATCH, "").split(MULTI_SEPARATOR)
+    offsets = properties.get(props.INNER_MULTI_QUEUE_OFFSET, "").split(MULTI_SEPARATOR)
     if len(names) != len(offsets):
         return
     for name, offset in zip(names, offsets, strict=True):
         if name and offset.isascii() and offset.isdigit() and len(offset) <= _MOST_DIGITS:
-            yield copy_key(name, message.queue_id, config), int(offset)
+            yield copy_key(name, queue_id, config), int(offset)
 
 
 def copy_key(name: str, queue_id: int, config: StoreConfig) -> QueueKey:

@@ -81,6 +81,12 @@ class CommitLog:
         """
         if not self.files.files:
             return 0
+        durable = self._layout.read_durable()
+        if durable is not None:
+            position = self._follow(min(durable, self.files.end))
+            if isinstance(self.outcome_at(position), Damage):
+                return position
+            return self._walked_end(position, durable)
         entries = self._last_entries()
         if not entries or self._layout.has_abort:
             points = (end for entry in entries if (end := self._chain_point(entry)) is not None)

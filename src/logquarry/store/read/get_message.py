@@ -7,7 +7,7 @@ answer goes beyond, and the next offset of every outcome.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -16,7 +16,7 @@ from logquarry.config import StoreConfig
 from logquarry.errors import CorruptFrame
 from logquarry.format import java
 from logquarry.format.frame import Damage
-from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.message import StoredMessage
 from logquarry.store.queue.consume_queue import Queue, Units
 from logquarry.store.read.commit_log import CommitLog
@@ -109,16 +109,18 @@ def get_message(
     tags: Collection[str] | None,
     limits: TransferLimits,
     read: Callable[[bytes, int], StoredMessage | Damage | None],
+    known_damage: Container[int] = (),
 ) -> GetResult:
     """Up to ``max_count`` messages (at least one) from a queue offset on.
 
     ``read`` gives the message of some bytes at a physical offset, as
     :func:`~logquarry.store.read.read_message.read_message` does. Tags are compared by their code
-    first, as RocketMQ's store does, and then as text, as its consumers do.
+    first, as RocketMQ's store does, and then as text, as its consumers do. Messages at the places
+    of ``known_damage``, which a recovery has told of, are passed over.
 
     Raises:
-        CorruptFrame: if the message to begin with is damaged. Damage further on ends the answer
-            before it, so that the next ``get`` tells of it.
+        CorruptFrame: if the message to begin with is damaged otherwise. Damage further on ends the
+            answer before it, so that the next ``get`` tells of it.
     """
     low, high = queue.min_offset, queue.max_offset
 
@@ -165,8 +167,9 @@ def get_message(
             if not messages:
                 status = GetMessageStatus.NO_MATCHED_MESSAGE
             continue
-        if unit_size <= 0 or physical_offset < 0:
-            # Never written, in the middle of a queue: there is nothing to be removed.
+        if unit_size <= 0 or physical_offset < 0 or unit_size == FILLER_SIZE:
+            # Never written, in the middle of a queue, or written in the place of a message that
+            # the log has lost: there is nothing to be removed.
             continue
         data = log.frame_at(physical_offset, unit_size)
         found = None if data is None else read(bytes(data), physical_offset)
@@ -178,6 +181,10 @@ def get_message(
             removed_below = physical_offset + file_size - physical_offset % file_size
             continue
         if isinstance(found, Damage):
+            if physical_offset in known_damage:
+                if not messages:
+                    status = GetMessageStatus.MESSAGE_WAS_REMOVING
+                continue
             if messages:
                 done -= 1
                 break

@@ -117,3 +117,27 @@ def last_file_start(layout: StoreLayout) -> int | None:
         if bytes(view.window(0, frame.BLANK.size)[: frame.BLANK.size]).strip(b"\0"):
             return file.base
     return None
+
+
+def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
+    """The store time of the last message of a log without damage, in milliseconds; 0 without one.
+
+    Reads the last file that holds a message, and no bodies.
+
+    Args:
+        layout: the store's files.
+        stop: where the log ends.
+    """
+    from logquarry.scan import columns
+
+    for file in reversed(layout.commit_log.files):
+        if file.base >= stop:
+            continue
+        last: Run | None = None
+        for event in LogReader(layout, check_crc=False).events(file.base, stop):
+            if isinstance(event, Run) and len(event.rows):
+                last = event
+        if last is not None:
+            found = columns.fixed_fields(last.window, last.rows[-1:], ("store_timestamp",))
+            return int(found["store_timestamp"][0])
+    return 0

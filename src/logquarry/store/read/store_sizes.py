@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 from logquarry.config import DEFAULT_COMMIT_LOG_FILE, StoreConfig
 from logquarry.errors import UsageError
@@ -22,11 +23,7 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
     shape = config.index_shape
     if layout is not None:
         log_size = layout.commit_log.file_size
-        for topic, queue_id in layout.queue_names:
-            sequence = layout.queue(topic, queue_id)
-            if sequence.files:
-                queue_size = sequence.file_size
-                break
+        queue_size = _common_size(layout)
         shape = shape or _shape_of(layout)
     shape = shape or index.DEFAULT_SHAPE
     return dataclasses.replace(
@@ -40,6 +37,17 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
         max_hash_slot_num=shape.slots,
         max_index_num=shape.entries,
     )
+
+
+def _common_size(layout: StoreLayout) -> int:
+    """The size that most queue files have, 0 without one: single ones may be damaged."""
+    sizes = Counter(
+        file.size
+        for topic, queue_id in layout.queue_names
+        for file in layout.queue(topic, queue_id).files
+        if file.size and file.size % queue_entry.UNIT_SIZE == 0
+    )
+    return max(sizes, key=lambda size: (sizes[size], size), default=0)
 
 
 def _shape_of(layout: StoreLayout) -> IndexShape | None:

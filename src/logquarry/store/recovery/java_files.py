@@ -6,6 +6,7 @@ Both ways run the same code over the same bytes, so that a plan says what applyi
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,12 +152,14 @@ class Applied:
 
 
 class WrittenFiles:
-    """Files that were written and are not on the disk yet; see :class:`Flushable`."""
+    """Files that were written and are not on the disk yet."""
 
     def __init__(self, root: Path, disk: Disk, paths: set[str]) -> None:
         self._root = root
         self._disk = disk
         self._paths = set(paths)
+        # Users flush beside the thread that does it now and then.
+        self._flushing = threading.Lock()
 
     def flush(self, least_pages: int = 0) -> None:
         """With 0, wait until all of them are on the disk.
@@ -166,12 +169,13 @@ class WrittenFiles:
         """
         if least_pages:
             return
-        while self._paths:
-            path = next(iter(self._paths))
-            with self._opened(self._root / path) as descriptor:
-                if descriptor is not None:
-                    self._disk.sync(descriptor, self._root / path)
-            self._paths.discard(path)
+        with self._flushing:
+            while self._paths:
+                path = next(iter(self._paths))
+                with self._opened(self._root / path) as descriptor:
+                    if descriptor is not None:
+                        self._disk.sync(descriptor, self._root / path)
+                self._paths.discard(path)
 
     @contextmanager
     def _opened(self, path: Path) -> Iterator[int | None]:

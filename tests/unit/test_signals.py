@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from logquarry.spark.signals import held
+from logquarry.signals import held
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,9 @@
 """Interrupts (Ctrl-C, SIGTERM) that wait for a moment when they break nothing.
 
-py4j has one connection a thread. An exception in the middle of a call leaves the answer of that
-call in it, which the next one takes for its own: it fails with a page of Python, or waits for
-ever. And files of an export that are half in place are better put in place whole.
+An import says exactly how many messages it has put. py4j has one connection a thread: an exception
+in the middle of a call leaves the answer of that call in it, which the next one takes for its own:
+it fails with a page of Python, or waits for ever. And files of an export that are half in place are
+better put in place whole.
 """
 
 from __future__ import annotations

@@ -1,0 +1,128 @@
+"""``logquarry import``: exported messages back into a store."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from logquarry import text
+from logquarry.cli import options, output
+from logquarry.cli.output import Output
+
+if TYPE_CHECKING:
+    from logquarry.ingest.importing import Imported
+    from logquarry.ingest.source import Source
+
+
+@click.command(name="import")
+@click.argument("source", metavar="SRC")
+@click.argument("store", metavar="STORE")
+@click.option(
+    "--keep-times",
+    is_flag=True,
+    help="Store times as they were; one that would fall behind becomes that of the message before.",
+)
+@options.as_json
+@options.config
+@options.quiet
+def import_(
+    source: str, store: str, keep_times: bool, as_json: bool, config: str | None, quiet: bool
+) -> None:
+    """Put exported messages (Parquet or JSON lines) into a store, in their order.
+
+    SRC is a file, a folder or a glob; STORE is made if it is not there. Queue offsets follow on
+    those of the store. All of SRC is checked before the first message is put.
+
+    Exit code 1 if a row is no message or is refused; then nothing is put.
+    """
+    out = Output(quiet=quiet)
+    settings = options.store_config(config)
+    from logquarry.ingest.importing import Imported, read_source
+    from logquarry.ingest.source import open_source
+
+    began = time.monotonic()
+    found = open_source(source)
+    # What is no export at all is told before a store is made.
+    next(read_source(found), None)
+    if found.damage:
+        out.warn(f"the export passed over {text.plural(found.damage, 'damaged place')}")
+    imported = Imported()
+    try:
+        _run(out, found, store, imported, settings, keep_times=keep_times)
+    except BaseException:
+        if imported.messages:
+            # Also with --quiet: nobody could know otherwise where to go on.
+            count = text.plural(imported.messages, "message")
+            which, others = f"the first {count}", ", and the others are not"
+            if imported.is_complete:
+                which, others = f"all {count}", ""
+            output.error(
+                f"{which} of {text.printable(found.location)} are in "
+                f"{text.printable(store)}{others}"
+            )
+        raise
+    seconds = time.monotonic() - began
+    if as_json:
+        out.json(_document(found, store, imported, seconds, keep_times=keep_times))
+        return
+    out.note(
+        f"put {text.plural(imported.messages, 'message')}, {text.size_text(imported.bytes)}, into "
+        f"{text.printable(store)} in {seconds:.1f} s"
+    )
+    if imported.raised_times:
+        out.note(
+            f"{text.plural(imported.raised_times, 'store time')} would have fallen behind and "
+            "became that of the message before"
+        )
+
+
+def _run(
+    out: Output,
+    source: Source,
+    store: str,
+    imported: Imported,
+    settings: Any,
+    *,
+    keep_times: bool,
+) -> None:
+    from logquarry.ingest.importing import check_source, import_source
+    from logquarry.signals import held
+    from logquarry.store.writable_store import WritableStore
+
+    # An interrupt waits for the end of a piece, so that it is known how many messages are in.
+    with held() as waiting, WritableStore.start(store, config=settings) as opened:
+        with out.progress("checking", in_bytes=True) as progress:
+            checked = check_source(opened, source, progress=progress, pause=waiting.check)
+        with out.progress("importing", in_bytes=True) as progress:
+            import_source(
+                opened,
+                source,
+                imported,
+                checked=checked,
+                keep_times=keep_times,
+                progress=progress,
+                pause=waiting.check,
+            )
+        opened.wait_dispatched()
+
+
+def _document(
+    source: Source, store: str, imported: Imported, seconds: float, *, keep_times: bool
+) -> dict[str, Any]:
+    return {
+        "source": source.location,
+        "store": store,
+        "files": [file.path for file in source.files],
+        "messages": imported.messages,
+        "bytes": imported.bytes,
+        "topics": [
+            {"topic": topic, "messages": count, "bytes": size}
+            for topic, (count, size) in sorted(imported.topics.items())
+        ],
+        "first_offset": imported.first_offset,
+        "end_offset": imported.end_offset,
+        "raised_times": imported.raised_times if keep_times else None,
+        "seconds": round(seconds, 3),
+    }

@@ -1,0 +1,154 @@
+"""Rows of exported files on their way into a store, and what has to be right about them.
+
+What files of either kind give is a record batch with the columns of an export;
+:func:`as_stored` makes of it what ``put_stored`` takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logquarry.errors import BadRow, DecompressionError, UsageError
+from logquarry.format import compression, java, message_id, sys_flag
+from logquarry.scan import codec
+from logquarry.store.put.frame_maker import crc32
+from logquarry.store.put.outgoing_arrow import binary_spans
+
+_HOSTS: Final = (("born_host", sys_flag.BORN_HOST_V6), ("store_host", sys_flag.STORE_HOST_V6))
+_MAPPED_V4: Final = bytes(10) + b"\xff\xff"
+_CACHED: Final = 4_096
+_MOST_CONTENT: Final = 1 << 30
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of a file.
+
+    Attributes:
+        batch: the rows.
+        path: of the file.
+        unit: what rows are called there: line or row.
+        numbers: of each row, counted from 1.
+        done: bytes of the file that are read with them, about.
+    """
+
+    batch: pa.RecordBatch
+    path: str
+    unit: str
+    numbers: Sequence[int]
+    done: int
+
+    def bad(self, index: int, reason: str) -> BadRow:
+        """What a row that cannot be imported is answered with."""
+        return BadRow(self.path, self.unit, self.numbers[index], reason)
+
+
+def as_stored(rows: Rows) -> pa.RecordBatch:
+    """The batch for ``put_stored``: hosts as bytes, bodies compared with their CRC.
+
+    Raises:
+        BadRow: if a topic, body or host is missing or wrong.
+    """
+    batch = rows.batch
+    for name in ("topic", "body"):
+        column = batch.column(name)
+        if column.null_count:
+            index = pc.index(column.is_null(), True).as_py()
+            why = " (was it redacted?)" if name == "body" else ""
+            raise rows.bad(index, f"it has no {name}{why}")
+    flags = _numbers(batch, "sys_flag", 0)
+    _check_bodies(rows, flags)
+    for name, bit in _HOSTS:
+        if name in batch.schema.names:
+            place = batch.schema.get_field_index(name)
+            batch = batch.set_column(place, name, _hosts(rows, name, (flags & bit) != 0))
+    return batch
+
+
+def _numbers(batch: pa.RecordBatch, name: str, default: int) -> Int64:
+    if name not in batch.schema.names:
+        return np.full(batch.num_rows, default, np.int64)
+    filled = pc.fill_null(batch.column(name), default)
+    values: Int64 = filled.to_numpy(zero_copy_only=False).astype(np.int64)
+    return values
+
+
+# ------------------------------------------------------------------------------------------ hosts
+def _hosts(rows: Rows, name: str, is_v6: npt.NDArray[np.bool_]) -> pa.Array:
+    """Hosts as frames have them: IPv6 where SYSFLAG says so, also of an IPv4 address."""
+    coded = rows.batch.column(name).dictionary_encode()
+    words = coded.dictionary.to_pylist()
+    table: list[bytes | None] = []
+    for wide in (False, True):
+        for number, word in enumerate(words):
+            try:
+                table.append(_host_bytes(word, wide))
+            except UsageError as error:
+                chosen = pc.equal(coded.indices, number).to_numpy(zero_copy_only=False)
+                raise rows.bad(int(np.flatnonzero(chosen)[0]), f"{name}: {error}") from error
+    indices = pc.add(coded.indices.cast(pa.int64()), pa.array(is_v6 * len(words), pa.int64()))
+    return pa.array(table, pa.binary()).take(indices)
+
+
+@lru_cache(_CACHED)
+def _host_bytes(word: str, wide: bool) -> bytes:
+    data = message_id.host_bytes(word)
+    if wide and len(data) == message_id.HOST_SIZE_V4:
+        return _MAPPED_V4 + data
+    return data
+
+
+# ----------------------------------------------------------------------------------------- bodies
+def _check_bodies(rows: Rows, flags: Int64) -> None:
+    """That bodies are what was stored: their CRC tells, or else that they decompress.
+
+    An export of content (``--decompress``) has SYSFLAG say compressed of what is not.
+    """
+    crcs = _numbers(rows.batch, "body_crc", -1)
+    body = rows.batch.column("body")
+    wrong = _first_wrong(body, crcs)
+    if wrong is not None:
+        raise rows.bad(wrong, _reason(int(flags[wrong])))
+    for index in np.flatnonzero((crcs < 0) & ((flags & sys_flag.COMPRESSED) != 0)).tolist():
+        try:
+            compression.decompress(body[index].as_py(), int(flags[index]), limit=_MOST_CONTENT)
+        except DecompressionError as error:
+            raise rows.bad(index, f"{_reason(int(flags[index]))} ({error})") from error
+
+
+def _reason(flag: int) -> str:
+    if compression.is_compressed(flag):
+        return (
+            "sys_flag says that the body is compressed, and it is not what was stored: an export "
+            "with --decompress cannot be put back: export without it"
+        )
+    return "the body is not what body_crc says"
+
+
+def _first_wrong(body: pa.Array, crcs: Int64) -> int | None:
+    """The first body that has another CRC than is said; one below 0 says nothing."""
+    spans = binary_spans(body, len(body), "body")
+    kernels = codec.kernels()
+    if kernels is not None:
+        address = codec.crc32_address()
+        found = int(kernels.first_wrong_crc(spans.at, spans.length, crcs, address))
+        return None if found < 0 else found
+    for number, (data, crc) in enumerate(zip(body.to_pylist(), crcs.tolist(), strict=True)):
+        if crc >= 0 and crc32(data) & java.INT_MAX != crc:
+            return number
+    return None
+
+
+def first_bad(values: Sequence[Any], is_bad: Callable[[Any], bool]) -> int:
+    """The number of the first value that is bad; there is one."""
+    return next(number for number, value in enumerate(values) if is_bad(value))

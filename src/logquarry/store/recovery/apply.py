@@ -1,0 +1,314 @@
+"""Applies the plan of a safe recovery.
+
+With the store's lock held, and ``abort`` there: whoever is interrupted begins again, and comes to
+the same. The order is that of trust: the log first, then what is derived from it, each on the
+disk before the next; the checkpoint and the durable mark say so at last.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from logquarry.errors import StoreUnavailable
+from logquarry.files.layout import (
+    CHECKPOINT,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    DAMAGE,
+    DURABLE,
+    INDEX,
+    SIDECAR,
+    StoreLayout,
+)
+from logquarry.format import frame
+from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.store.disk.checkpoint_file import CheckpointFile
+from logquarry.store.disk.disk import Disk
+from logquarry.store.disk.durable_file import DurableFile
+from logquarry.store.disk.open_files import OpenFiles
+from logquarry.store.dispatch.dispatcher import Dispatcher, Lacking
+from logquarry.store.dispatch.index_keeper import IndexKeeper
+from logquarry.store.dispatch.index_writer import IndexWriter, Int64
+from logquarry.store.dispatch.queue_table import QueueTable, quarantine
+from logquarry.store.dispatch.queue_writer import Mending
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+from logquarry.store.queue.consume_queue import ConsumeQueue
+from logquarry.store.queue.log_queues import QueueKey
+from logquarry.store.recovery.index_check import IndexPlan
+from logquarry.store.recovery.plan import StepKind
+from logquarry.store.recovery.queue_check import DamageMap, QueueAction, kept_units
+from logquarry.store.recovery.safe import SafePlan
+
+logger = logging.getLogger(__name__)
+
+REPORT: Final = "recovery.json"
+_COPY_BYTES: Final = 1 << 20
+
+
+def apply_safe(plan: SafePlan, disk: Disk, clock: Callable[[], int]) -> None:
+    """Do what a plan says.
+
+    Args:
+        plan: the plan, made since the lock was taken.
+        disk: what the store is on.
+        clock: names new index files, in milliseconds.
+
+    Raises:
+        StoreUnavailable: if the disk fails; the store can be recovered again.
+    """
+    _Work(plan, disk, clock).run()
+
+
+class _Work:
+    """Applies one plan."""
+
+    def __init__(self, plan: SafePlan, disk: Disk, clock: Callable[[], int]) -> None:
+        self._plan = plan
+        self._disk = disk
+        self._clock = clock
+        self._root = Path(plan.root)
+        self._config = plan.config
+        self._mendings: dict[QueueKey, Mending] = {}
+
+    def run(self) -> None:
+        if self._plan.steps or self._plan.damage:
+            disk_json(self._disk, quarantine(self._root) / REPORT, self._plan.to_json())
+        self._find_mendings()
+        log = self._mend_log()
+        try:
+            if self._plan.damage or (self._root / DAMAGE).is_file():
+                disk_json(self._disk, self._root / DAMAGE, _damage_document(self._plan))
+            checkpoint = CheckpointFile(self._disk, self._root / CHECKPOINT)
+            try:
+                self._mend_queues_and_index(log, checkpoint)
+                log.flush(0)
+                times = max(checkpoint.physic_timestamp, self._plan.last_timestamp)
+                checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
+                checkpoint.flush()
+                durable = self._root / DURABLE
+                DurableFile(self._disk, durable, self._plan.log_end, checkpoint.times).close()
+            finally:
+                checkpoint.close()
+        finally:
+            log.close()
+
+    # -------------------------------------------------------------------------------------- log
+    def _mend_log(self) -> MappedFileQueue:
+        plan, root = self._plan, self._root
+        size = self._config.mapped_file_size_commit_log
+        assert size is not None
+        for step in plan.steps:
+            path = root / step.file
+            if step.kind is StepKind.PUT_BLANK:
+                self._put_blank(path, size)
+            elif step.kind is StepKind.ZERO:
+                assert step.offset is not None and step.length is not None
+                position = step.offset - int(path.name)
+                self._save(path, position, step.length, COMMIT_LOG)
+            elif step.kind is StepKind.CUT and path.parent.name == COMMIT_LOG:
+                self._shorten(path, size)
+            elif step.kind is StepKind.EXTEND:
+                self._extend(path, size)
+        log = MappedFileQueue(self._disk, root / COMMIT_LOG, size, guard_names=True)
+        log.load()
+        if log.bases:
+            log.truncate_to(plan.log_end, aside=quarantine(root, COMMIT_LOG))
+        return log
+
+    def _put_blank(self, path: Path, size: int) -> None:
+        descriptor = self._disk.make_file(path, size)
+        try:
+            blank = frame.BLANK.struct.pack(size, frame.MAGIC_BLANK)
+            self._disk.write_all(descriptor, blank, 0)
+            self._disk.sync(descriptor, path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        finally:
+            self._disk.close(descriptor)
+
+    def _extend(self, path: Path, size: int) -> None:
+        descriptor = self._disk.open(path)
+        try:
+            self._disk.allocate(descriptor, size)
+            self._disk.sync(descriptor, path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        finally:
+            self._disk.close(descriptor)
+
+    def _shorten(self, path: Path, size: int) -> None:
+        """A file that is too long goes to quarantine as it is, and a copy takes its place."""
+        made = self._root / SIDECAR / path.name
+        self._disk.remove(made)
+        self._copy(path, 0, size, made)
+        self._disk.set_aside(path, quarantine(self._root, COMMIT_LOG))
+        try:
+            self._disk.rename(made, path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        self._disk.sync_names(path.parent)
+
+    def _save(self, path: Path, position: int, length: int, *folder: str) -> None:
+        """Copy bytes that are about to be made zeros to quarantine."""
+        target = quarantine(self._root, *folder) / f"{path.name}.from-{position}"
+        number = 0
+        while target.exists():
+            number += 1
+            target = target.with_name(f"{path.name}.from-{position}.{number}")
+        self._copy(path, position, length, target)
+
+    def _copy(self, path: Path, position: int, length: int, target: Path) -> None:
+        source = self._disk.open(path)
+        try:
+            copy = self._disk.make_file(target, length)
+            try:
+                done = 0
+                while done < length:
+                    count = min(_COPY_BYTES, length - done)
+                    data = self._disk.read(source, count, position + done)
+                    if not data:
+                        break
+                    self._disk.write_all(copy, data, done)
+                    done += len(data)
+                self._disk.sync(copy, target)
+            finally:
+                self._disk.close(copy)
+        except OSError as error:
+            raise self._disk.refused(target, error) from error
+        finally:
+            self._disk.close(source)
+
+    # ------------------------------------------------------------------------- queues and index
+    def _find_mendings(self) -> None:
+        """Read the units that name damage of the log, before queues are cut in front of them."""
+        layout = StoreLayout.open(self._root, self._config)
+        files = OpenFiles(layout)
+        damage = DamageMap(self._plan.damage)
+        for queue in self._plan.queues:
+            if queue.resume_at is None:
+                continue
+            kept: dict[int, bytes] = {}
+            if damage and queue.had_until > queue.keep_until:
+                start = self._plan.log_start
+                disk = ConsumeQueue(layout, *queue.key, log_min_offset=start, files=files)
+                kept = dict(kept_units(disk, queue.keep_until, queue.end, damage))
+            aside = quarantine(self._root, CONSUME_QUEUE, queue.key[0], str(queue.key[1]))
+            self._mendings[queue.key] = Mending(queue.resume_at, kept, aside)
+
+    def _mend_queues_and_index(self, log: MappedFileQueue, checkpoint: CheckpointFile) -> None:
+        plan, root, disk = self._plan, self._root, self._disk
+        for step in plan.steps:
+            path = root / step.file
+            if step.kind is StepKind.SET_ASIDE and path.is_dir():
+                aside = quarantine(root, *path.relative_to(root).parts)
+                for name in disk.list(path):
+                    disk.set_aside(path / name, aside)
+            elif step.kind is StepKind.SET_ASIDE and path.is_file():
+                disk.set_aside(path, quarantine(root, path.parent.name))
+        size = self._config.queue_file_size
+        assert size is not None
+        ends = {
+            queue.key: 0 if queue.action is QueueAction.REBUILD else queue.keep_until
+            for queue in plan.queues
+        }
+        for queue in plan.queues:
+            if queue.action is QueueAction.CUT:
+                self._save_units(queue.key, queue.keep_until, size)
+        for name in (CONSUME_QUEUE, INDEX):
+            disk.make_folders(root / name)
+        queues = QueueTable(disk, root, size, ends, lambda: plan.log_start, mendings=self._mendings)
+        index = None
+        if plan.index is not None and self._config.index_shape is not None:
+            shape = self._config.index_shape
+            index = IndexKeeper(disk, root, shape, checkpoint, self._clock)
+        try:
+            self._dispatch(log, queues, index)
+            for queue in plan.queues:
+                # Also those that are only cut.
+                if not queue.is_sound:
+                    queues.writers.get(queue.key)
+            for files in queues:
+                files.flush(0)
+            if index is not None:
+                index.flush(0)
+        finally:
+            queues.close()
+            if index is not None:
+                index.close()
+
+    def _save_units(self, key: QueueKey, start: int, size: int) -> None:
+        folder = self._root.joinpath(CONSUME_QUEUE, key[0], str(key[1]))
+        position = start * UNIT_SIZE
+        path = folder / f"{position - position % size:020d}"
+        if path.is_file() and position % size:
+            length = min(size, path.stat().st_size) - position % size
+            self._save(path, position % size, length, CONSUME_QUEUE, key[0], str(key[1]))
+
+    def _dispatch(
+        self, log: MappedFileQueue, queues: QueueTable, index: IndexKeeper | None
+    ) -> None:
+        """Tell the queues that lack something, and the index, of the log's messages."""
+        plan = self._plan
+        first = min((found.resume_at for found in self._mendings.values()), default=None)
+        built_from, rest = None, None
+        if index is not None and plan.index is not None:
+            built_from, rest = plan.index.built_from, _IndexRest(index.writer, plan.index)
+        writers = Lacking(queues.writers, self._mendings)
+        for start, stop in plan.pieces:
+            for begin, end, with_index in _ranges(start, stop, first, built_from):
+                keys = rest if with_index else None
+                dispatcher = Dispatcher(log, writers, keys, self._config, start=begin)
+                reached = dispatcher.dispatch_until(end)
+                if reached < end:
+                    raise StoreUnavailable(
+                        f"{self._root}: the log cannot be read from {reached} on"
+                    )
+                if index is not None:
+                    index.guard()
+
+
+def disk_json(disk: Disk, path: Path, document: object) -> None:
+    """Write a document, durably, in place of the one before."""
+    disk.replace(path, json.dumps(document, ensure_ascii=False, indent=1).encode() + b"\n")
+
+
+def _damage_document(plan: SafePlan) -> dict[str, object]:
+    return {"log_end": plan.log_end, "damage": plan.to_json()["damage"]}
+
+
+class _IndexRest:
+    """Puts keys into the index from a message on of which some keys are there.
+
+    Args:
+        writer: the index.
+        plan: what is there.
+    """
+
+    def __init__(self, writer: IndexWriter, plan: IndexPlan) -> None:
+        self._writer = writer
+        self._plan = plan
+
+    def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
+        """See :meth:`IndexWriter.put`."""
+        there = self._plan.keys_there
+        if there and len(numbers) and offsets[numbers[0]] == self._plan.built_from:
+            hashes, numbers = hashes[there:], numbers[there:]
+        self._writer.put(offsets, times, hashes, numbers)
+
+
+def _ranges(
+    start: int, stop: int, queues_from: int | None, index_from: int | None
+) -> list[tuple[int, int, bool]]:
+    """The parts of a stretch that are dispatched: (from, to, whether the index is told too)."""
+    queues_at = stop if queues_from is None else min(max(start, queues_from), stop)
+    index_at = stop if index_from is None else min(max(start, index_from), stop)
+    found = []
+    if queues_at < index_at:
+        found.append((queues_at, index_at, False))
+    if index_at < stop:
+        found.append((index_at, stop, True))
+    return found

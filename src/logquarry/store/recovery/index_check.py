@@ -1,0 +1,110 @@
+"""Which index files of a store can stay, and from where on the index has to be built.
+
+An index file is derived from the log, and costs little to make. So one that may be torn is not
+repaired: after a crash only files that the checkpoint says are on the disk stay, as in RocketMQ,
+which destroys all others (and then indexes again only a part of what they held, #8007).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from logquarry.files.layout import INDEX, StoreLayout
+from logquarry.format import index
+from logquarry.format.index import ENTRY, IndexHeader, IndexShape
+
+_ENTRY_DTYPE = ENTRY.dtype()
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPlan:
+    """What is to be done to the index.
+
+    Attributes:
+        set_aside: names of the files that go, with the reason for each.
+        built_from: messages from this physical offset on have to be put in,
+        keys_there: but for so many first keys of the message there.
+    """
+
+    set_aside: tuple[tuple[str, str], ...]
+    built_from: int
+    keys_there: int = 0
+
+
+def plan_index(
+    layout: StoreLayout,
+    shape: IndexShape,
+    *,
+    log_start: int,
+    log_end: int,
+    is_closed: bool,
+    synced_timestamp: int,
+) -> IndexPlan:
+    """What is to be done to the index of a store.
+
+    Args:
+        layout: the store's files.
+        shape: slots and entries of each file.
+        log_start: physical offset of the log's first byte.
+        log_end: where the log ends.
+        is_closed: whether the store was closed in order.
+        synced_timestamp: the checkpoint's time of the index.
+    """
+    aside: list[tuple[str, str]] = []
+    last: IndexHeader | None = None
+    keys_there = 0
+    for entry in layout.index_files:
+        data = layout.open_file(f"{INDEX}/{entry.name}").window(0, entry.size)
+        fault = "a file before it goes" if aside else _fault(data, entry.size, shape, log_end)
+        if fault is None:
+            header = index.decode_header(data)
+            if not is_closed and (
+                header.entry_count < shape.entries or header.end_timestamp > synced_timestamp
+            ):
+                fault = "the checkpoint does not say that all of it was on the disk"
+            elif last is not None and header.end_offset < last.end_offset:
+                fault = "it ends before the one before it"
+            else:
+                last = header
+                keys_there = _keys_of_last(data, shape, header)
+        if fault is not None:
+            aside.append((entry.name, fault))
+    if last is not None and last.entry_count > 1:
+        return IndexPlan(tuple(aside), last.end_offset, keys_there)
+    return IndexPlan(tuple(aside), log_start)
+
+
+def _keys_of_last(data: memoryview, shape: IndexShape, header: IndexHeader) -> int:
+    """How many entries at a file's end are of its last message: others may be in the next."""
+    number = header.entry_count
+    while number > 1:
+        entry = index.decode_entry(data, shape.entry_position(number - 1))
+        if entry.physical_offset != header.end_offset:
+            break
+        number -= 1
+    return header.entry_count - number
+
+
+def _fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> str | None:
+    """What is wrong with a file, None if it can stay."""
+    if size != shape.file_size:
+        return f"it has {size} bytes, and {shape.file_size} belong there"
+    header = index.decode_header(data)
+    if not 1 <= header.entry_count <= shape.entries:
+        return f"its header counts {header.entry_count} entries of at most {shape.entries}"
+    if header.entry_count == 1:
+        return None
+    if not 0 <= header.end_offset < log_end:
+        return f"its last key is of a message at {header.end_offset}, and the log ends at {log_end}"
+    count = header.entry_count - 1
+    entries = np.frombuffer(data, _ENTRY_DTYPE, count, shape.entry_position(1))
+    offsets = entries["physical_offset"].astype(np.int64)
+    if (np.diff(offsets) < 0).any():
+        return "its entries are not in the log's order"
+    if int(offsets[0]) != header.begin_offset or int(offsets[-1]) != header.end_offset:
+        return "its entries are not those that its header tells of"
+    if (entries["previous"] >= np.arange(1, count + 1)).any() or (entries["previous"] < 0).any():
+        return "a chain of it goes on to a later entry"
+    return None

@@ -1,0 +1,183 @@
+"""Looks a log through: where it ends, and what in it is damage.
+
+A break of the chain is either the end of the log (what a crash tears, and what lies behind it) or
+damage within it (rot, a lost page). In this order, it is the end
+
+1. from the durable mark on, where there is one: what was on the disk had no break,
+2. in a store that was closed in order, from the last queued message on,
+3. where the frames behind it are older than those before it: they are left over from an earlier
+   recovery (of a store that was closed in order also those that no checkpoint knows),
+4. where no frame is behind it.
+
+Anywhere else it is damage, and what stands behind it is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from logquarry.files.layout import StoreLayout
+from logquarry.format.frame import FIXED_SIZE_V1
+from logquarry.format.rows import SIZE
+from logquarry.scan import codec
+from logquarry.scan.codec import Window
+from logquarry.scan.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
+from logquarry.store.read.commit_log import CommitLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownBounds:
+    """What is known of a log before it is read.
+
+    Attributes:
+        durable: the durable mark, if it speaks of this log.
+        queued: where the last queued message ends, if there is any.
+        is_closed: whether the store was closed in order.
+        dispatched_timestamp: store time of the last message in the queues, as the checkpoint of a
+            closed store says; None where nothing does.
+    """
+
+    durable: int | None
+    queued: int | None
+    is_closed: bool
+    dispatched_timestamp: int | None
+
+    @property
+    def least(self) -> int | None:
+        """The log reached at least up to here."""
+        if self.durable is not None:
+            return self.durable
+        return self.queued if self.is_closed else None
+
+
+class LogLook:
+    """One walk over a log.
+
+    Args:
+        layout: the store's files.
+        bounds: what is known of it.
+
+    Attributes:
+        start: physical offset of the log's first byte.
+        end: where the log ends; final once :meth:`runs` is through, as are the others.
+        damage: bytes within the log that are no messages.
+        last_timestamp: store time of the last message, 0 without one.
+        count: messages that stand whole.
+        words: what was seen, in words.
+    """
+
+    def __init__(self, layout: StoreLayout, bounds: KnownBounds) -> None:
+        self.start = layout.commit_log.start
+        self.end = self.start
+        self.damage: list[DamagedSpan] = []
+        self.last_timestamp = 0
+        self.count = 0
+        self.words: list[str] = []
+        self._layout = layout
+        self._bounds = bounds
+        self._log = CommitLog(layout)
+
+    def runs(self) -> Iterator[Run]:
+        """The frames of the log in order, also those that only their body's CRC tells from sound.
+
+        The latter have their places in queues, and keep them.
+        """
+        broken: list[DamagedSpan] = []
+        for event in LogReader(self._layout).events():
+            if isinstance(event, LogEnd):
+                break
+            if isinstance(event, ExpiredSpan):
+                continue
+            if isinstance(event, DamagedSpan):
+                if not broken and self._ends_at(event.offset):
+                    self.words.append(f"the log ends at {event.offset}: {event.reason}")
+                    break
+                broken.append(event)
+                continue
+            if broken:
+                stale = self._why_stale(event)
+                if stale is not None:
+                    self.words.append(stale)
+                    break
+                yield from self._confirmed(broken)
+                broken = []
+            if isinstance(event, Run):
+                self._last_of(event)
+                self.count += len(event.rows)
+                yield event
+            self.end = event.end
+        yield from self._rest(broken)
+
+    def _ends_at(self, offset: int) -> bool:
+        least = self._bounds.least
+        return least is not None and offset >= least
+
+    def _why_stale(self, event: Run | BlankSpan) -> str | None:
+        """Why what stands behind a break is no part of the log, None if it is."""
+        bounds = self._bounds
+        if isinstance(event, BlankSpan) or event.start < (bounds.durable or 0):
+            return None
+        where = f"the log ends at {self.end}: what stands from {event.start} on"
+        if bounds.is_closed and bounds.durable is None and event.start >= (bounds.queued or 0):
+            return f"{where} is in no queue"
+        stored = self._time_of(event, 0)
+        if stored < self.last_timestamp:
+            return f"{where} is older: an earlier recovery left it there"
+        known = bounds.dispatched_timestamp
+        if bounds.is_closed and bounds.durable is None and known and stored > known:
+            return f"{where} is newer than what the checkpoint knows to be dispatched"
+        return None
+
+    def _last_of(self, run: Run) -> None:
+        self.last_timestamp = max(self.last_timestamp, self._time_of(run, -1))
+
+    def _time_of(self, run: Run, row: int) -> int:
+        at, size = run.window.base + int(run.rows[row, 0]), int(run.rows[row, SIZE])
+        return self._log.store_time_at(at, size)
+
+    def _confirmed(self, broken: list[DamagedSpan]) -> Iterator[Run]:
+        for span in broken:
+            self.damage.append(span)
+            yield from framed(self._layout, span)
+            self.end = max(self.end, span.offset + span.length)
+
+    def _rest(self, broken: list[DamagedSpan]) -> Iterator[Run]:
+        """What stands behind the last sound frame, as far as the log is known to have reached."""
+        least = self._bounds.least
+        if least is None or least <= self.end:
+            if broken:
+                self.words.append(f"the log ends at {self.end}: {broken[0].reason}")
+            return
+        kept = []
+        for span in broken:
+            if span.offset < least and self._layout.commit_log.at(span.offset) is not None:
+                length = min(span.length, least - span.offset)
+                kept.append(DamagedSpan(span.offset, length, span.kind, span.reason, span.path))
+        yield from self._confirmed(kept)
+        if kept:
+            # Zeros at its end were no zeros once.
+            file = self._layout.commit_log.at(kept[-1].offset)
+            assert file is not None
+            room = file.base + self._layout.commit_log.file_size
+            self.end = max(self.end, min(least, room))
+        if self.end < least:
+            self.words.append(
+                f"the log was known to reach up to {least}, and nothing of it stands behind "
+                f"{self.end}: {least - self.end} bytes are lost"
+            )
+
+
+def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
+    """The frames of a damaged span whose framing is sound, from its start on."""
+    files = layout.commit_log
+    file = files.at(span.offset)
+    if file is None or not file.size:
+        return
+    at = span.offset - file.base
+    data = layout.open_file(file.path).window(at, span.length)[: span.length]
+    window = Window.of(data, span.offset, files.file_size - at)
+    rows = codec.empty_rows(max(1, span.length // FIXED_SIZE_V1 + 1))
+    count, _, _ = codec.walk(window, 0, span.length, rows, check_crc=False)
+    if count:
+        yield Run(window, rows[:count], span.path)

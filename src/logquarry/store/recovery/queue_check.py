@@ -1,0 +1,301 @@
+"""Compares the consume queues of a store with its log, run by run.
+
+What a queue should hold is told by the frames: each names its queue and its offset there. An
+offset that falls back begins anew from there (a topic that was deleted and came again). Memory
+does not grow with the log.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.config import StoreConfig
+from logquarry.format import java, queue_entry
+from logquarry.format.queue_entry import QueueEntry
+from logquarry.scan.codec import Window
+from logquarry.scan.follow import Follower
+from logquarry.scan.walk import DamagedSpan, Run
+from logquarry.store.dispatch.queue_units import add_copies, parts_of
+from logquarry.store.queue.consume_queue import Queue, Units
+from logquarry.store.queue.log_queues import QueueKey
+
+Offsets = npt.NDArray[np.int64]
+
+
+class QueueAction(Enum):
+    """What becomes of a queue."""
+
+    KEEP = "keep"
+    CUT = "cut"
+    """Units from ``keep_until`` on go; what the log has from there on is appended."""
+    REBUILD = "rebuild"
+    """All of its files go, and are made anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePlan:
+    """What is to be done to one queue.
+
+    Attributes:
+        key: topic and queue id.
+        action: what becomes of what there is.
+        keep_until: queue offset from which on units go.
+        had_until: where the queue ended.
+        end: where it will end.
+        resume_at: physical offset of the first message that it lacks, None if it lacks none.
+        reason: why, in words.
+    """
+
+    key: QueueKey
+    action: QueueAction
+    keep_until: int
+    had_until: int
+    end: int
+    resume_at: int | None
+    reason: str
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing has to be done."""
+        return self.action is QueueAction.KEEP and self.resume_at is None
+
+
+class DamageMap:
+    """Which places of the log are damaged; spans come in order."""
+
+    def __init__(self, spans: Sequence[DamagedSpan]) -> None:
+        # The same list that a walk adds to.
+        self._spans = spans
+        self._starts: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._spans)
+
+    def __contains__(self, offset: object) -> bool:
+        if not isinstance(offset, int):
+            return False
+        for span in self._spans[len(self._starts) :]:
+            self._starts.append(span.offset)
+        at = bisect_right(self._starts, offset) - 1
+        return at >= 0 and offset < self._spans[at].offset + self._spans[at].length
+
+
+class QueueCheck:
+    """One queue, compared with the log as that goes by.
+
+    Args:
+        key: topic and queue id.
+        disk: the queue as its files hold it, None without (usable) ones.
+        damage: the damage of the log up to where it was read.
+
+    Attributes:
+        key: topic and queue id.
+    """
+
+    def __init__(self, key: QueueKey, disk: Queue | None, damage: Container[int]) -> None:
+        self.key = key
+        self._disk = disk
+        self._damage = damage
+        self._had = 0 if disk is None else disk.max_offset
+        self._first: int | None = None
+        self._next: int | None = None
+        self._bad_from: int | None = None
+        self._resume_at: int | None = None
+        self._reason = ""
+
+    def take(self, offsets: Offsets, units: Units) -> None:
+        """Some more messages of the queue, in the log's order."""
+        cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
+        for start, stop in pairwise([0, *cuts.tolist(), len(offsets)]):
+            if start < stop:
+                self._take_run(int(offsets[start]), units[start:stop])
+
+    def _take_run(self, offset: int, units: Units) -> None:
+        expected = self._next
+        if expected is None:
+            self._first = offset
+        elif offset < expected:
+            self._begin_anew(offset)
+        elif offset > expected and self._bad_from is None:
+            self._compare_gap(expected, offset, int(units["physical_offset"][0]))
+        self._next = offset + len(units)
+        if self._bad_from is None:
+            self._compare(offset, units)
+
+    def _begin_anew(self, offset: int) -> None:
+        """What the log has told from an offset on counts no more."""
+        assert self._first is not None
+        self._first = min(self._first, offset)
+        if self._bad_from is not None and self._bad_from >= offset:
+            self._bad_from = self._resume_at = None
+
+    def _compare(self, offset: int, units: Units) -> None:
+        stop = offset + len(units)
+        at = offset
+        if self._disk is not None:
+            for start, there in self._disk.runs(offset, stop):
+                if start != at:
+                    break
+                same = _same(there, units[at - offset : at - offset + len(there)])
+                at += same
+                if same < len(there):
+                    break
+        if at < stop:
+            unit = QueueEntry(*units[at - offset].item())
+            self._differs(at, unit.physical_offset, self._what_is_there(at, unit))
+
+    def _what_is_there(self, offset: int, wanted: QueueEntry) -> str:
+        if offset >= self._had:
+            return f"it ends at {self._had}, and the log has its messages from {offset} on"
+        found = None if self._disk is None else next(self._disk.entries(offset, offset + 1), None)
+        if found is None:
+            return f"there is no unit {offset}"
+        return (
+            f"unit {offset} names {found[1].size} bytes at {found[1].physical_offset}, and the "
+            f"message is {wanted.size} bytes at {wanted.physical_offset}"
+        )
+
+    def _compare_gap(self, start: int, stop: int, physical_offset: int) -> None:
+        """Units of messages that the log has lost: they name its damage, or nothing."""
+        if self._disk is None:
+            return
+        at = start
+        for first, units in self._disk.runs(start, min(stop, self._had)):
+            if first != at:
+                break
+            for unit in units:
+                if not self._may_stay(QueueEntry(*unit.item())):
+                    break
+                at += 1
+            if at < first + len(units):
+                break
+        if at < stop:
+            reason = f"unit {at} is of a message that the log does not have"
+            self._differs(at, physical_offset, reason)
+
+    def _may_stay(self, unit: QueueEntry) -> bool:
+        return unit.is_filler or unit.physical_offset in self._damage
+
+    def _differs(self, offset: int, physical_offset: int, reason: str) -> None:
+        self._bad_from, self._resume_at, self._reason = offset, physical_offset, reason
+
+    @property
+    def difference(self) -> str | None:
+        """Where the queue differs from the log so far, None if it does not."""
+        return None if self._bad_from is None else self._reason
+
+    def plan(self, log_start: int, log_end: int) -> QueuePlan:
+        """What is to be done, once the log has gone by."""
+        end = self._next
+        if end is None:
+            return self._without_messages(log_start)
+        if self._bad_from is None:
+            return self._cut_at(max(end, self._kept_behind(end)))
+        keep = min(self._bad_from, self._had)
+        action = self._action(keep)
+        if action is QueueAction.REBUILD:
+            keep = 0
+        return QueuePlan(self.key, action, keep, self._had, end, self._resume_at, self._reason)
+
+    def _without_messages(self, log_start: int) -> QueuePlan:
+        """The log has no message of it: what was deleted from the log may stay."""
+        return self._cut_at(self._kept_behind(0, log_start))
+
+    def _cut_at(self, keep: int) -> QueuePlan:
+        """Units from an offset on go, if there are any; nothing is lacking."""
+        if keep >= self._had:
+            return QueuePlan(self.key, QueueAction.KEEP, keep, self._had, keep, None, "")
+        reason = f"units from {keep} on are of no message of the log"
+        action = self._action(keep)
+        if action is QueueAction.REBUILD:
+            keep = 0
+        return QueuePlan(self.key, action, keep, self._had, keep, None, reason)
+
+    def _action(self, keep: int) -> QueueAction:
+        """What becomes of the files where units from an offset on go."""
+        first = next((s.start for s in self._disk.segments()), None) if self._disk else None
+        if first is None or keep < first or (self._had and keep <= first):
+            return QueueAction.REBUILD
+        return QueueAction.CUT if keep < self._had else QueueAction.KEEP
+
+    def _kept_behind(self, start: int, log_start: int = 0) -> int:
+        """Up to where units name damage of the log, or what was deleted from its start."""
+        if self._disk is None or start >= self._had:
+            return self._had
+        for offset, units in self._disk.runs(start, self._had):
+            doubtful = (units["physical_offset"] >= log_start) | (units["size"] <= 0)
+            for at in np.flatnonzero(doubtful).tolist():
+                if not self._may_stay(QueueEntry(*units[at].item())):
+                    return offset + at
+        return self._had
+
+
+class QueueChecks:
+    """All queues of a store, compared with its log as that goes by.
+
+    Args:
+        queues: those that there are; None for one whose files are of no use.
+        config: the store's settings.
+        damage: the damage of the log up to where it was read.
+    """
+
+    def __init__(
+        self,
+        queues: Mapping[QueueKey, Queue | None],
+        config: StoreConfig,
+        damage: Container[int],
+    ) -> None:
+        self._config = config
+        self._damage = damage
+        self._follower = Follower(config.delay_levels_ms)
+        self._checks = {key: QueueCheck(key, disk, damage) for key, disk in queues.items()}
+
+    def __iter__(self) -> Iterator[QueueCheck]:
+        return (check for _, check in sorted(self._checks.items()))
+
+    def take(self, run: Run) -> None:
+        """Some more frames of the log."""
+        at, stop = int(run.rows[0, 0]), int(run.rows[0, 0]) + run.end - run.start
+        while at < stop:
+            window = run.window
+            part = Window(window.data[at:], window.base + at, window.end - at)
+            found, after, _ = self._follower.follow(part, stop - at)
+            if found is None:
+                raise AssertionError(f"no frame at {part.base}, where the walk found one")
+            parts = parts_of(found)
+            if self._config.enable_multi_dispatch:
+                add_copies(part, found, parts, self._config)
+            for key, piece in parts.items():
+                check = self._checks.get(key)
+                if check is None:
+                    check = self._checks[key] = QueueCheck(key, None, self._damage)
+                check.take(piece.offsets, piece.units)
+            at += after
+
+
+def _same(there: Units, wanted: Units) -> int:
+    """How many units are the same, from the first on."""
+    if there.tobytes() == wanted.tobytes():
+        return len(there)
+    same = (there["physical_offset"] == wanted["physical_offset"]) & (
+        there["size"] == wanted["size"]
+    )
+    # Below that a tags code is an address into ConsumeQueueExt, which says the same elsewhere.
+    same &= (there["tags_code"] == wanted["tags_code"]) | (there["tags_code"] < java.INT_MIN)
+    return len(there) if same.all() else int(np.argmin(same))
+
+
+def kept_units(
+    queue: Queue, start: int, stop: int, damage: DamageMap
+) -> Iterator[tuple[int, bytes]]:
+    """The units of a range that name damage of the log, by their offsets."""
+    for offset, unit in queue.entries(start, stop):
+        if not unit.is_filler and unit.physical_offset in damage:
+            yield offset, queue_entry.encode(unit)

@@ -1,0 +1,280 @@
+"""The plan of a safe recovery: what stands whole in the log is kept, whatever RocketMQ would do.
+
+Found in one walk over the log, by reading alone: where it ends, what in it is damage
+(:mod:`.look`), and what each queue lacks (:mod:`.queue_check`). Nothing is deleted: what has to go
+is moved to quarantine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from logquarry.config import StoreConfig
+from logquarry.files.layout import (
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    INDEX,
+    StoreFile,
+    StoreLayout,
+)
+from logquarry.format.checkpoint import Checkpoint
+from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.scan.codec import Window
+from logquarry.store.disk.open_files import OpenFiles
+from logquarry.store.queue.consume_queue import ConsumeQueue
+from logquarry.store.queue.log_queues import QueueKey
+from logquarry.store.read.log_bound import consume_queues, last_entries
+from logquarry.store.recovery.index_check import IndexPlan, plan_index
+from logquarry.store.recovery.look import KnownBounds, LogLook
+from logquarry.store.recovery.plan import RecoveryPlan, Step, StepKind
+from logquarry.store.recovery.queue_check import DamageMap, QueueAction, QueueChecks, QueuePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SafePlan(RecoveryPlan):
+    """What is to be done to a store so that nothing is lost.
+
+    Attributes:
+        config: its settings, with all sizes.
+        queues: what becomes of each queue.
+        index: what becomes of the index, None where the store keeps none.
+        last_timestamp: store time of the last message.
+        message_count: messages that stand whole.
+        pieces: the stretches of the log that frames stand in, one after the other.
+    """
+
+    config: StoreConfig
+    queues: tuple[QueuePlan, ...] = ()
+    index: IndexPlan | None = None
+    last_timestamp: int = 0
+    message_count: int = 0
+    pieces: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+
+
+def plan_safe(root: Path, config: StoreConfig) -> SafePlan:
+    """What is to be done to a store; nothing is changed.
+
+    Args:
+        root: its folder.
+        config: its settings, with all sizes (:func:`logquarry.store.read.store_sizes.with_sizes`).
+
+    Raises:
+        StoreNotFound: if there is no store.
+    """
+    return _Planner(StoreLayout.open(root, config), config).plan()
+
+
+class _Planner:
+    """Makes one plan."""
+
+    def __init__(self, layout: StoreLayout, config: StoreConfig) -> None:
+        self._layout = layout
+        self._config = config
+        self._is_closed = not layout.has_abort
+        self._files = OpenFiles(layout)
+        self._steps: list[Step] = []
+        self._words: list[str] = []
+        self._unusable: dict[QueueKey, str] = {}
+
+    def plan(self) -> SafePlan:
+        layout, config = self._layout, self._config
+        try:
+            checkpoint = layout.read_checkpoint()
+        except ValueError:
+            checkpoint = None
+        self._find_queues()
+        bounds = self._bounds(checkpoint or Checkpoint())
+        self._check_log_files()
+        look = LogLook(layout, bounds)
+        damage = DamageMap(look.damage)
+        checks = QueueChecks(self._queues, config, damage)
+        pieces: list[tuple[int, int]] = []
+        for run in look.runs():
+            checks.take(run)
+            if pieces and pieces[-1][1] == run.start:
+                pieces[-1] = pieces[-1][0], run.end
+            else:
+                pieces.append((run.start, run.end))
+        self._words += look.words
+        self._plan_log(look)
+        queues = tuple(check.plan(look.start, look.end) for check in checks)
+        self._plan_queues(queues)
+        index = self._plan_index(look, checkpoint or Checkpoint())
+        starts = [queue.resume_at for queue in queues if queue.resume_at is not None]
+        if index is not None:
+            starts.append(max(look.start, index.built_from))
+        return SafePlan(
+            root=layout.root,
+            mode="safe",
+            looked_at=tuple(self._words),
+            log_start=look.start,
+            log_end=look.end,
+            dispatch_from=min(starts, default=look.end),
+            damage=tuple(look.damage),
+            steps=tuple(self._steps),
+            config=config,
+            queues=queues,
+            index=index,
+            last_timestamp=look.last_timestamp,
+            message_count=look.count,
+            pieces=tuple(pieces),
+        )
+
+    def _bounds(self, checkpoint: Checkpoint) -> KnownBounds:
+        usable = [queue for queue in self._queues.values() if queue is not None]
+        entries = last_entries(self._layout, usable)
+        queued = entries[0].physical_offset + entries[0].size if entries else None
+        durable = self._layout.read_durable()
+        self._words.append(
+            "the store was closed in order" if self._is_closed else "the store was not closed"
+        )
+        if durable is not None:
+            self._words.append(f"the log was on the disk up to {durable}, says the durable mark")
+        if queued is not None:
+            self._words.append(f"the queues know of messages up to {queued} of the log")
+        return KnownBounds(
+            durable=durable,
+            queued=queued,
+            is_closed=self._is_closed,
+            dispatched_timestamp=checkpoint.logics_timestamp or None,
+        )
+
+    # -------------------------------------------------------------------------------------- log
+    def _check_log_files(self) -> None:
+        """Files of another size than the settings say, and files that are not there."""
+        files, size = self._layout.commit_log.files, self._layout.commit_log.file_size
+        for file in files:
+            if file.size < size:
+                self._step(
+                    StepKind.EXTEND,
+                    file.path,
+                    file.base + file.size,
+                    size - file.size,
+                    f"it has {file.size} bytes, and {size} belong there",
+                )
+            elif file.size > size:
+                self._step(
+                    StepKind.CUT,
+                    file.path,
+                    file.base + size,
+                    file.size - size,
+                    f"it has {file.size} bytes, and {size} belong there",
+                )
+        for before, after in pairwise(files):
+            for base in range(before.base + size, after.base, size):
+                self._step(
+                    StepKind.PUT_BLANK,
+                    f"{COMMIT_LOG}/{base:020d}",
+                    base,
+                    size,
+                    "there is no file for this part of the log",
+                )
+
+    def _plan_log(self, look: LogLook) -> None:
+        """What stands behind the log's end."""
+        from logquarry.scan.walk import LogReader
+
+        if LogReader(self._layout).data_end(look.end) <= look.end:
+            return
+        room = self._layout.commit_log.file_size
+        for file in self._layout.commit_log.files:
+            if file.base + room <= look.end:
+                continue
+            last = self._last_data(file)
+            if last <= max(look.end, file.base):
+                continue
+            if file.base < look.end or file is self._layout.commit_log.files[0]:
+                at = max(look.end, file.base)
+                reason = "what stands behind the log's end must not come back"
+                self._step(StepKind.ZERO, file.path, at, last - at, reason)
+            else:
+                reason = "all of it lies behind the log's end"
+                self._step(StepKind.SET_ASIDE, file.path, None, None, reason)
+
+    def _last_data(self, file: StoreFile) -> int:
+        from logquarry.scan import codec
+
+        if not file.size:
+            return file.base
+        data = self._layout.open_file(file.path).window(0, file.size)
+        end = codec.last_nonzero(Window.of(data, file.base), 0, len(data))
+        return file.base + (end or 0)
+
+    # ----------------------------------------------------------------------------------- queues
+    def _find_queues(self) -> None:
+        """The queues whose files can be used; the others are made anew."""
+        size = self._config.queue_file_size
+        assert size is not None
+        self._queues: dict[QueueKey, ConsumeQueue | None] = {}
+        for queue in consume_queues(self._layout, self._files):
+            key = queue.topic, queue.queue_id
+            reason = queue_fault(queue.files, size)
+            if reason is not None:
+                self._unusable[key] = reason
+            self._queues[key] = queue if reason is None else None
+
+    def _plan_queues(self, queues: tuple[QueuePlan, ...]) -> None:
+        for queue in queues:
+            topic, queue_id = queue.key
+            folder = f"{CONSUME_QUEUE}/{topic}/{queue_id}"
+            unusable = self._unusable.get(queue.key)
+            if unusable is not None:
+                self._step(StepKind.SET_ASIDE, folder, None, None, unusable)
+            elif queue.action is QueueAction.REBUILD and queue.had_until:
+                self._step(StepKind.SET_ASIDE, folder, None, None, queue.reason)
+            elif queue.action is QueueAction.CUT:
+                at = queue.keep_until * UNIT_SIZE
+                length = (queue.had_until - queue.keep_until) * UNIT_SIZE
+                self._step(StepKind.CUT, folder, at, length, queue.reason)
+            if queue.resume_at is not None:
+                lacking = (queue.end - queue.keep_until) * UNIT_SIZE
+                self._step(
+                    StepKind.BUILD_QUEUE,
+                    folder,
+                    queue.keep_until * UNIT_SIZE,
+                    lacking,
+                    queue.reason,
+                )
+
+    # ------------------------------------------------------------------------------------ index
+    def _plan_index(self, look: LogLook, checkpoint: Checkpoint) -> IndexPlan | None:
+        config = self._config
+        shape = config.index_shape
+        if not config.message_index_enable or shape is None:
+            return None
+        found = plan_index(
+            self._layout,
+            shape,
+            log_start=look.start,
+            log_end=look.end,
+            is_closed=self._is_closed,
+            synced_timestamp=checkpoint.index_timestamp,
+        )
+        for name, reason in found.set_aside:
+            self._step(StepKind.SET_ASIDE, f"{INDEX}/{name}", None, None, reason)
+        left = len(self._layout.index_files) - len(found.set_aside)
+        if found.set_aside or (look.count and (not left or not self._is_closed)):
+            reason = "keys of messages from this place of the log on may be missing"
+            at = max(look.start, found.built_from)
+            self._step(StepKind.BUILD_INDEX, INDEX, at, None, reason)
+        return found
+
+    def _step(
+        self, kind: StepKind, file: str, offset: int | None, length: int | None, reason: str
+    ) -> None:
+        self._steps.append(Step(kind, file, offset, length, reason))
+
+
+def queue_fault(files: tuple[StoreFile, ...], size: int) -> str | None:
+    """Why the files of a queue cannot be used, None if they can."""
+    for file in files:
+        if file.size != size and (file.size or file is not files[-1]):
+            return f"{file.path} has {file.size} bytes, and {size} belong there"
+        if file.base % size:
+            return f"{file.path} is no place where a file of {size} bytes begins"
+    for before, after in pairwise(files):
+        if after.base - before.base != size:
+            return f"a file is missing between {before.path} and {after.path}"
+    return None

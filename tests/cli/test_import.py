@@ -1,0 +1,434 @@
+"""``logquarry import``: what it takes, what it refuses, and what it says."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import logquarry as lq
+from logquarry.errors import StoreUnavailable
+from logquarry.format import sys_flag
+from logquarry.ingest import json_lines
+from logquarry.store.put.put_many import ManyWriter
+from tests.cli.helpers import jsonl, run
+from tests.ingest_helpers import export_parquet, exported_lines, kept
+from tests.small_store import NOW, SMALL
+
+SETTINGS = {
+    "mappedFileSizeCommitLog": 65_536,
+    "mappedFileSizeConsumeQueue": SMALL["mapped_file_size_consume_queue"],
+    "maxHashSlotNum": SMALL["max_hash_slot_num"],
+    "maxIndexNum": SMALL["max_index_num"],
+}
+
+Document = dict[str, Any]
+Import = Callable[..., Any]
+
+
+@pytest.fixture
+def put_in(tmp_path: Path) -> Import:
+    """Import into ``tmp_path/store``."""
+    settings = tmp_path / "settings.json"
+    settings.write_text(json.dumps(SETTINGS))
+
+    def call(source: object, *options: str, code: int = 0) -> Any:
+        return run("import", source, tmp_path / "store", "--config", settings, *options, code=code)
+
+    return call
+
+
+def line(**fields: Any) -> Document:
+    body = fields.pop("content", b"text")
+    return {"topic": "orders", "body": base64.b64encode(body).decode()} | fields
+
+
+def write(path: Path, *documents: Document | str) -> Path:
+    texts = [doc if isinstance(doc, str) else json.dumps(doc) for doc in documents]
+    path.write_text("".join(text + "\n" for text in texts), "utf-8")
+    return path
+
+
+# ----------------------------------------------------------------------------------- what goes in
+def test_least_that_a_line_has_to_say(tmp_path: Path, put_in: Import) -> None:
+    source = write(
+        tmp_path / "few.jsonl",
+        line(),
+        "",
+        line(keys="k1 k2", tags="t", uniq_key="u", properties={"a": "b"}),
+        line(content=b"", queue_id=3, queue_offset=17, properties_string="x\x01y\x02"),
+    )
+    result = put_in(source, "--json")
+    document = json.loads(result.stdout)
+    assert document.pop("seconds") >= 0
+    assert document == {
+        "source": str(source),
+        "store": str(tmp_path / "store"),
+        "files": [str(source)],
+        "messages": 3,
+        "bytes": document["bytes"],
+        "topics": [{"topic": "orders", "messages": 3, "bytes": document["bytes"]}],
+        "first_offset": 0,
+        "end_offset": document["bytes"],
+        "raised_times": None,
+    }
+    first, second, third = jsonl(tmp_path / "store")
+    assert (first["properties_string"], first["born_host"]) == ("", "127.0.0.1:0")
+    assert second["properties_string"] == "a\x01b\x02KEYS\x01k1 k2\x02TAGS\x01t\x02UNIQ_KEY\x01u"
+    assert (third["queue_id"], third["queue_offset"], third["body"]) == (3, 0, "")
+    assert third["properties_string"] == "x\x01y\x02"
+
+
+def test_it_is_put_behind_what_is_there(golden: Path, tmp_path: Path, put_in: Import) -> None:
+    lines = exported_lines(golden / "single" / "store", tmp_path / "a.jsonl")
+    put_in(tmp_path / "a.jsonl", "--keep-times")
+    with lq.MessageStore.open(tmp_path / "store", mode="rw") as store:
+        between = lq.Message(lines[0]["topic"], b"between", queue_id=lines[0]["queue_id"])
+        now = store.put(between).store_timestamp
+    result = put_in(tmp_path / "a.jsonl", "--keep-times")
+    assert f"{len(lines)} store times would have fallen behind" in result.stderr
+    found = jsonl(tmp_path / "store")
+    assert len(found) == 2 * len(lines) + 1
+    # The queues go on, and so does the time.
+    assert {m["store_timestamp"] for m in found[len(lines) :]} == {now}
+    assert kept(found[: len(lines)], keep_times=True) == kept(lines, keep_times=True)
+    offsets: dict[tuple[str, int], list[int]] = {}
+    for message in found:
+        offsets.setdefault((message["topic"], message["queue_id"]), []).append(
+            message["queue_offset"]
+        )
+    assert all(found == list(range(len(found))) for found in offsets.values())
+    assert "no damage" in run("verify", tmp_path / "store").stdout
+
+
+def test_kept_times_do_not_fall_behind(tmp_path: Path, put_in: Import) -> None:
+    times = [NOW, NOW - 5, NOW + 7, NOW + 6, NOW + 7]
+    source = write(tmp_path / "t.jsonl", *(line(store_timestamp=time) for time in times))
+    assert json.loads(put_in(source, "--keep-times", "--json").stdout)["raised_times"] == 2
+    found = [message["store_timestamp"] for message in jsonl(tmp_path / "store")]
+    assert found == [NOW, NOW, NOW + 7, NOW + 7, NOW + 7]
+
+
+def test_bytes_that_are_no_text_and_hosts_within_ipv6(tmp_path: Path, put_in: Import) -> None:
+    data = b"\xff\x01\xfe\x02\x02a\x01b\x02"
+    mapped = "10.1.2.3:99"
+    source = write(
+        tmp_path / "odd.jsonl",
+        line(
+            properties_string="���",
+            properties_base64=base64.b64encode(data).decode(),
+            sys_flag=sys_flag.BORN_HOST_V6,
+            born_host=mapped,
+            store_host="[2001:db8::1]:10911",
+        ),
+    )
+    put_in(source)
+    with lq.MessageStore.open(tmp_path / "store") as store:
+        (message,) = store.scan()
+        assert message.frame.properties == data
+        assert message.frame.born_host.hex() == "00000000000000000000ffff0a01020300000063"
+        assert message.sys_flag == sys_flag.BORN_HOST_V6 | sys_flag.STORE_HOST_V6
+    export_parquet(tmp_path / "store", tmp_path / "parquet")
+    lines = jsonl(tmp_path / "store")
+    (tmp_path / "store").rename(tmp_path / "before")
+    put_in(tmp_path / "parquet")
+    after = jsonl(tmp_path / "store")
+    assert kept(after, keep_times=False) == kept(lines, keep_times=False)
+
+
+def test_parts_of_messages_from_parquet(tmp_path: Path, put_in: Import) -> None:
+    table = pa.table(
+        {
+            "topic": pa.array(["a", "b"]).dictionary_encode(),
+            "body": pa.array([b"1", b"22"], pa.large_binary()),
+            "queue_id": pa.array([1, None], pa.int64()),
+            "tags": ["t", None],
+            "keys": [None, "k"],
+            "uniq_key": ["u", "v"],
+            "born_timestamp": pa.array([5, 6], pa.timestamp("ms")),
+            "store_timestamp": pa.array([NOW, NOW + 1]),
+        }
+    )
+    pq.write_table(table, tmp_path / "few.parquet")
+    put_in(tmp_path / "few.parquet", "--keep-times")
+    found = [
+        (m["topic"], m["queue_id"], m["born_timestamp"], m["store_timestamp"], m["properties"])
+        for m in jsonl(tmp_path / "store")
+    ]
+    assert found == [
+        ("a", 1, 5, NOW, {"TAGS": "t", "UNIQ_KEY": "u"}),
+        ("b", 0, 6, NOW + 1, {"KEYS": "k", "UNIQ_KEY": "v"}),
+    ]
+
+
+def test_several_files(tmp_path: Path, put_in: Import) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("b", "a"):
+        write(folder / f"{name}.jsonl", line(topic=name))
+    write(folder / "_not.jsonl", "no data")
+    put_in(folder)
+    put_in(folder / "[b-z].jsonl")
+    put_in(f"{tmp_path}/**/a.jsonl")
+    assert [message["topic"] for message in jsonl(tmp_path / "store")] == ["a", "b", "b", "a"]
+
+
+def test_nothing_to_put(tmp_path: Path, put_in: Import) -> None:
+    document = json.loads(put_in(write(tmp_path / "none.jsonl"), "--json").stdout)
+    assert (document["messages"], document["first_offset"]) == (0, None)
+
+
+# -------------------------------------------------------------------------------------- manifests
+def with_manifest(folder: Path, **changes: Any) -> Path:
+    entries = [
+        {
+            "path": path.name,
+            "broker": "b",
+            "rows": pq.ParquetFile(path).metadata.num_rows,
+            "first_offset": int(pq.read_table(path)["physical_offset"][0].as_py()),
+        }
+        | changes
+        for path in sorted(folder.glob("*.parquet"), reverse=True)
+    ]
+    document = {"written_by": "logquarry", "files": entries, "damage": [{}]}
+    (folder / "_manifest.json").write_text(json.dumps(document))
+    (folder / "_SUCCESS").touch()
+    return folder
+
+
+@pytest.fixture
+def exported(golden: Path, tmp_path: Path) -> Path:
+    store = golden / "single" / "store"
+    return with_manifest(export_parquet(store, tmp_path / "exported", split_size=30_000))
+
+
+def test_a_manifest_tells_the_files(
+    exported: Path, golden: Path, tmp_path: Path, put_in: Import
+) -> None:
+    # Their names say nothing.
+    for number, path in enumerate(sorted(exported.glob("*.parquet"), reverse=True)):
+        path.rename(exported / f"{number}.parquet")
+    assert len(list(exported.glob("*.parquet"))) > 2
+    with_manifest(exported)
+    before = exported_lines(golden / "single" / "store", tmp_path / "a.jsonl")
+    result = put_in(exported)
+    assert "the export passed over 1 damaged place" in result.stderr
+    after = jsonl(tmp_path / "store")
+    assert kept(after, keep_times=False) == kept(before, keep_times=False)
+
+
+def test_manifests_that_are_wrong(exported: Path, tmp_path: Path, put_in: Import) -> None:
+    with_manifest(exported, rows=3)
+    assert "and the export's manifest says 3" in put_in(exported, code=3).stderr
+    with_manifest(exported, path="gone.parquet")
+    assert "gone.parquet: No such file" in put_in(exported, code=3).stderr
+    with_manifest(exported, path="../x.parquet")
+    assert "lies elsewhere" in put_in(exported, code=3).stderr
+    (exported / "_manifest.json").write_text('{"files": [{"path": 1}]}')
+    assert "not the manifest of an export" in put_in(exported, code=3).stderr
+    with_manifest(exported)
+    (exported / "_SUCCESS").unlink()
+    assert "the export was not finished" in put_in(exported, code=3).stderr
+    assert not (tmp_path / "store").exists()
+
+
+# ----------------------------------------------------------------------------------- what is wrong
+BAD_LINES: list[tuple[Document | str, str]] = [
+    ("{", "line 2: not JSON"),
+    ("[1]", "line 2: not an object but a list"),
+    ('{"topic": "\\ud800", "body": ""}', "line 2: topic is"),
+    (line(topic=None), "line 2: it has no topic"),
+    ({"topic": "orders"}, "line 2: it has no body"),
+    (line(body=None), "line 2: it has no body (was it redacted?)"),
+    (line(body="?"), "line 2: body is no base64"),
+    (line(body=5), "line 2: body is 5, and has to be base64"),
+    (line(topic=5), "line 2: topic is 5, and has to be text"),
+    (line(queue_id="1"), 'line 2: queue_id is "1", and has to be a whole number'),
+    (line(flag=True), "line 2: flag is true, and has to be a whole number"),
+    (line(flag=2**31), "line 2: flag is 2147483648"),
+    (line(store_timestamp=1.5), "line 2: store_timestamp is 1.5"),
+    (line(colour="red"), "line 2: there is no column 'colour' in an export"),
+    (line(properties={"a": 1}), "line 2: properties is"),
+    (line(properties_string=1), "line 2: properties_string is 1"),
+    (line(properties_base64="="), "line 2: properties_base64 is no base64"),
+    (line(born_host="nowhere"), "line 2: born_host: not a host and port"),
+    (line(sys_flag=0x20, store_host=None), "line 2: SYSFLAG 0x20 says IPv6 of a host"),
+    (line(body_crc=5), "line 2: the body is not what body_crc says"),
+    (line(topic="a/b"), "line 2: not a topic to write to: 'a/b'"),
+    (line(topic=""), "line 2: not a topic to write to"),
+    (line(content=bytes(66_000)), "line 2: 66097 bytes do not fit into a file"),
+    (line(properties_string="x" * 33_000), "line 2: the properties are 33000 characters"),
+]
+
+
+@pytest.mark.parametrize(("bad", "reason"), BAD_LINES, ids=[reason for _, reason in BAD_LINES])
+@pytest.mark.parametrize("behind", [False, True])
+def test_one_bad_line_and_nothing_is_put(
+    bad: Document | str,
+    reason: str,
+    behind: bool,
+    tmp_path: Path,
+    put_in: Import,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if behind:
+        # In a piece of its own: what comes before it would be put by then.
+        monkeypatch.setattr(json_lines, "CHUNK_BYTES", 1)
+    source = write(tmp_path / "bad.jsonl", line(), bad, line())
+    assert f"{source}: {reason}" in put_in(source, code=1).stderr
+    if (tmp_path / "store").exists():
+        assert jsonl(tmp_path / "store") == []
+
+
+def test_bad_files(tmp_path: Path, put_in: Import) -> None:
+    whole = pa.table({"topic": ["a"], "body": [b"b"]})
+    source = tmp_path / "x.parquet"
+
+    def refused(table: pa.Table, reason: str, code: int = 3) -> None:
+        pq.write_table(table, source)
+        assert f"{source}: {reason}" in put_in(source, code=code).stderr
+
+    refused(whole.append_column("colour", pa.array([1])), "there is no column 'colour'")
+    refused(whole.drop_columns(["body"]), "messages need a column body")
+    refused(whole.set_column(0, "topic", pa.array([1])), "the column topic is of int64")
+    refused(whole.append_column("flag", pa.array(["1"])), "the column flag is of string")
+    refused(whole.append_column("flag", pa.array([2**40])), "the column flag: ")
+    refused(whole.set_column(1, "body", pa.array([None], pa.binary())), "row 1: it has no body", 1)
+    refused(whole.append_column("body_crc", pa.array([7])), "row 1: the body is not", 1)
+    two = pa.concat_tables([whole, whole.set_column(0, "topic", pa.array(["a/b"]))])
+    refused(two, "row 2: not a topic", 1)
+    pq.write_table(whole, source)
+    source.write_bytes(source.read_bytes()[:-9])
+    put_in(source, code=3)
+    assert "No such file" in put_in(tmp_path / "gone", code=3).stderr
+    assert "there are no files" in put_in(tmp_path / "*.nothing", code=3).stderr
+    assert "only local files" in put_in("s3://bucket/x", code=2).stderr
+    source.write_bytes(b"\xff\xfe")
+    assert "line 1: not JSON" in put_in(source, code=1).stderr
+
+
+def test_content_in_the_place_of_compressed_bodies(tmp_path: Path, put_in: Import) -> None:
+    stored = zlib.compress(b"content")
+    crc = zlib.crc32(stored) & 0x7FFFFFFF
+    content = write(tmp_path / "c.jsonl", line(content=b"content", sys_flag=1, body_crc=crc))
+    assert "an export with --decompress cannot be put back" in put_in(content, code=1).stderr
+    write(content, line(content=b"content", sys_flag=1))
+    assert "an export with --decompress cannot be put back" in put_in(content, code=1).stderr
+    write(content, line(content=stored, sys_flag=1, body_crc=crc), line(content=stored, sys_flag=1))
+    put_in(content)
+    assert len(jsonl(tmp_path / "store")) == 2
+
+
+def test_delays_and_waits_are_not_done_again(tmp_path: Path, put_in: Import) -> None:
+    strings = ["DELAY\x013", "WAIT\x01false\x02", "INNER_MULTI_DISPATCH\x01%LMQ%a"]
+    source = write(tmp_path / "d.jsonl", *(line(properties_string=text) for text in strings))
+    put_in(source)
+    found = jsonl(tmp_path / "store")
+    assert [message["properties_string"] for message in found] == strings
+    assert {message["topic"] for message in found} == {"orders"}
+
+
+# ----------------------------------------------------------------------------------- what ends it
+def test_a_store_that_is_open_elsewhere(tmp_path: Path, put_in: Import) -> None:
+    source = write(tmp_path / "a.jsonl", line())
+    with lq.MessageStore.open(tmp_path / "store", mode="rw", config=lq.StoreConfig(**SMALL)):
+        put_in(source, code=4)
+    put_in(source)
+    # One that was not closed in order is recovered first, as any other writer would.
+    (tmp_path / "store" / "abort").touch()
+    put_in(source)
+    assert len(jsonl(tmp_path / "store")) == 2
+
+
+def test_what_is_no_store(tmp_path: Path, put_in: Import) -> None:
+    source = write(tmp_path / "a.jsonl", line())
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "thesis.txt").touch()
+    assert "not a store, and not empty" in put_in(source, code=3).stderr
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_an_interrupt_says_how_many_are_in(
+    quiet: bool, tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_lines, "CHUNK_BYTES", 1)
+    source = write(tmp_path / "a.jsonl", *(line(content=b"%d" % n) for n in range(5)))
+    put_stored = ManyWriter.put_stored
+    calls = 0
+
+    def interrupted(self: ManyWriter, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            signal.raise_signal(signal.SIGINT)
+        return put_stored(self, *arguments)
+
+    monkeypatch.setattr(ManyWriter, "put_stored", interrupted)
+    result = put_in(source, *(["--quiet"] if quiet else []), code=130)
+    assert f"the first 3 messages of {source} are in {tmp_path / 'store'}" in result.stderr
+    assert "interrupted" in result.stderr
+    assert [base64.b64decode(m["body"]) for m in jsonl(tmp_path / "store")] == [b"0", b"1", b"2"]
+    assert not (tmp_path / "store" / "abort").exists()
+
+
+def test_an_interrupt_that_comes_late(
+    tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "a.jsonl", line(), line())
+    put_stored = ManyWriter.put_stored
+
+    def interrupted(self: ManyWriter, *arguments: Any) -> Any:
+        result = put_stored(self, *arguments)
+        signal.raise_signal(signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(ManyWriter, "put_stored", interrupted)
+    result = put_in(source, code=130)
+    assert f"all 2 messages of {source} are in {tmp_path / 'store'}\n" in result.stderr
+    assert len(jsonl(tmp_path / "store")) == 2
+
+
+def test_a_full_disk_says_how_many_are_in(
+    tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_lines, "CHUNK_BYTES", 1)
+    source = write(tmp_path / "a.jsonl", *(line() for _ in range(5)))
+    put_stored = ManyWriter.put_stored
+    calls = 0
+
+    def full(self: ManyWriter, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls < 3:
+            return put_stored(self, *arguments)
+        error = StoreUnavailable("no space left", status="CREATE_MAPEDFILE_FAILED")
+        error.appended = put_stored(self, *arguments)
+        raise error
+
+    monkeypatch.setattr(ManyWriter, "put_stored", full)
+    result = put_in(source, code=4)
+    assert "the first 3 messages" in result.stderr and "no space left" in result.stderr
+    assert len(jsonl(tmp_path / "store")) == 3
+
+
+@pytest.mark.parametrize("most_kept", [0, 1 << 30])
+def test_many_bodies_of_all_sizes(
+    most_kept: int, tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("logquarry.ingest.importing.MOST_KEPT", most_kept)
+    monkeypatch.setattr("logquarry.ingest.parquet.CHUNK_BYTES", 4_000)
+    bodies = [bytes([n % 256]) * (n * n % 7_000) for n in range(400)]
+    table = pa.table({"topic": ["t"] * 400, "body": bodies, "flag": pa.array(range(400))})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=150)
+    put_in(tmp_path / "x.parquet")
+    found = jsonl(tmp_path / "store")
+    assert [base64.b64decode(message["body"]) for message in found] == bodies
+    assert [message["flag"] for message in found] == list(range(400))

@@ -1,0 +1,173 @@
+"""Every store that was harmed, opened with the safe recovery: beside what RocketMQ makes of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.verify.verify import verify_store
+from tests.conformance.golden_facts import Scenario
+
+LOST_BY_THE_HARM = {
+    "frame-head-only": 1,
+    "half-frame": 1,
+    "last-log-gone": 23,
+    "noabort-last-log-gone": 23,
+    "log-gone": 174,
+    "crc-middle": 1,
+    "crc-third-last-file": 1,
+    "magic-middle": 1,
+    "total-size-middle": 1,
+    "body-length-middle": 1,
+    "noabort-crc-middle": 1,
+    "noabort-crc-third-last-file": 1,
+    "noabort-half-frame": 1,
+    "cq-ahead": 11,
+    "noabort-cq-ahead": 11,
+}
+"""Messages that do not stand whole in the log any more; of all others nothing may be lost."""
+
+NAMES = (
+    "abort-only",
+    "blank-lost",
+    "body-length-middle",
+    "checkpoint-gone",
+    "checkpoint-new",
+    "checkpoint-old",
+    "checkpoint-old-cq-gone",
+    "checkpoint-zero",
+    "cq-ahead",
+    "cq-and-index-gone",
+    "cq-behind",
+    "cq-wrong-size",
+    "crc-middle",
+    "crc-third-last-file",
+    "frame-head-only",
+    "garbage-after-zeros",
+    "garbage-tail",
+    "half-frame",
+    "last-log-gone",
+    "log-gone",
+    "log-wrong-size",
+    "magic-middle",
+    "noabort-cq-ahead",
+    "noabort-cq-and-index-gone",
+    "noabort-cq-behind",
+    "noabort-crc-middle",
+    "noabort-crc-third-last-file",
+    "noabort-garbage-tail",
+    "noabort-half-frame",
+    "noabort-last-log-gone",
+    "noabort-one-topic-gone",
+    "one-topic-gone",
+    "total-size-middle",
+)
+
+
+@pytest.fixture(params=NAMES)
+def scenario(request: pytest.FixtureRequest, golden: Path) -> Scenario:
+    return Scenario(golden / "unclean" / request.param)
+
+
+@pytest.fixture
+def root(scenario: Scenario, tmp_path: Path) -> Path:
+    shutil.copytree(scenario.store, tmp_path / "store")
+    return tmp_path / "store"
+
+
+def read_through(store: lq.MessageStore) -> Iterator[tuple[str, int, lq.StoredMessage]]:
+    """Every message that a consumer gets, queue by queue."""
+    for topic, queue_id in store.queues():
+        offset, stop = store.queue_offsets(topic, queue_id)[:2]
+        while offset < stop:
+            found = store.get(topic, queue_id, offset)
+            for message in found.messages:
+                yield topic, queue_id, message
+            assert found.next_offset > offset
+            offset = found.next_offset
+
+
+def test_nothing_that_stands_whole_is_lost(scenario: Scenario, root: Path, golden: Path) -> None:
+    name = scenario.folder.name
+    lines = (golden / "unclean" / "before-harm-expected.jsonl").read_text("utf-8").splitlines()
+    had = {line["physicalOffset"]: line for line in map(json.loads, lines)}
+    kept_by_java = {line["physicalOffset"] for line in scenario.expected}
+    with lq.MessageStore.open(root, config=scenario.config, mode="rw") as store:
+        assert store.wait_dispatched(timeout=60)
+        found = {message.physical_offset: message for message in store.scan(on_damage="skip")}
+        assert len(had) - len(found) == LOST_BY_THE_HARM.get(name, 0)
+        assert kept_by_java <= found.keys()
+        for offset, message in found.items():
+            assert message.message_id == had[offset]["msgId"]
+        queued = [(t, q, m.queue_offset, m.physical_offset) for t, q, m in read_through(store)]
+        assert sorted(offset for *_, offset in queued) == sorted(found)
+        for topic, queue_id, queue_offset, offset in queued:
+            message = found[offset]
+            assert (topic, queue_id) == (message.topic, message.queue_id)
+            assert queue_offset == message.queue_offset
+        for message in found.values():
+            for key in (message.keys or "").split():
+                answer = store.query(message.topic, key, exact=True, max_count=64)
+                assert message in answer, (message.topic, key)
+        result = store.put(lq.Message("UnA", b"goes on", keys="new"))
+        assert result.physical_offset >= max(found, default=0)
+    with lq.MessageStore.open(root, config=scenario.config) as reader:
+        after = [message.physical_offset for message in reader.scan(on_damage="skip")]
+        assert after == [*sorted(found), result.physical_offset]
+
+
+def test_what_was_there_is_there_still(scenario: Scenario, root: Path) -> None:
+    """Log bytes before the log's end are untouched, and what went is in quarantine."""
+    before = {path.name: path.read_bytes() for path in (root / "commitlog").glob("*")}
+    queues = {p.relative_to(root): p.read_bytes() for p in root.glob("consumequeue/*/*/*")}
+    with lq.MessageStore.open(root, config=scenario.config, mode="rw") as store:
+        end = store.max_offset
+    aside = root / ".logquarry" / "quarantine"
+    saved = list(aside.rglob("*.from-*"))
+    for name, data in before.items():
+        path = root / "commitlog" / name
+        if not path.exists():
+            if data.strip(b"\0"):
+                assert (aside / "commitlog" / name).read_bytes() == data
+            continue
+        kept = max(0, min(len(data), end - int(name)))
+        assert path.read_bytes()[:kept] == data[:kept]
+        rest = data[kept:].rstrip(b"\0")
+        if rest:
+            copies = [p.read_bytes() for p in saved if p.name == f"{name}.from-{kept}"]
+            assert any(copy.rstrip(b"\0") == rest for copy in copies)
+    for place, data in queues.items():
+        now = (root / place).read_bytes() if (root / place).exists() else b""
+        if now != data and data.strip(b"\0"):
+            folder = aside / place.parent
+            assert list(folder.glob(f"{place.name}*")) or len(now.rstrip(b"\0")) > len(
+                data.rstrip(b"\0")
+            )
+
+
+def test_it_is_recovered_once(
+    scenario: Scenario, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lq.MessageStore.open(root, config=scenario.config, mode="rw").close()
+    first = {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    caplog.clear()
+    lq.MessageStore.open(root, config=scenario.config, mode="rw").close()
+    assert not [record for record in caplog.records if "recovered" in record.message]
+    again = {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    assert {name for name in first if first[name] != again.get(name)} <= {Path("lock")}
+
+
+def test_verify_finds_only_what_cannot_be_mended(scenario: Scenario, root: Path) -> None:
+    with lq.MessageStore.open(root, config=scenario.config, mode="rw") as store:
+        store.wait_dispatched()
+    report = verify_store(lq.MessageStore.open(root, config=scenario.config).layout)
+    kinds = {finding.kind for finding in report.findings if finding.severity == "damage"}
+    if scenario.folder.name in LOST_BY_THE_HARM:
+        assert not kinds & {"queue_missing", "queue_behind", "queue_gap", "index_entry_wrong"}
+    else:
+        assert kinds <= {"blank_lost", "bad_magic", "zeroed", "torn_tail"}, report.findings

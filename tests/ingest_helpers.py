@@ -1,0 +1,56 @@
+"""Exports of stores as files, and what has to be the same once they are back in a store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from logquarry.format import delay, sys_flag
+from logquarry.spark.options import ReadOptions
+from logquarry.spark.output import OutputFolder
+from logquarry.spark.parquet import write_task
+from logquarry.spark.tasks import plan_tasks
+from tests.cli.helpers import run
+
+Message = dict[str, Any]
+
+
+def exported_lines(store: Path, target: Path) -> list[Message]:
+    """Write a store as JSON lines, and read them."""
+    run("export", store, "--format", "jsonl", "--to", target, "--quiet")
+    return [json.loads(line) for line in target.read_text("utf-8").splitlines()]
+
+
+def export_parquet(store: Path, folder: Path, **options: Any) -> Path:
+    """Write a store as Parquet the way the export's workers do, without Spark and a manifest."""
+    output = OutputFolder(folder)
+    output.make("staging")
+    for number, task in enumerate(plan_tasks(ReadOptions(paths=(str(store),), **options))):
+        for file in write_task(number, task, output, "staging", ()).files:
+            output.move(file.staged, file.path)
+    output.remove_folder("staging")
+    return folder
+
+
+def kept(messages: list[Message], *, keep_times: bool) -> list[Message]:
+    """What an import keeps of messages, queue offsets counted from each queue's first one."""
+    firsts: dict[tuple[str, int], int] = {}
+    found = []
+    for message in messages:
+        same = {
+            name: value
+            for name, value in message.items()
+            if name not in ("broker", "physical_offset", "message_id")
+        }
+        if sys_flag.advances_queue(same["sys_flag"]):
+            key = same["topic"], same["queue_id"]
+            same["queue_offset"] -= firsts.setdefault(key, same["queue_offset"])
+        if not keep_times:
+            time = same.pop("store_timestamp")
+            is_delayed = (delay.parse_int(same["properties"].get("DELAY", "")) or 0) > 0
+            if same["topic"] == delay.SCHEDULE_TOPIC and is_delayed:
+                # The time of delivery: it follows the store time.
+                same["tags_code"] -= time
+        found.append(same)
+    return found
