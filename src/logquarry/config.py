@@ -182,6 +182,8 @@ class StoreConfig(LayoutConfig):
         for name in _ABOVE_ZERO:
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be above 0")
+        if self.sync_flush_timeout < 0:
+            raise UsageError(f"sync_flush_timeout is {self.sync_flush_timeout}, below 0")
 
     @property
     def uses_transient_pool(self) -> bool:

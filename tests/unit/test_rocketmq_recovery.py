@@ -224,7 +224,7 @@ def test_nothing_to_do_changes_nothing(tmp_path: Path) -> None:
 
 def test_queues_and_index_made_anew_are_those_that_were_lost(tmp_path: Path) -> None:
     """More messages than one run of the scan takes, over files of the log, queues and index."""
-    sizes = {
+    sizes: dict[str, Any] = {
         "mapped_file_size_commit_log": 1 << 20,
         "mapped_file_size_consume_queue": 40_000,
         "max_hash_slot_num": 500,

@@ -62,6 +62,16 @@ def test_rates() -> None:
     assert len(recorder._samples) < 620
 
 
+def test_asking_often_takes_no_room() -> None:
+    clock = FakeClock()
+    recorder = StatsRecorder(clock)
+    for _ in range(2_000):
+        clock.now += 1 / 64
+        recorder.put("t", result(messages=1), 0.001)
+        assert recorder.snapshot().put_rates == pytest.approx((64, 64, 64))
+    assert len(recorder._samples) < 10
+
+
 def test_threads_that_ended_still_count() -> None:
     recorder = StatsRecorder()
 

@@ -228,22 +228,20 @@ class StatsRecorder:
         return total
 
     def sample(self) -> None:
-        """Note where the counts stand, for the rates; once a second is enough."""
-        self._sample(self._total())
-
-    def _sample(self, total: _Counts) -> tuple[float, int, int]:
-        now = self._clock()
-        entry = now, sum(m for m, _ in total.topics.values()), total.get_messages
+        """Note where the counts stand, for the rates; one thread does, about once a second."""
+        entry = self._entry(self._total())
         self._samples.append(entry)
         # The last one before the longest window stays.
-        while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOWS[-1]:
+        while len(self._samples) > 2 and self._samples[1][0] <= entry[0] - WINDOWS[-1]:
             self._samples.popleft()
-        return entry
+
+    def _entry(self, total: _Counts) -> tuple[float, int, int]:
+        return self._clock(), sum(m for m, _ in total.topics.values()), total.get_messages
 
     def snapshot(self, *, dispatch_behind: int = 0, flush_behind: int = 0) -> StoreStats:
         """Where the counts stand."""
         total = self._total()
-        now = self._sample(total)
+        now = self._entry(total)
         samples = list(self._samples)
         return StoreStats(
             seconds=now[0] - self._began,

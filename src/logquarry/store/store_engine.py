@@ -104,7 +104,6 @@ class StoreEngine:
         listeners: told of what was dispatched.
         recorder: counts.
         keeps_tails: whether bytes of an earlier log stand behind the log's end.
-        has_foreign: whether bytes of another store's log came since the last :meth:`adopt`.
 
     Raises:
         StoreNotFound: if the folder holds other things.
@@ -120,9 +119,7 @@ class StoreEngine:
         self.recorder = StatsRecorder()
         self._disk = disk
         self._clock = clock
-        self.has_foreign = False
         self._closing = threading.Lock()
-        self._flushing = threading.Lock()
         self._adopting = threading.Lock()
         self._is_closed = False
         self._dispatched_timestamp = 0
@@ -246,16 +243,17 @@ class StoreEngine:
             health=self.health,
             settle=self._settle,
         )
+        self.log.on_flushed = self._flushed
 
     def _mark_durable(self, log_end: int) -> None:
         """Say from here on how far the log is on the disk; what was found there is."""
         self.durable = DurableFile(self._disk, self.root / DURABLE, log_end, self.checkpoint.times)
         self.checkpoint.before_write = self.durable.expect
-        self.log.on_flushed = self._flushed
 
     def _flushed(self, offset: int) -> None:
         # Bytes of another store's log may end within a frame; what is dispatched never does.
-        self.durable.move(min(offset, self.dispatcher.offset) if self.has_foreign else offset)
+        is_foreign = self.writer.has_foreign
+        self.durable.move(min(offset, self.dispatcher.offset) if is_foreign else offset)
 
     def _make_flushing(self) -> None:
         """The services that bring things to the disk, in the order in which they end."""
@@ -263,6 +261,7 @@ class StoreEngine:
         self._commit: CommitRealTimeService | None = None
         self._group: GroupCommitService | None = None
         flush: Service
+        after_put: Service
         if config.flush_disk_type == "SYNC_FLUSH":
             flush = self._group = GroupCommitService(
                 self.log,
@@ -280,12 +279,12 @@ class StoreEngine:
                 thorough_interval_ms=config.flush_commit_log_thorough_interval,
                 is_timed=config.flush_commit_log_timed,
             )
-        after_put: Service = flush
+        after_put = self._flush = flush
         if self._pool is not None:
             after_put = self._commit = CommitRealTimeService(
                 self.log,
                 health,
-                flusher=flush,
+                committed=self._committed,
                 interval_ms=config.commit_interval_commit_log,
                 least_pages=config.commit_commit_log_least_pages,
                 thorough_interval_ms=config.commit_commit_log_thorough_interval,
@@ -301,7 +300,12 @@ class StoreEngine:
             thorough_interval_ms=config.flush_consume_queue_thorough_interval,
         )
         self._housekeeping = Housekeeping(self._abort, self.index, self.recorder, health)
-        self.wait = FlushWait(self._group, after_put.wakeup)
+        is_replicated = config.broker_role == "SYNC_MASTER"
+        self.wait = FlushWait(
+            self._group,
+            after_put.wakeup,
+            replica=PutStatus.SLAVE_NOT_AVAILABLE if is_replicated else PutStatus.PUT_OK,
+        )
         commits = [] if self._commit is None else [self._commit]
         # What is committed can be dispatched, and what is dispatched can be flushed.
         self._services = [*commits, self._dispatching, flush, self._flush_queues]
@@ -312,16 +316,25 @@ class StoreEngine:
             service.start()
 
     # --------------------------------------------------------------------------------- at work
+    def _committed(self) -> None:
+        # What is not committed cannot be dispatched: the put's own wake-up came too early.
+        self._dispatching.wakeup()
+        self._flush.wakeup()
+
     def _settle(self, result: PutResult, wait: bool) -> PutResult:
         self._dispatching.wakeup()
         return self.wait.settle(result, wait)
 
     def settle_later(
-        self, result: PutResult, wait: bool, done: Callable[[PutResult], None]
+        self,
+        result: PutResult,
+        wait: bool,
+        done: Callable[[PutResult], None],
+        failed: Callable[[], None],
     ) -> Future[PutResult]:
         """The future of a put that is in the log; see :class:`FlushWait`."""
         self._dispatching.wakeup()
-        return self.wait.settle_later(result, wait, done)
+        return self.wait.settle_later(result, wait, done, failed)
 
     def _flushables(self) -> Iterator[Flushable]:
         if self._recovered is not None:
@@ -346,12 +359,10 @@ class StoreEngine:
 
     def flush(self) -> int:
         """See :meth:`logquarry.store.write_api.WriteApi.flush`."""
-        # Not while the files are closed: a descriptor that is closed may be another file's next.
-        with self._flushing:
-            self._require_open()
-            self.log.commit(0)
-            self._flush_queues.flush(0)
-            return self.log.flushed_offset
+        self._require_open()
+        self.log.commit(0)
+        self._flush_queues.flush(0)
+        return self.log.flushed_offset
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -364,7 +375,6 @@ class StoreEngine:
         self.health.require_writable()
         taken = self.writer.append_data(offset, data)
         if taken:
-            self.has_foreign = True
             self._dispatching.wakeup()
             self.wait.appended()
         return taken
@@ -376,17 +386,19 @@ class StoreEngine:
             StoreUnavailable: if it ends within a frame: nothing of ours may follow that.
         """
         with self._adopting:
-            if not self.has_foreign:
+            if not self.writer.has_foreign:
                 return
             end = self.log.wrote_offset
-            if not self._dispatching.wait_dispatched(end, _ADOPT_SECONDS):
+            # A listener cannot wait for that.
+            waits = not self._dispatching.is_current
+            if not (waits and self._dispatching.wait_dispatched(end, _ADOPT_SECONDS)):
                 raise refusal(
                     PutStatus.SERVICE_NOT_AVAILABLE,
                     f"{self.root}: the log ends within a message of another store: its rest has "
                     "to come first",
                 )
-            self.writer.queue_offsets.update(self.queues.next_offsets())
-            self.has_foreign = False
+            # If more has come since, the put is refused.
+            self.writer.adopt(end, self.queues.next_offsets)
 
     # -------------------------------------------------------------------------------------- end
     def close(self) -> None:
@@ -405,21 +417,18 @@ class StoreEngine:
                 return
             self._is_closed = True
             self.flags.set(Refusal.CLOSED)
-            # A put that passed the flags a moment ago waits here, and then finds the store ended.
-            with self.writer.lock:
-                try:
-                    if not self._close_in_order():
-                        logger.error("%s: it has to be recovered when it is opened next", self.root)
-                finally:
-                    self._let_go()
+            # A put that passed the flags a moment ago is refused when it comes to the log. It is
+            # not left to wait: it may be a listener's or a callback's, whose thread has to end.
+            self.writer.end()
+            try:
+                if not self._close_in_order():
+                    logger.error("%s: it has to be recovered when it is opened next", self.root)
+            finally:
+                self._let_go()
 
     def _close_in_order(self) -> bool:
         """Bring everything to the disk, and take ``abort`` away; whether that was done."""
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]
-        with self._flushing:
-            return self._close_what_ended(all(ended))
-
-    def _close_what_ended(self, all_ended: bool) -> bool:
         failure = self._dispatching.failure
         if failure is not None:
             logger.error("%s: not all of the log is dispatched: %s", self.root, failure)
@@ -428,7 +437,7 @@ class StoreEngine:
             is_whole = self.queues.restore_lost()
             self.health.end_reads()
             self._close_files()
-            if not (all_ended and is_whole and failure is None):
+            if not (all(ended) and is_whole and failure is None):
                 return False
             self._abort.remove()
         except StoreError as error:
@@ -438,7 +447,8 @@ class StoreEngine:
 
     def _close_files(self) -> None:
         # Of a store that could not be opened some are not there.
-        for name in ("log", "queues", "index", "checkpoint", "durable", "_pool"):
+        names = ("_flush_queues", "log", "queues", "index", "checkpoint", "durable", "_pool")
+        for name in names:
             part = getattr(self, name, None)
             if part is not None:
                 part.close()
@@ -454,8 +464,10 @@ class StoreEngine:
         for service in self._services:
             service.stop(_PATIENCE_SECONDS)
         with contextlib.suppress(StoreError):
-            for files in getattr(self, "queues", ()):
-                files.flush(0)
+            # What opening dispatched: without `abort` it counts as on the disk.
+            for part in (*getattr(self, "queues", ()), getattr(self, "index", None)):
+                if part is not None:
+                    part.flush(0)
             self._close_files()
             self._abort.remove()
         self._let_go()

@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logquarry.config import StoreConfig
-from logquarry.errors import LogquarryError, StoreError, UsageError
+from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
 from logquarry.files.filesystem import without_file_scheme
 from logquarry.files.layout import StoreLayout
 from logquarry.message import Message
 from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.lifetime import close_at_exit, was_closed
+from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.dispatch.arrivals import MessageArrival
 from logquarry.store.flush.put_future import failed_future
 from logquarry.store.message_store import Clock, MessageStore
 from logquarry.store.put.put_many import ManyWriter, PutManyResult
 from logquarry.store.put.put_result import PutResult
-from logquarry.store.queue.consume_queue import Queue
+from logquarry.store.queue.consume_queue import ConsumeQueue, Queue
 from logquarry.store.read.get_message import GetResult
 from logquarry.store.read.index_file import Index
 from logquarry.store.read.live_read import LiveLog
@@ -95,11 +96,11 @@ class WritableStore(MessageStore):
         """See :meth:`WriteApi.put`."""
         began = time.monotonic()
         try:
-            if self._engine.has_foreign:
+            if self._writer.bar is not None:
                 self._writer.check_status()
                 self._engine.adopt()
             result = self._writer.put(message)
-        except StoreError:
+        except LogquarryError:
             self._recorder.put_failed()
             raise
         self._recorder.put(message.topic, result, time.monotonic() - began)
@@ -119,14 +120,14 @@ class WritableStore(MessageStore):
             self._recorder.put(message.topic, result, time.monotonic() - began)
 
         try:
-            if self._engine.has_foreign:
+            if self._writer.bar is not None:
                 self._writer.check_status()
                 self._engine.adopt()
             result = self._writer.put(message, settle=appended)
         except LogquarryError as error:
             self._recorder.put_failed()
             return failed_future(error)
-        return self._engine.settle_later(result, waits, settled)
+        return self._engine.settle_later(result, waits, settled, self._recorder.put_failed)
 
     def put_batch(
         self,
@@ -138,11 +139,11 @@ class WritableStore(MessageStore):
         """See :meth:`WriteApi.put_batch`."""
         began = time.monotonic()
         try:
-            if self._engine.has_foreign:
+            if self._writer.bar is not None:
                 self._writer.check_status()
                 self._engine.adopt()
             result = self._writer.put_batch(messages, wire=wire, message=message)
-        except StoreError:
+        except LogquarryError:
             self._recorder.put_failed()
             raise
         shared = message if message is not None else messages[0] if messages else None
@@ -157,10 +158,10 @@ class WritableStore(MessageStore):
     def _put_many(self, put: Callable[[], PutManyResult]) -> PutManyResult:
         began = time.monotonic()
         try:
-            if self._engine.has_foreign:
+            if self._writer.bar is not None:
                 self._engine.adopt()
             result = put()
-        except StoreError as error:
+        except LogquarryError as error:
             self._recorder.put_failed()
             appended = getattr(error, "appended", None)
             if appended is not None:
@@ -276,7 +277,25 @@ class WritableStore(MessageStore):
     def queue(self, topic: str, queue_id: int) -> Queue | None:
         """One queue, None if the store has none of that name."""
         self._require_open()
-        return self._engine.queues.get(topic, queue_id)
+        try:
+            return self._engine.queues.get(topic, queue_id)
+        except StoreUnavailable:
+            self._require_open()
+            # It cannot be made ready to be written: a sync has failed, or the disk is full. Reads
+            # go on, of what is there.
+            return self._queue_as_it_is(topic, queue_id)
+
+    def _queue_as_it_is(self, topic: str, queue_id: int) -> Queue | None:
+        layout = self._layout_now()
+        if (topic, queue_id) not in layout.queue_names:
+            return None
+        return ConsumeQueue(
+            layout,
+            topic,
+            queue_id,
+            log_min_offset=self._log.min_offset,
+            files=OpenFiles(layout),
+        )
 
     def get(
         self,

@@ -5,6 +5,7 @@ Reads go on whatever stands here.
 
 from __future__ import annotations
 
+import threading
 from enum import Enum
 
 
@@ -23,16 +24,19 @@ class RunningFlags:
     """The refusals of one store that are in force. Any thread may set, clear and ask."""
 
     def __init__(self, *refusals: Refusal) -> None:
-        # Replaced, never changed, so that asking takes no lock.
+        # Replaced, never changed, so that asking takes no lock; replacing does.
         self._refusals = frozenset(refusals)
+        self._change = threading.Lock()
 
     def set(self, refusal: Refusal) -> None:
         """From now on the store takes no messages for this reason."""
-        self._refusals |= {refusal}
+        with self._change:
+            self._refusals |= {refusal}
 
     def clear(self, refusal: Refusal) -> None:
         """This reason no longer holds."""
-        self._refusals -= {refusal}
+        with self._change:
+            self._refusals -= {refusal}
 
     @property
     def is_writeable(self) -> bool:

@@ -1,10 +1,13 @@
-"""What a put waits for when its message is in the log (``handleDiskFlush``).
+"""What a put waits for when its message is in the log (``handleDiskFlush``, ``handleHA``).
 
 ::
 
                        SYNC_FLUSH              ASYNC_FLUSH
     WAIT (default)     the next fdatasync      nothing
     WAIT=false         nothing                 nothing
+
+On a SYNC_MASTER a put with WAIT is also told of its replica. There is none yet, as on a broker that
+no slave is connected to: SLAVE_NOT_AVAILABLE.
 
 Waiting is done by the caller (:meth:`FlushWait.settle`), or by nobody: the future that
 :meth:`FlushWait.settle_later` gives is resolved by the thread that syncs.
@@ -28,13 +31,13 @@ logger = logging.getLogger(__name__)
 class Flusher(Protocol):
     """What syncs the log for those who wait (:class:`.group_commit.GroupCommitService`)."""
 
-    def request(self, offset: int) -> Future[bool]:
-        """A future that is done when the log is on the disk up to an offset."""
+    def wait(self, offset: int) -> bool:
+        """Wait until the log is on the disk up to an offset; whether it was in time."""
 
     def resolve_later(
         self, offset: int, future: Future[Any], result_of: Callable[[bool], Any]
     ) -> None:
-        """The same with a future of the caller's, and a result that is made of it."""
+        """Have a future of the caller's resolved then, with a result that is made of the same."""
 
 
 _MS: Final = 1_000
@@ -46,11 +49,19 @@ class FlushWait:
     Args:
         flusher: syncs the log; None where no put waits for that (ASYNC_FLUSH).
         appended: told of each put that nobody waits for, so that it gets to the disk in time.
+        replica: what becomes of the replica of each put with WAIT.
     """
 
-    def __init__(self, flusher: Flusher | None, appended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        flusher: Flusher | None,
+        appended: Callable[[], None],
+        *,
+        replica: PutStatus = PutStatus.PUT_OK,
+    ) -> None:
         self._flusher = flusher
         self.appended = appended
+        self._replica = replica
 
     def settle(self, result: PutResult, wait: bool) -> PutResult:
         """The result once the disk has the message, as far as the put waits for that.
@@ -60,11 +71,15 @@ class FlushWait:
         """
         if self._flusher is None or not wait or not result.size:
             self.appended()
-            return result
-        return _flushed(result, self._flusher.request(result.end_offset).result())
+            return self._replicated(result, wait)
+        return self._flushed(result, self._flusher.wait(result.end_offset))
 
     def settle_later(
-        self, result: PutResult, wait: bool, done: Callable[[PutResult], None]
+        self,
+        result: PutResult,
+        wait: bool,
+        done: Callable[[PutResult], None],
+        failed: Callable[[], None],
     ) -> Future[PutResult]:
         """A future of the same. Nobody can cancel it: the message is in the log.
 
@@ -72,24 +87,34 @@ class FlushWait:
             result: what the append came to.
             wait: whether the put waits for the disk.
             done: told of the result before the future's callbacks are.
+            failed: likewise, if the sync failed.
         """
         future = started_future()
         if self._flusher is None or not wait or not result.size:
             self.appended()
+            result = self._replicated(result, wait)
             done(result)
             future.set_result(result)
             return future
         began = time.monotonic()
 
         def settled_result(in_time: bool) -> PutResult:
-            settled = _flushed(result, in_time)
+            settled = self._flushed(result, in_time)
             if (took := time.monotonic() - began) > SLOW_PUT:
                 logger.warning("a put waited %d ms for the disk: %s", took * _MS, settled)
             done(settled)
             return settled
 
+        future.add_done_callback(lambda told: None if told.exception() is None else failed())
         self._flusher.resolve_later(result.end_offset, future, settled_result)
         return future
+
+    def _flushed(self, result: PutResult, in_time: bool) -> PutResult:
+        flush = PutStatus.PUT_OK if in_time else PutStatus.FLUSH_DISK_TIMEOUT
+        return result.settled(flush=flush, replica=self._replica)
+
+    def _replicated(self, result: PutResult, wait: bool) -> PutResult:
+        return result.settled(replica=self._replica) if wait else result
 
 
 def failed_future(error: LogquarryError) -> Future[PutResult]:
@@ -104,7 +129,3 @@ def started_future() -> Future[PutResult]:
     future: Future[PutResult] = Future()
     future.set_running_or_notify_cancel()
     return future
-
-
-def _flushed(result: PutResult, in_time: bool) -> PutResult:
-    return result if in_time else result.settled(flush=PutStatus.FLUSH_DISK_TIMEOUT)

@@ -48,8 +48,9 @@ class QueueFolders:
             gaps: whether files may be missing between others.
 
         Raises:
-            CorruptFile: if a file is longer than ``file_size``, or shorter and not the last, or if
-                there is a gap between them.
+            CorruptFile: if a file is longer than ``file_size``, or shorter and not the last, or
+                if there is a gap between them.
+            StoreUnavailable: if a folder or file cannot be looked at.
         """
         found: dict[int, Path] = {}
         for folder in {*self.folders, *self._read_only}:
@@ -58,7 +59,10 @@ class QueueFolders:
                     found[int(name)] = folder / name
         bases = sorted(found)
         for base in bases:
-            size = found[base].stat().st_size
+            try:
+                size = found[base].stat().st_size
+            except OSError as error:
+                raise self._disk.refused(found[base], error) from error
             if size > file_size or (size < file_size and base != bases[-1]):
                 reason = f"it has {size} bytes, and {file_size} belong there"
                 raise CorruptFile(str(found[base]), 0, reason)

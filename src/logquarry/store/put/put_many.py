@@ -157,14 +157,14 @@ class ManyWriter:
         writer.check_status()
         parts = parts_of()
         put = _Put(writer, parts, began, least_time)
+        status = PutStatus.PUT_OK
         try:
             put.append()
+            if put.last is not None:
+                status = writer.settle(put.last, any(part.waits for part in parts)).status
         except (StoreUnavailable, MessageRejected) as error:
             error.appended = put.result(PutStatus.PUT_OK) if put.done else None
             raise
-        status = PutStatus.PUT_OK
-        if put.last is not None:
-            status = writer.settle(put.last, any(part.waits for part in parts)).status
         return put.result(status)
 
     # ------------------------------------------------------------------------------ what is put
