@@ -60,6 +60,8 @@ from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.mapped.transient_pool import TransientStorePool
 from logquarry.store.put.append import CommitLogWriter
 from logquarry.store.put.put_result import PutResult, PutStatus, refusal
+from logquarry.store.queue.log_queues import is_lmq
+from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.recovery.apply import apply_safe
 from logquarry.store.recovery.safe import plan_safe
 from logquarry.store.stats import StatsRecorder
@@ -68,7 +70,7 @@ from logquarry.store.store_found import (
     StoreFound,
     check_folder,
     find_store,
-    with_sizes,
+    recovered_store,
 )
 
 logger = logging.getLogger(__name__)
@@ -101,6 +103,7 @@ class StoreEngine:
         wait: settles puts.
         listeners: told of what was dispatched.
         recorder: counts.
+        keeps_tails: whether bytes of an earlier log stand behind the log's end.
 
     Raises:
         StoreNotFound: if the folder holds other things.
@@ -127,6 +130,8 @@ class StoreEngine:
         try:
             found = self._find(root, config)
             self.config = found.config
+            self.keeps_tails = found.keeps_tails
+            self._recovered = found.recovered
         except BaseException:
             self._lock.release()
             raise
@@ -141,6 +146,10 @@ class StoreEngine:
     # ------------------------------------------------------------------------------------ start
     def _find(self, root: Path, config: StoreConfig) -> StoreFound:
         """Look at what there is, and recover it where it needs that; ``abort`` is there then."""
+        if config.recovery == "rocketmq":
+            found = recovered_store(root, config, self._disk, self._clock)
+            self._abort.make()
+            return found
         try:
             found = find_store(root, config)
         except NeedsRecovery as error:
@@ -173,14 +182,29 @@ class StoreEngine:
             fast_fail=config.fast_fail_if_no_buffer_in_store_pool,
         )
         self.log = MappedFileQueue(
-            disk, root / COMMIT_LOG, log_size, allocator=self._allocator, guard_names=True
+            disk,
+            root / COMMIT_LOG,
+            log_size,
+            allocator=self._allocator,
+            guard_names=True,
+            gaps=found.keeps_tails,
         )
         self.checkpoint = CheckpointFile(disk, root / CHECKPOINT)
-        self.queues = QueueTable(disk, root, queue_size, found.queue_ends, self.log)
+        self.queues = QueueTable(
+            disk,
+            root,
+            queue_size,
+            found.queue_ends,
+            self.log,
+            keeps_tails=found.keeps_tails,
+        )
         self.index: IndexKeeper | None = None
         self.log.load()
         if self.log.bases:
-            self.log.truncate_to(found.log_end, aside=quarantine(root, COMMIT_LOG))
+            if found.keeps_tails:
+                self.log.end_at(found.log_end)
+            else:
+                self.log.truncate_to(found.log_end, aside=quarantine(root, COMMIT_LOG))
         self._mark_durable(found.log_end)
         if config.message_index_enable:
             self.index = IndexKeeper(disk, root, shape, self.checkpoint, self._clock)
@@ -202,6 +226,10 @@ class StoreEngine:
         levels = range(len(config.delay_levels_ms))
         offsets = {(delay.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
+        if found.recovered is not None:
+            self._dispatched_timestamp = found.recovered.dispatched_timestamp
+            # QUIRK: as in Java those of multi-dispatch begin anew.
+            offsets = {key: offsets[key] for key in offsets if not is_lmq(key[0], config)}
         if config.broker_role == "SLAVE":
             self.flags.set(Refusal.SLAVE)
         self._dispatching = DispatchService(self.dispatcher, self.flags, self.health)
@@ -323,6 +351,8 @@ class StoreEngine:
         return self.wait.settle_later(result, wait, done, failed)
 
     def _flushables(self) -> Iterator[Flushable]:
+        if self._recovered is not None:
+            yield self._recovered.written
         yield from self.queues
         if self.index is not None:
             yield self.index

@@ -266,8 +266,8 @@ class WritableStore(MessageStore):
 
     @property
     def bound(self) -> int | None:
-        """Nothing bounds a log that is written."""
-        return None
+        """Nothing bounds a log that is written, but where it keeps what is behind its end."""
+        return self._engine.log.max_offset if self._engine.keeps_tails else None
 
     @property
     def has_queue_files(self) -> bool:
@@ -324,7 +324,9 @@ class WritableStore(MessageStore):
 
     def _layout_now(self) -> StoreLayout:
         # An own one each time: a layout remembers what it saw, and threads do not share it.
-        return StoreLayout(self.layout.filesystem, self.config)
+        layout = StoreLayout(self.layout.filesystem, self.config)
+        layout.writer_end = self.bound
+        return layout
 
     def _bulk_layout(self) -> tuple[StoreLayout, int | None]:
         return self._layout_now(), self._engine.log.max_offset
@@ -335,4 +337,4 @@ class WritableStore(MessageStore):
     def _log_reader(self) -> LogReader:
         from logquarry.scan.walk import LogReader
 
-        return LogReader(self._layout_now(), live=True)
+        return LogReader(self._layout_now(), bound=self.bound, live=True)

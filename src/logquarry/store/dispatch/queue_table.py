@@ -40,6 +40,8 @@ class QueueTable:
         ends: one past the last queue offset, of each queue that there is.
         log: the log's files.
         mendings: for a recovery: the queues that it writes, with what is known of each.
+        keeps_tails: whether what stands behind the ends stays as it is, and files may be missing
+            between others: as RocketMQ has it.
 
     Attributes:
         writers: what the dispatcher writes to.
@@ -54,7 +56,10 @@ class QueueTable:
         ends: Mapping[QueueKey, int],
         log: MappedFileQueue,
         mendings: Mapping[QueueKey, Mending] | None = None,
+        *,
+        keeps_tails: bool = False,
     ) -> None:
+        self._keeps_tails = keeps_tails
         self.writers = QueueWriters(self._open_files, mendings)
         self._disk = disk
         self._root = root
@@ -72,12 +77,16 @@ class QueueTable:
             self._root.joinpath(*parts),
             self._file_size,
             allocator=_SoleOwner(self._disk, aside),
+            gaps=self._keeps_tails,
         )
         files.load()
         if files.bases:
             # A queue that is not known yet has nothing that may stay.
             end = self._ends.get((topic, queue_id), 0) * UNIT_SIZE
-            files.truncate_to(max(end, files.min_offset), aside=aside)
+            if self._keeps_tails:
+                files.end_at(end)
+            else:
+                files.truncate_to(max(end, files.min_offset), aside=aside)
         return files
 
     def keys(self) -> list[QueueKey]:

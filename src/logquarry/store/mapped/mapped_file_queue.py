@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -60,6 +61,7 @@ class MappedFileQueue:
         full_folders: says which folders have no room for another file.
         guard_names: whether files that somebody deletes while they are written are to come back
             (:mod:`logquarry.store.disk.name_guard`): for the log, which nothing else holds.
+        gaps: whether files may be missing between others, as RocketMQ has it.
 
     Attributes:
         file_size: bytes of each file.
@@ -82,6 +84,7 @@ class MappedFileQueue:
         read_only: Sequence[Path] = (),
         full_folders: Callable[[], Collection[Path]] = tuple,
         guard_names: bool = False,
+        gaps: bool = False,
     ) -> None:
         self.file_size = file_size
         self.flushed_offset = 0
@@ -92,6 +95,7 @@ class MappedFileQueue:
         self.folders = self._where.folders
         self._guard = NameGuard(disk) if guard_names else None
         self._next_check = 0.0
+        self._gaps = gaps
         self._disk = disk
         self._health = disk.health
         self._allocator = allocator
@@ -121,7 +125,7 @@ class MappedFileQueue:
         """
         if self._guard is not None:
             self._guard.restore(self.folders)
-        found = self._where.find(self.file_size)
+        found = self._where.find(self.file_size, gaps=self._gaps)
         with self._change:
             self._use(found)
         self.flushed_offset = self.committed_offset = self.max_room
@@ -239,10 +243,8 @@ class MappedFileQueue:
         last = self.last
         if last is not None and last.base <= offset < last.base + self.file_size:
             return last
-        bases = self.bases
-        # No file is missing between the first and the last.
-        index = (offset - bases[0]) // self.file_size if bases else -1
-        if not 0 <= index < len(bases):
+        index = self._index_of(offset)
+        if index is None:
             return None
         files = self._files
         file = files[index] if index < len(files) else None
@@ -250,8 +252,14 @@ class MappedFileQueue:
             return file
         self._health.require_readable()
         with self._change:
-            index = (offset - self.bases[0]) // self.file_size if self.bases else -1
-            return self._opened(index) if 0 <= index < len(self.bases) else None
+            index = self._index_of(offset)
+            return None if index is None else self._opened(index)
+
+    def _index_of(self, offset: int) -> int | None:
+        """The index of the file in whose room an offset lies."""
+        bases = self.bases
+        index = bisect_right(bases, offset) - 1
+        return index if index >= 0 and offset < bases[index] + self.file_size else None
 
     # ---------------------------------------------------------------------------------- offsets
     @property
@@ -361,7 +369,7 @@ class MappedFileQueue:
 
     def _since(self, offset: int) -> list[MappedFile]:
         """The files that may hold something from an offset on."""
-        first = max(0, (offset - self.bases[0]) // self.file_size) if self.bases else 0
+        first = max(0, bisect_right(self.bases, offset) - 1)
         # A path is a file that was flushed before it was loaded.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 
@@ -427,6 +435,28 @@ class MappedFileQueue:
                 self._keeps_name(last)
             self.flushed_offset = self.committed_offset = offset
             return moved
+
+    def end_at(self, offset: int) -> None:
+        """Let the queue end in its last file, and leave what stands behind that as it is.
+
+        What RocketMQ does: it moves positions only. The file gets all its blocks.
+
+        Raises:
+            UsageError: if the offset is not in the last file.
+            StoreUnavailable: if there is no room for the blocks.
+        """
+        with self._flushing, self._change:
+            last = self.last
+            if last is None:
+                if offset:
+                    raise UsageError(f"there are no files that could end at {offset}")
+                return
+            if not last.base <= offset <= last.base + self.file_size:
+                raise UsageError(f"{last.path}: it does not reach to {offset}")
+            last.allocate()
+            last.set_positions(offset - last.base)
+            self._keeps_name(last)
+            self.flushed_offset = self.committed_offset = offset
 
     @property
     def max_room(self) -> int:

@@ -40,8 +40,12 @@ class QueueFolders:
         self._full_folders = full_folders
         self._disk = disk
 
-    def find(self, file_size: int) -> dict[int, Path]:
+    def find(self, file_size: int, *, gaps: bool = False) -> dict[int, Path]:
         """The files that are there, by their bases in order. Other names are passed over.
+
+        Args:
+            file_size: bytes of each.
+            gaps: whether files may be missing between others.
 
         Raises:
             CorruptFile: if a file is longer than ``file_size``, or shorter and not the last, or
@@ -63,7 +67,7 @@ class QueueFolders:
                 reason = f"it has {size} bytes, and {file_size} belong there"
                 raise CorruptFile(str(found[base]), 0, reason)
         for before, base in pairwise(bases):
-            if base - before != file_size:
+            if base - before != file_size and not (gaps and base - before > file_size):
                 reason = f"the file before it begins at {before}, not {file_size} bytes before"
                 raise CorruptFile(str(found[base]), 0, reason)
         return {base: found[base] for base in bases}

@@ -59,7 +59,7 @@ def plan_safe(root: Path, config: StoreConfig) -> SafePlan:
 
     Args:
         root: its folder.
-        config: its settings, with all sizes (:func:`logquarry.store.store_found.with_sizes`).
+        config: its settings, with all sizes (:func:`logquarry.store.read.store_sizes.with_sizes`).
 
     Raises:
         StoreNotFound: if there is no store.
