@@ -9,8 +9,9 @@ and the store was closed in order. Sound frames beyond the end are stale, left o
 recovery: they are no messages. Without a bound (after a crash, or beside a live writer)
 everything that certifies itself counts.
 
-Where the bound does not lie beyond the durable mark (:mod:`logquarry.format.durable_mark`), any break before it is
-damage within the log, and the log goes on from the mark for as long as its chain does.
+Where the bound does not lie beyond the durable mark (:mod:`logquarry.format.durable_mark`), any
+break before it is damage within the log, and the log goes on from there for as long as its chain
+does.
 
 QUIRK: a break of the chain in the last file of a store that was closed in order is the log's end,
 though the queues may name messages beyond it: RocketMQ's recovery cuts the log there, in memory
