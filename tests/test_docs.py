@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.helpers import run
+from tests.conformance import test_append_vectors
 from tools import docs_tables
 
 ROOT = Path(__file__).parent.parent
@@ -28,6 +29,19 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
     missing = [link for link in links if not (page.parent / link).exists()]
     assert missing == []
+
+
+def test_each_difference_from_rocketmq_has_its_test() -> None:
+    text = (ROOT / "docs/embed.md").read_text("utf-8")
+    table = text[text.index("## Where it differs from RocketMQ") :]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    vectors = {int(number) for number in re.findall(r"\((\d+)\) \|", table)}
+    assert vectors == test_append_vectors.REFUSED.keys()
+    for row in rows:
+        named = re.search(r"`(test_\w+\.py)::(test_\w+)` \|$", row)
+        assert named is not None, row
+        (path,) = (ROOT / "tests").rglob(named[1])
+        assert f"\ndef {named[2]}(" in path.read_text("utf-8"), row
 
 
 def run_session(page: str, block: str) -> None:

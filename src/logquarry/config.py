@@ -101,9 +101,12 @@ class StoreConfig(LayoutConfig):
         enable_lmq: whether those of them that start with ``%LMQ%`` all have the queue id 0.
         decompress_limit: bytes that one compressed body may turn into.
         recovery: what is done to a store that was not closed in order: ``"safe"`` loses nothing
-            that stands whole in the log, ``"rocketmq"`` does what RocketMQ would.
+            that stands whole in the log, ``"rocketmq"`` does what RocketMQ would, and as it does
+            also to one that was.
         check_crc_on_recover: whether the last three files of the log are compared with the CRCs of
-            their bodies when a store is opened that was closed in order.
+            their bodies when a store is opened that was closed in order, and whatever
+            ``"rocketmq"`` reads when it recovers.
+        message_index_safe: whether ``"rocketmq"`` goes back as far as the index may lack messages.
         max_message_size: most bytes of a frame, and of the wire form of a batch.
         store_host: what a message without a store host of its own gets.
         topic_check: what a topic to be written may be: ``"store"`` for any name that is safe as
@@ -148,6 +151,7 @@ class StoreConfig(LayoutConfig):
     topic_check: str = TOPIC_CHECKS[0]
     recovery: str = RECOVERIES[0]
     check_crc_on_recover: bool = True
+    message_index_safe: bool = False
     broker_role: str = BROKER_ROLES[0]
     os_page_cache_busy_time_out_mills: int = 1_000
     flush_disk_type: str = FLUSH_DISK_TYPES[0]
@@ -178,6 +182,8 @@ class StoreConfig(LayoutConfig):
         for name in _ABOVE_ZERO:
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be above 0")
+        if self.sync_flush_timeout < 0:
+            raise UsageError(f"sync_flush_timeout is {self.sync_flush_timeout}, below 0")
 
     @property
     def uses_transient_pool(self) -> bool:

@@ -43,6 +43,17 @@ def test_bench_of_a_store(tmp_path: Path, kind: str, options: list[object]) -> N
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("kind", "modes"), [("recover", 2), ("rebuild", 1)])
+def test_bench_of_a_recovery(tmp_path: Path, kind: str, modes: int) -> None:
+    shared = ["--dir", tmp_path, "--n", 200, "--body", 20]
+    found = json.loads(run("bench", kind, *shared, "--json").stdout)
+    assert found["bench"] == kind and found["recovery"] == "safe" and found["n"] == 200
+    seconds = [value for name, value in found.items() if name.endswith("_seconds")]
+    assert len(seconds) == modes and all(len(passes) == 3 for passes in seconds)
+    assert not list(tmp_path.iterdir())
+    assert "messages per s" in run("bench", kind, *shared).stdout
+
+
 def test_bench_for_people(tmp_path: Path) -> None:
     shown = run("bench", "put", "--dir", tmp_path, "--n", 10, "--warmup", 0).stdout
     assert "seconds until dispatched" in shown

@@ -82,9 +82,7 @@ HEALED = "unclean/noabort-cq-behind/"
 """Whose queues get what they lack; Java leaves the gaps."""
 
 
-def test_any_golden_store_is_written_without_harm_or_not_at_all(
-    golden: Path, tmp_path: Path
-) -> None:
+def test_any_golden_store_is_written_without_harm(golden: Path, tmp_path: Path) -> None:
     for number, scenario in enumerate(all_stores(golden)):
         name = str(scenario.store.relative_to(golden))
         root = tmp_path / str(number)
@@ -95,16 +93,19 @@ def test_any_golden_store_is_written_without_harm_or_not_at_all(
             queues = {key: reader.queue_offsets(*key) for key in reader.queues()}
         with lq.MessageStore.open(root, mode="rw", config=scenario.config) as store:
             found = {key: store.queue_offsets(*key) for key in store.queues()}
-            assert (found == queues) is not name.startswith(HEALED), name
+            if name.startswith(SCENARIOS):
+                assert found == queues, name
+            elif name.startswith(HEALED):
+                assert found != queues, name
             result = store.put(lq.Message("RollA", b"new", keys="new"))
             assert result.physical_offset >= log_end, name
             assert store.wait_dispatched(timeout=20)
             assert store.get("RollA", 0, result.queue_offset).messages[0].body == b"new", name
             assert store.query("RollA", "new", exact=True), name
         with lq.MessageStore.open(root, config=scenario.config) as reader:
-            after = [message.physical_offset for message in reader.scan(on_damage="stop")]
+            after = [message.physical_offset for message in reader.scan(on_damage="skip")]
             assert after[: len(log)] == log, name
-            assert after[-1] == result.physical_offset or name.endswith("crc-third-last-file/store")
+            assert after[-1] == result.physical_offset, name
             if name.startswith(HEALED):
                 report = verify_store(reader.layout)
                 assert not report.has_damage, report.findings

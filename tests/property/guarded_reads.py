@@ -14,10 +14,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from logquarry.format.rows import REACHED_STOP
+from logquarry.format.rows import POSITION, REACHED_STOP, SIZE
 from logquarry.scan import codec, columns
-from logquarry.scan.codec import Window
+from logquarry.scan.codec import Rows, Window
 from logquarry.scan.columns import Decoding
+from logquarry.store.queue.consume_queue import UNIT_DTYPE
+from logquarry.store.read.get_message import TransferLimits
+from logquarry.store.read.quick_get import LogAtHand
 from logquarry.testing import strategies
 from tests.small_log import FRAMES, small_log
 
@@ -66,10 +69,32 @@ def read_all(window: Window, *, check_crc: bool) -> None:
     places = np.array([0, 1, length - 8, length - 1, length, window.end - 1, -1], np.int64)
     codec.check_places(window, places, np.zeros(len(places), np.int32), check_crc=check_crc)
     taken = np.concatenate(found) if found else rows[:0]
+    get_all(window, taken)
     if len(taken):
         columns.record_batch(window, taken, Decoding())
         columns.topic_ids(window, taken)
         columns.fixed_fields(window, taken, ["queue_id", "store_timestamp"])
+
+
+def get_all(window: Window, rows: Rows) -> None:
+    """Gets of what units say that are right, and of some that reach to the end of the bytes."""
+    places = [*rows[:, POSITION].tolist(), 0, max(0, window.length - 200)]
+    sizes = [*rows[:, SIZE].tolist(), window.length, min(200, window.length)]
+    units = np.array(
+        [(window.base + place, size, 0) for place, size in zip(places, sizes, strict=True)],
+        UNIT_DTYPE,
+    )
+    end = window.base + window.length
+    limits = TransferLimits(0, 32, 1 << 20, 32, 1 << 20)
+    log = LogAtHand(window.base, end, window.data.data, limits)
+    kernels = codec.kernels()
+    assert kernels is not None
+    scratch = np.empty(1 << 14, np.uint8)
+    for number in range(len(units)):
+        at = int(units[number:].ctypes.data)
+        for room in (len(scratch), 300):
+            for count in (1, len(units) - number):
+                kernels.get_frames(at, count, 32, 0, 0, log.address, int(scratch.ctypes.data), room)
 
 
 def cases(amount: int, rng: random.Random) -> Iterator[tuple[bytes, int]]:

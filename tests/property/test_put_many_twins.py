@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 from hypothesis import given
@@ -19,6 +20,7 @@ from logquarry.format import sys_flag
 from logquarry.message import Message
 from logquarry.store.disk.disk import LocalDisk
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+from logquarry.store.put import outgoing_messages
 from logquarry.store.put.append import CommitLogWriter
 from logquarry.store.put.put_many import ManyWriter
 from logquarry.store.put.put_result import PutResult
@@ -168,7 +170,19 @@ def same(messages: list[Message], many: Callable[[], Any], **settings: Any) -> N
 @given(st.lists(fields(tame=True), max_size=12), st.booleans())
 def test_messages(found: list[dict[str, Any]], copies: bool) -> None:
     messages = [Message(**fields) for fields in found]
-    same(messages, lambda: iter(messages), enable_multi_dispatch=copies, enable_lmq=copies)
+    for many in (lambda: iter(messages), lambda: messages):
+        same(messages, many, enable_multi_dispatch=copies, enable_lmq=copies)
+
+
+@given(st.lists(fields(tame=True), max_size=12), st.integers(1, 4))
+def test_messages_of_an_iterable_are_taken_as_they_are(
+    found: list[dict[str, Any]], at_once: int
+) -> None:
+    messages = [Message(**fields) for fields in found]
+    with mock.patch.object(outgoing_messages, "_AT_ONCE", at_once):
+        taken = outgoing_messages.Taken(iter(messages))
+    assert list(taken) == messages
+    assert taken[1:-1] == messages[1:-1]
 
 
 @given(st.lists(fields(tame=False), min_size=1, max_size=6))

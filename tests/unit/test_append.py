@@ -238,6 +238,7 @@ def test_raw_bytes(log: Log, tmp_path: Path) -> None:
 def test_too_few_bytes_for_a_blank(log: Log) -> None:
     log.writer.append_data(0, frame.encode(Frame(b"t", bytes(903)).with_crc()))
     log.writer.append_data(995, bytes(2))
+    log.writer.adopt(997, dict)
     assert log.writer.put(sized(100)).physical_offset == 1000
 
 

@@ -94,6 +94,7 @@ def test_settings_that_are_not_used_are_passed_over() -> None:
         {"enableLmq": "yes"},
         {"enableLmq": None},
         {"mappedFileSizeCommitLog": "1g"},
+        {"syncFlushTimeout": -1},
     ],
     ids=str,
 )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from logquarry.config import StoreConfig
@@ -18,6 +21,7 @@ from logquarry.message import Message
 from logquarry.scan.requests import DispatchRequests
 from logquarry.store.disk.disk import LocalDisk
 from logquarry.store.disk.running_flags import Refusal, RunningFlags
+from logquarry.store.dispatch.arrivals import ArrivalListeners, MessageArrival
 from logquarry.store.dispatch.dispatcher import Dispatcher, DispatchService, QueueWriters
 from logquarry.store.dispatch.index_writer import IndexWriter
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
@@ -231,3 +235,29 @@ def test_in_the_background_a_failure_stops_the_store(store: Store) -> None:
         assert store.flags.why == Refusal.LOGICS_QUEUE_ERROR.value
     finally:
         service.stop()
+
+
+def test_listeners_that_come_while_another_goes() -> None:
+    comparing = threading.Event()
+
+    class Slow:
+        def __call__(self, arrival: MessageArrival) -> None:
+            """Nothing."""
+
+        def __ne__(self, other: object) -> bool:
+            comparing.set()
+            time.sleep(0.1)
+            return self is not other
+
+    listeners = ArrivalListeners()
+    told: list[MessageArrival] = []
+    listeners.add(Slow())
+    removing = threading.Thread(target=listeners.remove, args=(print,))
+    removing.start()
+    assert comparing.wait(10)
+    listeners.add(told.append)
+    removing.join()
+    one = np.zeros(1, np.int64)
+    requests = SimpleNamespace(store_timestamp=one)
+    listeners.tell(cast("Any", requests), {("t", 0): (one, one)})
+    assert [arrival.topic for arrival in told] == ["t"]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from logquarry.store.put.put_result import AppendStatus, PutResult, PutStatus
-from logquarry.store.read.get_message import GetMessageStatus, GetResult
 from logquarry.store.stats import BUCKETS, StatsRecorder
 
 
@@ -62,6 +61,16 @@ def test_rates() -> None:
     assert len(recorder._samples) < 620
 
 
+def test_asking_often_takes_no_room() -> None:
+    clock = FakeClock()
+    recorder = StatsRecorder(clock)
+    for _ in range(2_000):
+        clock.now += 1 / 64
+        recorder.put("t", result(messages=1), 0.001)
+        assert recorder.snapshot().put_rates == pytest.approx((64, 64, 64))
+    assert len(recorder._samples) < 10
+
+
 def test_threads_that_ended_still_count() -> None:
     recorder = StatsRecorder()
 
@@ -69,7 +78,7 @@ def test_threads_that_ended_still_count() -> None:
         for _ in range(100):
             recorder.put("t", result(elapsed_ms=7), 0.02)
         recorder.put_failed()
-        recorder.get(GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, (), 0, 0, 0))
+        recorder.got(0)
 
     for _ in range(20):
         thread = threading.Thread(target=work)

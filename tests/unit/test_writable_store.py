@@ -26,7 +26,7 @@ from logquarry.store.put.put_result import PutStatus
 from logquarry.store.read.get_message import GetMessageStatus
 from logquarry.store.writable_store import WritableStore
 from logquarry.verify import verify_store
-from tests.faulty_disk import EIO, FaultyDisk
+from tests.faulty_disk import EIO, ENOSPC, FaultyDisk
 from tests.small_store import bodies, opened
 
 
@@ -168,6 +168,22 @@ def test_a_listener_cannot_close_the_store(store: WritableStore) -> None:
     assert store.put(lq.Message("t")).ok
 
 
+def test_a_listener_cannot_wait_for_the_dispatcher(store: WritableStore) -> None:
+    refused: list[str] = []
+
+    def wait(_: MessageArrival) -> None:
+        # What it is told of counts as dispatched once all listeners are told.
+        try:
+            store.wait_dispatched(timeout=10)
+        except UsageError as error:
+            refused.append(str(error))
+
+    store.add_arrival_listener(wait)
+    result = store.put(lq.Message("t"))
+    assert store.wait_dispatched(result.end_offset, timeout=10)
+    assert len(refused) == 1 and "listener" in refused[0]
+
+
 # -------------------------------------------------------------------------------------- flush
 def test_synchronous_flush(tmp_path: Path) -> None:
     disk = FaultyDisk()
@@ -221,6 +237,63 @@ def test_a_failed_sync_poisons_the_store(tmp_path: Path) -> None:
         assert bodies(again)[0] == b"first"
 
 
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_a_master_that_has_to_wait_for_a_slave(flush: str, tmp_path: Path) -> None:
+    """There is none. (RocketMQ: no connection, SLAVE_NOT_AVAILABLE.)"""
+    with opened(tmp_path, broker_role="SYNC_MASTER", flush_disk_type=flush) as store:
+        alone = PutStatus.SLAVE_NOT_AVAILABLE
+        result = store.put(lq.Message("t"))
+        assert (result.status, result.ok) == (alone, True)
+        assert store.put_async(lq.Message("t")).result(20).status is alone
+        assert store.put_batch([lq.Message("t")]).status is alone
+        assert store.put_many([lq.Message("t")]).status is alone
+        nobody_waits = lq.Message("t", wait_store_ok=False)
+        assert store.put(nobody_waits).status is PutStatus.PUT_OK
+        assert store.put_async(nobody_waits).result(20).status is PutStatus.PUT_OK
+        assert store.wait_dispatched(timeout=20)
+        assert store.queue_offsets("t", 0).max == 6
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_queues_that_nobody_has_asked_for_can_be_read_on_a_bad_disk(
+    is_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocate(descriptor: int, size: int) -> None:
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    with opened(tmp_path) as store:
+        for number in range(50):
+            store.put(lq.Message("t", b"%d" % number))
+    disk = FaultyDisk()
+    with opened(tmp_path, disk) as store:
+        store.put(lq.Message("other"))
+        store.wait_dispatched()
+        if is_full:
+            monkeypatch.setattr(disk, "allocate", allocate)
+        else:
+            disk.failing["fdatasync"] = EIO
+            with pytest.raises(StoreUnavailable):
+                store.flush()
+        answer = store.get("t", 0, 20)
+        assert [message.body for message in answer.messages] == [b"%d" % n for n in range(20, 40)]
+        assert store.queue_offsets("t", 0) == (0, 50)
+        assert store.queue("t", 1) is None
+    with pytest.raises(StoreUnavailable, match="closed"):
+        store.get("t", 0)
+
+
+def test_a_failed_sync_of_many(tmp_path: Path) -> None:
+    """What is in the log is told, although nobody knows whether it is on the disk."""
+    disk = FaultyDisk()
+    with opened(tmp_path, disk, flush_disk_type="SYNC_FLUSH") as store:
+        store.put(lq.Message("t"))
+        disk.failing["fdatasync"] = EIO
+        with pytest.raises(StoreUnavailable, match="sync failed") as failed:
+            store.put_many([lq.Message("t", b"%d" % number) for number in range(5)])
+        assert failed.value.appended.queue_offset.tolist() == [1, 2, 3, 4, 5]
+        assert len(bodies(store)) == 6
+
+
 def test_flush_on_demand(tmp_path: Path) -> None:
     with opened(tmp_path, flush_interval_commit_log=10**6, flush_interval_consume_queue=10**6) as s:
         result = s.put(lq.Message("t", keys="k"))
@@ -245,6 +318,22 @@ def test_the_transient_pool(tmp_path: Path) -> None:
     with lq.MessageStore.open(tmp_path) as reader:
         assert bodies(reader)[-1] == b"last"
         assert not verify_store(reader.layout).has_damage
+
+
+def test_what_is_committed_is_dispatched_at_once(tmp_path: Path) -> None:
+    # Only commits come by themselves here, and nobody hurries the dispatcher.
+    with opened(tmp_path, transient_store_pool_enable=True) as store:
+        took = []
+        arrived = threading.Event()
+        store.add_arrival_listener(lambda _: arrived.set())
+        for number in range(3):
+            arrived.clear()
+            began = time.monotonic()
+            store.put(lq.Message("t", b"%d" % number))
+            assert arrived.wait(20)
+            took.append(time.monotonic() - began)
+        # Of the commit's interval, and not of the dispatcher's second.
+        assert min(took) < 0.7
 
 
 @pytest.mark.parametrize(
@@ -305,6 +394,29 @@ def test_stats(store: WritableStore, caplog: pytest.LogCaptureFixture) -> None:
     assert stats.put_rates.last_10_s > 0 and stats.get_rates.last_600_s > 0
     assert stats.dispatch_behind == 0
     assert stats.to_json()["topics"]["t"]["messages"] == 5
+
+
+def test_stats_of_puts_that_fail(tmp_path: Path) -> None:
+    """Whichever way they come."""
+    disk = FaultyDisk()
+    nonsense = lq.Message("t", queue_id=1 << 40)
+    with opened(tmp_path, disk, flush_disk_type="SYNC_FLUSH") as store:
+        for put in (
+            lambda: store.put(nonsense),
+            lambda: store.put_async(nonsense).result(),
+            lambda: store.put_batch([nonsense]),
+            lambda: store.put_many([nonsense]),
+        ):
+            with pytest.raises(UsageError):
+                put()
+        assert store.stats().put_failed == 4
+        disk.failing["fdatasync"] = EIO
+        with pytest.raises(StoreUnavailable, match="sync failed"):
+            store.put_async(lq.Message("t")).result(20)
+        end = time.monotonic() + 10
+        while store.stats().put_failed < 5 and time.monotonic() < end:
+            time.sleep(0.001)
+        assert (store.stats().put_failed, store.stats().put_messages) == (5, 0)
 
 
 def test_the_names_in_the_folder_while_it_is_open(store: WritableStore) -> None:

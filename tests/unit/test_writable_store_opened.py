@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 import time
@@ -20,6 +21,7 @@ from logquarry.errors import (
     UsageError,
 )
 from logquarry.format import sys_flag
+from logquarry.store.disk.service import Service
 from logquarry.verify import verify_store
 from tests.faulty_disk import ENOSPC, FaultyDisk
 from tests.processes import run
@@ -114,7 +116,9 @@ def test_a_log_that_ends_before_its_queues(tmp_path: Path) -> None:
         assert store.put(lq.Message("t")).queue_offset == 20
         assert store.wait_dispatched()
         got = store.get("t", 0, 12)
-        assert [m.queue_offset for m in got.messages] == [13, 14, 15, 16, 17, 18, 20]
+        assert [m.queue_offset for m in got.messages] == [13, 14, 15, 16, 17, 18]
+        got = store.get("t", 0, got.next_offset)
+        assert [m.queue_offset for m in got.messages] == [20]
     assert log.read_bytes()[: results[19].end_offset] == data[: results[19].end_offset]
 
 
@@ -297,12 +301,58 @@ def test_a_put_that_holds_the_log_too_long(tmp_path: Path) -> None:
     disk = FaultyDisk()
     with opened(tmp_path, disk, os_page_cache_busy_time_out_mills=50) as store:
         store.put(lq.Message("t"))
-        with store._engine.writer.lock:
+        with store._engine.writer._lock:
             store._engine.writer._held_since = time.monotonic() - 1
             with pytest.raises(StoreUnavailable) as refused:
                 store.put(lq.Message("t"))
             assert refused.value.status == "OS_PAGECACHE_BUSY"
             store._engine.writer._held_since = 0.0
+
+
+def test_a_file_where_a_queue_should_be(tmp_path: Path) -> None:
+    """The store takes no more until it is gone: it is named, and nothing is lost."""
+    with opened(tmp_path) as store:
+        taken = tmp_path / "consumequeue/t"
+        taken.write_bytes(b"")
+        store.put(lq.Message("t", b"1"))
+        with pytest.raises(StoreUnavailable, match=re.escape(f"{taken}/0: Not a directory")):
+            store.wait_dispatched(timeout=20)
+        with pytest.raises(StoreUnavailable, match="consume queue could not be written"):
+            store.put(lq.Message("t", b"2"))
+        taken.unlink()
+        end = time.monotonic() + 20
+        while not store.queue_offsets("t", 0).max and time.monotonic() < end:
+            time.sleep(0.01)
+        assert store.get("t", 0).messages[0].body == b"1"
+    assert not (tmp_path / "abort").exists()
+
+
+def test_opening_that_fails_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it brought into the index is on the disk before `abort` goes."""
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", keys="k"))
+    shutil.rmtree(tmp_path / "index")
+    shutil.rmtree(tmp_path / "consumequeue")
+
+    def no_thread(self: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    synced: list[Path] = []
+
+    class Disk(FaultyDisk):
+        def sync(self, descriptor: int, path: Path) -> None:
+            synced.append(path)
+            super().sync(descriptor, path)
+
+        def unlink(self, path: Path) -> None:
+            if path.name == "abort":
+                assert {"index", "0"} <= {synced_path.parent.name for synced_path in synced}
+            super().unlink(path)
+
+    monkeypatch.setattr(Service, "start", no_thread)
+    with pytest.raises(RuntimeError, match="new thread"):
+        opened(tmp_path, Disk())
+    assert not (tmp_path / "abort").exists()
 
 
 def test_what_others_delete_comes_back(tmp_path: Path) -> None:

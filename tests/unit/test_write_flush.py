@@ -179,8 +179,44 @@ def test_stopping_syncs_what_was_asked_for(disk: FaultyDisk, queue: MappedFileQu
     assert service.stop()
     assert all(future.result(0) for future in futures)
     with pytest.raises(StoreUnavailable, match="closed"):
-        service.request(1).result(0)
+        service.request(101).result(0)
     queue.close()
+
+
+def test_a_request_that_comes_late_for_what_is_on_the_disk(
+    disk: FaultyDisk, queue: MappedFileQueue
+) -> None:
+    service = GroupCommitService(queue, disk.health)
+    service.start()
+    offset = put(queue, b"x" * 100)
+    assert service.stop()
+    assert service.request(offset).result(0)
+    with pytest.raises(StoreUnavailable, match="closed"):
+        service.request(offset + 1).result(0)
+    disk.health.poison("a sync has failed")
+    assert service.request(offset).result(0)
+
+
+def test_a_request_that_times_out_just_when_it_is_synced(
+    disk: FaultyDisk, queue: MappedFileQueue
+) -> None:
+    """One of the two tells the owner."""
+    clock = FakeClock()
+    service = GroupCommitService(queue, disk.health, timeout_ms=5, clock=clock)
+    told = []
+
+    def result_of(is_flushed: bool) -> bool:
+        told.append(is_flushed)
+        if len(told) == 1:
+            clock.now += 5
+            service.expire()
+        return is_flushed
+
+    future: Future[bool] = Future()
+    service.resolve_later(put(queue, b"x"), future, result_of)
+    service.run_once()
+    assert future.result(0)
+    assert told == [True]
 
 
 def test_messages_that_nobody_waits_for_are_flushed_too(
@@ -252,7 +288,7 @@ def test_commits_wake_the_flusher(disk: FaultyDisk, tmp_path: Path) -> None:
     flusher = FlushRealTimeService(
         queue, disk.health, is_timed=False, interval_ms=60_000, least_pages=0
     )
-    commits = CommitRealTimeService(queue, disk.health, flusher=flusher, interval_ms=5)
+    commits = CommitRealTimeService(queue, disk.health, committed=flusher.wakeup, interval_ms=5)
     flusher.start()
     commits.start()
     end = put(queue, b"some text")

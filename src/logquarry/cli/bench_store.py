@@ -138,5 +138,56 @@ def _command(kind: str) -> click.Command:
     return made
 
 
-STORE_COMMANDS: Final = tuple(map(_command, _HELP))
+def _recovery_command(kind: str, help_text: str) -> click.Command:
+    def run(
+        folder: Path, count: int, recovery: str, as_json: bool, quiet: bool, **given: Any
+    ) -> None:
+        from logquarry.testing.recovery_bench import bench_recovery
+        from logquarry.testing.store_bench import Load
+
+        load = Load(n=count, batch=min(count, _BATCH["put-many"]), **given)
+        found = bench_recovery(kind, folder, load, recovery)
+        out = Output(quiet=quiet)
+        if as_json:
+            out.json({"bench": kind, "recovery": recovery, **given, **found})
+            return
+        rows = []
+        for name, value in found.items():
+            values = value if isinstance(value, list) else [value]
+            shown = (text.count_text(round(v)) if v > 100 else f"{v:.3f}" for v in values)
+            rows.append([name.replace("_", " "), ", ".join(shown)])
+        out.table(["", ""], rows)
+
+    command: Any = run
+    names = ("folder", "count", "body", "topics", "queues", "keys", "as_json", "quiet")
+    shared = {decorator_name(decorate): decorate for decorate in _SHARED}
+    mode = click.option(
+        "--mode",
+        "recovery",
+        type=click.Choice(["safe", "rocketmq"]),
+        default="safe",
+        show_default=True,
+        help="Whose rules.",
+    )
+    for decorate in [*(shared[name] for name in reversed(names)), mode]:
+        command = decorate(command)
+    made: click.Command = click.command(kind, help=help_text)(command)
+    return made
+
+
+def decorator_name(decorate: Callable[[Any], Any]) -> str:
+    """The parameter that an option is for."""
+
+    def probe() -> None:
+        pass
+
+    decorate(probe)
+    return str(probe.__dict__["__click_params__"][0].name)
+
+
+STORE_COMMANDS: Final = (
+    *map(_command, _HELP),
+    _recovery_command("recover", "Opening a store of N messages: closed in order, and not."),
+    _recovery_command("rebuild", "Opening one whose queues and index are gone."),
+)
 """The timings of a store, for the group of them all."""

@@ -105,12 +105,15 @@ class StoreLayout:
         filesystem: the folder they are in.
         config: what the user states about them.
         ignored: names in the three folders that are no store files.
+        writer_end: where the log ends, as its writer says, where bytes of an earlier log stand
+            behind that; None where they do not, or nobody says so.
     """
 
     def __init__(self, filesystem: FileSystem, config: StoreConfig | None = None) -> None:
         self.filesystem = filesystem
         self.config = config or StoreConfig()
         self.ignored: list[str] = []
+        self.writer_end: int | None = None
         present = {entry.name for entry in filesystem.list("") if entry.is_dir}
         if not present & {COMMIT_LOG, CONSUME_QUEUE}:
             raise StoreNotFound(

@@ -98,6 +98,26 @@ def load_raw64(typingctx: Any, address: Any) -> Any:
     return types.uint64(types.uintp), codegen
 
 
+def _store_raw(width: int) -> Any:
+    def typed(typingctx: Any, address: Any, value: Any) -> Any:
+        kind = {4: types.int32, 8: types.int64}[width]
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            pointer = builder.inttoptr(args[0], ir.IntType(8 * width).as_pointer())
+            builder.store(args[1], pointer, align=1)
+            return context.get_dummy_value()
+
+        return types.none(types.uintp, kind), codegen
+
+    typed.__name__ = f"store_raw{8 * width}"
+    return intrinsic(typed)
+
+
+store_raw32 = _store_raw(4)
+"""A 32-bit integer to an address, in the machine's own order; what does not fit is cut off."""
+store_raw64 = _store_raw(8)
+
+
 @intrinsic
 def trailing_zeros(typingctx: Any, word: Any) -> Any:
     """Zero bits below the lowest set bit of a 64-bit word that is not 0."""

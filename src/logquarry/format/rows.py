@@ -32,3 +32,5 @@ NEED_MORE = 101
 """A frame goes on beyond the window, though not beyond the file."""
 TABLE_FULL = 102
 """There is no room for another row."""
+ASK_JAVA = 103
+"""Only :mod:`logquarry.format.java_frame` tells whether RocketMQ takes this frame for one."""

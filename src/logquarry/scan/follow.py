@@ -13,8 +13,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from logquarry.format import java
+from logquarry.format import delay, java
+from logquarry.format import properties as props
 from logquarry.format import request_rows as q
+from logquarry.format.frame import MAGIC_V1, Frame
+from logquarry.format.rows import ASK_JAVA, POSITION
 from logquarry.scan import codec
 from logquarry.scan.codec import Rows, Window
 from logquarry.scan.index_keys import index_keys
@@ -27,6 +30,7 @@ MOST_FRAMES: Final = 1 << 14
 _MOST_TOPICS: Final = 1 << 9
 _MOST_QUEUES: Final = 1 << 11
 _MOST_KEYS: Final = 4 * MOST_FRAMES
+_MOST_DIGITS: Final = 9
 assert _MOST_KEYS > java.INT_MAX >> 16
 
 
@@ -57,9 +61,21 @@ class Follower:
     Args:
         delay_levels_ms: delay of each level.
         most_frames: of one run.
+        check_crc: whether bodies are compared with their CRC.
+        as_java: stop (ASK_JAVA) at frames that RocketMQ 4.9.3 may not take for messages: those of
+            5.x, and those of the schedule topic with a DELAY that is not up to nine digits.
     """
 
-    def __init__(self, delay_levels_ms: tuple[int, ...], *, most_frames: int = MOST_FRAMES) -> None:
+    def __init__(
+        self,
+        delay_levels_ms: tuple[int, ...],
+        *,
+        most_frames: int = MOST_FRAMES,
+        check_crc: bool = False,
+        as_java: bool = False,
+    ) -> None:
+        self._check_crc = check_crc
+        self._as_java = as_java
         self._levels = delay_levels_ms
         self._level_array = np.array(delay_levels_ms, np.int64)
         self._rows = codec.empty_rows(most_frames)
@@ -79,9 +95,28 @@ class Follower:
             (:func:`logquarry.scan.codec.walk`). Good until the next call.
         """
         if not codec.kernels_enabled():
-            count, after, code = codec.walk(window, 0, stop, self._rows, check_crc=False)
+            crc = self._check_crc
+            count, after, code = codec.walk(window, 0, stop, self._rows, check_crc=crc)
+            sound = self._sound_to_java(window, count)
+            if sound < count:
+                count, after, code = sound, int(self._rows[sound, POSITION]), ASK_JAVA
             return self._by_reference(window, count), after, code
         return self._by_kernel(window, stop)
+
+    def _sound_to_java(self, window: Window, count: int) -> int:
+        """How many of the first frames are surely taken by Java."""
+        if not self._as_java:
+            return count
+        for number, position in enumerate(self._rows[:count, POSITION].tolist()):
+            found = window.decode(position, check_crc=False)
+            assert isinstance(found, Frame)
+            level = None
+            if found.topic == delay.SCHEDULE_TOPIC.encode():
+                level = props.decode_bytes(found.properties).get(props.DELAY)
+            plain = level is None or (level.isascii() and level.isdigit())
+            if found.magic != MAGIC_V1 or not plain or len(level or "") > _MOST_DIGITS:
+                return number
+        return count
 
     def _by_reference(self, window: Window, count: int) -> Followed | None:
         if not count:
@@ -99,6 +134,7 @@ class Follower:
         self._queue_table.fill(-1)
         count, after, code, topics, queues, keys, odd = kernels.follow(
             *(window.address, 0, stop, window.length, window.end, window.base),
+            *(codec.crc32_address(), self._check_crc, self._as_java),
             *(self._level_array, self._rows, self._table),
             *(self._topic_table, self._topics, self._queue_table, self._queues),
             *(self._hashes, self._numbers),

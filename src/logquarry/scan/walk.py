@@ -9,8 +9,9 @@ and the store was closed in order. Sound frames beyond the end are stale, left o
 recovery: they are no messages. Without a bound (after a crash, or beside a live writer)
 everything that certifies itself counts.
 
-Where the bound is the durable mark (:mod:`logquarry.format.durable_mark`), any break before it is
-damage within the log, and the log goes on from the mark for as long as its chain does.
+Where the bound does not lie beyond the durable mark (:mod:`logquarry.format.durable_mark`), any
+break before it is damage within the log, and the log goes on from there for as long as its chain
+does.
 
 QUIRK: a break of the chain in the last file of a store that was closed in order is the log's end,
 though the queues may name messages beyond it: RocketMQ's recovery cuts the log there, in memory
@@ -161,7 +162,8 @@ class LogReader:
         self.batch_bytes = max(1, batch_bytes)
         self.live = live
         self._open_file: _OpenFile | None = None
-        self._is_durable = bound is not None and bound == layout.read_durable()
+        durable = None if bound is None else layout.read_durable()
+        self._is_durable = bound is not None and durable is not None and bound <= durable
         self._searched: tuple[int, int | None] | None = None
         self._rows_hint = _LEAST_ROWS
 

@@ -29,6 +29,7 @@ from logquarry.store.read.get_message import GetResult, TransferLimits, get_mess
 from logquarry.store.read.index_file import Index
 from logquarry.store.read.known_damage import KnownDamage, known_damage
 from logquarry.store.read.log_bound import last_entries, log_bound, sound_bound
+from logquarry.store.read.quick_get import QuickGet
 from logquarry.store.read.read_message import read_message
 from logquarry.store.write_api import WriteApi
 
@@ -114,6 +115,7 @@ class MessageStore(BulkReads, WriteApi):
     def close(self) -> None:
         """Let go of the files. Messages that were read stay good."""
         self._is_open = False
+        self._quick.forget()
         self._files.close()
 
     def __enter__(self) -> Self:
@@ -135,6 +137,7 @@ class MessageStore(BulkReads, WriteApi):
         """
         self._require_open()
         self.layout.refresh()
+        self._quick.forget()
         self._files.close()
         self._log.refresh()
         self._index.refresh()
@@ -312,12 +315,16 @@ class MessageStore(BulkReads, WriteApi):
             queue = self.queue(topic, queue_id)
         if queue is None:
             queue = _no_queue(topic, queue_id)
+        wanted = tags.parse(tag)
+        found = self._quick.get(queue, offset, max_count, wanted)
+        if found is not None:
+            return found
         return get_message(
             self._log,
             queue,
             offset,
             max_count,
-            tags=tags.parse(tag),
+            tags=wanted,
             limits=self._limits,
             read=self._read,
             known_damage=self._known_damage,
@@ -327,13 +334,17 @@ class MessageStore(BulkReads, WriteApi):
     def _known_damage(self) -> KnownDamage:
         return known_damage(self.layout)
 
-    @staticmethod
-    def _may_have_grown(queue: Queue | None, offset: int) -> bool:
+    @cached_property
+    def _quick(self) -> QuickGet:
+        return QuickGet(self._log, self._limits, self.broker, self.layout.delay_levels_ms)
+
+    def _may_have_grown(self, queue: Queue | None, offset: int) -> bool:
         """Whether a writer may have made what is asked for since the files were looked at."""
         if queue is None:
             return True
         if offset < queue.max_offset or not isinstance(queue, ConsumeQueue):
             return False
+        self._quick.forget()
         queue.refresh()
         return offset < queue.max_offset
 

@@ -19,10 +19,12 @@ from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.name_guard import NameGuard
 from logquarry.store.disk.store_lock import AbortFile, StoreLock
 from logquarry.store.read.known_damage import known_damage
+from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.recovery.apply import apply_safe
 from logquarry.store.recovery.plan import RecoveryMode, RecoveryPlan, Step, StepKind
+from logquarry.store.recovery.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
 from logquarry.store.recovery.safe import SafePlan, plan_safe
-from logquarry.store.store_found import find_store, with_sizes
+from logquarry.store.store_found import find_store
 from logquarry.store.writable_store import now_ms
 from logquarry.units import Progress
 
@@ -83,10 +85,7 @@ def recover(
             raise StoreUnavailable(f"{root}: {plan.refused}")
         if plan.is_needed:
             abort = AbortFile(disk, root)
-            abort.make()
             _carry_out(plan, disk, clock or now_ms, progress)
-            # If this has an objection the store is not in order, and `abort` stays.
-            find_store(root, settings, is_recovered=True)
             abort.remove()
     finally:
         lock.release()
@@ -110,10 +109,13 @@ def _planned(
 ) -> RecoveryPlan:
     """The plan of a mode, with what belongs to every mode: how the store is left."""
     layout = StoreLayout.open(root, config)
+    plan: RecoveryPlan
     if mode == "rocketmq":
-        # The one place where modes part, with _carry_out.
-        raise UsageError(f"{root}: mode rocketmq is not available yet; mode safe is")
-    plan: RecoveryPlan = plan_safe(root, with_sizes(config, layout), progress=progress)
+        plan = plan_rocketmq(root, config)
+        if plan.refused is not None:
+            return plan
+    else:
+        plan = plan_safe(root, with_sizes(config, layout), progress=progress)
     steps = list(plan.steps)
     known = known_damage(layout)
     news = [span for span in plan.damage if span.offset not in known]
@@ -129,6 +131,15 @@ def _planned(
 
 
 def _carry_out(plan: RecoveryPlan, disk: Disk, clock: Clock, progress: Progress | None) -> None:
+    """Do what a plan says, and see that the store is in order by the rules of its mode."""
+    root = Path(plan.root)
+    if isinstance(plan, RocketmqPlan):
+        # It looks whether there is an `abort`, and goes another way then.
+        apply_rocketmq(plan, disk)
+        return
     assert isinstance(plan, SafePlan)
-    disk.make_folders(Path(plan.root) / COMMIT_LOG)
+    AbortFile(disk, root).make()
+    disk.make_folders(root / COMMIT_LOG)
     apply_safe(plan, disk, clock, progress=progress)
+    # If this has an objection `abort` stays.
+    find_store(root, plan.config, is_recovered=True)

@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 
 from logquarry.store.put.put_many import PutManyResult
 from logquarry.store.put.put_result import PutResult
-from logquarry.store.read.get_message import GetMessageStatus, GetResult
 
 Clock = Callable[[], float]
 
@@ -41,6 +40,7 @@ WINDOWS: Final = (10, 60, 600)
 """Seconds over which rates are reckoned."""
 
 _BOUNDS: Final = tuple(bound for _, bound in BUCKETS)
+_FIRST_BOUND: Final = _BOUNDS[0]
 _MS: Final = 1_000
 
 
@@ -164,10 +164,23 @@ class StatsRecorder:
 
     def put(self, topic: str, result: PutResult, seconds: float) -> None:
         """A put that is in the log."""
-        counts = self._counts()
-        counts.add_topic(topic, result.message_count, result.size)
-        counts.lock_longest_ms = max(counts.lock_longest_ms, result.elapsed_ms)
-        self._whole(counts, seconds)
+        # Without a call for each of the counts, which would take longer than counting.
+        try:
+            counts: _Counts = self._own.counts
+        except AttributeError:
+            counts = self._counts()
+        _, _, _, _, _, size, messages, _, held_ms, _ = result
+        found = counts.topics.get(topic)
+        if found is None:
+            counts.add_topic(topic, messages, size)
+        else:
+            found[0] += messages
+            found[1] += size
+        counts.lock_longest_ms = max(counts.lock_longest_ms, held_ms)
+        if seconds > counts.longest or seconds >= _FIRST_BOUND:
+            self._whole(counts, seconds)
+        else:
+            counts.times[0] += 1
 
     def put_many(self, result: PutManyResult, seconds: float) -> None:
         """Messages that were put at once. How long the log was held for a chunk is not known."""
@@ -188,12 +201,15 @@ class StatsRecorder:
         """A put that is not in the log."""
         self._counts().failed += 1
 
-    def get(self, result: GetResult) -> None:
-        """A get."""
-        counts = self._counts()
-        if result.status is GetMessageStatus.FOUND:
+    def got(self, messages: int) -> None:
+        """A get that gave so many messages."""
+        try:
+            counts: _Counts = self._own.counts
+        except AttributeError:
+            counts = self._counts()
+        if messages:
             counts.get_found += 1
-            counts.get_messages += len(result.messages)
+            counts.get_messages += messages
         else:
             counts.get_missed += 1
 
@@ -228,22 +244,20 @@ class StatsRecorder:
         return total
 
     def sample(self) -> None:
-        """Note where the counts stand, for the rates; once a second is enough."""
-        self._sample(self._total())
-
-    def _sample(self, total: _Counts) -> tuple[float, int, int]:
-        now = self._clock()
-        entry = now, sum(m for m, _ in total.topics.values()), total.get_messages
+        """Note where the counts stand, for the rates; one thread does, about once a second."""
+        entry = self._entry(self._total())
         self._samples.append(entry)
         # The last one before the longest window stays.
-        while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOWS[-1]:
+        while len(self._samples) > 2 and self._samples[1][0] <= entry[0] - WINDOWS[-1]:
             self._samples.popleft()
-        return entry
+
+    def _entry(self, total: _Counts) -> tuple[float, int, int]:
+        return self._clock(), sum(m for m, _ in total.topics.values()), total.get_messages
 
     def snapshot(self, *, dispatch_behind: int = 0, flush_behind: int = 0) -> StoreStats:
         """Where the counts stand."""
         total = self._total()
-        now = self._sample(total)
+        now = self._entry(total)
         samples = list(self._samples)
         return StoreStats(
             seconds=now[0] - self._began,

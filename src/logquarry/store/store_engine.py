@@ -60,6 +60,8 @@ from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.mapped.transient_pool import TransientStorePool
 from logquarry.store.put.append import CommitLogWriter
 from logquarry.store.put.put_result import PutResult, PutStatus, refusal
+from logquarry.store.queue.log_queues import is_lmq
+from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.recovery.apply import apply_safe
 from logquarry.store.recovery.safe import plan_safe
 from logquarry.store.stats import StatsRecorder
@@ -68,7 +70,7 @@ from logquarry.store.store_found import (
     StoreFound,
     check_folder,
     find_store,
-    with_sizes,
+    recovered_store,
 )
 
 logger = logging.getLogger(__name__)
@@ -101,7 +103,7 @@ class StoreEngine:
         wait: settles puts.
         listeners: told of what was dispatched.
         recorder: counts.
-        has_foreign: whether bytes of another store's log came since the last :meth:`adopt`.
+        keeps_tails: whether bytes of an earlier log stand behind the log's end.
 
     Raises:
         StoreNotFound: if the folder holds other things.
@@ -117,9 +119,7 @@ class StoreEngine:
         self.recorder = StatsRecorder()
         self._disk = disk
         self._clock = clock
-        self.has_foreign = False
         self._closing = threading.Lock()
-        self._flushing = threading.Lock()
         self._adopting = threading.Lock()
         self._is_closed = False
         self._dispatched_timestamp = 0
@@ -130,6 +130,8 @@ class StoreEngine:
         try:
             found = self._find(root, config)
             self.config = found.config
+            self.keeps_tails = found.keeps_tails
+            self._recovered = found.recovered
         except BaseException:
             self._lock.release()
             raise
@@ -144,12 +146,16 @@ class StoreEngine:
     # ------------------------------------------------------------------------------------ start
     def _find(self, root: Path, config: StoreConfig) -> StoreFound:
         """Look at what there is, and recover it where it needs that; ``abort`` is there then."""
+        if config.recovery == "rocketmq":
+            found = recovered_store(root, config, self._disk, self._clock)
+            self._abort.make()
+            return found
         try:
             found = find_store(root, config)
         except NeedsRecovery as error:
             logger.warning("%s: it has to be recovered: %s", root, error)
             plan = plan_safe(root, with_sizes(config, StoreLayout.open(root, config)))
-            for line in plan.lines():
+            for line in plan.summary():
                 logger.warning("%s: %s", root, line)
             self._abort.make()
             apply_safe(plan, self._disk, self._clock)
@@ -176,16 +182,29 @@ class StoreEngine:
             fast_fail=config.fast_fail_if_no_buffer_in_store_pool,
         )
         self.log = MappedFileQueue(
-            disk, root / COMMIT_LOG, log_size, allocator=self._allocator, guard_names=True
+            disk,
+            root / COMMIT_LOG,
+            log_size,
+            allocator=self._allocator,
+            guard_names=True,
+            gaps=found.keeps_tails,
         )
         self.checkpoint = CheckpointFile(disk, root / CHECKPOINT)
         self.queues = QueueTable(
-            disk, root, queue_size, found.queue_ends, lambda: max(0, self.log.min_offset)
+            disk,
+            root,
+            queue_size,
+            found.queue_ends,
+            self.log,
+            keeps_tails=found.keeps_tails,
         )
         self.index: IndexKeeper | None = None
         self.log.load()
         if self.log.bases:
-            self.log.truncate_to(found.log_end, aside=quarantine(root, COMMIT_LOG))
+            if found.keeps_tails:
+                self.log.end_at(found.log_end)
+            else:
+                self.log.truncate_to(found.log_end, aside=quarantine(root, COMMIT_LOG))
         self._mark_durable(found.log_end)
         if config.message_index_enable:
             self.index = IndexKeeper(disk, root, shape, self.checkpoint, self._clock)
@@ -207,6 +226,10 @@ class StoreEngine:
         levels = range(len(config.delay_levels_ms))
         offsets = {(delay.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
+        if found.recovered is not None:
+            self._dispatched_timestamp = found.recovered.dispatched_timestamp
+            # QUIRK: as in Java those of multi-dispatch begin anew.
+            offsets = {key: offsets[key] for key in offsets if not is_lmq(key[0], config)}
         if config.broker_role == "SLAVE":
             self.flags.set(Refusal.SLAVE)
         self._dispatching = DispatchService(self.dispatcher, self.flags, self.health)
@@ -218,18 +241,19 @@ class StoreEngine:
             queue_offsets=offsets,
             flags=self.flags,
             health=self.health,
-            settle=self._settle,
+            settle=self._settle if self._waits else self._settle_now,
         )
+        self.log.on_flushed = self._flushed
 
     def _mark_durable(self, log_end: int) -> None:
         """Say from here on how far the log is on the disk; what was found there is."""
         self.durable = DurableFile(self._disk, self.root / DURABLE, log_end, self.checkpoint.times)
         self.checkpoint.before_write = self.durable.expect
-        self.log.on_flushed = self._flushed
 
     def _flushed(self, offset: int) -> None:
         # Bytes of another store's log may end within a frame; what is dispatched never does.
-        self.durable.move(min(offset, self.dispatcher.offset) if self.has_foreign else offset)
+        is_foreign = self.writer.has_foreign
+        self.durable.move(min(offset, self.dispatcher.offset) if is_foreign else offset)
 
     def _make_flushing(self) -> None:
         """The services that bring things to the disk, in the order in which they end."""
@@ -237,6 +261,7 @@ class StoreEngine:
         self._commit: CommitRealTimeService | None = None
         self._group: GroupCommitService | None = None
         flush: Service
+        after_put: Service
         if config.flush_disk_type == "SYNC_FLUSH":
             flush = self._group = GroupCommitService(
                 self.log,
@@ -254,12 +279,12 @@ class StoreEngine:
                 thorough_interval_ms=config.flush_commit_log_thorough_interval,
                 is_timed=config.flush_commit_log_timed,
             )
-        after_put: Service = flush
+        after_put = self._flush = flush
         if self._pool is not None:
             after_put = self._commit = CommitRealTimeService(
                 self.log,
                 health,
-                flusher=flush,
+                committed=self._committed,
                 interval_ms=config.commit_interval_commit_log,
                 least_pages=config.commit_commit_log_least_pages,
                 thorough_interval_ms=config.commit_commit_log_thorough_interval,
@@ -275,7 +300,14 @@ class StoreEngine:
             thorough_interval_ms=config.flush_consume_queue_thorough_interval,
         )
         self._housekeeping = Housekeeping(self._abort, self.index, self.recorder, health)
-        self.wait = FlushWait(self._group, after_put.wakeup)
+        is_replicated = config.broker_role == "SYNC_MASTER"
+        self.wait = FlushWait(
+            self._group,
+            after_put.wakeup,
+            replica=PutStatus.SLAVE_NOT_AVAILABLE if is_replicated else PutStatus.PUT_OK,
+        )
+        flags = self._dispatching.flag, after_put.flag
+        self._after_put = tuple(flag for flag in flags if flag is not None)
         commits = [] if self._commit is None else [self._commit]
         # What is committed can be dispatched, and what is dispatched can be flushed.
         self._services = [*commits, self._dispatching, flush, self._flush_queues]
@@ -286,18 +318,41 @@ class StoreEngine:
             service.start()
 
     # --------------------------------------------------------------------------------- at work
+    def _committed(self) -> None:
+        # What is not committed cannot be dispatched: the put's own wake-up came too early.
+        self._dispatching.wakeup()
+        self._flush.wakeup()
+
     def _settle(self, result: PutResult, wait: bool) -> PutResult:
         self._dispatching.wakeup()
         return self.wait.settle(result, wait)
 
+    @property
+    def _waits(self) -> bool:
+        """Whether puts wait for anything: the disk, or a replica."""
+        return self._group is not None or self.config.broker_role == "SYNC_MASTER"
+
+    def _settle_now(self, result: PutResult, wait: bool) -> PutResult:
+        """The same where no put waits for anything."""
+        for flag in self._after_put:
+            if flag.is_unset():
+                flag.set()
+        return result
+
     def settle_later(
-        self, result: PutResult, wait: bool, done: Callable[[PutResult], None]
+        self,
+        result: PutResult,
+        wait: bool,
+        done: Callable[[PutResult], None],
+        failed: Callable[[], None],
     ) -> Future[PutResult]:
         """The future of a put that is in the log; see :class:`FlushWait`."""
         self._dispatching.wakeup()
-        return self.wait.settle_later(result, wait, done)
+        return self.wait.settle_later(result, wait, done, failed)
 
     def _flushables(self) -> Iterator[Flushable]:
+        if self._recovered is not None:
+            yield self._recovered.written
         yield from self.queues
         if self.index is not None:
             yield self.index
@@ -318,12 +373,10 @@ class StoreEngine:
 
     def flush(self) -> int:
         """See :meth:`logquarry.store.write_api.WriteApi.flush`."""
-        # Not while the files are closed: a descriptor that is closed may be another file's next.
-        with self._flushing:
-            self._require_open()
-            self.log.commit(0)
-            self._flush_queues.flush(0)
-            return self.log.flushed_offset
+        self._require_open()
+        self.log.commit(0)
+        self._flush_queues.flush(0)
+        return self.log.flushed_offset
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -336,7 +389,6 @@ class StoreEngine:
         self.health.require_writable()
         taken = self.writer.append_data(offset, data)
         if taken:
-            self.has_foreign = True
             self._dispatching.wakeup()
             self.wait.appended()
         return taken
@@ -348,17 +400,19 @@ class StoreEngine:
             StoreUnavailable: if it ends within a frame: nothing of ours may follow that.
         """
         with self._adopting:
-            if not self.has_foreign:
+            if not self.writer.has_foreign:
                 return
             end = self.log.wrote_offset
-            if not self._dispatching.wait_dispatched(end, _ADOPT_SECONDS):
+            # A listener cannot wait for that.
+            waits = not self._dispatching.is_current
+            if not (waits and self._dispatching.wait_dispatched(end, _ADOPT_SECONDS)):
                 raise refusal(
                     PutStatus.SERVICE_NOT_AVAILABLE,
                     f"{self.root}: the log ends within a message of another store: its rest has "
                     "to come first",
                 )
-            self.writer.queue_offsets.update(self.queues.next_offsets())
-            self.has_foreign = False
+            # If more has come since, the put is refused.
+            self.writer.adopt(end, self.queues.next_offsets)
 
     # -------------------------------------------------------------------------------------- end
     def close(self) -> None:
@@ -377,21 +431,18 @@ class StoreEngine:
                 return
             self._is_closed = True
             self.flags.set(Refusal.CLOSED)
-            # A put that passed the flags a moment ago waits here, and then finds the store ended.
-            with self.writer.lock:
-                try:
-                    if not self._close_in_order():
-                        logger.error("%s: it has to be recovered when it is opened next", self.root)
-                finally:
-                    self._let_go()
+            # A put that passed the flags a moment ago is refused when it comes to the log. It is
+            # not left to wait: it may be a listener's or a callback's, whose thread has to end.
+            self.writer.end()
+            try:
+                if not self._close_in_order():
+                    logger.error("%s: it has to be recovered when it is opened next", self.root)
+            finally:
+                self._let_go()
 
     def _close_in_order(self) -> bool:
         """Bring everything to the disk, and take ``abort`` away; whether that was done."""
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]
-        with self._flushing:
-            return self._close_what_ended(all(ended))
-
-    def _close_what_ended(self, all_ended: bool) -> bool:
         failure = self._dispatching.failure
         if failure is not None:
             logger.error("%s: not all of the log is dispatched: %s", self.root, failure)
@@ -400,7 +451,7 @@ class StoreEngine:
             is_whole = self.queues.restore_lost()
             self.health.end_reads()
             self._close_files()
-            if not (all_ended and is_whole and failure is None):
+            if not (all(ended) and is_whole and failure is None):
                 return False
             self._abort.remove()
         except StoreError as error:
@@ -410,7 +461,8 @@ class StoreEngine:
 
     def _close_files(self) -> None:
         # Of a store that could not be opened some are not there.
-        for name in ("log", "queues", "index", "checkpoint", "durable", "_pool"):
+        names = ("_flush_queues", "log", "queues", "index", "checkpoint", "durable", "_pool")
+        for name in names:
             part = getattr(self, name, None)
             if part is not None:
                 part.close()
@@ -426,8 +478,10 @@ class StoreEngine:
         for service in self._services:
             service.stop(_PATIENCE_SECONDS)
         with contextlib.suppress(StoreError):
-            for files in getattr(self, "queues", ()):
-                files.flush(0)
+            # What opening dispatched: without `abort` it counts as on the disk.
+            for part in (*getattr(self, "queues", ()), getattr(self, "index", None)):
+                if part is not None:
+                    part.flush(0)
             self._close_files()
             self._abort.remove()
         self._let_go()

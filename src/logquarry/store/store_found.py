@@ -10,16 +10,14 @@ frames); it is made zeros, unless there are whole messages in it.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from logquarry.config import DEFAULT_COMMIT_LOG_FILE, StoreConfig
-from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
+from logquarry.config import StoreConfig
+from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable
 from logquarry.files.layout import (
     ABORT,
     CHECKPOINT,
@@ -31,10 +29,9 @@ from logquarry.files.layout import (
     SIDECAR,
     StoreLayout,
 )
-from logquarry.format import index, queue_entry
 from logquarry.format.frame import Frame
-from logquarry.format.index import IndexShape
 from logquarry.scan.walk import DamagedSpan, LogReader, Run
+from logquarry.store.disk.disk import Disk
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
@@ -47,7 +44,9 @@ from logquarry.store.read.log_bound import (
     last_file_start,
     sound_bound,
 )
+from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.recovery.queue_check import QueueChecks
+from logquarry.store.recovery.rocketmq import RocketmqResult, recover_as_rocketmq
 
 logger = logging.getLogger(__name__)
 
@@ -69,12 +68,19 @@ class StoreFound:
         log_end: where the log ends.
         dispatch_from: what is before it in the log is in queues and index.
         queue_ends: one past the last offset of each queue.
+        recovered: what RocketMQ's recovery did, where it was asked for.
     """
 
     config: StoreConfig
     log_end: int
     dispatch_from: int
     queue_ends: Mapping[QueueKey, int]
+    recovered: RocketmqResult | None = None
+
+    @property
+    def keeps_tails(self) -> bool:
+        """Whether files keep what stands behind their ends, as RocketMQ leaves it."""
+        return self.recovered is not None
 
 
 def check_folder(root: Path) -> None:
@@ -114,7 +120,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         NeedsRecovery: if it was not closed in order, or its parts do not agree.
         CorruptFile: if the files have other sizes than the settings say.
     """
-    if not any((root / name).is_dir() for name in (COMMIT_LOG, CONSUME_QUEUE)):
+    if not _is_store(root):
         return StoreFound(with_sizes(config, None), 0, 0, {})
     layout = StoreLayout.open(root, config)
     files = OpenFiles(layout)
@@ -165,6 +171,25 @@ def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
             raise CorruptFile(path, 0, f"it has {sizes[0]} bytes, and the settings say {size}")
 
 
+def recovered_store(
+    root: Path, config: StoreConfig, disk: Disk, clock: Callable[[], int]
+) -> StoreFound:
+    """What a store has after it was recovered as RocketMQ does: any store, however it was closed.
+
+    Raises:
+        StoreUnavailable: if RocketMQ would not start, or the disk fails.
+    """
+    if not _is_store(root):
+        return find_store(root, config)
+    result = recover_as_rocketmq(root, config, disk, clock=clock)
+    plan = result.plan
+    return StoreFound(plan.config, plan.log_end, plan.log_end, plan.queue_ends, recovered=result)
+
+
+def _is_store(root: Path) -> bool:
+    return any((root / name).is_dir() for name in (COMMIT_LOG, CONSUME_QUEUE))
+
+
 def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Sequence[ConsumeQueue]) -> None:
     """Each file is as large as the settings say, but for an empty last one (a crash leaves that).
 
@@ -200,7 +225,9 @@ def _check_queues(
         return
     known = known_damage(layout)
     checks = QueueChecks({(queue.topic, queue.queue_id): queue for queue in queues}, config, known)
-    for event in LogReader(layout, check_crc=config.check_crc_on_recover).events(start, stop):
+    # Bounded: what stands behind was looked at already.
+    reader = LogReader(layout, bound=stop, check_crc=config.check_crc_on_recover)
+    for event in reader.events(start, stop):
         if isinstance(event, Run):
             checks.take(event)
         elif isinstance(event, DamagedSpan) and event.offset not in known:
@@ -209,52 +236,6 @@ def _check_queues(
         if check.difference is not None:
             topic, queue_id = check.key
             raise NeedsRecovery(f"queue {queue_id} of {topic}: {check.difference}")
-
-
-def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
-    """The settings with the sizes as stated, else as the files have them, else RocketMQ's."""
-    log_size = queue_size = 0
-    shape = config.index_shape
-    if layout is not None:
-        log_size = layout.commit_log.file_size
-        queue_size = _common_size(layout)
-        shape = shape or _shape_of(layout)
-    shape = shape or index.DEFAULT_SHAPE
-    return dataclasses.replace(
-        config,
-        mapped_file_size_commit_log=(
-            config.mapped_file_size_commit_log or log_size or DEFAULT_COMMIT_LOG_FILE
-        ),
-        mapped_file_size_consume_queue=config.queue_file_size
-        or queue_size
-        or queue_entry.DEFAULT_UNITS_PER_FILE * queue_entry.UNIT_SIZE,
-        max_hash_slot_num=shape.slots,
-        max_index_num=shape.entries,
-    )
-
-
-def _common_size(layout: StoreLayout) -> int:
-    """The size that most queue files have, 0 without one: single ones may be damaged."""
-    sizes = Counter(
-        file.size
-        for topic, queue_id in layout.queue_names
-        for file in layout.queue(topic, queue_id).files
-        if file.size and file.size % queue_entry.UNIT_SIZE == 0
-    )
-    return max(sizes, key=lambda size: (sizes[size], size), default=0)
-
-
-def _shape_of(layout: StoreLayout) -> IndexShape | None:
-    found = Index(layout).files
-    for file in found:
-        if file.shape is not None:
-            return file.shape
-    if found:
-        raise UsageError(
-            f"{layout.root}: its index files do not tell their shape: state max_hash_slot_num and "
-            "max_index_num in the configuration"
-        )
-    return None
 
 
 def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles, end: int) -> int:

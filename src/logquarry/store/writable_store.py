@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logquarry.config import StoreConfig
-from logquarry.errors import LogquarryError, StoreError, UsageError
+from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
 from logquarry.files.filesystem import without_file_scheme
 from logquarry.files.layout import StoreLayout
+from logquarry.format import tags
 from logquarry.message import Message
 from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.lifetime import close_at_exit, was_closed
+from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.dispatch.arrivals import MessageArrival
 from logquarry.store.flush.put_future import failed_future
 from logquarry.store.message_store import Clock, MessageStore
 from logquarry.store.put.put_many import ManyWriter, PutManyResult
 from logquarry.store.put.put_result import PutResult
-from logquarry.store.queue.consume_queue import Queue
+from logquarry.store.queue.consume_queue import ConsumeQueue, Queue
 from logquarry.store.read.get_message import GetResult
 from logquarry.store.read.index_file import Index
 from logquarry.store.read.live_read import LiveLog
@@ -35,11 +37,13 @@ if TYPE_CHECKING:
     from logquarry.scan.walk import LogReader
 
 _NS_PER_MS = 1_000_000
+_monotonic = time.monotonic
+_time_ns = time.time_ns
 
 
 def now_ms() -> int:
     """``System.currentTimeMillis()``."""
-    return time.time_ns() // _NS_PER_MS
+    return _time_ns() // _NS_PER_MS
 
 
 class WritableStore(MessageStore):
@@ -56,7 +60,13 @@ class WritableStore(MessageStore):
         self._many = ManyWriter(engine.writer)
         self._recorder = engine.recorder
         self._found_time: int | None = None
+        self._health = engine.health
         self._log = self._live_log = LiveLog(engine.log, self._layout_now)
+        # Looked up once, for all puts and gets.
+        self._put = engine.writer.put
+        self._count_put = engine.recorder.put
+        self._live_queues = engine.queues.live
+        self._quick_get = self._quick.get
 
     @classmethod
     def start(
@@ -93,40 +103,35 @@ class WritableStore(MessageStore):
     # ------------------------------------------------------------------------------------ write
     def put(self, message: Message) -> PutResult:
         """See :meth:`WriteApi.put`."""
-        began = time.monotonic()
+        began = _monotonic()
         try:
-            if self._engine.has_foreign:
+            if self._writer.bar is not None:
                 self._writer.check_status()
                 self._engine.adopt()
-            result = self._writer.put(message)
-        except StoreError:
+            result = self._put(message)
+        except LogquarryError:
             self._recorder.put_failed()
             raise
-        self._recorder.put(message.topic, result, time.monotonic() - began)
+        self._count_put(message.topic, result, _monotonic() - began)
         return result
 
     def put_async(self, message: Message) -> Future[PutResult]:
         """See :meth:`WriteApi.put_async`."""
-        began = time.monotonic()
-        waits = True
-
-        def appended(result: PutResult, wait: bool) -> PutResult:
-            nonlocal waits
-            waits = wait
-            return result
-
-        def settled(result: PutResult) -> None:
-            self._recorder.put(message.topic, result, time.monotonic() - began)
-
+        began = _monotonic()
         try:
-            if self._engine.has_foreign:
+            if self._writer.bar is not None:
                 self._writer.check_status()
                 self._engine.adopt()
-            result = self._writer.put(message, settle=appended)
+            result, waits = self._writer.append_message(message)
         except LogquarryError as error:
             self._recorder.put_failed()
             return failed_future(error)
-        return self._engine.settle_later(result, waits, settled)
+        count, topic = self._count_put, message.topic
+
+        def settled(result: PutResult) -> None:
+            count(topic, result, _monotonic() - began)
+
+        return self._engine.settle_later(result, waits, settled, self._recorder.put_failed)
 
     def put_batch(
         self,
@@ -138,11 +143,11 @@ class WritableStore(MessageStore):
         """See :meth:`WriteApi.put_batch`."""
         began = time.monotonic()
         try:
-            if self._engine.has_foreign:
+            if self._writer.bar is not None:
                 self._writer.check_status()
                 self._engine.adopt()
             result = self._writer.put_batch(messages, wire=wire, message=message)
-        except StoreError:
+        except LogquarryError:
             self._recorder.put_failed()
             raise
         shared = message if message is not None else messages[0] if messages else None
@@ -157,10 +162,10 @@ class WritableStore(MessageStore):
     def _put_many(self, put: Callable[[], PutManyResult]) -> PutManyResult:
         began = time.monotonic()
         try:
-            if self._engine.has_foreign:
+            if self._writer.bar is not None:
                 self._engine.adopt()
             result = put()
-        except StoreError as error:
+        except LogquarryError as error:
             self._recorder.put_failed()
             appended = getattr(error, "appended", None)
             if appended is not None:
@@ -239,6 +244,7 @@ class WritableStore(MessageStore):
         self._engine.close()
         was_closed(self)
         self._is_open = False
+        self._quick.forget()
         self._live_log.close()
         self._files.close()
 
@@ -260,8 +266,8 @@ class WritableStore(MessageStore):
 
     @property
     def bound(self) -> int | None:
-        """Nothing bounds a log that is written."""
-        return None
+        """Nothing bounds a log that is written, but where it keeps what is behind its end."""
+        return self._engine.log.max_offset if self._engine.keeps_tails else None
 
     @property
     def has_queue_files(self) -> bool:
@@ -276,7 +282,25 @@ class WritableStore(MessageStore):
     def queue(self, topic: str, queue_id: int) -> Queue | None:
         """One queue, None if the store has none of that name."""
         self._require_open()
-        return self._engine.queues.get(topic, queue_id)
+        try:
+            return self._engine.queues.get(topic, queue_id)
+        except StoreUnavailable:
+            self._require_open()
+            # It cannot be made ready to be written: a sync has failed, or the disk is full. Reads
+            # go on, of what is there.
+            return self._queue_as_it_is(topic, queue_id)
+
+    def _queue_as_it_is(self, topic: str, queue_id: int) -> Queue | None:
+        layout = self._layout_now()
+        if (topic, queue_id) not in layout.queue_names:
+            return None
+        return ConsumeQueue(
+            layout,
+            topic,
+            queue_id,
+            log_min_offset=self._log.min_offset,
+            files=OpenFiles(layout),
+        )
 
     def get(
         self,
@@ -287,13 +311,22 @@ class WritableStore(MessageStore):
         tag: str | None = None,
     ) -> GetResult:
         """See :meth:`MessageStore.get`."""
+        queue = self._live_queues.get((topic, queue_id))
+        if queue is not None and not self._health.is_gone:
+            wanted = None if tag is None else tags.parse(tag)
+            result = self._quick_get(queue, offset, max_count, wanted)
+            if result is not None:
+                self._recorder.got(len(result.messages))
+                return result
         result = super().get(topic, queue_id, offset, max_count, tag)
-        self._recorder.get(result)
+        self._recorder.got(len(result.messages))
         return result
 
     def _layout_now(self) -> StoreLayout:
         # An own one each time: a layout remembers what it saw, and threads do not share it.
-        return StoreLayout(self.layout.filesystem, self.config)
+        layout = StoreLayout(self.layout.filesystem, self.config)
+        layout.writer_end = self.bound
+        return layout
 
     def _bulk_layout(self) -> tuple[StoreLayout, int | None]:
         return self._layout_now(), self._engine.log.max_offset
@@ -304,4 +337,4 @@ class WritableStore(MessageStore):
     def _log_reader(self) -> LogReader:
         from logquarry.scan.walk import LogReader
 
-        return LogReader(self._layout_now(), live=True)
+        return LogReader(self._layout_now(), bound=self.bound, live=True)

@@ -127,6 +127,7 @@ class WriteApi:
 
         Raises:
             StoreError: what keeps the log from being dispatched.
+            UsageError: if a listener asks, whose thread is the one that dispatches.
         """
         self._refuse()
 
@@ -134,7 +135,7 @@ class WriteApi:
         """Have a function told of messages that can be had (``MessageArrivingListener``).
 
         It is called by the thread that dispatches, for each queue that has grown: it must be
-        quick, and must not wait for the store. What it raises is logged.
+        quick, and can wait for no dispatch. What it raises is logged.
         """
         self._refuse()
 

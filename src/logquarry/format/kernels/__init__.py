@@ -23,6 +23,7 @@ from logquarry.format.kernels.encode import (
     intern_spans,
 )
 from logquarry.format.kernels.follow import follow
+from logquarry.format.kernels.gets import get_frames
 from logquarry.format.kernels.hosts import HOST_TEXT_SIZE, host_texts, message_ids
 from logquarry.format.kernels.keys import index_keys
 from logquarry.format.kernels.properties import (
@@ -63,6 +64,7 @@ __all__ = [
     "first_wrong_crc",
     "follow",
     "gather",
+    "get_frames",
     "group_units",
     "host_texts",
     "index_keys",

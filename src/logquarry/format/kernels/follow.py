@@ -1,7 +1,8 @@
 """The walk of the dispatcher: each frame is checked and read while it is in the cache.
 
 The twin of the walk and of :mod:`logquarry.scan.requests` in one pass. What only the reference
-can tell (text that is not UTF-8, a DELAY that is no plain number) is counted, and left to it.
+can tell (text that is not UTF-8, a DELAY that is no plain number) is counted, and left to it. For
+RocketMQ's recovery it stops where Java may not take for a message what is a sound frame.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import numpy as np
 
 from logquarry.format import delay, index, properties, sys_flag
 from logquarry.format.kernels.base import (
+    AT_MAGIC,
     AT_PHYSICAL_OFFSET,
     AT_SYS_FLAG,
     BORN_V6,
     HEAD_SIZE,
     HOST_EXTRA,
     HOST_V4,
+    MAGIC_V1,
     TRANSACTION_MASK,
     Array,
     kernel,
@@ -48,6 +51,7 @@ from logquarry.format.request_rows import (
     TOPIC_ID,
 )
 from logquarry.format.rows import (
+    ASK_JAVA,
     PROPS_AT,
     PROPS_LENGTH,
     REACHED_STOP,
@@ -142,6 +146,9 @@ def follow(
     window: int,
     end: int,
     base: int,
+    crc_function: int,
+    check_crc: bool,
+    as_java: bool,
     levels: Array,
     rows: Array,
     requests: Array,
@@ -154,7 +161,8 @@ def follow(
 ) -> tuple[int, int, int, int, int, int, int]:
     """Follow the chain of frames, and tell what the dispatcher wants to know of each.
 
-    Args: as :func:`logquarry.format.kernels.walk.walk`, without the CRC; ``levels`` the delays;
+    Args: as :func:`logquarry.format.kernels.walk.walk`; ``as_java`` to stop (ASK_JAVA) at frames
+    that RocketMQ 4.9.3 may not take for messages; ``levels`` the delays;
     ``rows`` and ``requests`` int64 get what is found; the tables are int32, a power of two long,
     filled with -1; ``topics`` int64 (n, 4) and ``queues`` int64 (n, 2) get what is distinct;
     ``hashes`` and ``numbers`` each key's hash and the number of its frame, with room for those of
@@ -177,10 +185,12 @@ def follow(
             prefetch(address + asked)
             asked += CACHE_LINE
         row = rows[count]
-        code = check_frame(address, position, window, end, base, 0, False, row)
+        code = check_frame(address, position, window, end, base, crc_function, check_crc, row)
         if code != REACHED_STOP:
             return count, position, code, topic_count, queue_count, key_count, odd
         at = address + position
+        if as_java and load_i32(at + AT_MAGIC) != MAGIC_V1:
+            return count, position, ASK_JAVA, topic_count, queue_count, key_count, odd
         props, props_length = at + row[PROPS_AT], row[PROPS_LENGTH]
         # Every key takes a byte, and one behind it.
         if key_count + (props_length >> 1) + 2 > hashes.shape[0]:
@@ -251,6 +261,8 @@ def follow(
         if digits > 0 and topics[topic, IS_SCHEDULE] != 0:
             level = _plain_number(delay_at, digits)
             if level < 0:
+                if as_java:
+                    return count, position, ASK_JAVA, topic_count, queue_count, key_count, odd
                 odd += 1
             else:
                 level = min(level, levels.shape[0])

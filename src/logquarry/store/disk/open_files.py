@@ -72,7 +72,7 @@ class OpenFiles:
 
 
 class _OpenFile:
-    """One file with the window that was read last: for a local file that is all behind it."""
+    """One file with the window that was read last: for a local file that is all of it."""
 
     def __init__(self, view: FileView) -> None:
         self.view = view
@@ -89,6 +89,7 @@ class _OpenFile:
             return memoryview(b"")
         at = position - self._start
         if at < 0 or at + length > len(self._data):
-            self._data = self.view.window(position, length)
-            self._start, at = position, 0
+            # All of a map is at hand, whatever of it is asked for.
+            self._start = 0 if self.view.is_mapped else position
+            self._data, at = self.view.window(self._start, length), position - self._start
         return self._data[at : at + length]

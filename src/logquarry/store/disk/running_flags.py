@@ -5,6 +5,7 @@ Reads go on whatever stands here.
 
 from __future__ import annotations
 
+import threading
 from enum import Enum
 
 
@@ -20,26 +21,32 @@ class Refusal(Enum):
 
 
 class RunningFlags:
-    """The refusals of one store that are in force. Any thread may set, clear and ask."""
+    """The refusals of one store that are in force. Any thread may set, clear and ask.
+
+    Attributes:
+        refusals: those that are; replaced, never changed, so that asking takes no lock.
+    """
 
     def __init__(self, *refusals: Refusal) -> None:
-        # Replaced, never changed, so that asking takes no lock.
-        self._refusals = frozenset(refusals)
+        self.refusals = frozenset(refusals)
+        self._change = threading.Lock()
 
     def set(self, refusal: Refusal) -> None:
         """From now on the store takes no messages for this reason."""
-        self._refusals |= {refusal}
+        with self._change:
+            self.refusals |= {refusal}
 
     def clear(self, refusal: Refusal) -> None:
         """This reason no longer holds."""
-        self._refusals -= {refusal}
+        with self._change:
+            self.refusals -= {refusal}
 
     @property
     def is_writeable(self) -> bool:
         """Whether nothing keeps the store from taking messages."""
-        return not self._refusals
+        return not self.refusals
 
     @property
     def why(self) -> str:
         """What keeps it from that, in words."""
-        return "; ".join(refusal.value for refusal in Refusal if refusal in self._refusals)
+        return "; ".join(refusal.value for refusal in Refusal if refusal in self.refusals)

@@ -61,6 +61,11 @@ class Service(ABC):
         if not self.is_timed:
             self._wake.set()
 
+    @property
+    def flag(self) -> Flag | None:
+        """What :meth:`wakeup` sets, None where it does nothing."""
+        return None if self.is_timed else self._wake
+
     def stop(self, timeout_s: float = 10.0) -> bool:
         """End after the run that is going on and a last one; whether it has ended in time.
 

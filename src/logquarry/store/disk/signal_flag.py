@@ -7,14 +7,20 @@ other thread waits for ever. A bare lock is taken and let go in one step.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 
 class Flag:
-    """Set by some threads, and taken away by the one that waits for it."""
+    """Set by some threads, and taken away by the one that waits for it.
+
+    Attributes:
+        is_unset: whether it is not set; for those to whom a call of :meth:`set` is too much.
+    """
 
     def __init__(self) -> None:
         self._free = threading.Lock()
         self._free.acquire()
+        self.is_unset: Callable[[], bool] = self._free.locked
 
     def set(self) -> None:
         """Set it; once more changes nothing."""

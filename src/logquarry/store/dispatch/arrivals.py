@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,17 +39,20 @@ class ArrivalListeners:
     """The listeners of one store. Any thread may add and remove; the dispatcher tells."""
 
     def __init__(self) -> None:
-        # Replaced, never changed, so that telling takes no lock.
+        # Replaced, never changed, so that telling takes no lock; replacing does, or one is lost.
         self._listeners: tuple[Listener, ...] = ()
+        self._change = threading.Lock()
 
     def add(self, listener: Listener) -> None:
         """Tell a listener from now on; one that is there already is told once."""
-        if listener not in self._listeners:
-            self._listeners = (*self._listeners, listener)
+        with self._change:
+            if listener not in self._listeners:
+                self._listeners = (*self._listeners, listener)
 
     def remove(self, listener: Listener) -> None:
         """Tell it no more."""
-        self._listeners = tuple(other for other in self._listeners if other != listener)
+        with self._change:
+            self._listeners = tuple(other for other in self._listeners if other != listener)
 
     def tell(self, requests: DispatchRequests, groups: Groups) -> None:
         """Tell of what was dispatched: of each queue once."""

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.config import StoreConfig
-from logquarry.errors import CorruptFrame, StoreError, StoreUnavailable
+from logquarry.errors import CorruptFrame, StoreError, StoreUnavailable, UsageError
 from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE
 from logquarry.format import frame
 from logquarry.format.frame import DamageKind
@@ -262,8 +262,8 @@ class DispatchService(Service):
         super().__init__("dispatch", health, interval_ms=_INTERVAL_MS)
         self._dispatcher = dispatcher
         self._flags = flags
-        # No Condition: it is written in Python, and Ctrl-C in the middle of it ends in a lock that
-        # nobody lets go of.
+        # One for each who waits. No condition: those are written in Python, and Ctrl-C in the
+        # middle of one leaves its lock taken.
         self._waiting: list[Flag] = []
         self._hurry = Flag()
         self._failure: StoreError | None = None
@@ -291,7 +291,7 @@ class DispatchService(Service):
                 logger.warning("dispatching goes on at %d", self._dispatcher.offset)
                 self._failure = None
                 self._flags.clear(Refusal.LOGICS_QUEUE_ERROR)
-        self._tell()
+        self._tell_waiting()
         if not self.is_stopping and self._dispatcher.offset - start < _MOST_BYTES:
             # RocketMQ pauses for 1 ms.
             least, most = _PAUSES
@@ -309,11 +309,11 @@ class DispatchService(Service):
     def ended(self) -> None:
         """Let go of whoever waits."""
         self._is_over = True
-        self._tell()
+        self._tell_waiting()
 
-    def _tell(self) -> None:
-        for waiter in tuple(self._waiting):
-            waiter.set()
+    def _tell_waiting(self) -> None:
+        for flag in list(self._waiting):
+            flag.set()
 
     def wait_dispatched(self, offset: int, timeout_s: float | None = None) -> bool:
         """Wait until what is in the log before an offset is dispatched; whether it is.
@@ -322,23 +322,24 @@ class DispatchService(Service):
 
         Raises:
             StoreError: what ended the dispatching.
+            UsageError: if a listener asks: it would wait for itself.
         """
         if self._dispatcher.offset >= offset:
             return True
-        waiter = Flag()
-        self._waiting.append(waiter)
+        if self.is_current:
+            raise UsageError("a listener cannot wait for the dispatcher that calls it")
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        moved = Flag()
+        self._waiting.append(moved)
         try:
             self.wakeup()
             self._hurry.set()
-            end = None if timeout_s is None else time.monotonic() + timeout_s
-            # In the list before it looks: whatever comes after the look sets the flag.
-            while not (self._dispatcher.offset >= offset or self._failure or self._is_over):
-                left = None if end is None else end - time.monotonic()
-                if left is not None and left <= 0:
+            # Looked at behind each flag that is taken: what moves later sets it again.
+            while self._dispatcher.offset < offset and not self._failure and not self._is_over:
+                if not moved.take(None if end is None else max(0.0, end - time.monotonic())):
                     break
-                waiter.take(left)
         finally:
-            self._waiting.remove(waiter)
+            self._waiting.remove(moved)
         if self._dispatcher.offset >= offset:
             return True
         if self._failure is not None:

@@ -10,7 +10,6 @@ back (:mod:`logquarry.store.disk.name_guard`).
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +51,6 @@ class IndexKeeper:
         self._guarded: IndexFileWriter | None = None
         self._filled: deque[IndexFileWriter] = deque()
         # Users flush beside the thread that does it now and then.
-        self._flushing = threading.Lock()
         self.writer = IndexWriter(disk, folder, shape, clock=clock, filled=self._filled.append)
         self.guard()
 
@@ -73,27 +71,25 @@ class IndexKeeper:
         Raises:
             StoreUnavailable: if a sync failed, now or before.
         """
-        with self._flushing:
-            while self._filled:
-                full = self._filled[0]
-                full.flush()
-                self._guard.check()
-                if full.header.end_timestamp > 0:
-                    self._checkpoint.index_timestamp = full.header.end_timestamp
-                    # Before the second name goes: then Java lets the file be.
-                    self._checkpoint.flush()
-                self._guard.release(full.file.path)
-                # Ctrl-C may come between: what is in the list is open.
-                self._filled.popleft()
-                full.file.close()
-            last = self.writer.last
-            if least_pages == 0 and last is not None:
-                last.flush()
+        while self._filled:
+            full = self._filled[0]
+            full.flush()
+            self._guard.check()
+            if full.header.end_timestamp > 0:
+                self._checkpoint.index_timestamp = full.header.end_timestamp
+                # Before the second name goes: then Java lets the file be.
+                self._checkpoint.flush()
+            self._guard.release(full.file.path)
+            # Ctrl-C may come between: what is in the list is open.
+            self._filled.popleft()
+            full.file.close()
+        last = self.writer.last
+        if least_pages == 0 and last is not None:
+            last.flush()
 
     def close(self) -> None:
         """Close the files; what is not flushed is with the kernel."""
-        with self._flushing:
-            self._guard.close()
-            for full in self._filled:
-                full.file.close()
-            self.writer.close()
+        self._guard.close()
+        for full in self._filled:
+            full.file.close()
+        self.writer.close()

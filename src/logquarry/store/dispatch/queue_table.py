@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from logquarry.errors import StoreUnavailable
@@ -38,11 +38,14 @@ class QueueTable:
         root: the store.
         file_size: bytes of a queue file.
         ends: one past the last queue offset, of each queue that there is.
-        log_min_offset: gives the physical offset of the log's first byte.
+        log: the log's files.
         mendings: for a recovery: the queues that it writes, with what is known of each.
+        keeps_tails: whether what stands behind the ends stays as it is, and files may be missing
+            between others: as RocketMQ has it.
 
     Attributes:
         writers: what the dispatcher writes to.
+        live: the queues that were asked for by :meth:`get`; they stay.
     """
 
     def __init__(
@@ -51,17 +54,20 @@ class QueueTable:
         root: Path,
         file_size: int,
         ends: Mapping[QueueKey, int],
-        log_min_offset: Callable[[], int],
+        log: MappedFileQueue,
         mendings: Mapping[QueueKey, Mending] | None = None,
+        *,
+        keeps_tails: bool = False,
     ) -> None:
+        self._keeps_tails = keeps_tails
         self.writers = QueueWriters(self._open_files, mendings)
         self._disk = disk
         self._root = root
         self._file_size = file_size
         self._ends = dict(ends)
-        self._log_min_offset = log_min_offset
+        self._log = log
         self._opening = threading.Lock()
-        self._live: dict[QueueKey, LiveQueue] = {}
+        self.live: dict[QueueKey, LiveQueue] = {}
 
     def _open_files(self, topic: str, queue_id: int) -> MappedFileQueue:
         parts = CONSUME_QUEUE, topic, str(queue_id)
@@ -71,12 +77,16 @@ class QueueTable:
             self._root.joinpath(*parts),
             self._file_size,
             allocator=_SoleOwner(self._disk, aside),
+            gaps=self._keeps_tails,
         )
         files.load()
         if files.bases:
             # A queue that is not known yet has nothing that may stay.
             end = self._ends.get((topic, queue_id), 0) * UNIT_SIZE
-            files.truncate_to(max(end, files.min_offset), aside=aside)
+            if self._keeps_tails:
+                files.end_at(end)
+            else:
+                files.truncate_to(max(end, files.min_offset), aside=aside)
         return files
 
     def keys(self) -> list[QueueKey]:
@@ -91,7 +101,7 @@ class QueueTable:
     def get(self, topic: str, queue_id: int) -> LiveQueue | None:
         """One queue to be read, None if there is none of that name."""
         key = topic, queue_id
-        found = self._live.get(key)
+        found = self.live.get(key)
         if found is not None:
             return found
         # Only names of queues that are there may become paths.
@@ -101,9 +111,7 @@ class QueueTable:
         if writer is None or not writer.files.bases:
             return None
         with self._opening:
-            return self._live.setdefault(
-                key, LiveQueue(topic, queue_id, writer.files, self._log_min_offset)
-            )
+            return self.live.setdefault(key, LiveQueue(topic, queue_id, writer.files, self._log))
 
     def next_offsets(self) -> dict[QueueKey, int]:
         """The offset that comes next in each queue (``recoverTopicQueueTable``)."""

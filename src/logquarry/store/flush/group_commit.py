@@ -17,36 +17,88 @@ from logquarry.errors import StoreUnavailable
 from logquarry.store.disk.checkpoint_file import CheckpointFile
 from logquarry.store.disk.health import Health
 from logquarry.store.disk.service import Clock, Service, monotonic_ms
+from logquarry.store.disk.signal_flag import Done
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 
 logger = logging.getLogger(__name__)
 
 SYNC_FLUSH_TIMEOUT_MS: Final = 5_000
 _IDLE_FLUSH_MS: Final = 500
+_LONG_SECONDS: Final = 3_600.0
+
+
+class _Answer:
+    """A future for one thread that waits at once.
+
+    Those of :mod:`concurrent.futures` are written in Python: Ctrl-C in the middle of one leaves its
+    lock taken, and the thread that syncs waits for it for ever
+    (:mod:`logquarry.store.disk.signal_flag`).
+    """
+
+    def __init__(self) -> None:
+        self._done = Done()
+        self._is_flushed = False
+        self._error: StoreUnavailable | None = None
+
+    def set_result(self, is_flushed: bool) -> None:
+        self._is_flushed = is_flushed
+        self._done.set()
+
+    def set_exception(self, error: StoreUnavailable) -> None:
+        self._error = error
+        self._done.set()
+
+    def result(self) -> bool:
+        while not self._done.wait(_LONG_SECONDS):
+            pass
+        if self._error is not None:
+            raise self._error
+        return self._is_flushed
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Request:
     """Somebody who waits for the log to be on the disk up to an offset."""
 
-    __slots__ = ("deadline", "future", "offset", "result_of")
+    __slots__ = ("_open", "deadline", "failed", "future", "offset", "result_of")
 
     def __init__(
-        self, offset: int, deadline: int, future: Future[Any], result_of: Callable[[bool], Any]
+        self,
+        offset: int,
+        deadline: int,
+        future: Future[Any] | _Answer,
+        result_of: Callable[[bool], Any],
+        failed: Callable[[], None],
     ) -> None:
         self.offset = offset
+        self.failed = failed
         self.deadline = deadline
         self.future = future
         self.result_of = result_of
+        # The one who takes it tells the owner: the syncing thread and the timeout may meet.
+        self._open = threading.Lock()
 
-    # Done already: it timed out, or its owner cancelled it, just now.
     def resolve(self, is_flushed: bool) -> None:
-        if not self.future.done():
-            with contextlib.suppress(InvalidStateError):
+        if self._open.acquire(blocking=False):
+            # As contextlib.suppress does it, which takes as long as all the rest.
+            try:
                 self.future.set_result(self.result_of(is_flushed))
+            except InvalidStateError:
+                return
 
     def fail(self, error: StoreUnavailable) -> None:
-        with contextlib.suppress(InvalidStateError):
-            self.future.set_exception(error)
+        if self._open.acquire(blocking=False):
+            self.failed()
+            with contextlib.suppress(InvalidStateError):
+                self.future.set_exception(error)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody has told the owner yet."""
+        return not self._open.locked()
 
 
 class GroupCommitService(Service):
@@ -104,8 +156,18 @@ class GroupCommitService(Service):
         self.resolve_later(offset, future, bool)
         return future
 
+    def wait(self, offset: int) -> bool:
+        """Wait for what :meth:`request` gives a future of."""
+        answer = _Answer()
+        self._add(offset, answer, bool, _nothing)
+        return answer.result()
+
     def resolve_later(
-        self, offset: int, future: Future[Any], result_of: Callable[[bool], Any]
+        self,
+        offset: int,
+        future: Future[Any],
+        result_of: Callable[[bool], Any],
+        failed: Callable[[], None] = _nothing,
     ) -> None:
         """The same with a future of the caller's.
 
@@ -113,15 +175,25 @@ class GroupCommitService(Service):
             offset: up to where the log is to be on the disk.
             future: is resolved then.
             result_of: makes its result of that of :meth:`request`.
+            failed: told if it raises.
         """
-        request = _Request(offset, self._clock() + self._timeout_ms, future, result_of)
+        self._add(offset, future, result_of, failed)
+
+    def _add(
+        self,
+        offset: int,
+        future: Future[Any] | _Answer,
+        result_of: Callable[[bool], Any],
+        failed: Callable[[], None],
+    ) -> None:
+        request = _Request(offset, self._clock() + self._timeout_ms, future, result_of, failed)
         with self._change:
             is_refused = self._has_ended or self.health.reason is not None
             is_first = not self._waiting
             if not is_refused:
                 self._waiting.append(request)
         if is_refused:
-            request.fail(self._end_error())
+            self._end(request)
         elif is_first:
             self.wakeup()
 
@@ -150,6 +222,13 @@ class GroupCommitService(Service):
             left = self._covered + self._waiting
             self._covered, self._waiting = [], []
         for request in left:
+            self._end(request)
+
+    def _end(self, request: _Request) -> None:
+        """Tell somebody for whom no sync will come: another one may have covered it."""
+        if self._queue.flushed_offset >= request.offset:
+            request.resolve(True)
+        else:
             request.fail(self._end_error())
 
     def _end_error(self) -> StoreUnavailable:
@@ -166,7 +245,7 @@ class GroupCommitService(Service):
         late = [request for request in pending if request.deadline <= now]
         for request in late:
             request.resolve(False)
-        open_ones = (r.deadline for r in pending if r.deadline > now and not r.future.done())
+        open_ones = (r.deadline for r in pending if r.deadline > now and r.is_open)
         first = next(open_ones, None)
         return None if first is None else first - now
 

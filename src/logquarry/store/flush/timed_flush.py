@@ -15,9 +15,11 @@ goes on as if it had worked.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
+from logquarry.errors import StoreUnavailable
 from logquarry.store.disk.checkpoint_file import CheckpointFile
 from logquarry.store.disk.health import Health
 from logquarry.store.disk.service import Clock, Service, monotonic_ms
@@ -105,7 +107,7 @@ class CommitRealTimeService(Service):
     Args:
         queue: the log's files.
         health: of the store.
-        flusher: is woken when something was committed.
+        committed: told when something was.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class CommitRealTimeService(Service):
         queue: MappedFileQueue,
         health: Health,
         *,
-        flusher: Service | None = None,
+        committed: Callable[[], None] = lambda: None,
         interval_ms: int = 200,
         least_pages: int = 4,
         thorough_interval_ms: int = 200,
@@ -121,7 +123,7 @@ class CommitRealTimeService(Service):
     ) -> None:
         super().__init__("commit", health, interval_ms=interval_ms)
         self._queue = queue
-        self._flusher = flusher
+        self._committed = committed
         self._thorough = _Thorough(thorough_interval_ms, least_pages, clock)
 
     def run_once(self) -> None:
@@ -134,8 +136,8 @@ class CommitRealTimeService(Service):
 
     def _commit(self, least_pages: int) -> None:
         before = self._queue.committed_offset
-        if self._queue.commit(least_pages) != before and self._flusher is not None:
-            self._flusher.wakeup()
+        if self._queue.commit(least_pages) != before:
+            self._committed()
 
 
 class FlushConsumeQueueService(Service):
@@ -171,6 +173,8 @@ class FlushConsumeQueueService(Service):
         self._log = log
         self._checkpoint = checkpoint
         self._dispatched_timestamp = dispatched_timestamp
+        self._flushing = threading.Lock()
+        self._is_over = False
         self._thorough = _Thorough(thorough_interval_ms, least_pages, clock)
 
     def run_once(self) -> None:
@@ -184,9 +188,23 @@ class FlushConsumeQueueService(Service):
     def flush(self, least_pages: int = 0) -> None:
         """Flush the queues that have so many pages due; with 0 all, and the checkpoint.
 
+        Any thread may: users ask for it too. One flush comes after the other, for each index file
+        that is full is to be synced and let go of once.
+
         Raises:
-            StoreUnavailable: if a sync failed, now or before.
+            StoreUnavailable: if a sync failed, now or before, or the files are closed.
         """
+        with self._flushing:
+            if self._is_over:
+                raise StoreUnavailable("the store was closed")
+            self._flush(least_pages)
+
+    def close(self) -> None:
+        """Flush no more: the files are about to be closed."""
+        with self._flushing:
+            self._is_over = True
+
+    def _flush(self, least_pages: int) -> None:
         # Before the flush: what is dispatched while it runs is not covered by it.
         timestamp = self._dispatched_timestamp()
         if least_pages == 0 and self._log is not None:

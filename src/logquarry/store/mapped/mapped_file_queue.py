@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -60,10 +61,13 @@ class MappedFileQueue:
         full_folders: says which folders have no room for another file.
         guard_names: whether files that somebody deletes while they are written are to come back
             (:mod:`logquarry.store.disk.name_guard`): for the log, which nothing else holds.
+        gaps: whether files may be missing between others, as RocketMQ has it.
 
     Attributes:
         file_size: bytes of each file.
+        bases: where each file begins, first to last; another tuple whenever files come or go.
         folders: where they are, sorted.
+        last: the last file, None without files.
         flushed_offset: what is before it is on the disk (``flushedWhere``).
         committed_offset: what is before it is in the files (``committedWhere``).
         store_timestamp: store time of the last message that the last thorough flush covered.
@@ -80,6 +84,7 @@ class MappedFileQueue:
         read_only: Sequence[Path] = (),
         full_folders: Callable[[], Collection[Path]] = tuple,
         guard_names: bool = False,
+        gaps: bool = False,
     ) -> None:
         self.file_size = file_size
         self.flushed_offset = 0
@@ -90,13 +95,14 @@ class MappedFileQueue:
         self.folders = self._where.folders
         self._guard = NameGuard(disk) if guard_names else None
         self._next_check = 0.0
+        self._gaps = gaps
         self._disk = disk
         self._health = disk.health
         self._allocator = allocator
-        self._bases: tuple[int, ...] = ()
+        self.bases: tuple[int, ...] = ()
         # A path stands for a file that nobody has asked for yet: it is full, and flushed.
         self._files: tuple[MappedFile | Path, ...] = ()
-        self._last: MappedFile | None = None
+        self.last: MappedFile | None = None
         # Whether any file is written to a buffer first: then committed_offset tells what is there.
         self._is_transient = False
         self._change = threading.Lock()
@@ -119,30 +125,25 @@ class MappedFileQueue:
         """
         if self._guard is not None:
             self._guard.restore(self.folders)
-        found = self._where.find(self.file_size)
+        found = self._where.find(self.file_size, gaps=self._gaps)
         with self._change:
             self._use(found)
         self.flushed_offset = self.committed_offset = self.max_room
 
     def _use(self, files: dict[int, MappedFile | Path] | dict[int, Path]) -> None:
         """Take these files, by their bases in order, as the queue's."""
-        self._bases = tuple(files)
+        self.bases = tuple(files)
         self._files = tuple(files.values())
-        self._last = self._opened(len(self._files) - 1) if self._files else None
+        self.last = self._opened(len(self._files) - 1) if self._files else None
 
     def _opened(self, index: int) -> MappedFile:
         """A file by its index, opened; with the change lock held."""
         file = self._files[index]
         if isinstance(file, Path):
-            file = MappedFile(self._disk, file, self._bases[index], self.file_size)
+            file = MappedFile(self._disk, file, self.bases[index], self.file_size)
             file.set_positions(self.file_size)
             self._files = (*self._files[:index], file, *self._files[index + 1 :])
         return file
-
-    @property
-    def bases(self) -> tuple[int, ...]:
-        """Where each file begins, first to last."""
-        return self._bases
 
     @property
     def open_files(self) -> list[MappedFile]:
@@ -170,7 +171,7 @@ class MappedFileQueue:
             StoreUnavailable: with ``create``, if the store takes no writes, or the file cannot be
                 made (a full disk): the log stays as it is, and a later call tries again.
         """
-        last = self._last
+        last = self.last
         if not create:
             return last
         if self._health.reason is not None:
@@ -190,13 +191,13 @@ class MappedFileQueue:
         with self._change:
             if not self._files:
                 self.flushed_offset = self.committed_offset = base
-            elif self._last is not None and self._last.is_locked_in_memory:
-                self._to_unlock.append((time.monotonic() + _UNLOCK_AFTER, self._last))
+            elif self.last is not None and self.last.is_locked_in_memory:
+                self._to_unlock.append((time.monotonic() + _UNLOCK_AFTER, self.last))
             # Ctrl-C between two of these: the next put comes here again with the same file.
             self._files = (*(file for file in self._files if file is not made), made)
-            self._bases = (*(other for other in self._bases if other != base), base)
+            self.bases = (*(other for other in self.bases if other != base), base)
             self._is_transient = self._is_transient or made.is_transient
-            self._last = made
+            self.last = made
         return made
 
     def _made_ahead(self, base: int) -> MappedFile | None:
@@ -239,13 +240,11 @@ class MappedFileQueue:
 
     def find(self, offset: int) -> MappedFile | None:
         """The file in whose room an offset lies (``findMappedFileByOffset``)."""
-        last = self._last
+        last = self.last
         if last is not None and last.base <= offset < last.base + self.file_size:
             return last
-        bases = self._bases
-        # No file is missing between the first and the last.
-        index = (offset - bases[0]) // self.file_size if bases else -1
-        if not 0 <= index < len(bases):
+        index = self._index_of(offset)
+        if index is None:
             return None
         files = self._files
         file = files[index] if index < len(files) else None
@@ -253,14 +252,20 @@ class MappedFileQueue:
             return file
         self._health.require_readable()
         with self._change:
-            index = (offset - self._bases[0]) // self.file_size if self._bases else -1
-            return self._opened(index) if 0 <= index < len(self._bases) else None
+            index = self._index_of(offset)
+            return None if index is None else self._opened(index)
+
+    def _index_of(self, offset: int) -> int | None:
+        """The index of the file in whose room an offset lies."""
+        bases = self.bases
+        index = bisect_right(bases, offset) - 1
+        return index if index >= 0 and offset < bases[index] + self.file_size else None
 
     # ---------------------------------------------------------------------------------- offsets
     @property
     def min_offset(self) -> int:
         """Where the first file begins, -1 without files (``getMinOffset``)."""
-        bases = self._bases
+        bases = self.bases
         return bases[0] if bases else -1
 
     @property
@@ -272,13 +277,14 @@ class MappedFileQueue:
         """
         if self._is_transient:
             return self.committed_offset
-        last = self._last
-        return 0 if last is None else last.base + last.committed
+        last = self.last
+        # As MappedFile.committed has it: nothing of it is transient.
+        return 0 if last is None else last.base + last.wrote
 
     @property
     def wrote_offset(self) -> int:
         """Where what is written ends, committed or not; 0 without files."""
-        last = self._last
+        last = self.last
         return 0 if last is None else last.base + last.wrote
 
     # ------------------------------------------------------------------------- read and write
@@ -303,8 +309,8 @@ class MappedFileQueue:
             StoreUnavailable: if the store takes no writes, or a file could not be made; what was
                 written before stays, and :attr:`wrote_offset` tells how much that is.
         """
-        begins = self._last is None and offset % self.file_size == 0
-        if not begins and (self._last is None or offset != self.wrote_offset):
+        begins = self.last is None and offset % self.file_size == 0
+        if not begins and (self.last is None or offset != self.wrote_offset):
             return False
         rest = memoryview(data)
         while rest:
@@ -363,7 +369,7 @@ class MappedFileQueue:
 
     def _since(self, offset: int) -> list[MappedFile]:
         """The files that may hold something from an offset on."""
-        first = max(0, (offset - self._bases[0]) // self.file_size) if self._bases else 0
+        first = max(0, bisect_right(self.bases, offset) - 1)
         # A path is a file that was flushed before it was loaded.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 
@@ -399,13 +405,13 @@ class MappedFileQueue:
             # What was made ahead would leave a gap.
             self._allocator.discard()
         with self._flushing, self._change:
-            bases = self._bases
+            bases = self.bases
             if not (bases[0] <= offset <= self.max_room if bases else offset == 0):
                 raise UsageError(f"the files reach from {self.min_offset}, and not to {offset}")
             # An offset at the end of a file belongs to that file: it is full. The first file
             # stays in any case, for where it begins.
             count = sum(base < offset or base == bases[0] for base in bases)
-            dropped = [self._opened(index) for index in range(count, len(self._bases))]
+            dropped = [self._opened(index) for index in range(count, len(self.bases))]
             holding = [file for file in dropped if file.holds_data()]
             if holding and aside is None:
                 raise UsageError(
@@ -421,7 +427,7 @@ class MappedFileQueue:
                 else:
                     file.delete()
             self._use(dict(zip(bases[:count], self._files[:count], strict=True)))
-            last = self._last
+            last = self.last
             if last is not None:
                 last.allocate()
                 last.clear_from(offset - last.base)
@@ -430,10 +436,32 @@ class MappedFileQueue:
             self.flushed_offset = self.committed_offset = offset
             return moved
 
+    def end_at(self, offset: int) -> None:
+        """Let the queue end in its last file, and leave what stands behind that as it is.
+
+        What RocketMQ does: it moves positions only. The file gets all its blocks.
+
+        Raises:
+            UsageError: if the offset is not in the last file.
+            StoreUnavailable: if there is no room for the blocks.
+        """
+        with self._flushing, self._change:
+            last = self.last
+            if last is None:
+                if offset:
+                    raise UsageError(f"there are no files that could end at {offset}")
+                return
+            if not last.base <= offset <= last.base + self.file_size:
+                raise UsageError(f"{last.path}: it does not reach to {offset}")
+            last.allocate()
+            last.set_positions(offset - last.base)
+            self._keeps_name(last)
+            self.flushed_offset = self.committed_offset = offset
+
     @property
     def max_room(self) -> int:
         """Where the room of the last file ends, 0 without files."""
-        last = self._last
+        last = self.last
         return 0 if last is None else last.base + self.file_size
 
     def reset(self, offset: int, *, aside: Path | None = None) -> bool:
@@ -441,7 +469,7 @@ class MappedFileQueue:
 
         QUIRK: Java's loop over the files never runs, so that it resets nothing.
         """
-        if self._last is not None and self.wrote_offset - offset > 2 * self.file_size:
+        if self.last is not None and self.wrote_offset - offset > 2 * self.file_size:
             return False
         self.truncate_to(offset, aside=aside)
         return True
@@ -454,10 +482,10 @@ class MappedFileQueue:
         with self._flushing, self._change:
             if len(self._files) < 2:
                 raise UsageError("the last file of a queue is not deleted")
-            if self._bases[1] > self.flushed_offset:
-                raise UsageError(f"the file at {self._bases[0]} is not flushed yet")
+            if self.bases[1] > self.flushed_offset:
+                raise UsageError(f"the file at {self.bases[0]} is not flushed yet")
             first = self._opened(0)
-            self._bases, self._files = self._bases[1:], self._files[1:]
+            self.bases, self._files = self.bases[1:], self._files[1:]
             # The second name first: a file that has only that one comes back.
             self._release_name(first)
         first.delete()

@@ -40,12 +40,17 @@ class QueueFolders:
         self._full_folders = full_folders
         self._disk = disk
 
-    def find(self, file_size: int) -> dict[int, Path]:
+    def find(self, file_size: int, *, gaps: bool = False) -> dict[int, Path]:
         """The files that are there, by their bases in order. Other names are passed over.
+
+        Args:
+            file_size: bytes of each.
+            gaps: whether files may be missing between others.
 
         Raises:
             CorruptFile: if a file is longer than ``file_size``, or shorter and not the last, or
                 if there is a gap between them.
+            StoreUnavailable: if a folder or file cannot be looked at.
         """
         found: dict[int, Path] = {}
         for folder in {*self.folders, *self._read_only}:
@@ -54,12 +59,15 @@ class QueueFolders:
                     found[int(name)] = folder / name
         bases = sorted(found)
         for base in bases:
-            size = found[base].stat().st_size
+            try:
+                size = found[base].stat().st_size
+            except OSError as error:
+                raise self._disk.refused(found[base], error) from error
             if size > file_size or (size < file_size and base != bases[-1]):
                 reason = f"it has {size} bytes, and {file_size} belong there"
                 raise CorruptFile(str(found[base]), 0, reason)
         for before, base in pairwise(bases):
-            if base - before != file_size:
+            if base - before != file_size and not (gaps and base - before > file_size):
                 reason = f"the file before it begins at {before}, not {file_size} bytes before"
                 raise CorruptFile(str(found[base]), 0, reason)
         return {base: found[base] for base in bases}

@@ -21,7 +21,7 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import index
 from typing import Final
@@ -51,7 +51,12 @@ SLOW_PUT: Final = 0.5
 _BLANK: Final = frame.BLANK.size
 _MS: Final = 1_000
 _PUT_OK, _APPENDED = PutStatus.PUT_OK, AppendStatus.PUT_OK
+_MAGIC: Final = frame.MAGIC_V1
+_FIRST: Final = (0,)
 _new_result = tuple.__new__
+_monotonic = time.monotonic
+_CLOSED: Final = "it is closed"
+_FOREIGN: Final = "bytes of another store's log have come, and what they hold is not known yet"
 
 
 def _settled(result: PutResult, wait: bool) -> PutResult:
@@ -80,6 +85,8 @@ class CommitLogWriter:
         config: the store's settings.
         file_size: bytes of each file of the log.
         settle: waits for flush and replica.
+        bar: why nothing may be appended now, None where it may. Looked at with the log held: a
+            put may have passed all other checks before that came up.
     """
 
     def __init__(
@@ -103,36 +110,53 @@ class CommitLogWriter:
         self.settle = settle
         self.encoder = MessageEncoder(config, clock)
         self._plain = PlainEncoder(config, clock, files.file_size - _BLANK)
+        self.bar: str | None = None
+        self._ends_foreign = False
         self._lock = threading.Lock()
         self._held_since = 0.0
         self._busy_after = config.os_page_cache_busy_time_out_mills / _MS
 
-    @property
-    def lock(self) -> threading.Lock:
-        """Held for each append: whoever has it keeps the log as it is."""
-        return self._lock
+    def end(self) -> None:
+        """Append no more, for good. What is being appended comes to its end first."""
+        with self._lock:
+            self._ends_foreign = self.bar is _FOREIGN
+            self.bar = _CLOSED
 
     # ------------------------------------------------------------------------------------- put
-    def put(self, message: Message, *, settle: Settle | None = None) -> PutResult:
+    def put(self, message: Message) -> PutResult:
         """Put one message.
-
-        Args:
-            message: the message.
-            settle: stands in for the writer's own this time.
 
         Raises:
             StoreUnavailable: if the store takes no messages now.
             MessageRejected: if it does not take this one.
         """
-        began = time.monotonic()
-        self.check_status()
+        began = _monotonic()
+        # Mostly nothing of that is so, and then not even a call is made for it.
+        if self._flags.refusals or self._health.reason is not None or self._held_since:
+            self.check_status()
         result = self._put_plain(message)
         if result is None:
-            return self._put(self.encoder.encode(message), began, settle)
-        result = (settle or self.settle)(result, True)
-        if time.monotonic() - began > SLOW_PUT:
+            return self._put(self.encoder.encode(message), began)
+        result = self.settle(result, True)
+        if _monotonic() - began > SLOW_PUT:
             self._note_slow(began, len(message.body), result)
         return result
+
+    def append_message(self, message: Message) -> tuple[PutResult, bool]:
+        """The same, settled by the caller: what it came to, and whether it waits for that.
+
+        Raises:
+            StoreUnavailable, MessageRejected: as :meth:`put`.
+        """
+        began = _monotonic()
+        self.check_status()
+        result, wait = self._put_plain(message), True
+        if result is None:
+            encoded = self.encoder.encode(message)
+            result, wait = self.append(encoded), encoded.wait
+        if _monotonic() - began > SLOW_PUT:
+            self._note_slow(began, len(message.body), result)
+        return result, wait
 
     def put_batch(
         self,
@@ -183,9 +207,9 @@ class CommitLogWriter:
         since = self._held_since
         return since > 0 and time.monotonic() - since > self._busy_after
 
-    def _put(self, encoded: Encoded, began: float, settle: Settle | None = None) -> PutResult:
-        result = (settle or self.settle)(self.append(encoded), encoded.wait)
-        if time.monotonic() - began > SLOW_PUT:
+    def _put(self, encoded: Encoded, began: float) -> PutResult:
+        result = self.settle(self.append(encoded), encoded.wait)
+        if _monotonic() - began > SLOW_PUT:
             self._note_slow(began, encoded.body_size, result)
         return result
 
@@ -205,13 +229,14 @@ class CommitLogWriter:
         target, size, crc, queue_id, flag, born, reconsumed, prepared, length, body, rest = parts
         key, pack, flags, born_host, store_host, _, _, advances = target
         with self._lock:
-            began = self._held_since = time.monotonic()
+            began = self._held_since = _monotonic()
             try:
-                file = self._files.last_file()
-                if file is None or self._health.reason is not None:
+                file = self._files.last
+                if file is None or self._health.reason is not None or self.bar is not None:
                     return None
                 at = file.wrote
-                if size + _BLANK > file.size - at:
+                end = at + size
+                if end + _BLANK > file.size:
                     return None
                 now = self.clock()
                 # Also a message that takes no place makes its queue known.
@@ -221,7 +246,7 @@ class CommitLogWriter:
                 physical_offset = file.base + at
                 head = pack(
                     size,
-                    frame.MAGIC_V1,
+                    _MAGIC,
                     crc,
                     queue_id,
                     flag,
@@ -237,7 +262,9 @@ class CommitLogWriter:
                     length,
                 )
                 try:
-                    file.append(b"".join((head, body, rest)))
+                    # As MappedFile.append does it.
+                    file.buffer[at:end] = b"".join((head, body, rest))
+                    file.wrote = end
                     if advances:
                         self.queue_offsets[key] = offset + 1
                 except BaseException:
@@ -251,10 +278,10 @@ class CommitLogWriter:
                 return None
             finally:
                 self._held_since = 0.0
-        held = (time.monotonic() - began) * _MS
+        held = (_monotonic() - began) * _MS
         result = _new_result(
             PutResult,
-            (_PUT_OK, _APPENDED, store_host, physical_offset, offset, size, 1, now, held, (0,)),
+            (_PUT_OK, _APPENDED, store_host, physical_offset, offset, size, 1, now, held, _FIRST),
         )
         if held > SLOW_PUT * _MS:
             self._note_held(result, length)
@@ -323,10 +350,38 @@ class CommitLogWriter:
         """Append bytes of another store's log that belong at an offset (``appendData``).
 
         Whether they were taken: the log has to end at that offset, or be empty and the offset a
-        file's first. They may end within a frame, and reach over a file's end.
+        file's first. They may end within a frame, and reach over a file's end. Nothing else is
+        appended behind them before :meth:`adopt`.
+
+        Raises:
+            StoreUnavailable: as :meth:`MappedFileQueue.append_data`; or after :meth:`end`.
         """
         with self._lock:
-            return self._files.append_data(offset, data)
+            if self.bar is _CLOSED:
+                raise self._barred()
+            end = self._files.wrote_offset
+            try:
+                return self._files.append_data(offset, data)
+            finally:
+                if self._files.wrote_offset != end:
+                    self.bar = _FOREIGN
+
+    @property
+    def has_foreign(self) -> bool:
+        """Whether bytes of another store's log came since the last :meth:`adopt`."""
+        return self.bar is _FOREIGN or self._ends_foreign
+
+    def adopt(self, end: int, next_offsets: Callable[[], Mapping[QueueKey, int]]) -> None:
+        """Go on behind another store's bytes, unless more of them have come.
+
+        Args:
+            end: where the log ended when all of it was dispatched.
+            next_offsets: gives the next offset of each queue.
+        """
+        with self._lock:
+            if self.bar is _FOREIGN and self._files.wrote_offset == end:
+                self.queue_offsets.update(next_offsets())
+                self.bar = None
 
     def require_fit(self, encoded: Encoded) -> None:
         """Refuse a frame that no file could hold.
@@ -352,8 +407,11 @@ class CommitLogWriter:
         """The file to append to, made if the last one is full; with the log held.
 
         Raises:
-            StoreUnavailable: CREATE_MAPEDFILE_FAILED.
+            StoreUnavailable: CREATE_MAPEDFILE_FAILED; SERVICE_NOT_AVAILABLE where :attr:`bar` says
+                why.
         """
+        if self.bar is not None:
+            raise self._barred()
         try:
             file = self._files.last_file(create=True)
         except StoreUnavailable as error:
@@ -364,6 +422,10 @@ class CommitLogWriter:
                 PutStatus.CREATE_MAPEDFILE_FAILED, "the log's next file was not made in time"
             )
         return file
+
+    def _barred(self) -> Exception:
+        reason = f"the store takes no messages: {self.bar}"
+        return refusal(PutStatus.SERVICE_NOT_AVAILABLE, reason)
 
     def _append_to(self, file: MappedFile, encoded: Encoded, now: int, began: float) -> PutResult:
         """Append to one file, or end it with a blank; inside the lock (``doAppend``)."""

@@ -113,7 +113,7 @@ class PlainEncoder:
                 target = self._target(message)
         except (LogquarryError, TypeError, ValueError):
             return None
-        *_, topic_data, fixed_size, _ = target
+        _, _, _, _, _, topic_data, fixed_size, _ = target
         length, body_length = len(data), len(body)
         size = fixed_size + body_length + length
         if size > self._most or length > LONGEST_PROPERTIES:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -157,14 +157,14 @@ class ManyWriter:
         writer.check_status()
         parts = parts_of()
         put = _Put(writer, parts, began, least_time)
+        status = PutStatus.PUT_OK
         try:
             put.append()
+            if put.last is not None:
+                status = writer.settle(put.last, any(part.waits for part in parts)).status
         except (StoreUnavailable, MessageRejected) as error:
             error.appended = put.result(PutStatus.PUT_OK) if put.done else None
             raise
-        status = PutStatus.PUT_OK
-        if put.last is not None:
-            status = writer.settle(put.last, any(part.waits for part in parts)).status
         return put.result(status)
 
     # ------------------------------------------------------------------------------ what is put
@@ -174,16 +174,18 @@ class ManyWriter:
         if hasattr(messages, "to_batches") or hasattr(messages, "schema"):
             yield from self._parts_of_arrow(messages)
             return
-        found = messages if isinstance(messages, (list, tuple)) else list(messages)
-        if not found:
-            return
         writer = self._writer
+        is_held = isinstance(messages, (list, tuple))
         if not codec.kernels_enabled():
-            yield plain_outgoing(found, writer.encoder.encode, writer.require_fit)
+            found: Sequence[Message] = messages if is_held else list(messages)
+            if found:
+                yield plain_outgoing(found, writer.encoder.encode, writer.require_fit)
             return
-        from logquarry.store.put.outgoing_messages import columns_of_messages
+        from logquarry.store.put.outgoing_messages import Taken, columns_of_messages
 
-        yield self._table(columns_of_messages(found, writer.clock))
+        found = messages if is_held else Taken(messages)
+        if found:
+            yield self._table(columns_of_messages(found, writer.clock))
 
     def _parts_of_arrow(self, messages: Any) -> Iterator[Outgoing]:
         from logquarry.store.put.outgoing_arrow import check_columns, columns_of_batch, messages_of

@@ -75,6 +75,10 @@ class Queue(ABC):
     def max_offset(self) -> int:
         """One past the last offset (``getMaxOffsetInQueue``)."""
 
+    def bounds(self) -> tuple[int, int]:
+        """Min and max offset."""
+        return self.min_offset, self.max_offset
+
     @property
     @abstractmethod
     def last_physical_end(self) -> int | None:

@@ -187,7 +187,12 @@ def named_copies(
 
 def copy_key(name: str, queue_id: int, config: StoreConfig) -> QueueKey:
     """The queue that INNER_MULTI_DISPATCH means by a name (``MultiDispatch.queueKey``)."""
-    return name, 0 if config.enable_lmq and name.startswith(_LMQ_PREFIX) else queue_id
+    return name, 0 if is_lmq(name, config) else queue_id
+
+
+def is_lmq(name: str, config: StoreConfig) -> bool:
+    """Whether RocketMQ counts a queue's messages apart (``MixAll.isLmq``)."""
+    return config.enable_lmq and name.startswith(_LMQ_PREFIX)
 
 
 def empty_queue(topic: str, queue_id: int) -> LogQueue:

@@ -30,6 +30,7 @@ _LONGEST_PLAIN_WALK: Final = 256
 """Frames that are followed one by one before the kernels, which take a moment to load, do it."""
 _ZEROS_CHUNK: Final = 8 << 20
 _NO_TIME: Final = -1
+_NO_BYTES: Final = memoryview(b"")
 
 
 class CommitLog:
@@ -53,13 +54,13 @@ class CommitLog:
         self._reader = files or OpenFiles(layout)
         self._last_entries = last_entries
         # Bytes at hand, most likely those that are asked for next: offset, end, bytes.
-        self._hot = (0, 0, memoryview(b""))
+        self._hot = (0, 0, _NO_BYTES)
 
     def refresh(self) -> None:
         """Look again at the files: a live writer appends and adds some, retention deletes some."""
         for name in ("files", "max_offset"):
             self.__dict__.pop(name, None)
-        self._hot = (0, 0, memoryview(b""))
+        self._hot = (0, 0, _NO_BYTES)
 
     @cached_property
     def files(self) -> FileSequence:
@@ -112,20 +113,27 @@ class CommitLog:
         QUIRK: for offset 0 Java answers with the first file's start where file 0 is deleted. Here
         what is deleted is not there.
         """
-        start, end, data = self._hot
-        if not (start <= offset and offset + size <= end):
+        start, end, data = self.window_at(offset, size)
+        if size <= 0 or offset < start or offset + size > end:
+            return None
+        return data[offset - start : offset - start + size]
+
+    def window_at(self, offset: int, size: int) -> tuple[int, int, memoryview]:
+        """The bytes at hand around ``size`` bytes from an offset: start, end, and the bytes.
+
+        Not all of those that were asked for need be there.
+        """
+        hot = self._hot
+        if not (hot[0] <= offset and offset + size <= hot[1]):
             file = self.files.at(offset)
             if file is None:
-                return None
+                return 0, 0, _NO_BYTES
             position, data = self._reader.window(file.path, offset - file.base, size)
             # Beyond its room a file holds nothing of the log.
             data = data[: max(0, self.files.file_size - position)]
             start = file.base + position
-            end = start + len(data)
-            self._hot = start, end, data
-        if size <= 0 or offset < start or offset + size > end:
-            return None
-        return data[offset - start : offset - start + size]
+            self._hot = hot = start, start + len(data), data
+        return hot
 
     def store_time_at(self, offset: int, size: int) -> int:
         """The store timestamp of a message, -1 if it is not there (``pickupStoreTimestamp``)."""

@@ -7,10 +7,10 @@ answer goes beyond, and the next offset of every outcome.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptFrame
@@ -21,7 +21,12 @@ from logquarry.message import StoredMessage
 from logquarry.store.queue.consume_queue import Queue, Units
 from logquarry.store.read.commit_log import CommitLog
 
-_LEAST_QUEUE_BYTES: Final = 16_000
+LEAST_UNITS: Final = 16_000 // UNIT_SIZE
+"""How many units are looked at for one ``get``, or as many as messages are asked for.
+
+The loop in Java counts bytes up to the first multiple of a unit that is not below 16,000.
+"""
+assert LEAST_UNITS * UNIT_SIZE == 16_000
 _MOST_AT_ONCE: Final = 128
 
 
@@ -45,20 +50,19 @@ class GetMessageStatus(Enum):
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
-@dataclass(frozen=True, slots=True)
-class GetResult:
+class GetResult(NamedTuple):
     """The answer to a ``get`` (``GetMessageResult``).
 
     Attributes:
         status: what became of it.
-        messages: the messages, in queue order; empty unless FOUND.
+        messages: the messages, in queue order; empty unless FOUND. Cannot be changed.
         next_offset: the queue offset to ask for next.
         min_offset: the queue's first offset.
         max_offset: one past the queue's last offset.
     """
 
     status: GetMessageStatus
-    messages: tuple[StoredMessage, ...]
+    messages: Sequence[StoredMessage]
     next_offset: int
     min_offset: int
     max_offset: int
@@ -139,9 +143,8 @@ def get_message(
         return answer(GetMessageStatus.OFFSET_OVERFLOW_BADLY, low if low == 0 else high)
     units_per_file = queue.units_per_file
     next_file = offset + units_per_file - offset % units_per_file
-    # The loop in Java counts bytes up to the first multiple of a unit that is not below the cap.
-    cap = -(-max(_LEAST_QUEUE_BYTES, max_count * UNIT_SIZE) // UNIT_SIZE)
-    first, units = next(queue.runs(offset, min(next_file, offset + cap)), (offset, None))
+    stop = min(next_file, offset + max(LEAST_UNITS, max_count))
+    first, units = next(queue.runs(offset, stop), (offset, None))
     if units is None:
         return answer(GetMessageStatus.OFFSET_FOUND_NULL, next_file)
     codes = None if tags is None else {java.hash_code(tag) for tag in tags}
@@ -152,14 +155,14 @@ def get_message(
     done = first - offset
     status = GetMessageStatus.NO_MATCHED_MESSAGE
     removed_below: int | None = None
-    memory_start = _memory_start(log, limits)
+    in_memory_from = memory_start(log, limits)
     in_memory = min(max_count, limits.count), limits.size
     on_disk = min(max_count, limits.disk_count), limits.disk_size
     for physical_offset, unit_size, tags_code in _plain(units, max_count):
         done += 1
         if removed_below is not None and physical_offset < removed_below:
             continue
-        most, most_size = on_disk if physical_offset < memory_start else in_memory
+        most, most_size = on_disk if physical_offset < in_memory_from else in_memory
         if messages and (len(messages) >= most or size + unit_size > most_size):
             done -= 1
             break
@@ -206,7 +209,7 @@ def _may_match(tags_code: int, codes: Collection[int]) -> bool:
     return tags_code < java.INT_MIN or java.to_int(tags_code) in codes
 
 
-def _memory_start(log: CommitLog, limits: TransferLimits) -> int:
+def memory_start(log: CommitLog, limits: TransferLimits) -> int:
     """Offsets below this one count as on disk (``checkInDiskByCommitOffset``)."""
     # The log's end is only looked for where it can make a difference.
     if log.files.end - log.min_offset <= limits.memory_bytes:

@@ -77,12 +77,12 @@ class _LogBytes(OpenFiles):
 
     def read(self, path: str, position: int, length: int) -> memoryview:
         """See :meth:`OpenFiles.read`."""
-        return self.window(path, position, length)[1][:length]
+        return self.window(path, position, length)[1][position : position + length]
 
     def window(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
         """See :meth:`OpenFiles.window`."""
-        found = self._queue.select(int(path.rpartition("/")[2]) + position)
-        return position, _NO_BYTES if found is None else found
+        found = self._queue.select(int(path.rpartition("/")[2]))
+        return 0, _NO_BYTES if found is None else found
 
 
 def _name(base: int) -> str:
@@ -96,24 +96,46 @@ class LiveQueue(Queue):
         topic: its topic.
         queue_id: its number.
         files: its files.
-        log_min_offset: gives the physical offset of the log's first byte.
+        log: the log's files.
     """
 
     def __init__(
-        self, topic: str, queue_id: int, files: MappedFileQueue, log_min_offset: Callable[[], int]
+        self, topic: str, queue_id: int, files: MappedFileQueue, log: MappedFileQueue
     ) -> None:
         self.topic = topic
         self.queue_id = queue_id
         self.units_per_file = files.file_size // UNIT_SIZE
         self._files = files
-        self._log_min_offset = log_min_offset
+        self._log = log
         # For which first file and start of the log the min is known.
         self._min: tuple[tuple[int, int], int] | None = None
+        # The same by the lists of files, which are others once one of them has gone.
+        self._low: tuple[object, object, int] = None, None, 0
+
+    def bounds(self) -> tuple[int, int]:
+        """See :meth:`Queue.bounds`; each get asks for them."""
+        files = self._files
+        of_files, of_log, low = self._low
+        if of_files is not files.bases or of_log is not self._log.bases:
+            low = self._find_low()
+        last = files.last
+        # What is written of a queue can be read: no pool is in front of it.
+        return low, 0 if last is None else (last.base + last.wrote) // UNIT_SIZE
+
+    def _find_low(self) -> int:
+        bases = self._files.bases, self._log.bases
+        low = self.min_offset
+        if self._min is not None and self._min[0] == self._starts():
+            self._low = *bases, low
+        return low
+
+    def _starts(self) -> tuple[int, int]:
+        return self._files.min_offset, max(0, self._log.min_offset)
 
     @property
     def min_offset(self) -> int:
         """See :attr:`logquarry.store.queue.consume_queue.ConsumeQueue.min_offset`."""
-        base, start = self._files.min_offset, self._log_min_offset()
+        base, start = self._starts()
         if base < 0:
             return 0
         known = self._min

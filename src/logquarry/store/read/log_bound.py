@@ -78,14 +78,15 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
     """A bound as :class:`~logquarry.scan.walk.LogReader` needs it, cut at the last file's break.
 
-    Reads what the last file of the log holds below the bound, and its CRCs; nothing where the
-    durable mark is the bound.
+    Reads what the last file of the log holds below the bound, and its CRCs; nothing where that
+    was all on the disk, says the durable mark.
 
     Args:
         layout: the store's files.
         bound: what :func:`log_bound` says.
     """
-    if bound is not None and bound == layout.read_durable():
+    durable = layout.read_durable()
+    if bound is not None and durable is not None and bound <= durable:
         return bound
     start = last_file_start(layout)
     if start is None:

@@ -136,6 +136,8 @@ def plan_read(
     known_end = entries[0].physical_offset + entries[0].size if entries else None
     clean = not layout.has_abort
     bound = known_end if clean else None
+    if layout.writer_end is not None:
+        bound = known_end = layout.writer_end
     extent = log_extent(layout, bound, known_end)
     if skip_damage and bound is not None:
         end = sound_bound(layout, bound)

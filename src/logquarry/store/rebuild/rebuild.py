@@ -25,6 +25,7 @@ from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE, INDEX, SIDECAR, St
 from logquarry.format import index as index_format
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.scan.ahead import ahead
 from logquarry.scan.follow import Follower, follow_run
 from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.name_guard import NameGuard
@@ -35,13 +36,13 @@ from logquarry.store.dispatch.queue_units import add_copies, parts_of
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.log_bound import consume_queues, last_entries
+from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.rebuild.index_files import IndexFiles
 from logquarry.store.rebuild.queue_files import QueueFiles
 from logquarry.store.rebuild.report import FileCount, QueueReport, RebuildReport
 from logquarry.store.recover import local_store
 from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds
 from logquarry.store.recovery.safe import queue_fault
-from logquarry.store.store_found import with_sizes
 from logquarry.store.writable_store import now_ms
 from logquarry.units import Progress
 
@@ -214,7 +215,7 @@ class _Rebuild:
         if INDEX in self._names:
             index = IndexFiles(self._disk, self._build / INDEX, shape, self._clock)
         try:
-            for run in look.runs():
+            for run in ahead(look.runs()):
                 for window, found in follow_run(follower, run):
                     if index is not None:
                         index.add(found)

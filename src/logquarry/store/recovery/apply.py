@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -232,7 +233,7 @@ class _Work:
                 self._save_units(queue.key, queue.keep_until, size)
         for name in (CONSUME_QUEUE, INDEX):
             disk.make_folders(root / name)
-        queues = QueueTable(disk, root, size, ends, lambda: plan.log_start, mendings=self._mendings)
+        queues = QueueTable(disk, root, size, ends, log, mendings=self._mendings)
         index = None
         if plan.index is not None and self._config.index_shape is not None:
             shape = self._config.index_shape
@@ -269,20 +270,35 @@ class _Work:
         built_from, rest = None, None
         if index is not None and plan.index is not None:
             built_from, rest = plan.index.built_from, _IndexRest(index.writer, plan.index)
-        writers = Lacking(queues.writers, self._mendings)
-        for start, stop in plan.pieces:
-            for begin, end, with_index in _ranges(start, stop, first, built_from):
-                keys = rest if with_index else None
+        try:
+            self._tell(log, Lacking(queues.writers, self._mendings), rest, first, built_from)
+        finally:
+            if rest is not None:
+                rest.end()
+        if index is not None:
+            index.guard()
+
+    def _tell(
+        self,
+        log: MappedFileQueue,
+        queues: Lacking,
+        index: _IndexRest | None,
+        queues_from: int | None,
+        index_from: int | None,
+    ) -> None:
+        for start, stop in self._plan.pieces:
+            for begin, end, with_index in _ranges(start, stop, queues_from, index_from):
+                keys = index if with_index else None
                 dispatcher = Dispatcher(
-                    log, writers, keys, self._config, start=begin, arrived=self._dispatched
+                    log, queues, keys, self._config, start=begin, arrived=self._dispatched
                 )
                 reached = dispatcher.dispatch_until(end)
                 if reached < end:
                     raise StoreUnavailable(
                         f"{self._root}: the log cannot be read from {reached} on"
                     )
-                if index is not None:
-                    index.guard()
+        if index is not None:
+            index.wait()
 
     def _dispatched(self, requests: DispatchRequests) -> None:
         if self._progress is not None:
@@ -303,6 +319,8 @@ def _damage_document(plan: SafePlan) -> dict[str, object]:
 class _IndexRest:
     """Puts keys into the index from a message on of which some keys are there.
 
+    That is done by a thread of its own, while queues are told of the same messages.
+
     Args:
         writer: the index.
         plan: what is there.
@@ -311,13 +329,33 @@ class _IndexRest:
     def __init__(self, writer: IndexWriter, plan: IndexPlan) -> None:
         self._writer = writer
         self._plan = plan
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="index")
+        self._going_on: Future[None] | None = None
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
         """See :meth:`IndexWriter.put`."""
         there = self._plan.keys_there
         if there and len(numbers) and offsets[numbers[0]] == self._plan.built_from:
             hashes, numbers = hashes[there:], numbers[there:]
-        self._writer.put(offsets, times, hashes, numbers)
+        self.wait()
+        # The arrays of keys are good until the next frames are followed.
+        self._going_on = self._pool.submit(
+            self._writer.put, offsets, times, hashes.copy(), numbers.copy()
+        )
+
+    def wait(self) -> None:
+        """Wait until what was given is in the index.
+
+        Raises:
+            StoreUnavailable: if a file could not be made.
+        """
+        going_on, self._going_on = self._going_on, None
+        if going_on is not None:
+            going_on.result()
+
+    def end(self) -> None:
+        """Let the thread go."""
+        self._pool.shutdown()
 
 
 def _ranges(

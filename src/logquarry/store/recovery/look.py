@@ -136,8 +136,9 @@ class LogLook:
             if broken:
                 stale = self._why_stale(event)
                 if stale is not None:
+                    # What the queues know of it is left over as well.
                     self.words.append(stale)
-                    break
+                    return
                 yield from self._confirmed(broken)
                 broken = []
             if isinstance(event, Run):

@@ -6,6 +6,7 @@ once more after being interrupted, comes to the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -126,6 +127,19 @@ class RecoveryPlan:
             "steps": [step.to_json() for step in self.steps],
             "refused": self.refused,
         }
+
+    def summary(self, most: int = 12) -> Iterator[str]:
+        """The plan in a few words: no more than ``most`` steps are told one by one."""
+        yield from self.looked_at
+        yield f"the log begins at {self.log_start} and will end at {self.log_end}"
+        if self.damage:
+            lost = sum(span.length for span in self.damage)
+            first = self.damage[0].reason
+            yield f"{len(self.damage)} damaged spans stay, {lost} bytes, the first: {first}"
+        yield from map(str, self.steps[:most])
+        rest = Counter(step.kind.value.replace("_", " ") for step in self.steps[most:])
+        for name, count in sorted(rest.items()):
+            yield f"and {count} more times: {name}"
 
     def lines(self) -> Iterator[str]:
         """The plan in words."""

@@ -21,6 +21,7 @@ from logquarry.files.layout import (
 )
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.scan.ahead import ahead
 from logquarry.scan.codec import Window
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue
@@ -59,7 +60,7 @@ def plan_safe(root: Path, config: StoreConfig, *, progress: Progress | None = No
 
     Args:
         root: its folder.
-        config: its settings, with all sizes (:func:`logquarry.store.store_found.with_sizes`).
+        config: its settings, with all sizes (:func:`logquarry.store.read.store_sizes.with_sizes`).
         progress: told of the bytes of the log that are read.
 
     Raises:
@@ -94,7 +95,7 @@ class _Planner:
         checks = QueueChecks(self._queues, config, damage)
         pieces: list[tuple[int, int]] = []
         likely_end = bounds.likely_end or layout.commit_log.end
-        for run in look.runs():
+        for run in ahead(look.runs()):
             checks.take(run)
             if progress is not None:
                 progress(run.end - look.start, max(run.end, likely_end) - look.start)

@@ -1,0 +1,155 @@
+"""What RocketMQ 4.9.3 takes for a message, whatever that is (``checkMessageAndReturnSize``).
+
+The rules of recovery mode ``rocketmq``. They are not those of :mod:`logquarry.format.frame`: Java
+believes a frame without asking whether it names the place where it stands, and a blank of any
+size; it stumbles over a DELAY that is no number, and over whatever reads past its buffer.
+
+A frame that :func:`logquarry.format.frame.decode_at` finds sound is taken by Java too, but for
+RocketMQ 5's magic and that DELAY.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from logquarry.format import delay, frame, java
+from logquarry.format import properties as props
+
+LARGEST_ARRAY: Final = java.INT_MAX - 2
+"""Bytes of the largest array that a Java machine gives, however much memory it has."""
+
+
+class JavaMemoryError(Exception):
+    """An array of that size makes Java end with OutOfMemoryError, which recovery lets pass."""
+
+
+class JavaRequest(NamedTuple):
+    """What goes to queues and index (``DispatchRequest``)."""
+
+    topic: str
+    queue_id: int
+    physical_offset: int
+    """As the frame says, wherever it stands."""
+    size: int
+    tags_code: int
+    store_timestamp: int
+    queue_offset: int
+    sys_flag: int
+    properties: Mapping[str, str] | None
+    """None where the frame has none at all."""
+
+
+class JavaVerdict(NamedTuple):
+    """What Java makes of a place.
+
+    Attributes:
+        size: of the message; 0 for a blank, -1 for what is none.
+        is_success: whether recovery goes on behind it.
+        end: where Java's buffer stands then.
+        request: what a message says.
+    """
+
+    size: int
+    is_success: bool
+    end: int
+    request: JavaRequest | None = None
+
+
+def check_message(
+    data: memoryview,
+    position: int,
+    *,
+    levels_ms: tuple[int, ...],
+    check_crc: bool,
+    read_body: bool = True,
+) -> JavaVerdict:
+    """Java's verdict on one place.
+
+    Args:
+        data: what the buffer holds; nothing behind it is looked at.
+        position: where to look.
+        levels_ms: delay of each level; none while Java recovers, as it reads them only then.
+        check_crc: whether a body that is not empty is compared with BODYCRC.
+        read_body: as recovery does it. Dispatching skips the body, and so believes a BODYLEN
+            that is larger than the frame.
+
+    Raises:
+        JavaMemoryError: if Java would ask for more memory than there can be.
+    """
+    try:
+        return _check(data, position, levels_ms, check_crc, read_body)
+    except (struct.error, _Bad):
+        return JavaVerdict(-1, False, position)
+
+
+class _Bad(Exception):
+    """What is an exception in Java, and there a message that is none."""
+
+
+def _check(
+    data: memoryview, position: int, levels_ms: tuple[int, ...], check_crc: bool, read_body: bool
+) -> JavaVerdict:
+    size, magic = frame.BLANK.struct.unpack_from(data, position)
+    if magic == frame.MAGIC_BLANK:
+        return JavaVerdict(0, True, position + frame.BLANK.size)
+    if magic != frame.MAGIC_V1 or size < 0:
+        raise _Bad
+    if size > LARGEST_ARRAY:
+        raise JavaMemoryError(f"an array of {size} bytes")
+    head = frame.HEAD.struct.unpack_from(data, position)
+    _, _, crc, queue_id, _, queue_offset, physical_offset, sys_flag, _ = head
+    born, store = frame.host_sizes(sys_flag)
+    # Whatever is copied goes into an array of TOTALSIZE bytes.
+    if max(born, store) > size:
+        raise _Bad
+    at = position + frame.HEAD.size + born
+    (store_timestamp,) = frame.STORE_TIME.struct.unpack_from(data, at)
+    at += frame.STORE_TIME.size + store
+    *_, body_length = frame.TAIL.struct.unpack_from(data, at)
+    at += frame.TAIL.size
+    body_length = max(0, body_length)
+    if body_length > len(data) - at or (read_body and body_length > size):
+        raise _Bad
+    body = data[at : at + body_length]
+    if check_crc and read_body and body and java.body_crc(zlib.crc32(body)) != crc:
+        raise _Bad
+    at += body_length
+    (topic_length,) = frame.TOPIC_LENGTH_V1.struct.unpack_from(data, at)
+    at += frame.TOPIC_LENGTH_V1.size
+    topic = _text(data, at, topic_length, size)
+    at += topic_length
+    (properties_length,) = frame.PROPERTIES_LENGTH.struct.unpack_from(data, at)
+    at += frame.PROPERTIES_LENGTH.size
+    properties_length = max(0, properties_length)
+    properties = None
+    tags_code = 0
+    if properties_length:
+        properties = props.decode(_text(data, at, properties_length, size))
+        level = properties.get(props.DELAY)
+        if topic == delay.SCHEDULE_TOPIC and level is not None and delay.parse_int(level) is None:
+            raise _Bad
+        tags_code = delay.tags_code(topic, properties, store_timestamp, levels_ms)
+    at += properties_length
+    if at - position != size:
+        return JavaVerdict(size, False, at)
+    request = JavaRequest(
+        topic,
+        queue_id,
+        physical_offset,
+        size,
+        tags_code,
+        store_timestamp,
+        queue_offset,
+        sys_flag,
+        properties,
+    )
+    return JavaVerdict(size, True, at, request)
+
+
+def _text(data: memoryview, at: int, length: int, size: int) -> str:
+    if not 0 <= length <= min(size, len(data) - at):
+        raise _Bad
+    return bytes(data[at : at + length]).decode("utf-8", java.UTF8_ERRORS)

@@ -1,0 +1,216 @@
+"""What some units of a queue name, for a ``get``: frames checked, copied and told of in one pass.
+
+The twin of the loop in :mod:`logquarry.store.read.get_message`, where nothing is amiss. Where
+anything is, it gives up, and the reference says what.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from logquarry.format import java, properties, queue_entry
+from logquarry.format.got_rows import (
+    ASK_TAGS,
+    COUNT_SHIFT,
+    NO_TAGS,
+    NOT_AT_HAND,
+    NOT_SOUND,
+    ROW_SIZE,
+    SAME_TAGS,
+    STATE_CRC,
+    STATE_DISK_COUNT,
+    STATE_DISK_SIZE,
+    STATE_END,
+    STATE_LOG,
+    STATE_MEMORY_COUNT,
+    STATE_MEMORY_SIZE,
+    STATE_START,
+    TAG_AT,
+    TAG_CODE,
+    TAG_LENGTH,
+)
+from logquarry.format.kernels.base import (
+    AT_SYS_FLAG,
+    BORN_V6,
+    HEAD_SIZE,
+    HOST_EXTRA,
+    HOST_V4,
+    kernel,
+)
+from logquarry.format.kernels.encode import AT_QUEUE_OFFSET
+from logquarry.format.kernels.names import name_table, which_name
+from logquarry.format.kernels.properties import next_separator
+from logquarry.format.kernels.text import is_ascii, is_utf8, same_bytes
+from logquarry.format.kernels.walk import CACHE_LINE, check_frame
+from logquarry.format.native import (
+    copy_bytes,
+    load_i32,
+    load_i64,
+    load_raw64,
+    load_u8,
+    prefetch,
+    store_raw32,
+    store_raw64,
+)
+from logquarry.format.rows import (
+    BODY_AT,
+    BODY_LENGTH,
+    PROPS_AT,
+    PROPS_LENGTH,
+    REACHED_STOP,
+    ROW_WIDTH,
+    SIZE,
+)
+
+_UNIT = queue_entry.UNIT_SIZE
+_AT_UNIT_SIZE = queue_entry.LAYOUT.offsets["size"]
+_AT_TAGS_CODE = queue_entry.LAYOUT.offsets["tags_code"]
+_NAME_VALUE = ord(properties.NAME_VALUE_SEPARATOR)
+_NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS = name_table((properties.TAGS,))
+_INT_MIN = java.INT_MIN
+_UNITS_AHEAD = 3
+_MOST_LINES = 64
+
+
+@kernel
+def _tags_span(start: int, length: int) -> tuple[int, int]:
+    """Address and bytes of the TAGS property in valid UTF-8; (0, 0) where there is none."""
+    found = size = 0
+    at, stop = start, start + length
+    while at < stop:
+        middle = -1
+        end = next_separator(0, at, stop)
+        while end < stop and load_u8(end) == _NAME_VALUE:
+            if middle < 0:
+                middle = end
+            end = next_separator(0, end + 1, stop)
+        if (
+            middle > at
+            and end - middle > 1
+            and which_name(at, middle - at, _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS) == 0
+        ):
+            # Of several the last counts.
+            found, size = middle + 1, end - middle - 1
+        at = end + 1
+    return found, size
+
+
+@kernel
+def _prefetch_frame(unit: int, log: int, start: int, end: int) -> None:
+    place, size = load_i64(unit), np.int64(load_i32(unit + _AT_UNIT_SIZE))
+    if place < start or place >= end:
+        return
+    at = log + (place - start)
+    for line in range(_least(size // CACHE_LINE + 1, _MOST_LINES)):
+        prefetch(at + line * CACHE_LINE)
+
+
+@kernel
+def _least(a: int, b: int) -> int:
+    return a if a < b else b
+
+
+# With the interpreter's lock: it takes a few microseconds, and asking for the lock back may take
+# as many milliseconds while another thread counts on it.
+@njit(cache=True, error_model="numpy")
+def get_frames(
+    units: int,
+    count: int,
+    max_count: int,
+    memory_start: int,
+    tag: int,
+    state: int,
+    scratch: int,
+    room: int,
+) -> int:
+    """Fill ``scratch`` with a table of rows (:mod:`logquarry.format.got_rows`) and the frames.
+
+    Args: the address of ``count`` > 0 units; how many messages are wanted; offsets below
+    ``memory_start`` count as on disk; the addresses of the tag that is wanted (0: any) and of the
+    state; ``room`` bytes of scratch.
+    Returns NOT_SOUND or NOT_AT_HAND; else three numbers in one, see COUNT_SHIFT.
+    """
+    log = np.int64(load_raw64(state + 8 * STATE_LOG))
+    start = np.int64(load_raw64(state + 8 * STATE_START))
+    end = np.int64(load_raw64(state + 8 * STATE_END))
+    crc_function = np.int64(load_raw64(state + 8 * STATE_CRC))
+    in_memory = _least(np.int64(load_raw64(state + 8 * STATE_MEMORY_COUNT)), max_count)
+    in_memory_size = np.int64(load_raw64(state + 8 * STATE_MEMORY_SIZE))
+    on_disk = _least(np.int64(load_raw64(state + 8 * STATE_DISK_COUNT)), max_count)
+    on_disk_size = np.int64(load_raw64(state + 8 * STATE_DISK_SIZE))
+    code = tag_at = tag_length = 0
+    if tag != 0:
+        code = np.int64(load_raw64(tag + 8 * TAG_CODE))
+        tag_at = np.int64(load_raw64(tag + 8 * TAG_AT))
+        tag_length = np.int64(load_raw64(tag + 8 * TAG_LENGTH))
+    row = np.empty(ROW_WIDTH, np.int64)
+    frames_at = _least(count, max(1, in_memory, on_disk)) * ROW_SIZE
+    used = frames_at
+    size = taken = done = 0
+    last_tags = last_length = 0
+    for ahead in range(min(_UNITS_AHEAD, count)):
+        _prefetch_frame(units + ahead * _UNIT, log, start, end)
+    while done < count:
+        unit = units + done * _UNIT
+        place = load_i64(unit)
+        unit_size = np.int64(load_i32(unit + _AT_UNIT_SIZE))
+        most, most_size = in_memory, in_memory_size
+        if place < memory_start:
+            most, most_size = on_disk, on_disk_size
+        if taken > 0 and (taken >= most or size + unit_size > most_size):
+            break
+        if done + _UNITS_AHEAD < count:
+            _prefetch_frame(unit + _UNITS_AHEAD * _UNIT, log, start, end)
+        done += 1
+        if tag != 0:
+            tags_code = load_i64(unit + _AT_TAGS_CODE)
+            if tags_code >= _INT_MIN and np.int64(np.int32(tags_code)) != code:
+                continue
+        if unit_size <= 0 or place < 0:
+            return NOT_SOUND
+        if place < start or place > end - unit_size:
+            return NOT_AT_HAND
+        if used + unit_size > room:
+            return NOT_SOUND
+        frame = log + (place - start)
+        verdict = check_frame(frame, 0, unit_size, unit_size, place, crc_function, True, row)
+        if verdict != REACHED_STOP or row[SIZE] != unit_size:
+            return NOT_SOUND
+        props, props_length = frame + row[PROPS_AT], row[PROPS_LENGTH]
+        is_text = is_ascii(props, props_length) or is_utf8(props, props_length)
+        tags = length = 0
+        if is_text:
+            tags, length = _tags_span(props, props_length)
+        if tag != 0:
+            if not is_text:
+                return NOT_SOUND
+            if tags == 0 or length != tag_length or not same_bytes(tags, tag_at, length):
+                continue
+        out = scratch + taken * ROW_SIZE
+        body_at = used + row[BODY_AT]
+        store_time = frame + HEAD_SIZE + HOST_V4
+        if load_i32(frame + AT_SYS_FLAG) & BORN_V6:
+            store_time += HOST_EXTRA
+        store_raw64(out, load_i64(frame + AT_QUEUE_OFFSET))
+        store_raw64(out + 8, load_i64(store_time))
+        store_raw64(out + 16, place)
+        store_raw32(out + 24, used)
+        store_raw32(out + 28, unit_size)
+        store_raw32(out + 32, body_at)
+        store_raw32(out + 36, body_at + row[BODY_LENGTH])
+        tags_at = NO_TAGS
+        if not is_text:
+            tags_at = ASK_TAGS
+        elif tags != 0:
+            tags_at = used + (tags - frame)
+            if length == last_length and same_bytes(tags, last_tags, length):
+                tags_at = SAME_TAGS
+        store_raw32(out + 40, tags_at)
+        store_raw32(out + 44, tags_at + length)
+        last_tags, last_length = tags, length
+        copy_bytes(scratch + used, frame, unit_size)
+        used += unit_size
+        size += unit_size
+        taken += 1
+    return ((done << COUNT_SHIFT) | taken) << COUNT_SHIFT | used

@@ -1,0 +1,149 @@
+"""Does the quick way through the log find what RocketMQ's own check of each message finds?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logquarry.format import delay, frame, index, sys_flag
+from logquarry.format import properties as props
+from logquarry.format.frame import Frame
+from logquarry.format.java_frame import JavaRequest, check_message
+from logquarry.format.rows import ASK_JAVA
+from logquarry.scan.codec import Window
+from logquarry.scan.follow import Followed, Follower
+from logquarry.testing import strategies
+from tests.damage import damaged
+from tests.twins import plain_python
+
+LEVELS = (1_000, 5_000)
+DELAYS = ("0", "1", "2", "3", "-1", "+1", "\u0661", "x", "9" * 9, "9" * 10, "1" * 20, " 1")
+
+Told = tuple[object, ...]
+
+
+def told(request: JavaRequest) -> Told:
+    """What goes to queues and index, as values that compare."""
+    kind = request.sys_flag & sys_flag.TRANSACTION_MASK
+    keys: list[str] = []
+    if kind != sys_flag.TRANSACTION_ROLLBACK and request.properties is not None:
+        unique = request.properties.get(props.UNIQ_KEY)
+        keys = [] if unique is None else [unique]
+        keys += props.split_keys(request.properties.get(props.KEYS, ""))
+    return (
+        request.topic,
+        request.queue_id,
+        request.physical_offset,
+        request.size,
+        request.tags_code,
+        request.store_timestamp,
+        request.queue_offset,
+        kind in (sys_flag.TRANSACTION_NOT, sys_flag.TRANSACTION_COMMIT),
+        [index.key_hash(request.topic, key) for key in keys],
+    )
+
+
+def told_by(run: Followed) -> list[Told]:
+    requests = run.requests
+    hashes: list[list[int]] = [[] for _ in requests.size]
+    for key, number in zip(run.key_hashes.tolist(), run.key_numbers.tolist(), strict=True):
+        hashes[number].append(key)
+    return [
+        (
+            requests.topics[requests.topic_ids[row]],
+            int(requests.queue_id[row]),
+            int(requests.physical_offset[row]),
+            int(requests.size[row]),
+            int(requests.tags_code[row]),
+            int(requests.store_timestamp[row]),
+            int(requests.queue_offset[row]),
+            bool(requests.is_dispatched[row]),
+            hashes[row],
+        )
+        for row in range(len(requests.size))
+    ]
+
+
+def plainly(data: bytes, *, check_crc: bool) -> list[Told]:
+    """Each message as Java checks it, and how that ends."""
+    view, at = memoryview(data), 0
+    found: list[Told] = []
+    while True:
+        verdict = check_message(view, at, levels_ms=LEVELS, check_crc=check_crc)
+        if verdict.request is None:
+            return [*found, (at, verdict.size, verdict.is_success)]
+        assert verdict.end == at + verdict.size
+        found.append(told(verdict.request))
+        at += verdict.size
+
+
+def quickly(data: bytes, base: int, *, check_crc: bool) -> list[Told]:
+    """The same with the kernels, which ask Java's check only where they stop."""
+    follower = Follower(LEVELS, most_frames=3, check_crc=check_crc, as_java=True)
+    view, at = memoryview(data), 0
+    found: list[Told] = []
+    while True:
+        run, count, _ = follower.follow(Window.of(view[at:], base + at), len(data) - at)
+        if run is not None:
+            found += told_by(run)
+            at += count
+            continue
+        verdict = check_message(view, at, levels_ms=LEVELS, check_crc=check_crc)
+        if verdict.request is None:
+            return [*found, (at, verdict.size, verdict.is_success)]
+        found.append(told(verdict.request))
+        at += verdict.size
+
+
+def assert_same(data: bytes, base: int) -> None:
+    for check_crc in (True, False):
+        expected = plainly(data, check_crc=check_crc)
+        assert quickly(data, base, check_crc=check_crc) == expected
+        with plain_python():
+            assert quickly(data, base, check_crc=check_crc) == expected
+
+
+@st.composite
+def delayed(draw: st.DrawFn) -> Frame:
+    """A message of the schedule topic, or none, with a DELAY of any kind."""
+    made = draw(strategies.frames())
+    topic = draw(st.sampled_from((delay.SCHEDULE_TOPIC.encode(), b"t")))
+    pairs = {"TAGS": "a", "DELAY": draw(st.sampled_from(DELAYS)), "KEYS": "k l"}
+    chosen = draw(st.lists(st.sampled_from(sorted(pairs)), unique=True))
+    text = props.encode({name: pairs[name] for name in chosen})
+    return replace(made, topic=topic, properties=text.encode(), magic=frame.MAGIC_V1).with_crc()
+
+
+@given(strategies.logs())
+def test_sound_logs(log: strategies.Log) -> None:
+    for base, data in zip(log.bases(), log.files, strict=True):
+        assert_same(data, base)
+
+
+@given(strategies.logs(items=delayed(), min_frames=1))
+def test_delays(log: strategies.Log) -> None:
+    for base, data in zip(log.bases(), log.files, strict=True):
+        assert_same(data, base)
+
+
+@given(strategies.logs(items=delayed() | strategies.frames(), min_frames=1), st.data())
+def test_harmed_logs(log: strategies.Log, data: st.DataObject) -> None:
+    files = {str(base): bytes(one) for base, one in zip(log.bases(), log.files, strict=True)}
+    for name, harmed in data.draw(damaged(files, whole_files=False)).items():
+        assert_same(harmed, int(name))
+
+
+def test_what_java_does_not_take() -> None:
+    """Sound frames that are none to 4.9.3, or only perhaps."""
+    for made, is_taken in (
+        (Frame(b"t", magic=frame.MAGIC_V2), False),
+        (Frame(delay.SCHEDULE_TOPIC.encode(), properties=b"DELAY\x01x"), False),
+        (Frame(delay.SCHEDULE_TOPIC.encode(), properties=b"DELAY\x01+1"), True),
+    ):
+        data = frame.encode(made)
+        run, _, code = Follower((), as_java=True).follow(Window.of(data, 0), len(data))
+        assert (run, code) == (None, ASK_JAVA)
+        verdict = check_message(memoryview(data), 0, levels_ms=(), check_crc=True)
+        assert verdict.is_success is is_taken
