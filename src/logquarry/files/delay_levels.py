@@ -7,6 +7,9 @@ its broker's configuration.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from logquarry.format import delay, frame, queue_entry
@@ -15,13 +18,15 @@ if TYPE_CHECKING:
     from logquarry.files.layout import StoreLayout
 
 _LONGEST_MS = 400 * 86_400_000
+_SECOND_MS = 1_000
+_MOST_LOOKED_AT = 9
 
 
 def levels_of(layout: StoreLayout) -> tuple[int, ...]:
     """Delay of each level in milliseconds, level 1 first.
 
     As stated where the configuration differs from RocketMQ's default; else as the first readable
-    unit of each schedule queue tells, and the default where none does.
+    units of each schedule queue tell, and the default where none does.
     """
     stated = layout.config.delay_levels_ms
     if stated != delay.parse_levels(delay.DEFAULT_LEVELS):
@@ -36,7 +41,21 @@ def levels_of(layout: StoreLayout) -> tuple[int, ...]:
     return tuple(levels)
 
 
+def levels_text(levels_ms: tuple[int, ...]) -> str:
+    """Levels as ``messageDelayLevel`` states them, in whole seconds.
+
+    3.x took the time of delivery from its clock, some milliseconds later.
+    """
+    return " ".join(f"{round(ms / _SECOND_MS)}s" for ms in levels_ms)
+
+
 def _told_by(layout: StoreLayout, queue_id: int) -> int | None:
+    """What most of a queue's first units say: a single one may be harmed."""
+    told = Counter(islice(_delays(layout, queue_id), _MOST_LOOKED_AT))
+    return told.most_common(1)[0][0] if told else None
+
+
+def _delays(layout: StoreLayout, queue_id: int) -> Iterator[int]:
     log = layout.commit_log
     for file in layout.queue(delay.SCHEDULE_TOPIC, queue_id).files:
         try:
@@ -52,8 +71,7 @@ def _told_by(layout: StoreLayout, queue_id: int) -> int | None:
                 continue
             found = _store_time(layout, at.path, at.base, unit)
             if found is not None and 0 < unit.tags_code - found <= _LONGEST_MS:
-                return unit.tags_code - found
-    return None
+                yield unit.tags_code - found
 
 
 def _store_time(

@@ -7,6 +7,7 @@ from collections import Counter
 
 from logquarry.config import DEFAULT_COMMIT_LOG_FILE, StoreConfig
 from logquarry.errors import UsageError
+from logquarry.files import delay_levels
 from logquarry.files.layout import StoreLayout
 from logquarry.format import index, queue_entry
 from logquarry.format.index import IndexShape
@@ -15,6 +16,9 @@ from logquarry.store.read.index_file import Index
 
 def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
     """The settings with the sizes as stated, else as the files have them, else RocketMQ's.
+
+    Likewise the delay levels: who does not know those of a store would take the times of delivery
+    in its schedule queues for wrong.
 
     Raises:
         UsageError: if the shape of the index is not stated, and its files do not tell.
@@ -25,6 +29,9 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
         log_size = layout.commit_log.file_size
         queue_size = _common_size(layout)
         shape = shape or _shape_of(layout)
+        if layout.delay_levels_ms != config.delay_levels_ms:
+            levels = delay_levels.levels_text(layout.delay_levels_ms)
+            config = dataclasses.replace(config, message_delay_level=levels)
     shape = shape or index.DEFAULT_SHAPE
     return dataclasses.replace(
         config,
