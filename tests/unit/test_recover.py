@@ -9,6 +9,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
+from logquarry.format import frame
 from logquarry.store.recovery.plan import StepKind
 from tests.faulty_disk import StoppedDisk
 from tests.small_store import bodies, config, facts, opened
@@ -137,3 +138,45 @@ def test_whoever_is_interrupted_begins_again(tmp_path: Path) -> None:
             end = store.max_offset
         assert (copy / "commitlog" / log.name).read_bytes()[:end] == log.read_bytes()[:end]
         shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("harmed", [None, 0, 2])
+def test_delay_levels_are_those_that_the_store_tells(tmp_path: Path, harmed: int | None) -> None:
+    """Else the times of delivery in its schedule queues would be taken for wrong, and made so."""
+    with opened(tmp_path, message_delay_level="7s 9s 11m") as store:
+        for number in range(12):
+            store.put(lq.Message("t", b"later", delay_level=1 + number % 3, keys="k"))
+    assert not lq.recover(tmp_path).is_needed
+    path = tmp_path / "consumequeue" / "SCHEDULE_TOPIC_XXXX" / "2" / f"{0:020d}"
+    sound = path.read_bytes()
+    if harmed is not None:
+        data = bytearray(sound)
+        data[20 * harmed + 18] ^= 1
+        path.write_bytes(data)
+        assert lq.recover(tmp_path, apply=True).is_needed
+    with lq.MessageStore.open(tmp_path, mode="rw") as store:
+        assert store.config.delay_levels_ms[:3] == (7_000, 9_000, 660_000)
+    assert path.read_bytes() == sound
+
+
+@pytest.mark.parametrize("bit", [33, 47, 62])
+def test_a_harmed_queue_offset_costs_its_message_alone(tmp_path: Path, bit: int) -> None:
+    """No CRC covers it: fillers up to there would fill any disk."""
+    with opened(tmp_path) as store:
+        for number in range(20):
+            store.put(lq.Message("t", b"%d" % number, keys="k"))
+        at = [message.physical_offset for message in store.scan()][10]
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[at + frame.HEAD.offsets["queue_offset"] + 7 - bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    lq.recover(tmp_path, apply=True)
+    assert not lq.recover(tmp_path).is_needed
+    with lq.MessageStore.open(tmp_path, mode="rw") as store:
+        found, offset = [], 0
+        while offset < 20:
+            answer = store.get("t", 0, offset)
+            found += [int(message.body) for message in answer.messages]
+            offset = answer.next_offset
+        assert found == [number for number in range(20) if number != 10]
+        assert store.put(lq.Message("t", b"next")).queue_offset == 20

@@ -29,6 +29,9 @@ from logquarry.store.queue.consume_queue import UNIT_DTYPE, Units
 Offsets = npt.NDArray[np.int64]
 
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
+MOST_GAP: Final = 1 << 24
+"""Units that may be missing before the next one; a message further on has a wrong queue offset,
+which no CRC covers."""
 
 
 class ConsumeQueueWriter:
@@ -182,6 +185,8 @@ class ConsumeQueueMender(ConsumeQueueWriter):
             start = max(first, offset) * UNIT_SIZE
             self.files.truncate_to(start, aside=self._mending.aside)
             return units[max(0, first - offset) :]
+        if offset > expected + MOST_GAP:
+            return units[:0]
         kept = self._mending.kept
         self._write(b"".join(kept.get(number, _FILLER) for number in range(expected, offset)))
         return units

@@ -20,6 +20,7 @@ from logquarry.format import queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.store.disk.disk import Disk
 from logquarry.store.dispatch.queue_units import QueuePart
+from logquarry.store.dispatch.queue_writer import MOST_GAP
 from logquarry.store.put.topic_names import LONGEST_NAME, name_fault
 from logquarry.store.queue.consume_queue import Units
 from logquarry.store.queue.log_queues import QueueKey
@@ -27,8 +28,6 @@ from logquarry.store.queue.log_queues import QueueKey
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 _MOST_HELD: Final = 64 << 20
 _ANY_SAFE_NAME: Final = "store"
-MOST_GAP: Final = 1 << 24
-"""Units that may be missing before the next one; a message further on has a wrong queue offset."""
 
 
 @dataclass(frozen=True, slots=True)

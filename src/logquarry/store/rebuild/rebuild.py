@@ -207,8 +207,7 @@ class _Rebuild:
         queue_size, shape = config.queue_file_size, config.index_shape
         assert queue_size is not None and shape is not None
         look, likely_end = self._look(layout, queue_size, is_live=report.is_live)
-        # As the store's own queues tell them, where no configuration does.
-        follower = Follower(layout.delay_levels_ms)
+        follower = Follower(config.delay_levels_ms)
         queues, index = None, None
         if CONSUME_QUEUE in self._names:
             queues = QueueFiles(self._disk, self._build / CONSUME_QUEUE, queue_size)

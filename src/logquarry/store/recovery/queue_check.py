@@ -22,6 +22,7 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.scan.follow import Follower, follow_run
 from logquarry.scan.walk import DamagedSpan, Run
 from logquarry.store.dispatch.queue_units import add_copies, parts_of
+from logquarry.store.dispatch.queue_writer import MOST_GAP
 from logquarry.store.queue.consume_queue import Queue, Units
 from logquarry.store.queue.log_queues import QueueKey
 
@@ -120,6 +121,8 @@ class QueueCheck:
         expected = self._next
         if expected is None:
             self._first = offset
+        elif offset > expected + MOST_GAP:
+            return
         elif offset < expected:
             self._begin_anew(offset)
         elif offset > expected and self._bad_from is None:
