@@ -128,6 +128,8 @@ class StoreEngine:
         try:
             found = self._find(root, config)
             self.config = found.config
+            if not (root / COMMIT_LOG).is_dir():
+                disk.sync_parent(root)
         except BaseException:
             self._lock.release()
             raise
