@@ -1,0 +1,104 @@
+"""What has to hold of a crash image, as it is and after it was recovered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import logquarry as lq
+from logquarry.format import checkpoint, queue_entry
+from logquarry.testing.model_store import Mark, ModelStore, Put, Seen, Violation, Wrong
+from logquarry.verify import verify_store
+
+CAN_RECOVER: Final = "recovery" in lq.StoreConfig.__dataclass_fields__
+"""Whether a store that was not closed in order can be opened to be written."""
+
+
+def is_store(root: Path) -> bool:
+    """Whether anything of a store is there."""
+    return (root / "commitlog").is_dir() or (root / "consumequeue").is_dir()
+
+
+def check_image(root: Path, config: lq.StoreConfig, model: ModelStore, mark: Mark) -> list[str]:
+    """What is wrong with an image, looked at without changing it.
+
+    Args:
+        root: the store in it.
+        config: of the store.
+        model: what was put; of the whole run.
+        mark: the model when the power went.
+    """
+    if not is_store(root):
+        return [f"there is no store: {len(mark.durable)} messages lost"] if mark.durable else []
+    if not (root / "abort").exists():
+        return check_closed(root, config, model, mark)
+    with lq.MessageStore.open(root, config=config) as store:
+        seen = Seen.of(store, queues=False, on_damage="stop")
+        wrong = [str(found) for found in model.check(seen, must=mark.durable)]
+        return wrong + _check_checkpoint(root, store, model, seen)
+
+
+def check_closed(
+    root: Path, config: lq.StoreConfig, model: ModelStore, mark: Mark, *, acked: bool = True
+) -> list[str]:
+    """What is wrong with a store that says it was closed in order: nothing may be."""
+    with lq.MessageStore.open(root, config=config) as store:
+        if not store.layout.commit_log.files and not mark.acked:
+            return []
+        seen = Seen.of(store, keys=config.message_index_enable)
+        wrong = model.check(seen, must=mark.acked if acked else mark.durable)
+        wrong += [
+            Violation(Wrong.UNKNOWN, f"{message}: it was not there when the store was closed")
+            for message in seen.log
+            if acked and message.body not in mark.acked
+        ]
+        report = verify_store(store.layout)
+        damage = [f"verify: {f}" for f in report.findings if f.severity == "damage"]
+        return [str(found) for found in wrong] + damage
+
+
+def _check_checkpoint(
+    root: Path, store: lq.MessageStore, model: ModelStore, seen: Seen
+) -> list[str]:
+    """The checkpoint never says more than what is on the disk.
+
+    Messages of the very millisecond do not count: others of it may come after a flush.
+    """
+    path = root / "checkpoint"
+    data = path.read_bytes() if path.exists() else b""
+    if len(data) < checkpoint.LAYOUT.struct.size:
+        return []
+    times = checkpoint.decode(data)
+    present = {message.body for message in seen.log}
+    wrong = []
+    for put in model.puts:
+        time = put.store_timestamp
+        if time is None or put.body in model.absent:
+            continue
+        if time < times.physic_timestamp and put.body not in present:
+            wrong.append(f"{times} is ahead of the log: {put}")
+        if time < times.logics_timestamp and not _is_queued(root, store.config, put):
+            wrong.append(f"{times} is ahead of the queue: {put}")
+        key = (put.message.keys or "").partition(" ")[0]
+        if time < times.index_timestamp and key:
+            found = store.query(put.message.topic, key, exact=True)
+            if put.body not in {bytes(message.body or b"") for message in found}:
+                wrong.append(f"{times} is ahead of the index: {put}")
+    return wrong
+
+
+def _is_queued(root: Path, config: lq.StoreConfig, put: Put) -> bool:
+    """Whether the queue has its unit."""
+    assert put.queue_offset is not None
+    size = config.queue_file_size
+    assert size is not None
+    position = put.queue_offset * queue_entry.UNIT_SIZE
+    folder = root / "consumequeue" / put.message.topic / str(put.message.queue_id)
+    path = folder / f"{position // size * size:020d}"
+    if not path.exists():
+        return False
+    data = path.read_bytes()[position % size :][: queue_entry.UNIT_SIZE]
+    if len(data) < queue_entry.UNIT_SIZE:
+        return False
+    unit = queue_entry.decode_at(data, 0)
+    return unit.is_written and unit.physical_offset == put.physical_offset
