@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import logquarry as lq
 from logquarry.format import checkpoint, queue_entry
@@ -19,7 +20,14 @@ def is_store(root: Path) -> bool:
     return (root / "commitlog").is_dir() or (root / "consumequeue").is_dir()
 
 
-def check_image(root: Path, config: lq.StoreConfig, model: ModelStore, mark: Mark) -> list[str]:
+def check_image(
+    root: Path,
+    config: lq.StoreConfig,
+    model: ModelStore,
+    mark: Mark,
+    *,
+    is_killed: bool = False,
+) -> list[str]:
     """What is wrong with an image, looked at without changing it.
 
     Args:
@@ -27,15 +35,34 @@ def check_image(root: Path, config: lq.StoreConfig, model: ModelStore, mark: Mar
         config: of the store.
         model: what was put; of the whole run.
         mark: the model when the power went.
+        is_killed: whether only the process died, so that all that was acknowledged is there.
     """
+    must = mark.acked if is_killed else mark.durable
     if not is_store(root):
-        return [f"there is no store: {len(mark.durable)} messages lost"] if mark.durable else []
+        return [f"there is no store: {len(must)} messages lost"] if must else []
     if not (root / "abort").exists():
         return check_closed(root, config, model, mark)
     with lq.MessageStore.open(root, config=config) as store:
-        seen = Seen.of(store, queues=False, on_damage="stop")
-        wrong = [str(found) for found in model.check(seen, must=mark.durable)]
+        seen = Seen.of(store, queues=False, on_damage="stop").before_torn()
+        wrong = [str(found) for found in model.check(seen, must=must)]
         return wrong + _check_checkpoint(root, store, model, seen)
+
+
+def recovered(root: Path, config: lq.StoreConfig, model: ModelStore) -> None:
+    """Open a store to be written after a crash, and hold what it has then against the model.
+
+    What is not there is noted as absent, never to come back.
+    """
+    settings: dict[str, Any] = {"recovery": "safe"} if CAN_RECOVER else {}
+    if not is_store(root):
+        return
+    config = dataclasses.replace(config, **settings)
+    with lq.MessageStore.open(root, mode="rw", config=config) as store:
+        store.wait_dispatched()
+        seen = Seen.of(store, keys=config.message_index_enable)
+    wrong = model.check(seen, must=model.mark().durable)
+    assert not wrong, "\n".join(map(str, wrong))
+    model.survived(seen)
 
 
 def check_closed(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ def told(seed: int, what: str, kept: Path | None = None, to: Path | None = None)
     except BaseException:
         print(f"seed {seed}: {what}")
         if kept is not None and to is not None and kept.exists():
-            shutil.copytree(kept, to / "failed", dirs_exist_ok=True, symlinks=True)
+            # What a broken disk refuses to give is missing.
+            with contextlib.suppress(shutil.Error):
+                shutil.copytree(kept, to / "failed", dirs_exist_ok=True, symlinks=True)
             print(f"the store is kept in {to / 'failed'}")
         raise

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, Self
 
@@ -37,6 +37,7 @@ class Wrong(Enum):
     SKIP = "skip"
     WRONG_TOPIC = "wrong topic"
     REVIVED = "revived write"
+    TORN = "half of it"
     UNKNOWN = "nobody put it"
     UNREADABLE = "cannot be read"
 
@@ -57,7 +58,11 @@ class Violation(NamedTuple):
 
 
 class SeenMessage(NamedTuple):
-    """A message as a store gave it."""
+    """A message as a store gave it.
+
+    ``is_torn`` where topic or properties have bytes of 0: the CRC covers the body only, so that a
+    frame of which a part never came to the disk may look sound.
+    """
 
     topic: str
     queue_id: int
@@ -67,6 +72,7 @@ class SeenMessage(NamedTuple):
     body: bytes
     tags: str | None
     keys: str | None
+    is_torn: bool = False
 
     @classmethod
     def of(cls, message: StoredMessage) -> Self:
@@ -80,6 +86,7 @@ class SeenMessage(NamedTuple):
             bytes(message.body or b""),
             message.tags,
             message.keys,
+            0 in message.frame.topic or 0 in message.frame.properties,
         )
 
 
@@ -137,6 +144,11 @@ class Seen:
                 for topic, key in sorted(words)
             }
         return cls(tuple(log), found, keyed, tuple(unreadable))
+
+    def before_torn(self) -> Self:
+        """The same with a log that ends before the first message that is torn."""
+        count = next((n for n, message in enumerate(self.log) if message.is_torn), len(self.log))
+        return replace(self, log=self.log[:count])
 
 
 def _read_queue(
@@ -331,6 +343,9 @@ class ModelStore:
                 wrong.append(Violation(Wrong.DUPLICATE, f"{body[:32]!r} is there {count} times"))
         for message in log:
             put = self._by_body.get(message.body)
+            if message.is_torn:
+                wrong.append(Violation(Wrong.TORN, f"{message}"))
+                continue
             if put is None:
                 wrong.append(Violation(Wrong.UNKNOWN, f"{message}"))
                 continue
