@@ -93,11 +93,14 @@ def _child(order: dict[str, Any]) -> None:
 
 def main() -> None:
     """Read orders until there are no more."""
-    with tempfile.TemporaryDirectory() as folder:
-        # What is compiled or imported late is there before the first fork.
-        with lq.MessageStore.open(folder, mode="rw", config=lq.StoreConfig(**SETTINGS)) as store:
-            store.put_many([message_of(0, number) for number in range(20)])
-            store.wait_dispatched()
+    config = lq.StoreConfig(**SETTINGS)
+    # What is compiled or imported late is there before the first fork.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        lq.MessageStore.open(folder, mode="rw", config=config) as store,
+    ):
+        store.put_many([message_of(0, number) for number in range(20)])
+        store.wait_dispatched()
     os.write(1, b"ready\n")
     for line in sys.stdin:
         pid = os.fork()
