@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
+import tempfile
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
 
 import logquarry as lq
+from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint, queue_entry
+from logquarry.testing.builder import StoreBuilder
 from logquarry.testing.model_store import Mark, ModelStore, Put, Seen, Violation, Wrong
 from logquarry.verify import verify_store
 
-CAN_RECOVER: Final = "recovery" in lq.StoreConfig.__dataclass_fields__
-"""Whether a store that was not closed in order can be opened to be written."""
+
+@cache
+def can_recover() -> bool:
+    """Whether a store that was not closed in order can be opened to be written."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "store"
+        with StoreBuilder(root) as builder:
+            builder.put("orders")
+        (root / "abort").touch()
+        try:
+            lq.MessageStore.open(root, mode="rw").close()
+        except StoreUnavailable:
+            return False
+        return True
 
 
 def is_store(root: Path) -> bool:
@@ -48,7 +62,8 @@ def check_image(
     with lq.MessageStore.open(root, config=config) as store:
         seen = Seen.of(store, queues=False, on_damage="stop").before_torn()
         wrong = [str(found) for found in model.check(seen, must=must)]
-        return wrong + _check_checkpoint(root, store, model, seen)
+        wrong += _check_checkpoint(root, store, model, seen)
+        return wrong + _check_mark(store, model, seen)
 
 
 def recovered(root: Path, config: lq.StoreConfig, model: ModelStore) -> None:
@@ -56,10 +71,8 @@ def recovered(root: Path, config: lq.StoreConfig, model: ModelStore) -> None:
 
     What is not there is noted as absent, never to come back.
     """
-    settings: dict[str, Any] = {"recovery": "safe"} if CAN_RECOVER else {}
     if not is_store(root):
         return
-    config = dataclasses.replace(config, **settings)
     with lq.MessageStore.open(root, mode="rw", config=config) as store:
         store.wait_dispatched()
         seen = Seen.of(store, keys=config.message_index_enable)
@@ -132,3 +145,15 @@ def _is_queued(root: Path, config: lq.StoreConfig, put: Put) -> bool:
         return False
     unit = queue_entry.decode_at(data, 0)
     return unit.is_written and unit.physical_offset == put.physical_offset
+
+
+def _check_mark(store: lq.MessageStore, model: ModelStore, seen: Seen) -> list[str]:
+    """The durable mark, where it speaks of this log, never says more than what is on the disk."""
+    mark = store.layout.read_durable()
+    present = {message.body for message in seen.log}
+    return [
+        f"the durable mark {mark} is ahead of the log: {put}"
+        for put in model.puts
+        if mark is not None and put.physical_offset is not None and put.physical_offset < mark
+        if put.body not in present and put.body not in model.absent
+    ]

@@ -125,9 +125,7 @@ def calls_of_the_workload(root: Path, messages: int) -> int:
 @pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize(("error", "for_ever"), KINDS)
-def test_each_call_fails(
-    error: int, for_ever: bool, part: int, shm: Path, tmp_path: Path
-) -> None:
+def test_each_call_fails(error: int, for_ever: bool, part: int, shm: Path, tmp_path: Path) -> None:
     """By hand, N is how many messages the workload has."""
     messages = count(12)
     (shm / "whole").mkdir()

@@ -11,7 +11,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.testing.model_store import ModelStore
-from tests.crash.checks import CAN_RECOVER, check_image, recovered
+from tests.crash.checks import can_recover, check_image, recovered
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
 from tests.crash.writer import SETTINGS, Order, writer
 
@@ -44,7 +44,7 @@ def test_kills(seed: int, shm: Path, tmp_path: Path) -> None:
                 acked += len(order.acks)
                 wrong = check_image(root, config, model, model.mark(), is_killed=True)
                 assert not wrong, "\n".join(wrong)
-                if CAN_RECOVER:
+                if can_recover():
                     recovered(root, config, model)
                 elif root.exists():
                     shutil.rmtree(root)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import random
-import shutil
 import struct
 import subprocess
 import time
@@ -17,7 +16,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.testing.model_store import ModelStore
-from tests.crash.checks import CAN_RECOVER, check_image, recovered
+from tests.crash.checks import can_recover, check_image, recovered
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
 from tests.crash.writer import SETTINGS, Order, writer
 
@@ -106,9 +105,8 @@ def test_power_cuts_of_ext4(seed: int, disk: LoopDisk, tmp_path: Path) -> None:
                 acked += len(order.acks)
                 wrong = check_image(root, config, model, model.mark())
                 assert not wrong, "\n".join(wrong)
-                if CAN_RECOVER:
+                if can_recover():
                     recovered(root, config, model)
-                elif root.exists():
-                    shutil.rmtree(root)
-                    model = ModelStore()
+                else:
+                    root, model = disk.mounted / f"store-{number}", ModelStore()
     assert acked

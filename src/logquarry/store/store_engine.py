@@ -207,7 +207,10 @@ class StoreEngine:
                 self.log.truncate_to(found.log_end, aside=quarantine(root, COMMIT_LOG))
         self._mark_durable(found.log_end)
         if config.message_index_enable:
-            self.index = IndexKeeper(disk, root, shape, self.checkpoint, self._clock)
+            self.index = IndexKeeper(
+                *(disk, root, shape, self.checkpoint, self._clock),
+                sync_log=lambda: self.log.flush(0),
+            )
         self.dispatcher = Dispatcher(
             self.log,
             self.queues.writers,

@@ -129,7 +129,7 @@ class _Work:
         except OSError as error:
             raise self._disk.refused(path, error) from error
         finally:
-            self._disk.close(descriptor)
+            self._disk.let_go(descriptor)
 
     def _extend(self, path: Path, size: int) -> None:
         descriptor = self._disk.open(path)
@@ -139,7 +139,7 @@ class _Work:
         except OSError as error:
             raise self._disk.refused(path, error) from error
         finally:
-            self._disk.close(descriptor)
+            self._disk.let_go(descriptor)
 
     def _shorten(self, path: Path, size: int) -> None:
         """A file that is too long goes to quarantine as it is, and a copy takes its place."""
@@ -177,11 +177,11 @@ class _Work:
                     done += len(data)
                 self._disk.sync(copy, target)
             finally:
-                self._disk.close(copy)
+                self._disk.let_go(copy)
         except OSError as error:
             raise self._disk.refused(target, error) from error
         finally:
-            self._disk.close(source)
+            self._disk.let_go(source)
 
     # ------------------------------------------------------------------------- queues and index
     def _find_mendings(self) -> None:
