@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.checks import check_image
+from logquarry.store.writable_store import WritableStore
+from logquarry.testing.faulty_disk import FaultyDisk
+from logquarry.testing.model_store import Mark, Seen
+from tests.crash.checks import can_recover, check_image
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
-from tests.crash.workload import STORE, recorded
+from tests.crash.workload import STORE, Workload, recorded
 
 EACH = 125
 """Crashes of one run of a store."""
@@ -29,3 +32,44 @@ def test_power_cuts(seed: int, shm: Path, tmp_path: Path) -> None:
             wrong = check_image(image / STORE, work.config, work.model, point.mark)
             assert not wrong, "\n".join(wrong)
         shutil.rmtree(image)
+
+
+@pytest.mark.skipif(not can_recover(), reason="there is no recovery yet")
+@pytest.mark.timeout(0 if IS_BY_HAND else 300)
+@pytest.mark.parametrize("seed", seeds(count(2_000), EACH))
+def test_power_cuts_and_recoveries(seed: int, shm: Path, tmp_path: Path) -> None:
+    """The power goes, the store is recovered and goes on, and the power goes again: any time."""
+    first = recorded(shm / "live", seed)
+    rng = random.Random(seed)
+    for number in range(EACH // 2):
+        point = rng.choice(first.points)
+        root = shm / "again"
+        with told(seed, f"crash {number} before {point.number} {point.call}", root, tmp_path):
+            point.state.crash(rng).write(root)
+            second = Workload(root, rng, first.config, first.model.at(point.mark))
+            second.clock.now = first.clock.now
+            disk = FaultyDisk(root)
+            disk.observe = second.observe(disk)
+            with second.open(disk) as store:
+                note_what_is_there(store, second, point.mark)
+                second.run(store, 5)
+            assert not second.refusals
+        last = rng.choice(second.points)
+        image = shm / "image"
+        what = f"crash {number} before {point.number} {point.call}, then {last.number} {last.call}"
+        with told(seed, what, image, tmp_path):
+            last.state.crash(rng).write(image)
+            third = Workload(image, rng, first.config, second.model.at(last.mark))
+            with third.open(FaultyDisk(image)) as store:
+                note_what_is_there(store, third, last.mark)
+        shutil.rmtree(root)
+        shutil.rmtree(image)
+
+
+def note_what_is_there(store: WritableStore, work: Workload, mark: Mark) -> None:
+    """Hold a recovered store against the model, which goes on from what it has."""
+    assert store.wait_dispatched(timeout=30)
+    seen = Seen.of(store, keys=work.config.message_index_enable)
+    wrong = work.model.check(seen, must=mark.durable)
+    assert not wrong, "\n".join(map(str, wrong))
+    work.model.survived(seen)

@@ -34,14 +34,12 @@ class Point(NamedTuple):
         call: the call that was about to be made.
         mark: the model a moment before.
         state: the disk.
-        attempted: how many puts were begun by then.
     """
 
     number: int
     call: str
     mark: Mark
     state: DiskState
-    attempted: int
 
 
 def settings(rng: random.Random) -> dict[str, Any]:
@@ -97,8 +95,8 @@ class Workload:
             # What is known to be durable is asked before the disk, what is tried after it.
             mark = self.model.mark()
             state = disk.state()
-            attempted = len(self.model.puts)
-            self.points.append(Point(disk.faults.total, call, mark, state, attempted))
+            mark = mark._replace(attempted=len(self.model.puts))
+            self.points.append(Point(disk.faults.total, call, mark, state))
 
         return note
 

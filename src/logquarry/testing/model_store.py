@@ -194,8 +194,7 @@ class Put:
         return bytes(self.message.body)
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """The model at one moment, for the state of a disk at that moment.
 
     Attributes:
@@ -293,6 +292,22 @@ class ModelStore:
             frozenset(put.body for put in present if put.is_acked),
             frozenset(self.absent),
         )
+
+    def at(self, mark: Mark) -> ModelStore:
+        """The model as it was at an earlier moment, to go on from there."""
+        made = ModelStore(absent=set(mark.absent))
+        for put in self.puts[: mark.attempted]:
+            then = made.attempt(put.message)
+            if put.body in mark.acked:
+                assert put.physical_offset is not None and put.queue_offset is not None
+                made.acked_at(
+                    then,
+                    put.physical_offset,
+                    put.queue_offset,
+                    put.store_timestamp or 0,
+                    is_durable=put.body in mark.durable,
+                )
+        return made
 
     def queue(self, topic: str, queue_id: int) -> list[Put]:
         """What a queue should have, by what was acknowledged, in order."""
