@@ -85,9 +85,9 @@ def excuse(site: str) -> str | None:
         is_any = words.split()[1] == "*"
         wanted = [part, *rest] if is_any else rest
         head, _, chain = site.partition(": ")
-        if head.startswith(kind) and (is_any or head.split()[1].startswith(part)):
-            if all(word in chain for word in wanted):
-                return reason
+        is_meant = head.startswith(kind) and (is_any or head.split()[1].startswith(part))
+        if is_meant and all(word in chain for word in wanted):
+            return reason
     return None
 
 

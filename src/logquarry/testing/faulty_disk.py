@@ -86,6 +86,11 @@ class _File:
                 del self.stuck[number]
         self.durable, self.versions, self._content = durable, {}, None
 
+    def dirty(self, position: int, count: int) -> None:
+        """Some bytes were written by a call, be they what stood there: their pages are dirty."""
+        for number in range(position // PAGE, -(-(position + count) // PAGE)):
+            self.stuck.pop(number, None)
+
     def fail_sync(self) -> None:
         """Mark all pages clean, whatever the disk has of them."""
         live = self.look()
@@ -252,7 +257,10 @@ class FaultyDisk(LocalDisk):
         with self._call("write") as is_half:
             if is_half:
                 data = data[: -(-len(data) // 2)]
-            return super().write(descriptor, data, position)
+            count = super().write(descriptor, data, position)
+            if (file := self._open.get(descriptor)) is not None:
+                file.dirty(position, count)
+            return count
 
     def fdatasync(self, descriptor: int) -> None:
         """See :meth:`Disk.fdatasync`."""

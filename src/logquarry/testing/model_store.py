@@ -179,6 +179,7 @@ class Put:
         physical_offset: where it said that it is, None where it did not say.
         queue_offset: likewise.
         store_timestamp: likewise.
+        body: the message's.
     """
 
     message: Message
@@ -187,11 +188,10 @@ class Put:
     physical_offset: int | None = None
     queue_offset: int | None = None
     store_timestamp: int | None = None
+    body: bytes = field(init=False, repr=False)
 
-    @property
-    def body(self) -> bytes:
-        """Its body."""
-        return bytes(self.message.body)
+    def __post_init__(self) -> None:
+        self.body = bytes(self.message.body)
 
 
 class Mark(NamedTuple):
@@ -222,6 +222,7 @@ class ModelStore:
     puts: list[Put] = field(default_factory=list)
     absent: set[bytes] = field(default_factory=set)
     _by_body: dict[bytes, Put] = field(default_factory=dict)
+    _mark: Mark | None = None
 
     # ------------------------------------------------------------------------------- what happened
     def attempt(self, message: Message) -> Put:
@@ -231,6 +232,7 @@ class ModelStore:
             raise UsageError(f"two messages have the body {put.body[:32]!r}")
         self._by_body[put.body] = put
         self.puts.append(put)
+        self._mark = None
         return put
 
     def acked(self, put: Put, result: PutResult, *, is_durable: bool, number: int = 0) -> None:
@@ -257,12 +259,14 @@ class ModelStore:
         put.physical_offset, put.queue_offset, put.store_timestamp = physical, queued, time
         put.is_acked = True
         put.is_durable = is_durable
+        self._mark = None
 
     def flushed(self, offset: int) -> None:
         """Note that the store said that its log is on the disk up to an offset."""
         for put in self.puts:
             if put.physical_offset is not None and put.physical_offset < offset:
                 put.is_durable = True
+        self._mark = None
 
     def survived(self, seen: Seen) -> None:
         """Go on from what a recovered store has: what it has not is never to come back.
@@ -274,6 +278,7 @@ class ModelStore:
             message = by_body.get(put.body)
             if message is None:
                 self.absent.add(put.body)
+                self._mark = None
             else:
                 self.acked_at(
                     put,
@@ -285,13 +290,15 @@ class ModelStore:
 
     def mark(self) -> Mark:
         """The model now, never to change. Cheap enough for each call of a disk."""
-        present = [put for put in self.puts if put.body not in self.absent]
-        return Mark(
-            len(self.puts),
-            frozenset(put.body for put in present if put.is_durable),
-            frozenset(put.body for put in present if put.is_acked),
-            frozenset(self.absent),
-        )
+        if self._mark is None:
+            present = [put for put in self.puts if put.body not in self.absent]
+            self._mark = Mark(
+                len(self.puts),
+                frozenset(put.body for put in present if put.is_durable),
+                frozenset(put.body for put in present if put.is_acked),
+                frozenset(self.absent),
+            )
+        return self._mark
 
     def at(self, mark: Mark) -> ModelStore:
         """The model as it was at an earlier moment, to go on from there."""
