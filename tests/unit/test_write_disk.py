@@ -161,8 +161,8 @@ def test_names_that_cannot_be_read_are_a_refusal(tmp_path: Path) -> None:
     disk = ModelDisk(tmp_path)
     disk.fail("list")
     with pytest.raises(StoreUnavailable, match="Input/output error"):
-        disk.names(tmp_path)
-    assert disk.names(tmp_path) == []
+        disk.names_in(tmp_path)
+    assert disk.names_in(tmp_path) == []
 
 
 def test_what_the_system_says_to_a_close_is_logged(

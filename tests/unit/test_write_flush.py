@@ -390,25 +390,3 @@ def test_a_checkpoint_that_fails_poisons(disk: FaultyDisk, tmp_path: Path, call:
         times.flush()
     assert disk.health.reason is not None
     times.close()
-
-
-def test_flushes_of_the_queues_wait_for_each_other(disk: FaultyDisk) -> None:
-    """One that a user asks for and the timed one: what is full is closed once."""
-    inside = threading.Semaphore(1)
-    overlaps: list[bool] = []
-
-    class Slow:
-        def flush(self, least_pages: int) -> None:
-            alone = inside.acquire(blocking=False)
-            overlaps.append(not alone)
-            time.sleep(0.01)
-            if alone:
-                inside.release()
-
-    service = FlushConsumeQueueService(lambda: [Slow()], disk.health)
-    threads = [threading.Thread(target=service.flush) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert overlaps == [False] * 4
