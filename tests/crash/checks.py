@@ -10,7 +10,7 @@ import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint, queue_entry
 from logquarry.testing.builder import StoreBuilder
-from logquarry.testing.model_store import Mark, ModelStore, Put, Seen, Violation, Wrong
+from logquarry.testing.model_store import Mark, ModelStore, Put, Seen, Violation, Wrong, explain
 from logquarry.verify import verify_store
 
 
@@ -77,7 +77,7 @@ def recovered(root: Path, config: lq.StoreConfig, model: ModelStore) -> None:
         store.wait_dispatched()
         seen = Seen.of(store, keys=config.message_index_enable)
     wrong = model.check(seen, must=model.mark().durable)
-    assert not wrong, "\n".join(map(str, wrong))
+    assert not wrong, explain(wrong)
     model.survived(seen)
 
 

@@ -15,7 +15,7 @@ from logquarry.errors import StoreError
 from logquarry.testing.clock import FakeClock
 from logquarry.testing.faults import NEED_ROOM, SHORT, Fault
 from logquarry.testing.faulty_disk import FaultyDisk
-from logquarry.testing.model_store import ModelStore, Seen
+from logquarry.testing.model_store import ModelStore, Seen, explain
 from tests.crash.checks import check_image
 from tests.crash.ladder import IS_BY_HAND, SEED, count, told
 from tests.crash.workload import START, STORE, Workload
@@ -95,13 +95,13 @@ def check(work: Workload, disk: FaultyDisk, images: Path) -> None:
     root = work.root / STORE
     mark = work.model.mark()
     wrong = check_image(root, CONFIG, work.model, mark, is_killed=True, is_exact=False)
-    assert not wrong, "\n".join(wrong)
+    assert not wrong, explain(wrong)
     rng = random.Random(SEED)
     state = disk.state()
     for number in range(3):
         image = state.crash(rng).write(images / str(number))
         wrong = check_image(image / STORE, CONFIG, work.model, mark, is_exact=False)
-        assert not wrong, "after a power cut:\n" + "\n".join(wrong)
+        assert not wrong, "after a power cut:\n" + explain(wrong)
     shutil.rmtree(images)
     if not root.exists() or ((root / "abort").exists() and any((root / "commitlog").glob("*"))):
         return
@@ -112,7 +112,7 @@ def check(work: Workload, disk: FaultyDisk, images: Path) -> None:
         work.model.acked(work.model.attempt(message), store.put(message), is_durable=True)
         store.wait_dispatched()
         wrong = [str(found) for found in work.model.check(Seen.of(store, keys=True))]
-        assert not wrong, "\n".join(wrong)
+        assert not wrong, explain(wrong)
 
 
 def calls_of_the_workload(root: Path, messages: int) -> int:
@@ -153,5 +153,5 @@ def test_a_store_at_work_stops_at_each_call(shm: Path) -> None:
         assert work.refusals or number > 60
         image = disk.state().killed().write(shm / f"{number}-killed")
         wrong = check_image(image / STORE, CONFIG, work.model, work.model.mark(), is_killed=True)
-        assert not wrong, "\n".join(wrong)
+        assert not wrong, explain(wrong)
         assert dataclasses.asdict(disk.state()) == dataclasses.asdict(disk.state())

@@ -18,7 +18,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.testing.faulty_disk import FaultyDisk
-from logquarry.testing.model_store import ModelStore, Seen
+from logquarry.testing.model_store import ModelStore, Seen, explain
 from tests.crash.checks import check_image
 from tests.crash.ladder import SEED, count, told
 from tests.crash.workload import Workload, settings
@@ -144,7 +144,7 @@ def test_a_sync_that_fails_in_the_kernel(nth: int, tmp_path: Path) -> None:
         assert lines[-1] == "refused", "a sync failed, and messages were taken"
         assert len(acked) < 80
         wrong = check_image(root, lq.StoreConfig(**SETTINGS), model, model.mark(), is_killed=True)
-        assert not wrong, "\n".join(wrong)
+        assert not wrong, explain(wrong)
         assert (root / "abort").exists(), "the store was not closed in order"
 
 

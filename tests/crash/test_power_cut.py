@@ -10,7 +10,7 @@ import pytest
 
 from logquarry.store.writable_store import WritableStore
 from logquarry.testing.faulty_disk import FaultyDisk
-from logquarry.testing.model_store import Mark, Seen
+from logquarry.testing.model_store import Mark, Seen, explain
 from tests.crash.checks import can_recover, check_image
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
 from tests.crash.workload import STORE, Workload, recorded
@@ -30,7 +30,7 @@ def test_power_cuts(seed: int, shm: Path, tmp_path: Path) -> None:
         with told(seed, f"crash {number} before {point.number} {point.call}", image, tmp_path):
             point.state.crash(rng).write(image)
             wrong = check_image(image / STORE, work.config, work.model, point.mark)
-            assert not wrong, "\n".join(wrong)
+            assert not wrong, explain(wrong)
         shutil.rmtree(image)
 
 
@@ -71,5 +71,5 @@ def note_what_is_there(store: WritableStore, work: Workload, mark: Mark) -> None
     assert store.wait_dispatched(timeout=30)
     seen = Seen.of(store, keys=work.config.message_index_enable)
     wrong = work.model.check(seen, must=mark.durable)
-    assert not wrong, "\n".join(map(str, wrong))
+    assert not wrong, explain(wrong)
     work.model.survived(seen)

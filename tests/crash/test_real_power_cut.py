@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 import logquarry as lq
-from logquarry.testing.model_store import ModelStore
+from logquarry.testing.model_store import ModelStore, explain
 from tests.crash.checks import can_recover, check_image, recovered
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
 from tests.crash.writer import SETTINGS, Order, writer
@@ -104,7 +104,7 @@ def test_power_cuts_of_ext4(seed: int, disk: LoopDisk, tmp_path: Path) -> None:
                 order.tell(model, number, is_durable=True)
                 acked += len(order.acks)
                 wrong = check_image(root, config, model, model.mark())
-                assert not wrong, "\n".join(wrong)
+                assert not wrong, explain(wrong)
                 if can_recover():
                     recovered(root, config, model)
                 else:

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 import logquarry as lq
 from logquarry.store.writable_store import WritableStore
 from logquarry.testing.faulty_disk import FaultyDisk
-from logquarry.testing.model_store import Seen
+from logquarry.testing.model_store import Seen, explain
 from tests.crash.checks import can_recover, check_image
 from tests.crash.ladder import IS_BY_HAND, SEED, count
 from tests.crash.workload import STORE, Workload
@@ -85,7 +85,7 @@ class StoreMachine(RuleBasedStateMachine):
         store = self.opened()
         assert store.wait_dispatched(timeout=10)
         wrong = self.work.model.check(Seen.of(store, keys=self.work.config.message_index_enable))
-        assert not wrong, "\n".join(map(str, wrong))
+        assert not wrong, explain(wrong)
 
     @rule(number=st.integers(0, 1 << 16))
     def read_one(self, number: int) -> None:
@@ -112,7 +112,7 @@ class StoreMachine(RuleBasedStateMachine):
             root = image.write(self.folder / "image")
             config, model = self.work.config, self.work.model
             wrong = check_image(root / STORE, config, model, mark, is_killed=is_killed)
-            assert not wrong, "\n".join(wrong)
+            assert not wrong, explain(wrong)
             shutil.rmtree(root)
 
     @precondition(lambda self: can_recover())
@@ -127,7 +127,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.wait_dispatched(timeout=10)
         seen = Seen.of(self.store, keys=self.work.config.message_index_enable)
         wrong = self.work.model.check(seen, must=mark.durable)
-        assert not wrong, "\n".join(map(str, wrong))
+        assert not wrong, explain(wrong)
         self.work.model.survived(seen)
 
     @invariant()

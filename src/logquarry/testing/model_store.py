@@ -14,7 +14,7 @@ Bodies tell messages apart: no two that are put may have the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, Self
@@ -26,6 +26,8 @@ from logquarry.store.message_store import MessageStore
 from logquarry.store.put.put_result import PutResult, PutStatus
 
 QueueKey = tuple[str, int]
+
+_MOST_SHOWN = 24
 
 
 class Wrong(Enum):
@@ -73,6 +75,12 @@ class SeenMessage(NamedTuple):
     tags: str | None
     keys: str | None
     is_torn: bool = False
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic}/{self.queue_id} offset {self.queue_offset} at {self.physical_offset} "
+            f"{self.body[:_MOST_SHOWN]!r} tags {self.tags} keys {self.keys}"
+        )
 
     @classmethod
     def of(cls, message: StoredMessage) -> Self:
@@ -193,6 +201,9 @@ class Put:
     def __post_init__(self) -> None:
         self.body = bytes(self.message.body)
 
+    def __str__(self) -> str:
+        return _named(self)
+
 
 class Mark(NamedTuple):
     """The model at one moment, for the state of a disk at that moment.
@@ -229,7 +240,7 @@ class ModelStore:
         """Note that a message is about to be put."""
         put = Put(message)
         if put.body in self._by_body:
-            raise UsageError(f"two messages have the body {put.body[:32]!r}")
+            raise UsageError(f"two messages have the body {put.body[:_MOST_SHOWN]!r}")
         self._by_body[put.body] = put
         self.puts.append(put)
         self._mark = None
@@ -362,7 +373,9 @@ class ModelStore:
         counts = Counter(message.body for message in log)
         for body, count in counts.items():
             if count > 1:
-                wrong.append(Violation(Wrong.DUPLICATE, f"{body[:32]!r} is there {count} times"))
+                wrong.append(
+                    Violation(Wrong.DUPLICATE, f"{body[:_MOST_SHOWN]!r}: {count} times")
+                )
         for message in log:
             put = self._by_body.get(message.body)
             if message.is_torn:
@@ -437,6 +450,14 @@ def _check_keys(seen: Seen) -> list[Violation]:
     ]
 
 
+def explain(wrong: Sequence[object], most: int = 5) -> str:
+    """The first of what is wrong, a line each, and how much more there is."""
+    lines = [str(found) for found in wrong[:most]]
+    if len(wrong) > most:
+        lines.append(f"and {len(wrong) - most} more")
+    return "\n".join(lines)
+
+
 def _named(put: Put) -> str:
     message = put.message
-    return f"{message.topic} {message.queue_id} {put.body[:32]!r}"
+    return f"{message.topic} {message.queue_id} {put.body[:_MOST_SHOWN]!r}"
