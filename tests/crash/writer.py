@@ -120,6 +120,7 @@ class Order:
     Attributes:
         pid: its process.
         acks: number, physical and queue offset, and store time of what it acknowledged.
+        sure: how many acknowledgements came before the power went; None for all.
         errors: what it was refused.
         is_open: whether it had the store open.
         is_done: whether it ended by itself.
@@ -127,6 +128,7 @@ class Order:
 
     pid: int = 0
     acks: list[tuple[int, int, int, int]] = field(default_factory=list)
+    sure: int | None = None
     errors: list[str] = field(default_factory=list)
     is_open: bool = False
     is_done: bool = False
@@ -148,11 +150,12 @@ class Order:
     def tell(self, model: ModelStore, order: int, *, is_durable: bool) -> None:
         """Put it into a model: what was acknowledged, and what may have been tried."""
         acked = {number: told for number, *told in self.acks}
+        sure = {number for number, *_ in self.acks[: self.sure]}
         # The last call may have been for some messages.
         for number in range(max(acked, default=-1) + 12):
             put = model.attempt(message_of(order, number))
             if number in acked:
-                model.acked_at(put, *acked[number], is_durable=is_durable)
+                model.acked_at(put, *acked[number], is_durable=is_durable and number in sure)
 
 
 class Writer:

@@ -39,6 +39,7 @@ from logquarry.scan.requests import DispatchRequests
 from logquarry.store.disk.checkpoint_file import CheckpointFile
 from logquarry.store.disk.disk import Disk
 from logquarry.store.disk.durable_file import DurableFile
+from logquarry.store.disk.name_guard import NameGuard
 from logquarry.store.disk.running_flags import Refusal, RunningFlags
 from logquarry.store.disk.service import Service
 from logquarry.store.disk.store_lock import AbortFile, StoreLock
@@ -153,7 +154,12 @@ class StoreEngine:
         try:
             found = find_store(root, config)
         except NeedsRecovery as error:
-            logger.warning("%s: it has to be recovered: %s", root, error)
+            # Its text: whoever keeps the error keeps all the files open that were looked at.
+            logger.warning("%s: it has to be recovered: %s", root, str(error))
+            if self._abort.exists:
+                # What a crash left with its second name only is to be looked at, and what is set
+                # aside must not come back by that name.
+                NameGuard(self._disk).restore([root / COMMIT_LOG, root / INDEX])
             plan = plan_safe(root, with_sizes(config, StoreLayout.open(root, config)))
             for line in plan.summary():
                 logger.warning("%s: %s", root, line)

@@ -373,9 +373,7 @@ class ModelStore:
         counts = Counter(message.body for message in log)
         for body, count in counts.items():
             if count > 1:
-                wrong.append(
-                    Violation(Wrong.DUPLICATE, f"{body[:_MOST_SHOWN]!r}: {count} times")
-                )
+                wrong.append(Violation(Wrong.DUPLICATE, f"{body[:_MOST_SHOWN]!r}: {count} times"))
         for message in log:
             put = self._by_body.get(message.body)
             if message.is_torn:
