@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
-from functools import cache
+import random
 from pathlib import Path
 
 import logquarry as lq
-from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint, queue_entry
-from logquarry.testing.builder import StoreBuilder
+from logquarry.store.writable_store import WritableStore
 from logquarry.testing.model_store import Mark, ModelStore, Put, Seen, Violation, Wrong, explain
 from logquarry.verify import verify_store
-
-
-@cache
-def can_recover() -> bool:
-    """Whether a store that was not closed in order can be opened to be written."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "store"
-        with StoreBuilder(root) as builder:
-            builder.put("orders")
-        (root / "abort").touch()
-        try:
-            lq.MessageStore.open(root, mode="rw").close()
-        except StoreUnavailable:
-            return False
-        return True
+from tests.crash.workload import Workload
 
 
 def is_store(root: Path) -> bool:
@@ -66,19 +50,23 @@ def check_image(
         return wrong + _check_mark(store, model, seen)
 
 
-def recovered(root: Path, config: lq.StoreConfig, model: ModelStore) -> None:
-    """Open a store to be written after a crash, and hold what it has then against the model.
+def note_what_is_there(store: WritableStore, work: Workload, mark: Mark) -> None:
+    """Hold a store that was opened after a crash against the model, which goes on from what it has.
 
-    What is not there is noted as absent, never to come back.
+    What is not there is never to come back.
     """
-    if not is_store(root):
-        return
-    with lq.MessageStore.open(root, mode="rw", config=config) as store:
-        store.wait_dispatched()
-        seen = Seen.of(store, keys=config.message_index_enable)
-    wrong = model.check(seen, must=model.mark().durable)
+    assert store.wait_dispatched(timeout=30)
+    seen = Seen.of(store, keys=work.config.message_index_enable)
+    wrong = work.model.check(seen, must=mark.durable)
     assert not wrong, explain(wrong)
-    model.survived(seen)
+    work.model.survived(seen)
+
+
+def recovered(root: Path, config: lq.StoreConfig, model: ModelStore) -> None:
+    """Open a store after a crash, and close it; see :func:`note_what_is_there`."""
+    work = Workload(root.parent, random.Random(0), config, model)
+    with WritableStore.start(root, config=config) as store:
+        note_what_is_there(store, work, model.mark())
 
 
 def check_closed(

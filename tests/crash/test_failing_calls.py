@@ -15,8 +15,9 @@ from logquarry.errors import StoreError
 from logquarry.testing.clock import FakeClock
 from logquarry.testing.faults import NEED_ROOM, SHORT, Fault
 from logquarry.testing.faulty_disk import FaultyDisk
-from logquarry.testing.model_store import ModelStore, Seen, explain
-from tests.crash.checks import check_image
+from logquarry.testing.model_store import ModelStore, explain
+from logquarry.verify import verify_store
+from tests.crash.checks import check_image, note_what_is_there
 from tests.crash.ladder import IS_BY_HAND, SEED, count, told
 from tests.crash.workload import START, STORE, Workload
 
@@ -103,16 +104,23 @@ def check(work: Workload, disk: FaultyDisk, images: Path) -> None:
         wrong = check_image(image / STORE, CONFIG, work.model, mark, is_exact=False)
         assert not wrong, "after a power cut:\n" + explain(wrong)
     shutil.rmtree(images)
-    if not root.exists() or ((root / "abort").exists() and any((root / "commitlog").glob("*"))):
-        return
     disk.restart()
     disk.observe = None
-    with work.open(disk) as store:
+    again = Workload(work.root, rng, CONFIG, work.model, work.clock)
+    with again.open(disk) as store:
+        note_what_is_there(store, again, mark)
         message = lq.Message("t", b"one more", keys="more")
         work.model.acked(work.model.attempt(message), store.put(message), is_durable=True)
-        store.wait_dispatched()
-        wrong = [str(found) for found in work.model.check(Seen.of(store, keys=True))]
-        assert not wrong, explain(wrong)
+        note_what_is_there(store, again, work.model.mark())
+        state = disk.state()
+    with lq.MessageStore.open(root, config=CONFIG) as reader:
+        findings = verify_store(reader.layout).findings
+        assert [found for found in findings if found.severity == "damage"] == []
+    for number in range(3):
+        image = state.crash(rng).write(images / str(number))
+        wrong = check_image(image / STORE, CONFIG, work.model, work.model.mark())
+        assert not wrong, "after it was opened again, and a power cut:\n" + explain(wrong)
+    shutil.rmtree(images)
 
 
 def calls_of_the_workload(root: Path, messages: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import time
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.testing.model_store import ModelStore, explain
-from tests.crash.checks import can_recover, check_image, recovered
+from tests.crash.checks import check_image, recovered
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
 from tests.crash.writer import SETTINGS, Order, writer
 
@@ -44,9 +43,5 @@ def test_kills(seed: int, shm: Path, tmp_path: Path) -> None:
                 acked += len(order.acks)
                 wrong = check_image(root, config, model, model.mark(), is_killed=True)
                 assert not wrong, explain(wrong)
-                if can_recover():
-                    recovered(root, config, model)
-                elif root.exists():
-                    shutil.rmtree(root)
-                    model = ModelStore()
+                recovered(root, config, model)
     assert acked

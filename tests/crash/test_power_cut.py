@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.store.writable_store import WritableStore
 from logquarry.testing.faulty_disk import FaultyDisk
-from logquarry.testing.model_store import Mark, Seen, explain
-from tests.crash.checks import can_recover, check_image
+from logquarry.testing.model_store import explain
+from tests.crash.checks import check_image, note_what_is_there
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
 from tests.crash.workload import STORE, Workload, recorded
 
@@ -34,7 +33,6 @@ def test_power_cuts(seed: int, shm: Path, tmp_path: Path) -> None:
         shutil.rmtree(image)
 
 
-@pytest.mark.skipif(not can_recover(), reason="there is no recovery yet")
 @pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(2_000), EACH))
 def test_power_cuts_and_recoveries(seed: int, shm: Path, tmp_path: Path) -> None:
@@ -64,12 +62,3 @@ def test_power_cuts_and_recoveries(seed: int, shm: Path, tmp_path: Path) -> None
                 note_what_is_there(store, third, last.mark)
         shutil.rmtree(root)
         shutil.rmtree(image)
-
-
-def note_what_is_there(store: WritableStore, work: Workload, mark: Mark) -> None:
-    """Hold a recovered store against the model, which goes on from what it has."""
-    assert store.wait_dispatched(timeout=30)
-    seen = Seen.of(store, keys=work.config.message_index_enable)
-    wrong = work.model.check(seen, must=mark.durable)
-    assert not wrong, explain(wrong)
-    work.model.survived(seen)
