@@ -133,6 +133,8 @@ class StoreEngine:
             self.config = found.config
             self.keeps_tails = found.keeps_tails
             self._recovered = found.recovered
+            if not (root / COMMIT_LOG).is_dir():
+                disk.sync_parent(root)
         except BaseException:
             self._lock.release()
             raise

@@ -240,6 +240,15 @@ class Disk(ABC):
             self.let_go(descriptor)
         self.sync_names(path.parent)
 
+    def sync_parent(self, folder: Path) -> None:
+        """Wait until the name of a folder itself is on the disk, where one may look at its parent.
+
+        Of a folder that was there already nobody knows that: who made it may have died before its
+        sync.
+        """
+        if os.access(folder.parent, os.R_OK):
+            self.sync_names(folder.parent)
+
     def set_aside(self, path: Path, folder: Path) -> Path:
         """Move a file to a folder on the same disk, durably: its new path.
 
