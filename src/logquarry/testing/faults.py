@@ -24,7 +24,8 @@ CALLS: Final = (
 )
 """The names of the calls."""
 
-_HALVES: Final = frozenset({"write", "read", "allocate"})
+HALVES: Final = frozenset({"write", "read", "allocate"})
+"""Calls that can do half."""
 
 
 class Stopped(OSError):
@@ -104,5 +105,5 @@ class Faults:
         for fault in [fault for fault in self._faults if fault.hits(kind)]:
             if fault.error != SHORT:
                 raise OSError(fault.error, os.strerror(fault.error))
-            is_half = is_half or kind in _HALVES
+            is_half = is_half or kind in HALVES
         return is_half
