@@ -33,6 +33,12 @@ NOT_MISSED: Final[Mapping[str, str]] = {
     "sync_folder commitlog * discard": "a file that nobody took is empty, and may come back",
     "sync_folder root * CheckpointFile": "without a checkpoint recovery starts at the first file",
     "sync_folder root * StoreLock": "nobody reads the lock",
+    "sync_folder root * AbortFile.remove": "a store that says it was not closed is only recovered",
+    "sync_folder .logquarry *": "without a durable mark a store is judged as one of RocketMQ's",
+    "sync_folder root * DurableFile": "likewise",
+    "sync_folder root * make_folders StoreEngine.__init__": "sync_parent does it again",
+    "sync_folder root * sync_parent": "make_folders did it, unless who made the folder died there",
+    "sync_folder root * make_folders StoreEngine._load": "the checkpoint's name is synced after it",
 }
 """Places that nothing misses, and why that is right: words that stand in their names in order."""
 

@@ -42,7 +42,7 @@ def test_power_cuts_and_recoveries(seed: int, shm: Path, tmp_path: Path) -> None
     """The power goes, the store is recovered and goes on, and the power goes again: any time."""
     first = recorded(shm / "live", seed)
     rng = random.Random(seed)
-    for number in range(EACH // 4):
+    for number in range(EACH // 6):
         point = rng.choice(first.points)
         root = shm / "again"
         with told(seed, f"crash {number} before {point.number} {point.call}", root, tmp_path):
