@@ -82,3 +82,22 @@ class FaultyDisk(LocalDisk):
 
 EIO = errno.EIO
 ENOSPC = errno.ENOSPC
+
+
+class StoppedDisk(FaultyDisk):
+    """A disk at one of whose calls the program ends; what it tries afterwards comes to nothing.
+
+    Args:
+        number: of the call, from 0 on; None to count them only.
+    """
+
+    def __init__(self, number: int | None = None) -> None:
+        super().__init__()
+        self.number = number
+        self.is_stopped = False
+
+    def _called(self, name: str) -> None:
+        if self.is_stopped or len(self.order) == self.number:
+            self.is_stopped = True
+            raise KeyboardInterrupt
+        super()._called(name)

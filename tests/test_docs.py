@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,14 +44,34 @@ def test_each_difference_from_rocketmq_has_its_test() -> None:
         assert f"\ndef {named[2]}(" in path.read_text("utf-8"), row
 
 
-@pytest.mark.parametrize("page", ["embed.md", "import.md", "testing.md"])
+def run_session(page: str, block: str) -> None:
+    """The commands of a session, whose output must be what stands below each.
+
+    ``...`` stands for anything, also for several lines; ``# exit code N`` for the exit code.
+    """
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, _, expected = part.partition("\n")
+        found = re.search(r"# exit code (\d+)", command)
+        code = int(found[1]) if found else 0
+        words = shlex.split(command, comments=True)
+        if words[0] == "logquarry":
+            output = run(*words[1:], code=code).stdout
+        else:
+            result = subprocess.run(words, capture_output=True, text=True, check=False)
+            assert result.returncode == code, (page, command, result)
+            output = result.stdout
+        pattern = ".*?".join(map(re.escape, expected.split("...")))
+        assert re.fullmatch(pattern, output, re.DOTALL), f"{page}: {command}\n{output}"
+
+
+@pytest.mark.parametrize("page", ["embed.md", "import.md", "recovery.md", "testing.md"])
 def test_the_examples_of_pages_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In their order, in one folder: what one puts the next one finds."""
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / page).read_text("utf-8")
-    examples = list(re.finditer(r"```(python|sh)\n(.*?)```", text, re.DOTALL))
+    examples = list(re.finditer(r"```(python|sh|shell-session)\n(.*?)```", text, re.DOTALL))
     assert len(examples) > 1
     names: dict[str, object] = {}
     for example in examples:
@@ -59,6 +80,9 @@ def test_the_examples_of_pages_run(
                 name, *arguments = shlex.split(command)
                 assert name == "logquarry"
                 run(*arguments)
+            continue
+        if example[1] == "shell-session":
+            run_session(page, example[2])
             continue
         line = text[: example.start()].count("\n") + 1
         # With its own line numbers, so that a failure names the line of the page.

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from logquarry.store.message_store import MessageStore, QueueOffsets
     from logquarry.store.put.put_result import AppendStatus, PutResult, PutStatus
     from logquarry.store.read.get_message import GetMessageStatus, GetResult
+    from logquarry.store.recover import recover
+    from logquarry.store.recovery.plan import RecoveryPlan
     from logquarry.store.stats import StoreStats
 
 __version__ = "0.1.0"
@@ -37,11 +39,13 @@ __all__ = [
     "PutResult",
     "PutStatus",
     "QueueOffsets",
+    "RecoveryPlan",
     "StoreConfig",
     "StoreStats",
     "StoredMessage",
     "__version__",
     "errors",
+    "recover",
 ]
 
 _HOMES = {
@@ -54,9 +58,11 @@ _HOMES = {
     "PutResult": "logquarry.store.put.put_result",
     "PutStatus": "logquarry.store.put.put_result",
     "QueueOffsets": "logquarry.store.message_store",
+    "RecoveryPlan": "logquarry.store.recovery.plan",
     "StoreConfig": "logquarry.config",
     "StoreStats": "logquarry.store.stats",
     "StoredMessage": "logquarry.message",
+    "recover": "logquarry.store.recover",
 }
 
 

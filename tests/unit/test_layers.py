@@ -27,6 +27,7 @@ LAYERS = (
     "store.recovery",
     "store",
     "verify",
+    "compare",
     "ingest",
     "spark",
     "report",

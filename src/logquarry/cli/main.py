@@ -46,7 +46,10 @@ _EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (OSError, UNREADABLE),
 )
 
-_COMMANDS: Final = ("info", "messages", "verify", "export", "import", "report", "demo", "bench")
+_COMMANDS: Final = (
+    *("info", "messages", "verify", "diff", "recover", "rebuild"),
+    *("export", "import", "report", "demo", "bench"),
+)
 """Each is a module here, with the command by the same name in it; a Python keyword has a ``_``."""
 
 
@@ -89,7 +92,7 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def app() -> None:
-    """Read, check, export and import what an Apache RocketMQ 4.9 broker wrote, without a broker.
+    """Read, check, mend, export and import what an Apache RocketMQ 4.9 broker wrote, without one.
 
     Exit codes: 0 clean, 1 findings (damage), 2 usage, 3 unreadable, 4 refused, 130 interrupted.
     """

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
-from logquarry import values
+from logquarry import text, values
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
@@ -128,6 +129,12 @@ def filters(command: _Command) -> Callable[..., Any]:
     for option in reversed(_FILTERS):
         bundled = option(bundled)
     return bundled
+
+
+def command_line(*words: str, config: str | None = None) -> str:
+    """A command of ours to be typed, for a shell; with the configuration that this one got."""
+    stated = [] if config is None else ["--config", config]
+    return text.printable(shlex.join(["logquarry", *words, *stated]))
 
 
 def store_config(path: str | None) -> StoreConfig | None:

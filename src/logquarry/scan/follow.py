@@ -6,6 +6,7 @@ pass; a run with a frame that only the reference understands is the reference's.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +22,7 @@ from logquarry.scan import codec
 from logquarry.scan.codec import Rows, Window
 from logquarry.scan.index_keys import index_keys
 from logquarry.scan.requests import DispatchRequests, dispatch_requests
+from logquarry.scan.walk import Run
 
 Int64 = npt.NDArray[np.int64]
 
@@ -165,3 +167,19 @@ class Follower:
             tuple((names[topic], queue) for topic, queue in self._queues[:queues].tolist()),
         )
         return followed, after, code
+
+
+def follow_run(follower: Follower, run: Run) -> Iterator[tuple[Window, Followed]]:
+    """The frames of a walk's run once more, as the dispatcher wants them.
+
+    Each part is good until the next one is asked for.
+    """
+    at, stop = int(run.rows[0, 0]), int(run.rows[0, 0]) + run.end - run.start
+    while at < stop:
+        window = run.window
+        part = Window(window.data[at:], window.base + at, window.end - at)
+        found, after, _ = follower.follow(part, stop - at)
+        if found is None:
+            raise AssertionError(f"no frame at {part.base}, where the walk found one")
+        yield part, found
+        at += after

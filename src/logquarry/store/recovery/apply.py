@@ -28,6 +28,7 @@ from logquarry.files.layout import (
 )
 from logquarry.format import frame
 from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.scan.requests import DispatchRequests
 from logquarry.store.disk.checkpoint_file import CheckpointFile
 from logquarry.store.disk.disk import Disk
 from logquarry.store.disk.durable_file import DurableFile
@@ -44,6 +45,7 @@ from logquarry.store.recovery.index_check import IndexPlan
 from logquarry.store.recovery.plan import StepKind
 from logquarry.store.recovery.queue_check import DamageMap, QueueAction, kept_units
 from logquarry.store.recovery.safe import SafePlan
+from logquarry.units import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -51,24 +53,34 @@ REPORT: Final = "recovery.json"
 _COPY_BYTES: Final = 1 << 20
 
 
-def apply_safe(plan: SafePlan, disk: Disk, clock: Callable[[], int]) -> None:
+def apply_safe(
+    plan: SafePlan, disk: Disk, clock: Callable[[], int], *, progress: Progress | None = None
+) -> None:
     """Do what a plan says.
 
     Args:
         plan: the plan, made since the lock was taken.
         disk: what the store is on.
         clock: names new index files, in milliseconds.
+        progress: told of the bytes of the log that are dispatched again.
 
     Raises:
         StoreUnavailable: if the disk fails; the store can be recovered again.
     """
-    _Work(plan, disk, clock).run()
+    _Work(plan, disk, clock, progress).run()
 
 
 class _Work:
     """Applies one plan."""
 
-    def __init__(self, plan: SafePlan, disk: Disk, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        plan: SafePlan,
+        disk: Disk,
+        clock: Callable[[], int],
+        progress: Progress | None,
+    ) -> None:
+        self._progress = progress
         self._plan = plan
         self._disk = disk
         self._clock = clock
@@ -321,7 +333,9 @@ class _Work:
         for start, stop in self._plan.pieces:
             for begin, end, with_index in _ranges(start, stop, queues_from, index_from):
                 keys = index if with_index else None
-                dispatcher = Dispatcher(log, queues, keys, self._config, start=begin)
+                dispatcher = Dispatcher(
+                    log, queues, keys, self._config, start=begin, arrived=self._dispatched
+                )
                 reached = dispatcher.dispatch_until(end)
                 if reached < end:
                     raise StoreUnavailable(
@@ -329,6 +343,12 @@ class _Work:
                     )
         if index is not None:
             index.wait()
+
+    def _dispatched(self, requests: DispatchRequests) -> None:
+        if self._progress is not None:
+            first = self._plan.dispatch_from
+            done = int(requests.physical_offset[-1]) + int(requests.size[-1])
+            self._progress(done - first, self._plan.log_end - first)
 
 
 def disk_json(disk: Disk, path: Path, document: object) -> None:

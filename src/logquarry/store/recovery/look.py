@@ -14,16 +14,19 @@ Anywhere else it is damage, and what stands behind it is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from logquarry.files.layout import StoreLayout
+from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.rows import SIZE
 from logquarry.scan import codec
 from logquarry.scan.codec import Window
 from logquarry.scan.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
+from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.read.commit_log import CommitLog
+from logquarry.store.read.log_bound import last_entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +47,35 @@ class KnownBounds:
     dispatched_timestamp: int | None
 
     @property
+    def likely_end(self) -> int | None:
+        """About where the log ends; None where nothing tells."""
+        return max(self.durable or 0, self.queued or 0) or None
+
+    @property
     def least(self) -> int | None:
         """The log reached at least up to here."""
         if self.durable is not None:
             return self.durable
         return self.queued if self.is_closed else None
+
+
+def find_bounds(
+    layout: StoreLayout, queues: Iterable[ConsumeQueue], checkpoint: Checkpoint
+) -> KnownBounds:
+    """What is known of a log, by the marks that are there and its queues.
+
+    Args:
+        layout: the store's files.
+        queues: the queues whose files can be used.
+        checkpoint: as the store has it; all zeros without one.
+    """
+    entries = last_entries(layout, queues)
+    return KnownBounds(
+        durable=layout.read_durable(),
+        queued=entries[0].physical_offset + entries[0].size if entries else None,
+        is_closed=not layout.has_abort,
+        dispatched_timestamp=checkpoint.logics_timestamp or None,
+    )
 
 
 class LogLook:
@@ -57,6 +84,8 @@ class LogLook:
     Args:
         layout: the store's files.
         bounds: what is known of it.
+        stop: no frame that starts at or beyond it is taken.
+        is_live: whether somebody writes it meanwhile.
 
     Attributes:
         start: physical offset of the log's first byte.
@@ -67,7 +96,14 @@ class LogLook:
         words: what was seen, in words.
     """
 
-    def __init__(self, layout: StoreLayout, bounds: KnownBounds) -> None:
+    def __init__(
+        self,
+        layout: StoreLayout,
+        bounds: KnownBounds,
+        *,
+        stop: int | None = None,
+        is_live: bool = False,
+    ) -> None:
         self.start = layout.commit_log.start
         self.end = self.start
         self.damage: list[DamagedSpan] = []
@@ -76,6 +112,8 @@ class LogLook:
         self.words: list[str] = []
         self._layout = layout
         self._bounds = bounds
+        self._stop = stop
+        self._is_live = is_live
         self._log = CommitLog(layout)
 
     def runs(self) -> Iterator[Run]:
@@ -84,7 +122,7 @@ class LogLook:
         The latter have their places in queues, and keep them.
         """
         broken: list[DamagedSpan] = []
-        for event in LogReader(self._layout).events():
+        for event in LogReader(self._layout, live=self._is_live).events(stop=self._stop):
             if isinstance(event, LogEnd):
                 break
             if isinstance(event, ExpiredSpan):

@@ -34,6 +34,10 @@ class StepKind(Enum):
     """Append units to a queue that the log says are missing."""
     BUILD_INDEX = "build_index"
     """Put keys into the index that it lacks."""
+    NOTE_DAMAGE = "note_damage"
+    """Write down what of the log is damaged, for readers to pass it over."""
+    REMOVE = "remove"
+    """Take a file away: ``abort``, and then the store is closed in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ import numpy.typing as npt
 from logquarry.config import StoreConfig
 from logquarry.format import java, queue_entry
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.scan.codec import Window
-from logquarry.scan.follow import Follower
+from logquarry.scan.follow import Follower, follow_run
 from logquarry.scan.walk import DamagedSpan, Run
 from logquarry.store.dispatch.queue_units import add_copies, parts_of
 from logquarry.store.queue.consume_queue import Queue, Units
@@ -271,22 +270,15 @@ class QueueChecks:
 
     def take(self, run: Run) -> None:
         """Some more frames of the log."""
-        at, stop = int(run.rows[0, 0]), int(run.rows[0, 0]) + run.end - run.start
-        while at < stop:
-            window = run.window
-            part = Window(window.data[at:], window.base + at, window.end - at)
-            found, after, _ = self._follower.follow(part, stop - at)
-            if found is None:
-                raise AssertionError(f"no frame at {part.base}, where the walk found one")
+        for window, found in follow_run(self._follower, run):
             parts = parts_of(found)
             if self._config.enable_multi_dispatch:
-                add_copies(part, found, parts, self._config)
+                add_copies(window, found, parts, self._config)
             for key, piece in parts.items():
                 check = self._checks.get(key)
                 if check is None:
                     check = self._checks[key] = QueueCheck(key, None, self._damage)
                 check.take(piece.offsets, piece.units)
-            at += after
 
 
 def _same(there: Units, wanted: Units) -> int:

@@ -26,11 +26,12 @@ from logquarry.scan.codec import Window
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
-from logquarry.store.read.log_bound import consume_queues, last_entries
+from logquarry.store.read.log_bound import consume_queues
 from logquarry.store.recovery.index_check import IndexPlan, plan_index
-from logquarry.store.recovery.look import KnownBounds, LogLook
+from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds
 from logquarry.store.recovery.plan import RecoveryPlan, Step, StepKind
 from logquarry.store.recovery.queue_check import DamageMap, QueueAction, QueueChecks, QueuePlan
+from logquarry.units import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +55,18 @@ class SafePlan(RecoveryPlan):
     pieces: tuple[tuple[int, int], ...] = field(default=(), repr=False)
 
 
-def plan_safe(root: Path, config: StoreConfig) -> SafePlan:
+def plan_safe(root: Path, config: StoreConfig, *, progress: Progress | None = None) -> SafePlan:
     """What is to be done to a store; nothing is changed.
 
     Args:
         root: its folder.
         config: its settings, with all sizes (:func:`logquarry.store.read.store_sizes.with_sizes`).
+        progress: told of the bytes of the log that are read.
 
     Raises:
         StoreNotFound: if there is no store.
     """
-    return _Planner(StoreLayout.open(root, config), config).plan()
+    return _Planner(StoreLayout.open(root, config), config).plan(progress)
 
 
 class _Planner:
@@ -79,7 +81,7 @@ class _Planner:
         self._words: list[str] = []
         self._unusable: dict[QueueKey, str] = {}
 
-    def plan(self) -> SafePlan:
+    def plan(self, progress: Progress | None) -> SafePlan:
         layout, config = self._layout, self._config
         try:
             checkpoint = layout.read_checkpoint()
@@ -92,8 +94,11 @@ class _Planner:
         damage = DamageMap(look.damage)
         checks = QueueChecks(self._queues, config, damage)
         pieces: list[tuple[int, int]] = []
+        likely_end = bounds.likely_end or layout.commit_log.end
         for run in ahead(look.runs()):
             checks.take(run)
+            if progress is not None:
+                progress(run.end - look.start, max(run.end, likely_end) - look.start)
             if pieces and pieces[-1][1] == run.start:
                 pieces[-1] = pieces[-1][0], run.end
             else:
@@ -125,22 +130,17 @@ class _Planner:
 
     def _bounds(self, checkpoint: Checkpoint) -> KnownBounds:
         usable = [queue for queue in self._queues.values() if queue is not None]
-        entries = last_entries(self._layout, usable)
-        queued = entries[0].physical_offset + entries[0].size if entries else None
-        durable = self._layout.read_durable()
+        bounds = find_bounds(self._layout, usable, checkpoint)
         self._words.append(
             "the store was closed in order" if self._is_closed else "the store was not closed"
         )
-        if durable is not None:
-            self._words.append(f"the log was on the disk up to {durable}, says the durable mark")
-        if queued is not None:
-            self._words.append(f"the queues know of messages up to {queued} of the log")
-        return KnownBounds(
-            durable=durable,
-            queued=queued,
-            is_closed=self._is_closed,
-            dispatched_timestamp=checkpoint.logics_timestamp or None,
-        )
+        if bounds.durable is not None:
+            self._words.append(
+                f"the log was on the disk up to {bounds.durable}, says the durable mark"
+            )
+        if bounds.queued is not None:
+            self._words.append(f"the queues know of messages up to {bounds.queued} of the log")
+        return bounds
 
     # -------------------------------------------------------------------------------------- log
     def _check_log_files(self) -> None:

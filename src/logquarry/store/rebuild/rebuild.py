@@ -1,0 +1,381 @@
+"""Makes consume queues and index anew from the log, in place or in another folder.
+
+New files are built beside first (``.logquarry/rebuild/``), brought to the disk, and then put in
+place by renames. In place the old ones are moved to quarantine just before. Whoever is interrupted
+begins again::
+
+    building      the store is as it was; what was built is deleted at the next try
+    swapping      what is complete (``complete`` stands beside it) is put in place at the next try
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from logquarry.config import StoreConfig
+from logquarry.errors import UsageError
+from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE, INDEX, SIDECAR, StoreLayout
+from logquarry.format import index as index_format
+from logquarry.format.checkpoint import Checkpoint
+from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.scan.ahead import ahead
+from logquarry.scan.follow import Follower, follow_run
+from logquarry.store.disk.disk import Disk, LocalDisk
+from logquarry.store.disk.name_guard import NameGuard
+from logquarry.store.disk.open_files import OpenFiles
+from logquarry.store.disk.store_lock import StoreLock
+from logquarry.store.dispatch.queue_table import quarantine
+from logquarry.store.dispatch.queue_units import add_copies, parts_of
+from logquarry.store.queue.log_queues import QueueKey
+from logquarry.store.read.commit_log import CommitLog
+from logquarry.store.read.log_bound import consume_queues, last_entries
+from logquarry.store.read.store_sizes import with_sizes
+from logquarry.store.rebuild.index_files import IndexFiles
+from logquarry.store.rebuild.queue_files import QueueFiles
+from logquarry.store.rebuild.report import FileCount, QueueReport, RebuildReport
+from logquarry.store.recover import local_store
+from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds
+from logquarry.store.recovery.safe import queue_fault
+from logquarry.store.writable_store import now_ms
+from logquarry.units import Progress
+
+Clock = Callable[[], int]
+
+_BUILD: Final = "rebuild"
+_COMPLETE: Final = "complete"
+
+
+def rebuild(
+    path: str | os.PathLike[str],
+    *,
+    into: str | os.PathLike[str] | None = None,
+    apply: bool = False,
+    queues: bool = True,
+    index: bool = True,
+    config: StoreConfig | None = None,
+    clock: Clock | None = None,
+    disk: Disk | None = None,
+    progress: Progress | None = None,
+) -> RebuildReport:
+    """Make consume queues and index anew from the log.
+
+    Args:
+        path: the store's folder.
+        into: a folder that gets them, in which there are none yet; the store is only read then,
+            also while somebody writes it: up to where its log ended at the start.
+        apply: without ``into``: put them in place of the store's own, which are moved to
+            quarantine. Takes the store's lock.
+        queues: whether to make the queues.
+        index: whether to make the index.
+        config: its settings; sizes that are not stated are read off the files.
+        clock: names index files and the quarantine, in milliseconds.
+        disk: what it is on.
+        progress: told of the bytes of the log that are read.
+
+    Returns:
+        What was done, or without ``into`` and ``apply`` what would be.
+
+    Raises:
+        StoreNotFound: if there is no store.
+        StoreUnavailable: if a process has it open (in place), or the disk fails or is full; the
+            store is as it was.
+        UsageError: for folders that cannot be meant, and for settings that are not the store's.
+    """
+    root = local_store(path)
+    names = [name for name, wanted in ((CONSUME_QUEUE, queues), (INDEX, index)) if wanted]
+    if not names:
+        raise UsageError("neither queues nor index: there is nothing to make")
+    target = root if into is None else _checked_target(root, Path(into).absolute(), names)
+    settings = config or StoreConfig()
+    layout = StoreLayout.open(root, settings)
+    linked = [root / name for name in names if (root / name).is_symlink()]
+    if into is None and apply and linked:
+        raise UsageError(f"{linked[0]}: it is a link; make new ones elsewhere, with --into")
+    if into is None and not apply:
+        return _report(layout, None, names, is_live=layout.is_live())
+    disk = disk or LocalDisk()
+    work = _Rebuild(root, target, names, settings, disk, clock or now_ms)
+    if into is not None:
+        return work.run(progress)
+    lock = StoreLock(disk, root)
+    try:
+        # Files that a writer gave a second name before it crashed, which is their only one now.
+        NameGuard(disk).restore([root / COMMIT_LOG, root / INDEX])
+        return work.run(progress)
+    finally:
+        lock.release()
+
+
+def _checked_target(root: Path, target: Path, names: list[str]) -> Path:
+    if target.resolve().is_relative_to(root.resolve()):
+        raise UsageError(f"{target}: lies in the store, which is only read; --in-place is for that")
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{target}: it is no folder")
+    for name in names:
+        if (target / name).exists():
+            raise UsageError(f"{target / name}: it is there, and nothing is written over it")
+    return target
+
+
+def _report(
+    layout: StoreLayout, into: Path | None, names: list[str], *, is_live: bool
+) -> RebuildReport:
+    """What there is before anything is done."""
+    old = {}
+    for name in names:
+        found = _files_below(Path(layout.root) / name)
+        old[name] = FileCount(len(found), sum(path.stat().st_size for path in found))
+    return RebuildReport(
+        store=layout.root,
+        into=None if into is None else str(into),
+        is_applied=False,
+        is_live=is_live,
+        has_abort=layout.has_abort and not is_live,
+        old=old,
+        log_start=layout.commit_log.start,
+    )
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+class _Rebuild:
+    """One rebuild.
+
+    Args:
+        root: the store.
+        target: the store, or the folder that gets the new files.
+        names: the folders that are made.
+        config: as stated.
+        disk: what both are on.
+        clock: names what is made.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        target: Path,
+        names: list[str],
+        config: StoreConfig,
+        disk: Disk,
+        clock: Clock,
+    ) -> None:
+        self._root = root
+        self._target = target
+        self._names = names
+        self._config = config
+        self._disk = disk
+        self._clock = clock
+        self._build = target / SIDECAR / _BUILD
+
+    def run(self, progress: Progress | None) -> RebuildReport:
+        """Build, put in place, and tell."""
+        is_in_place = self._target == self._root
+        is_new = not self._target.exists()
+        self._finish_swap()
+        layout = StoreLayout.open(self._root, self._config)
+        into = None if is_in_place else self._target
+        # In place the lock is ours.
+        is_live = not is_in_place and layout.is_live()
+        report = _report(layout, into, self._names, is_live=is_live)
+        try:
+            report = self._built(layout, report, progress)
+        except BaseException:
+            shutil.rmtree(self._build, ignore_errors=True)
+            _remove_empty(self._build.parent, *([self._target] if is_new else []))
+            raise
+        aside = self._swap()
+        shutil.rmtree(self._build)
+        _remove_empty(self._build.parent)
+        return dataclasses.replace(
+            report, is_applied=True, quarantine=None if aside is None else str(aside)
+        )
+
+    # ------------------------------------------------------------------------------------ build
+    def _built(
+        self, layout: StoreLayout, report: RebuildReport, progress: Progress | None
+    ) -> RebuildReport:
+        config = self._settings(layout)
+        queue_size, shape = config.queue_file_size, config.index_shape
+        assert queue_size is not None and shape is not None
+        look, likely_end = self._look(layout, queue_size, is_live=report.is_live)
+        # As the store's own queues tell them, where no configuration does.
+        follower = Follower(layout.delay_levels_ms)
+        queues, index = None, None
+        if CONSUME_QUEUE in self._names:
+            queues = QueueFiles(self._disk, self._build / CONSUME_QUEUE, queue_size)
+        if INDEX in self._names:
+            index = IndexFiles(self._disk, self._build / INDEX, shape, self._clock)
+        try:
+            for run in ahead(look.runs()):
+                for window, found in follow_run(follower, run):
+                    if index is not None:
+                        index.add(found)
+                    if queues is not None:
+                        parts = parts_of(found)
+                        if config.enable_multi_dispatch:
+                            add_copies(window, found, parts, config)
+                        queues.add(parts)
+                if progress is not None:
+                    progress(run.end - look.start, max(run.end, likely_end) - look.start)
+            if queues is not None:
+                queues.finish()
+            if index is not None:
+                index.finish()
+        finally:
+            if index is not None:
+                index.close()
+        report = dataclasses.replace(
+            report, log_end=look.end, messages=look.count, damage=tuple(look.damage)
+        )
+        if queues is not None:
+            report = dataclasses.replace(
+                report,
+                queues=_queue_reports(queues, self._take_over(layout, queues, queue_size)),
+                left_out=tuple(queues.left_out),
+            )
+            self._disk.sync_names(self._build / CONSUME_QUEUE)
+        if index is not None:
+            count = FileCount(index.files, index.files * shape.file_size)
+            report = dataclasses.replace(report, index=count, keys=index.keys)
+        self._disk.replace(self._build / _COMPLETE, b"complete\n")
+        return report
+
+    def _settings(self, layout: StoreLayout) -> StoreConfig:
+        """The settings with all sizes."""
+        config = self._config
+        if INDEX not in self._names and config.index_shape is None:
+            # No index is made, so that nobody need know its shape.
+            shape = index_format.DEFAULT_SHAPE
+            config = dataclasses.replace(
+                config, max_hash_slot_num=shape.slots, max_index_num=shape.entries
+            )
+        return with_sizes(config, layout)
+
+    def _look(self, layout: StoreLayout, queue_size: int, *, is_live: bool) -> tuple[LogLook, int]:
+        """What walks the log, and about where that will end."""
+        files = OpenFiles(layout)
+        found = consume_queues(layout, files)
+        if is_live:
+            end = CommitLog(
+                layout, files=files, last_entries=lambda: last_entries(layout, found)
+            ).max_offset
+            bounds = KnownBounds(
+                durable=None, queued=None, is_closed=False, dispatched_timestamp=None
+            )
+            return LogLook(layout, bounds, stop=end, is_live=True), end
+        usable = [queue for queue in found if queue_fault(queue.files, queue_size) is None]
+        try:
+            checkpoint = layout.read_checkpoint() or Checkpoint()
+        except ValueError:
+            checkpoint = Checkpoint()
+        bounds = find_bounds(layout, usable, checkpoint)
+        if bounds.queued is None:
+            # Where no queue is left, that a message is in none says nothing of it.
+            bounds = dataclasses.replace(bounds, is_closed=False)
+        return LogLook(layout, bounds), bounds.likely_end or layout.commit_log.end
+
+    def _take_over(
+        self, layout: StoreLayout, queues: QueueFiles, file_size: int
+    ) -> list[QueueReport]:
+        """Copy queues whose messages have all been deleted from the log with its first files.
+
+        A broker goes on where such a queue ends; without it its offsets would begin anew, and its
+        consumers would be ahead of them.
+        """
+        taken = []
+        for queue in consume_queues(layout, OpenFiles(layout)):
+            key: QueueKey = queue.topic, queue.queue_id
+            stop = queue.max_offset
+            if key in queues.queues or not stop or queue_fault(queue.files, file_size):
+                continue
+            units = queue.units(queue.files[0].base // UNIT_SIZE, stop)
+            if (units["physical_offset"] >= layout.commit_log.start).any():
+                continue
+            for file in queue.files:
+                self._copy(layout, file.path)
+            taken.append(QueueReport(*key, stop, stop, 0, 0, is_taken_over=True))
+        return taken
+
+    def _copy(self, layout: StoreLayout, path: str) -> None:
+        made = self._build / path
+        data = layout.filesystem.read(path)
+        descriptor = self._disk.make_file(made, len(data))
+        try:
+            self._disk.write_all(descriptor, data, 0)
+            self._disk.sync(descriptor, made)
+        except OSError as error:
+            raise self._disk.refused(made, error) from error
+        finally:
+            self._disk.close(descriptor)
+
+    # ------------------------------------------------------------------------------------- swap
+    def _finish_swap(self) -> None:
+        """Do what is left of an earlier try: put in place what was complete, forget the rest."""
+        if not self._build.is_dir():
+            return
+        if self._target == self._root and (self._build / _COMPLETE).is_file():
+            for name in (CONSUME_QUEUE, INDEX):
+                if (self._build / name).is_dir() and not (self._root / name).exists():
+                    self._rename(self._build / name, self._root / name)
+        shutil.rmtree(self._build)
+
+    def _swap(self) -> Path | None:
+        """Put the new folders in place: where the old ones are, if there were any."""
+        stamp = datetime.fromtimestamp(self._clock() / 1000, UTC)
+        aside = first = quarantine(self._target, f"{stamp:rebuild-%Y%m%dT%H%M%SZ}")
+        number = 0
+        while aside.exists():
+            number += 1
+            aside = first.with_name(f"{first.name}.{number}")
+        for name in self._names:
+            place, old = self._target / name, aside / name
+            has_old = place.exists()
+            try:
+                if has_old:
+                    self._disk.make_folders(aside)
+                    self._rename(place, old)
+                self._rename(self._build / name, place)
+            except BaseException:
+                # Also Ctrl-C: all of it or nothing.
+                if old.exists() and not place.exists():
+                    self._rename(old, place)
+                raise
+        return aside if aside.exists() else None
+
+    def _rename(self, folder: Path, to: Path) -> None:
+        try:
+            self._disk.rename(folder, to)
+        except OSError as error:
+            raise self._disk.refused(to, error) from error
+        self._disk.sync_names(to.parent)
+        self._disk.sync_names(folder.parent)
+
+
+def _queue_reports(built: QueueFiles, taken_over: Iterable[QueueReport]) -> tuple[QueueReport, ...]:
+    made = [
+        QueueReport(
+            *key,
+            queue.first,
+            queue.stop,
+            sum(stop - start for start, stop in queue.gaps),
+            queue.restarts,
+        )
+        for key, queue in built.queues.items()
+    ]
+    return tuple(sorted((*made, *taken_over), key=lambda queue: (queue.topic, queue.queue_id)))
+
+
+def _remove_empty(*folders: Path) -> None:
+    """Take folders away that hold nothing."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()

@@ -1,0 +1,89 @@
+"""``logquarry.recover`` on every golden store: what it says, what it leaves alone, what it does."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.errors import StoreUnavailable
+from logquarry.store.disk.disk import LocalDisk
+from logquarry.store.recovery.rocketmq import apply_rocketmq, plan_rocketmq
+from logquarry.store.store_found import find_store
+from tests.cli.helpers import run
+from tests.conformance.golden_facts import SOUND, Scenario
+from tests.conformance.test_replay import files_below
+from tests.conformance.test_safe_recovery import NAMES
+
+REFUSED = ("cq-wrong-size", "log-wrong-size")
+"""RocketMQ does not start on these."""
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_stores_need_nothing(name: str, golden: Path) -> None:
+    scenario = Scenario(golden / name)
+    before = files_below(scenario.store)
+    plan = lq.recover(scenario.store, config=scenario.config)
+    assert not plan.is_needed, list(plan.lines())
+    assert files_below(scenario.store) == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_harmed_stores(name: str, golden: Path, tmp_path: Path) -> None:
+    scenario = Scenario(golden / "unclean" / name)
+    root, opened = tmp_path / "store", tmp_path / "opened"
+    shutil.copytree(scenario.store, root)
+    shutil.copytree(scenario.store, opened)
+    before = files_below(root)
+    planned = lq.recover(root, config=scenario.config)
+    assert planned.is_needed
+    assert files_below(root) == before
+    done = lq.recover(root, config=scenario.config, apply=True)
+    assert done == planned
+    assert not (root / "abort").exists()
+    assert find_store(root, scenario.config).log_end == done.log_end
+    assert not lq.recover(root, config=scenario.config).is_needed
+    assert not lq.recover(root, config=scenario.config, apply=True).is_needed
+    # Opening it to write would have come to the same.
+    lq.MessageStore.open(opened, mode="rw", config=scenario.config).close()
+    for folder in ("commitlog", "consumequeue"):
+        assert files_below(root / folder) == files_below(opened / folder)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in REFUSED])
+def test_as_rocketmq_does(name: str, golden: Path, tmp_path: Path) -> None:
+    scenario = Scenario(golden / "unclean" / name)
+    root, other = tmp_path / "store", tmp_path / "other"
+    shutil.copytree(scenario.store, root)
+    shutil.copytree(scenario.store, other)
+    before = files_below(root)
+    planned = lq.recover(root, mode="rocketmq", config=scenario.config)
+    assert planned.mode == "rocketmq" and files_below(root) == before
+    done = lq.recover(root, mode="rocketmq", config=scenario.config, apply=True)
+    assert done == planned
+    assert not (root / "abort").exists()
+    if planned.is_needed:
+        apply_rocketmq(plan_rocketmq(other, scenario.config), LocalDisk())
+    for folder in ("commitlog", "consumequeue"):
+        assert files_below(root / folder) == files_below(other / folder)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_rocketmq_refuses(name: str, golden: Path, tmp_path: Path) -> None:
+    scenario = Scenario(golden / "unclean" / name)
+    root = tmp_path / "store"
+    shutil.copytree(scenario.store, root)
+    before = files_below(root)
+    plan = lq.recover(root, mode="rocketmq", config=scenario.config)
+    assert plan.refused is not None
+    with pytest.raises(StoreUnavailable):
+        lq.recover(root, mode="rocketmq", config=scenario.config, apply=True)
+    after = files_below(root)
+    after.pop("lock")
+    before.pop("lock", None)
+    assert after == before
+    params = scenario.folder / "params.json"
+    result = run("recover", root, "--mode", "rocketmq", "--config", params, code=4)
+    assert result.stdout.splitlines()[0].startswith(f"{root}: refused: ")
