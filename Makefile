@@ -3,6 +3,7 @@
 # make test         every test that is quick
 # make test-slow    the slow ones, and those that need RocketMQ's own code or root (skipped without)
 # make test-cluster the slow ones on Spark, and those that start a Spark cluster on this machine
+# make crash        crash tests by hand: RUNG=power_cut N=300000 SEED=7 (docs/testing.md)
 # make bench        benchmarks
 # make clean        removes what all of these made
 # ARGS="..." is passed on to pytest or to the benchmarks.
@@ -23,8 +24,9 @@ QUICK := not slow and not java and not root and not cluster
 # No test selected is an error, unless ARGS narrowed the choice.
 OR_NONE := $(if $(ARGS),|| [ $$? -eq 5 ])
 
+# make test-root    those that need root, for mounts (skipped without)
 # make test-java    those beside RocketMQ's own code (skipped without a JDK and Maven)
-.PHONY: demo test test-slow test-java test-cluster check bench clean
+.PHONY: demo test test-slow test-root test-java test-cluster crash check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -45,8 +47,17 @@ test-slow: .venv/.installed-dev
 test-java: .venv/.installed-dev
 	$(PYTEST) -m "java and not spark" $(ARGS) $(OR_NONE)
 
+test-root: .venv/.installed-dev
+	$(PYTEST) -m "root and not slow" $(ARGS) $(OR_NONE)
+
 test-cluster: .venv/.installed-dev
 	$(PYTEST) -m "cluster or (spark and (slow or java or root))" $(ARGS) $(OR_NONE)
+
+RUNG ?= power_cut
+N ?=
+SEED ?= 1
+crash: .venv/.installed-dev
+	CRASH_N=$(N) CRASH_SEED=$(SEED) $(PARALLEL) tests/crash/test_$(RUNG).py $(ARGS)
 
 bench: .venv/.installed-dev
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -64,7 +64,7 @@ def run_session(page: str, block: str) -> None:
         assert re.fullmatch(pattern, output, re.DOTALL), f"{page}: {command}\n{output}"
 
 
-@pytest.mark.parametrize("page", ["embed.md", "import.md", "recovery.md"])
+@pytest.mark.parametrize("page", ["embed.md", "import.md", "recovery.md", "testing.md"])
 def test_the_examples_of_pages_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +72,7 @@ def test_the_examples_of_pages_run(
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / page).read_text("utf-8")
     examples = list(re.finditer(r"```(python|sh|shell-session)\n(.*?)```", text, re.DOTALL))
-    assert len(examples) > 3
+    assert len(examples) > 1
     names: dict[str, object] = {}
     for example in examples:
         if example[1] == "sh":

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from logquarry.format import index
 from logquarry.format.index import HEADER, IndexHeader, IndexShape
+from logquarry.store.disk.checkpoint_file import CheckpointFile
 from logquarry.store.disk.disk import LocalDisk
+from logquarry.store.dispatch.index_keeper import IndexKeeper
 from logquarry.store.dispatch.index_writer import IndexFileWriter, IndexWriter, next_name
+from tests.faulty_disk import FaultyDisk
 from tests.store_maker import IndexMaker
 
 SHAPE = IndexShape(slots=5, entries=8)
@@ -144,3 +147,21 @@ def test_a_flush_takes_what_has_changed_since(folder: Path) -> None:
         assert writer.last is not None
         writer.last.flush()
         assert writer.last.file.flushed == SHAPE.file_size
+
+
+def test_the_checkpoint_tells_of_no_key_that_the_log_may_lose(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    checkpoint = CheckpointFile(disk, tmp_path / "checkpoint")
+    keeper = IndexKeeper(
+        *(disk, tmp_path, SHAPE, checkpoint, lambda: NOON),
+        sync_log=lambda: disk.order.append("log"),
+    )
+    put(keeper.writer, [(100 * n, NOON + n, ["k"]) for n in range(SHAPE.entries)])
+    disk.order.clear()
+    keeper.flush(2)
+    assert [call for call in disk.order if call in ("log", "fdatasync")] == [
+        *("log", "fdatasync", "fdatasync")
+    ]
+    assert checkpoint.index_timestamp == NOON + 6
+    keeper.close()
+    checkpoint.close()

@@ -98,7 +98,7 @@ def test_failures_reach_who_waits_and_are_tried_again(
     with pytest.raises(StoreUnavailable, match="no room"):
         service.take(tmp_path / "0", tmp_path / "1", SIZE)
     end = time.monotonic() + 10
-    while disk.counts["allocate"] < 2 and time.monotonic() < end:
+    while service._requests[tmp_path / "1"].error is None and time.monotonic() < end:
         time.sleep(0.001)
     disk.failing.clear()
     # The one ahead failed too; there is room now.

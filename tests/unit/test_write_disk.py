@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from logquarry.errors import StoreUnavailable
 from logquarry.store.disk.disk import LocalDisk
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+from logquarry.testing.faulty_disk import FaultyDisk as ModelDisk
 from tests.faulty_disk import EIO, ENOSPC, FaultyDisk
 
 
@@ -133,3 +135,41 @@ def test_a_full_disk_is_an_error_and_reads_go_on(small_disk: Path) -> None:
     queue.remove_first()
     assert queue.last_file(create=True) is not None
     queue.close()
+
+
+def test_a_file_that_was_not_made_does_not_come_back(tmp_path: Path) -> None:
+    """With a full disk a store goes on; half a file in it would refuse the next opening."""
+    disk = ModelDisk(tmp_path)
+    disk.fail("allocate", error=ENOSPC)
+    with pytest.raises(StoreUnavailable, match="no room"):
+        disk.make_file(tmp_path / "file", 10)
+    assert disk.health.reason is None
+    for seed in range(20):
+        assert disk.image(random.Random(seed)).files == {}
+
+
+def test_a_file_that_was_not_made_and_stays_ends_writing(tmp_path: Path) -> None:
+    disk = ModelDisk(tmp_path)
+    disk.fail("allocate", error=ENOSPC)
+    disk.fail("unlink")
+    with pytest.raises(StoreUnavailable, match="not be taken away"):
+        disk.make_file(tmp_path / "file", 10)
+    assert disk.health.reason is not None
+
+
+def test_names_that_cannot_be_read_are_a_refusal(tmp_path: Path) -> None:
+    disk = ModelDisk(tmp_path)
+    disk.fail("list")
+    with pytest.raises(StoreUnavailable, match="Input/output error"):
+        disk.names_in(tmp_path)
+    assert disk.names_in(tmp_path) == []
+
+
+def test_what_the_system_says_to_a_close_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = ModelDisk(tmp_path)
+    descriptor = disk.make_file(tmp_path / "file", 10)
+    disk.fail("close")
+    disk.let_go(descriptor)
+    assert "not closed in order" in caplog.text

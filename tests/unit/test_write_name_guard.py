@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from logquarry.errors import StoreUnavailable
+from logquarry.store.disk.name_guard import NameGuard
 from logquarry.store.mapped.allocate import AllocateMappedFileService
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+from logquarry.testing.faulty_disk import FaultyDisk as ModelDisk
 from tests.faulty_disk import FaultyDisk
 
 SIZE = 4096
@@ -161,3 +163,17 @@ def test_no_byte_is_lost_while_somebody_deletes_what_looked_empty(
     found = b"".join(bytes(again.select(base) or b"") for base in again.bases)
     assert found[: len(written)] == written
     again.close()
+
+
+def test_a_second_name_does_not_come_back_with_a_file_that_went(tmp_path: Path) -> None:
+    """After a crash a file with only that name is given back: what was deleted must have none."""
+    disk = ModelDisk(tmp_path)
+    guard = NameGuard(disk)
+    path = tmp_path / "log" / "0"
+    disk.let_go(disk.make_file(path, 10))
+    guard.guard(path)
+    disk.sync_folder(tmp_path / ".logquarry" / "names" / "log")
+    guard.release(path)
+    disk.remove(path)
+    for seed in range(20):
+        assert disk.image(random.Random(seed)).files == {}

@@ -39,6 +39,7 @@ from logquarry.scan.requests import DispatchRequests
 from logquarry.store.disk.checkpoint_file import CheckpointFile
 from logquarry.store.disk.disk import Disk
 from logquarry.store.disk.durable_file import DurableFile
+from logquarry.store.disk.name_guard import NameGuard
 from logquarry.store.disk.running_flags import Refusal, RunningFlags
 from logquarry.store.disk.service import Service
 from logquarry.store.disk.store_lock import AbortFile, StoreLock
@@ -132,6 +133,8 @@ class StoreEngine:
             self.config = found.config
             self.keeps_tails = found.keeps_tails
             self._recovered = found.recovered
+            if not (root / COMMIT_LOG).is_dir():
+                disk.sync_parent(root)
         except BaseException:
             self._lock.release()
             raise
@@ -153,7 +156,12 @@ class StoreEngine:
         try:
             found = find_store(root, config)
         except NeedsRecovery as error:
-            logger.warning("%s: it has to be recovered: %s", root, error)
+            # Its text: whoever keeps the error keeps all the files open that were looked at.
+            logger.warning("%s: it has to be recovered: %s", root, str(error))
+            if self._abort.exists:
+                # What a crash left with its second name only is to be looked at, and what is set
+                # aside must not come back by that name.
+                NameGuard(self._disk).restore([root / COMMIT_LOG, root / INDEX])
             plan = plan_safe(root, with_sizes(config, StoreLayout.open(root, config)))
             for line in plan.summary():
                 logger.warning("%s: %s", root, line)
@@ -207,7 +215,10 @@ class StoreEngine:
                 self.log.truncate_to(found.log_end, aside=quarantine(root, COMMIT_LOG))
         self._mark_durable(found.log_end)
         if config.message_index_enable:
-            self.index = IndexKeeper(disk, root, shape, self.checkpoint, self._clock)
+            self.index = IndexKeeper(
+                *(disk, root, shape, self.checkpoint, self._clock),
+                sync_log=lambda: self.log.flush(0),
+            )
         self.dispatcher = Dispatcher(
             self.log,
             self.queues.writers,

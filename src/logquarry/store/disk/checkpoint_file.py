@@ -55,7 +55,7 @@ class CheckpointFile:
                 disk.allocate(self._descriptor, checkpoint.FILE_SIZE)
             found = checkpoint.decode(disk.read(self._descriptor, checkpoint.FILE_SIZE, 0))
         except OSError as error:
-            disk.close(self._descriptor)
+            disk.let_go(self._descriptor)
             raise disk.refused(path, error) from error
         self.physic_timestamp, self.logics_timestamp, self.index_timestamp = found
         self._on_disk = found
@@ -90,7 +90,7 @@ class CheckpointFile:
         """Let go of the file, without a flush."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            self._disk.close(descriptor)
+            self._disk.let_go(descriptor)
 
     def abandon_in_child(self) -> None:
         """See :mod:`logquarry.store.disk.lifetime`."""

@@ -147,8 +147,11 @@ class Disk(ABC):
             self.fsync(descriptor)
             self.sync_folder(path.parent)
         except OSError as error:
-            self._discard(descriptor, path)
-            raise self._sync_failed(path, error) from error
+            failed = self._sync_failed(path, error)
+            self.let_go(descriptor)
+            with contextlib.suppress(OSError):
+                self.unlink(path)
+            raise failed from error
         return descriptor
 
     def make_folders(self, folder: Path) -> None:
@@ -190,6 +193,13 @@ class Disk(ABC):
                 raise OSError(errno.EIO, "nothing was written")
             view, position = view[count:], position + count
 
+    def let_go(self, descriptor: int) -> None:
+        """Close a descriptor, whatever the system says to that: what counts was synced before."""
+        try:
+            self.close(descriptor)
+        except OSError as error:
+            logger.warning("a file was not closed in order: %s", error)
+
     def sync(self, descriptor: int, path: Path) -> None:
         """Wait until a file's bytes are on the disk.
 
@@ -227,8 +237,17 @@ class Disk(ABC):
         except OSError as error:
             raise self.refused(path, error) from error
         finally:
-            self.close(descriptor)
+            self.let_go(descriptor)
         self.sync_names(path.parent)
+
+    def sync_parent(self, folder: Path) -> None:
+        """Wait until the name of a folder itself is on the disk, where one may look at its parent.
+
+        Of a folder that was there already nobody knows that: who made it may have died before its
+        sync.
+        """
+        if os.access(folder.parent, os.R_OK):
+            self.sync_names(folder.parent)
 
     def set_aside(self, path: Path, folder: Path) -> Path:
         """Move a file to a folder on the same disk, durably: its new path.
@@ -276,10 +295,19 @@ class Disk(ABC):
         return self.health.poison(f"{path}: sync failed: {error.strerror or error}")
 
     def _discard(self, descriptor: int, path: Path) -> None:
-        with contextlib.suppress(OSError):
-            self.close(descriptor)
-        with contextlib.suppress(OSError):
+        """Take away a file that could not be made, durably: nobody could open the store with it.
+
+        Raises:
+            StoreUnavailable: if it stays, or may come back. The store is poisoned then, so that it
+                is recovered when it is opened next.
+        """
+        self.let_go(descriptor)
+        try:
             self.unlink(path)
+        except OSError as error:
+            reason = f"{path}: could not be made, and not be taken away: {error.strerror or error}"
+            raise self.health.poison(reason) from error
+        self.sync_names(path.parent)
 
 
 class LocalDisk(Disk):

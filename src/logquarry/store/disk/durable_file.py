@@ -49,7 +49,7 @@ class DurableFile:
                 disk.allocate(self._descriptor, durable_mark.FILE_SIZE)
             self._write()
         except OSError as error:
-            disk.close(self._descriptor)
+            disk.let_go(self._descriptor)
             raise disk.refused(path, error) from error
         disk.sync(self._descriptor, path)
         abandon_in_children(self)
@@ -97,7 +97,7 @@ class DurableFile:
         with self._writing:
             descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            self._disk.close(descriptor)
+            self._disk.let_go(descriptor)
 
     def abandon_in_child(self) -> None:
         """See :mod:`logquarry.store.disk.lifetime`."""

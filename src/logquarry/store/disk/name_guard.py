@@ -64,9 +64,15 @@ class NameGuard:
             self._paths = (*self._paths, path)
 
     def release(self, path: Path) -> None:
-        """Take the second name away: the file is to be deleted, or nobody can lose it."""
+        """Take the second name away, durably: the file is to be deleted, or nobody can lose it.
+
+        Raises:
+            StoreUnavailable: if the disk fails: with a second name that comes back after a crash
+                the file would too.
+        """
         with self._change:
-            self._drop(path)
+            if self._drop(path):
+                self._disk.sync_names(_link_of(path).parent)
 
     def check(self) -> list[Path]:
         """Give files that lost their first name that name back: which ones.
@@ -90,10 +96,14 @@ class NameGuard:
                 logger.warning("%s: somebody deleted it while it was in use; it is back", path)
             return lost
 
-    def _drop(self, path: Path) -> None:
+    def _drop(self, path: Path) -> bool:
+        """Take a second name away; whether there was one."""
         self._paths = tuple(other for other in self._paths if other != path)
-        with contextlib.suppress(OSError):
+        try:
             self._disk.unlink(_link_of(path))
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
         """Check, and take all second names away.
@@ -103,7 +113,8 @@ class NameGuard:
         with contextlib.suppress(StoreUnavailable):
             self.check()
             for path in self._paths:
-                self.release(path)
+                # Not durably: one that comes back is that of a file which is there.
+                self._drop(path)
 
     def restore(self, folders: Iterable[Path]) -> list[Path]:
         """Finish what a crash left: files that have only their second name get the first back.

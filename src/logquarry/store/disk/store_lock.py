@@ -50,7 +50,7 @@ class StoreLock:
             _take(self._descriptor)
         except OSError as error:
             holders = _holders(self._descriptor) if error.errno in _HELD else []
-            disk.close(self._descriptor)
+            disk.let_go(self._descriptor)
             if error.errno not in _HELD:
                 raise disk.refused(self.path, error) from error
             by = f" (process {', '.join(map(str, holders))})" if holders else ""
@@ -80,7 +80,7 @@ class StoreLock:
         """Let others open the store; once more does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            self._disk.close(descriptor)
+            self._disk.let_go(descriptor)
 
     def abandon_in_child(self) -> None:
         """See :mod:`logquarry.store.disk.lifetime`. The parent keeps the lock."""
@@ -113,7 +113,7 @@ class AbortFile:
             StoreUnavailable: if that failed: then nothing of the store may be changed.
         """
         try:
-            self._disk.close(self._disk.open(self.path, create=True))
+            self._disk.let_go(self._disk.open(self.path, create=True))
         except OSError as error:
             raise self._disk.refused(self.path, error) from error
         self._disk.sync_names(self.path.parent)

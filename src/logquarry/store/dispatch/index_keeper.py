@@ -31,6 +31,8 @@ class IndexKeeper:
         shape: slots and entries of each.
         checkpoint: gets the time up to which the index is on the disk.
         clock: names new files, in milliseconds.
+        sync_log: brings the log to the disk. The checkpoint is not to say that the index has what
+            the log may lose.
 
     Attributes:
         writer: what the dispatcher writes to.
@@ -43,9 +45,11 @@ class IndexKeeper:
         shape: IndexShape,
         checkpoint: CheckpointFile,
         clock: Callable[[], int],
+        sync_log: Callable[[], object] = lambda: None,
     ) -> None:
         folder = root / INDEX
         self._checkpoint = checkpoint
+        self._sync_log = sync_log
         self._guard = NameGuard(disk)
         self._guard.restore([folder])
         self._guarded: IndexFileWriter | None = None
@@ -73,6 +77,7 @@ class IndexKeeper:
         """
         while self._filled:
             full = self._filled[0]
+            self._sync_log()
             full.flush()
             self._guard.check()
             if full.header.end_timestamp > 0:

@@ -148,7 +148,7 @@ class QueueTable:
                 disk.write_all(descriptor, data, 0)
                 disk.sync(descriptor, file.path)
             finally:
-                disk.close(descriptor)
+                disk.let_go(descriptor)
         except (OSError, StoreUnavailable) as error:
             logger.error("%s: cannot be made anew: %s", file.path, error)
             return False

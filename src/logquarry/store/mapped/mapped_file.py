@@ -97,7 +97,7 @@ class MappedFile:
         try:
             self._map = disk.map(self._descriptor, size)
         except OSError as error:
-            disk.close(self._descriptor)
+            disk.let_go(self._descriptor)
             raise disk.refused(path, error) from error
         self._view = memoryview(self._map)
         self._readable = self._view.toreadonly()
@@ -122,7 +122,7 @@ class MappedFile:
             if self._disk.size(descriptor) < self.size:
                 self._disk.allocate(descriptor, self.size)
         except OSError as error:
-            self._disk.close(descriptor)
+            self._disk.let_go(descriptor)
             raise self._disk.refused(self.path, error) from error
         return descriptor
 
@@ -206,13 +206,19 @@ class MappedFile:
 
     def _written_from(self, position: int) -> Iterator[npt.NDArray[np.uint8]]:
         """The parts of the file behind a position that are not zeros, in steps."""
-        at = self._disk.next_data(self._descriptor, position)
+        at = self._next_data(position)
         while at is not None and at < self.size:
             stop = min(at + _STEP, self.size)
             part = np.frombuffer(self._view[at:stop], np.uint8)
             if part.any():
                 yield part
-            at = self._disk.next_data(self._descriptor, stop)
+            at = self._next_data(stop)
+
+    def _next_data(self, position: int) -> int | None:
+        try:
+            return self._disk.next_data(self._descriptor, position)
+        except OSError as error:
+            raise self._disk.refused(self.path, error) from error
 
     # -------------------------------------------------------------------------- commit and flush
     def commit(self, least_pages: int = 0) -> int:
@@ -278,7 +284,11 @@ class MappedFile:
 
         Only where :mod:`logquarry.store.disk.name_guard` could give it no second one.
         """
-        if not self._disk.is_linked(self._descriptor):
+        try:
+            is_linked = self._disk.is_linked(self._descriptor)
+        except OSError as error:
+            raise self._health.poison(f"{self.path}: {error.strerror or error}") from error
+        if not is_linked:
             raise self._health.poison(f"{self.path}: somebody deleted it while it was written")
 
     def _return_buffer(self) -> None:
@@ -355,7 +365,7 @@ class MappedFile:
         with contextlib.suppress(BufferError):
             # Somebody reads from it still: then the map goes when the last view does.
             self._map.close()
-        self._disk.close(descriptor)
+        self._disk.let_go(descriptor)
 
     def _let_go(self) -> None:
         views = (self._view, self._readable)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -88,6 +89,7 @@ class _Work:
         self._mendings: dict[QueueKey, Mending] = {}
 
     def run(self) -> None:
+        durable_until = StoreLayout.open(self._root, self._config).read_durable() or 0
         if self._plan.steps or self._plan.damage:
             disk_json(self._disk, quarantine(self._root) / REPORT, self._plan.to_json())
         self._find_mendings()
@@ -99,6 +101,7 @@ class _Work:
             try:
                 self._mend_queues_and_index(log, checkpoint)
                 log.flush(0)
+                self._sync_what_is_there(durable_until)
                 times = max(checkpoint.physic_timestamp, self._plan.last_timestamp)
                 checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
                 checkpoint.flush()
@@ -141,7 +144,7 @@ class _Work:
         except OSError as error:
             raise self._disk.refused(path, error) from error
         finally:
-            self._disk.close(descriptor)
+            self._disk.let_go(descriptor)
 
     def _extend(self, path: Path, size: int) -> None:
         descriptor = self._disk.open(path)
@@ -151,7 +154,7 @@ class _Work:
         except OSError as error:
             raise self._disk.refused(path, error) from error
         finally:
-            self._disk.close(descriptor)
+            self._disk.let_go(descriptor)
 
     def _shorten(self, path: Path, size: int) -> None:
         """A file that is too long goes to quarantine as it is, and a copy takes its place."""
@@ -189,11 +192,52 @@ class _Work:
                     done += len(data)
                 self._disk.sync(copy, target)
             finally:
-                self._disk.close(copy)
+                self._disk.let_go(copy)
         except OSError as error:
             raise self._disk.refused(target, error) from error
         finally:
-            self._disk.close(source)
+            self._disk.let_go(source)
+
+    def _sync_what_is_there(self, durable_until: int) -> None:
+        """Bring to the disk what was only read, and so may be nowhere but in the page cache.
+
+        The process that wrote it may have died before its sync, or of a sync that failed. Of the
+        latter the system takes the pages for written, so that those of the log that nobody is sure
+        of are written again.
+        """
+        for part in (COMMIT_LOG, CONSUME_QUEUE, INDEX):
+            for folder, _, names in os.walk(self._root / part):
+                for name in names:
+                    if name.isascii() and name.isdigit():
+                        self._sync_file(Path(folder, name), part == COMMIT_LOG, durable_until)
+                self._disk.sync_names(Path(folder))
+        self._disk.sync_names(self._root)
+        self._disk.sync_parent(self._root)
+
+    def _sync_file(self, path: Path, is_log: bool, durable_until: int) -> None:
+        try:
+            descriptor = self._disk.open(path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        try:
+            if is_log:
+                self._write_again(descriptor, int(path.name), durable_until)
+            self._disk.sync(descriptor, path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        finally:
+            self._disk.let_go(descriptor)
+
+    def _write_again(self, descriptor: int, base: int, start: int) -> None:
+        """Write the bytes of a file of the log that stand there from an offset to the end."""
+        position = max(0, start - base)
+        stop = min(self._disk.size(descriptor), self._plan.log_end - base)
+        while position < stop:
+            data = self._disk.read(descriptor, min(_COPY_BYTES, stop - position), position)
+            if not data:
+                break
+            self._disk.write_all(descriptor, data, position)
+            position += len(data)
 
     # ------------------------------------------------------------------------- queues and index
     def _find_mendings(self) -> None:

@@ -213,12 +213,21 @@ class QueueCheck:
     def _cut_at(self, keep: int) -> QueuePlan:
         """Units from an offset on go, if there are any; nothing is lacking."""
         if keep >= self._had:
-            return QueuePlan(self.key, QueueAction.KEEP, keep, self._had, keep, None, "")
+            action, reason = QueueAction.KEEP, ""
+            if self._ends_empty():
+                # RocketMQ would take the first unit of it for a message.
+                action, reason = QueueAction.CUT, "its last file is empty"
+            return QueuePlan(self.key, action, keep, self._had, keep, None, reason)
         reason = f"units from {keep} on are of no message of the log"
         action = self._action(keep)
         if action is QueueAction.REBUILD:
             keep = 0
         return QueuePlan(self.key, action, keep, self._had, keep, None, reason)
+
+    def _ends_empty(self) -> bool:
+        """Whether the last file was made, and nothing written to it."""
+        counts = [] if self._disk is None else [s.count for s in self._disk.segments()]
+        return len(counts) > 1 and counts[-1] == 0
 
     def _action(self, keep: int) -> QueueAction:
         """What becomes of the files where units from an offset on go."""

@@ -1,0 +1,487 @@
+"""A disk that fails, dies and loses what was not synced, as a disk may and no more.
+
+The files are real ones, best on a tmpfs; nothing is ever synced for real. What is *durable* is kept
+in a model: a file's pages when it is synced, a folder's names when that is. So one run of a store
+gives thousands of crash images (:class:`~logquarry.testing.disk_state.DiskState`), and none of them
+takes a power cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import random
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from logquarry.store.disk.disk import LocalDisk
+from logquarry.store.disk.health import Health
+from logquarry.store.disk.lifetime import abandon_in_children
+from logquarry.testing.disk_state import (
+    PAGE,
+    ROOT_ID,
+    Change,
+    Content,
+    CrashImage,
+    DiskState,
+    Effect,
+)
+from logquarry.testing.faults import SYNCS, Fault, Faults, Stopped
+
+_MOST_VERSIONS: Final = 3
+_SITE_DEPTH: Final = 3
+_STORE: Final = "logquarry.store."
+_PORT: Final = "logquarry.store.disk.disk"
+
+
+class _File:
+    """A file, under whatever names."""
+
+    def __init__(self, number: int, path: Path, durable: bytes) -> None:
+        self.number = number
+        # Not a copy of the store's descriptor: that would share its lock.
+        self._reader = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._reader)
+        status = os.fstat(self._reader)
+        self.identity = status.st_dev, status.st_ino
+        self.durable = self.live = durable
+        self.versions: dict[int, tuple[bytes, ...]] = {}
+        # Pages that a failed sync marked clean: what they held then.
+        self.stuck: dict[int, bytes] = {}
+        self._content: Content | None = None
+
+    def look(self) -> bytes:
+        """What the page cache has; pages that have changed since the last look are kept too."""
+        data = os.pread(self._reader, os.fstat(self._reader).st_size, 0)
+        before = self.live
+        if data == before:
+            return before
+        self.live, self._content = data, None
+        for number in _differing(before, data):
+            page = before[number * PAGE :][:PAGE]
+            if page and page != self.durable[number * PAGE :][:PAGE]:
+                kept = self.versions.get(number, ())
+                self.versions[number] = (*kept, page)[-_MOST_VERSIONS:]
+        return data
+
+    def sync(self) -> None:
+        """Make durable what there is, but for what a failed sync has lost."""
+        live = self.look()
+        durable = live
+        for number, lost in list(self.stuck.items()):
+            at = slice(number * PAGE, number * PAGE + PAGE)
+            if live[at] == lost:
+                old = self.durable[at].ljust(len(lost), b"\0")
+                durable = durable[: at.start] + old + durable[at.stop :]
+            else:
+                # Written to since, and so dirty again.
+                del self.stuck[number]
+        self.durable, self.versions, self._content = durable, {}, None
+
+    def dirty(self, position: int, count: int) -> None:
+        """Some bytes were written by a call, be they what stood there: their pages are dirty."""
+        for number in range(position // PAGE, -(-(position + count) // PAGE)):
+            self.stuck.pop(number, None)
+
+    def fail_sync(self) -> None:
+        """Mark all pages clean, whatever the disk has of them."""
+        live = self.look()
+        for number in _differing(self.durable, live):
+            self.stuck[number] = live[number * PAGE :][:PAGE]
+
+    @property
+    def content(self) -> Content:
+        self.look()
+        if self._content is None:
+            self._content = Content(self.durable, self.live, dict(self.versions))
+        return self._content
+
+
+def _differing(one: bytes, other: bytes) -> Iterator[int]:
+    """The numbers of the pages that are not the same."""
+    for at in range(0, max(len(one), len(other)), PAGE):
+        if one[at : at + PAGE] != other[at : at + PAGE]:
+            yield at // PAGE
+
+
+class FaultyDisk(LocalDisk):
+    """A local disk below one folder, whose faults a test chooses. Any thread may call it.
+
+    What is in the folder at the start is durable. Nothing but this disk may make, rename or
+    delete files there; that somebody else did is seen when the name is opened next.
+
+    Args:
+        root: the folder.
+        observe: called with the name of each call before it is made; it may ask for :meth:`state`.
+
+    Attributes:
+        faults: which calls fail, and how often each was made.
+        sites: the places of the code that sync, with how often each did.
+        ignored: places whose syncs do nothing.
+    """
+
+    def __init__(self, root: Path, *, observe: Callable[[str], None] | None = None) -> None:
+        super().__init__()
+        self.root = root.absolute()
+        self.faults = Faults()
+        self.observe = observe
+        self.sites: dict[str, int] = {}
+        self.ignored: set[str] = set()
+        self._lock = threading.RLock()
+        self._files: dict[int, _File] = {}
+        self._names: dict[int, dict[str, int]] = {ROOT_ID: {}}
+        self._durable: dict[int, dict[str, int]] = {ROOT_ID: {}}
+        self._pending: list[Change] = []
+        self._open: dict[int, _File] = {}
+        self._at_stop: DiskState | None = None
+        self._next = ROOT_ID + 1
+        self._take_in(self.root, ROOT_ID)
+
+    # ------------------------------------------------------------------------- what a test asks
+    def fail(
+        self,
+        kind: str | None = None,
+        *,
+        nth: int = 1,
+        error: int = errno.EIO,
+        for_ever: bool = False,
+    ) -> None:
+        """Have a call fail: the nth from now on, of one kind or of any; see :class:`Fault`."""
+        self.faults.add(Fault(kind, nth, error, for_ever))
+
+    def stop_at(self, number: int) -> None:
+        """Let the process die at a call, counted from the first one ever.
+
+        From there on nothing reaches the disk, and each call raises :class:`Stopped`. (What the
+        store still writes through its maps is not looked at.)
+        """
+        self.faults.stops_at = number
+
+    def restart(self) -> None:
+        """Begin again as a new process does, with the page cache as the old one left it.
+
+        The store that was open must be closed, as far as it can be.
+        """
+        with self._lock:
+            self.faults.clear()
+            self.faults.stops_at, self.faults.is_stopped = None, False
+            self._at_stop = None
+            self.health = Health()
+            abandon_in_children(self.health)
+
+    def state(self) -> DiskState:
+        """All of the disk as it is now; after :meth:`stop_at` as it was then."""
+        with self._lock:
+            return self._at_stop or DiskState(
+                {number: file.content for number, file in self._reachable().items()},
+                {folder: dict(names) for folder, names in self._durable.items()},
+                {folder: dict(names) for folder, names in self._names.items()},
+                tuple(Change(list(c.effects), c.is_rename) for c in self._pending),
+            )
+
+    def crash(self, rng: random.Random, folder: Path) -> Path:
+        """Make a folder with what a power cut now might leave.
+
+        Args:
+            rng: chooses among what it might.
+            folder: is made.
+        """
+        return self.state().crash(rng).write(folder)
+
+    def image(self, rng: random.Random) -> CrashImage:
+        """The same in memory."""
+        return self.state().crash(rng)
+
+    # ----------------------------------------------------------------------------- the port
+    def open(self, path: Path, *, create: bool = False, exclusive: bool = False) -> int:
+        """See :meth:`Disk.open`."""
+        with self._call("open"):
+            descriptor = super().open(path, create=create, exclusive=exclusive)
+            if self._covers(path):
+                self._open[descriptor] = self._opened(path, descriptor)
+            return descriptor
+
+    def close(self, descriptor: int) -> None:
+        """See :meth:`Disk.close`. The descriptor is gone, whatever is raised."""
+        try:
+            with self._call("close"):
+                pass
+        except Stopped:
+            pass
+        finally:
+            with self._lock:
+                self._open.pop(descriptor, None)
+                super().close(descriptor)
+
+    def size(self, descriptor: int) -> int:
+        """See :meth:`Disk.size`."""
+        with self._call("size"):
+            return super().size(descriptor)
+
+    def allocate(self, descriptor: int, size: int) -> None:
+        """See :meth:`Disk.allocate`."""
+        before = os.fstat(descriptor).st_size
+        try:
+            with self._call("allocate") as is_half:
+                if is_half:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                super().allocate(descriptor, size)
+        except Stopped:
+            raise
+        except OSError as error:
+            if error.errno == errno.ENOSPC and size > before:
+                # ext4 leaves a file of the size that did fit.
+                os.ftruncate(descriptor, before + (size - before) // 2)
+            raise
+
+    def map(self, descriptor: int, size: int) -> mmap.mmap:
+        """See :meth:`Disk.map`."""
+        with self._call("map"):
+            return super().map(descriptor, size)
+
+    def read(self, descriptor: int, count: int, position: int) -> bytes:
+        """See :meth:`Disk.read`."""
+        with self._call("read") as is_half:
+            return super().read(descriptor, -(-count // 2) if is_half else count, position)
+
+    def write(self, descriptor: int, data: memoryview | bytes, position: int) -> int:
+        """See :meth:`Disk.write`."""
+        with self._call("write") as is_half:
+            if is_half:
+                data = data[: -(-len(data) // 2)]
+            count = super().write(descriptor, data, position)
+            if (file := self._open.get(descriptor)) is not None:
+                file.dirty(position, count)
+            return count
+
+    def fdatasync(self, descriptor: int) -> None:
+        """See :meth:`Disk.fdatasync`."""
+        self._sync_file("fdatasync", descriptor)
+
+    def fsync(self, descriptor: int) -> None:
+        """See :meth:`Disk.fsync`."""
+        self._sync_file("fsync", descriptor)
+
+    def sync_folder(self, folder: Path) -> None:
+        """See :meth:`Disk.sync_folder`."""
+        with self._call("sync_folder"):
+            if not folder.is_dir():
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+            if self._covers(folder) and not self._is_ignored("sync_folder", folder):
+                self._sync_names(self._number(folder))
+
+    def make_folder(self, folder: Path) -> None:
+        """See :meth:`Disk.make_folder`."""
+        with self._call("make_folder"):
+            super().make_folder(folder)
+            if self._covers(folder):
+                number = self._new_number()
+                self._names[number], self._durable[number] = {}, {}
+                self._change(self._effect(folder, number))
+
+    def rename(self, path: Path, to: Path) -> None:
+        """See :meth:`Disk.rename`."""
+        with self._call("rename"):
+            super().rename(path, to)
+            if self._covers(path) and self._covers(to):
+                node = self._number(path)
+                self._change(self._effect(to, node), self._effect(path, None), is_rename=True)
+
+    def link(self, path: Path, to: Path) -> None:
+        """See :meth:`Disk.link`."""
+        with self._call("link"):
+            super().link(path, to)
+            if self._covers(to):
+                self._change(self._effect(to, self._number(path)))
+
+    def unlink(self, path: Path) -> None:
+        """See :meth:`Disk.unlink`."""
+        with self._call("unlink"):
+            super().unlink(path)
+            if self._covers(path):
+                self._change(self._effect(path, None))
+
+    def list(self, folder: Path) -> list[str]:
+        """See :meth:`Disk.list`."""
+        with self._call("list"):
+            return super().list(folder)
+
+    def is_linked(self, descriptor: int) -> bool:
+        """See :meth:`Disk.is_linked`."""
+        with self._call("is_linked"):
+            return super().is_linked(descriptor)
+
+    def is_named(self, descriptor: int, path: Path) -> bool:
+        """See :meth:`Disk.is_named`."""
+        with self._call("is_named"):
+            return super().is_named(descriptor, path)
+
+    def next_data(self, descriptor: int, position: int) -> int | None:
+        """See :meth:`Disk.next_data`."""
+        with self._call("next_data"):
+            return super().next_data(descriptor, position)
+
+    # ------------------------------------------------------------------------------- calls
+    @contextmanager
+    def _call(self, kind: str) -> Iterator[bool]:
+        """One call at a time: counted, observed, and failed where it is to fail."""
+        with self._lock:
+            if self.observe is not None and not self.faults.is_stopped:
+                self.observe(kind)
+            try:
+                yield self.faults.called(kind)
+            except Stopped:
+                if self._at_stop is None:
+                    self._at_stop = self.state()
+                raise
+
+    def _sync_file(self, kind: str, descriptor: int) -> None:
+        with self._lock:
+            file = self._open.get(descriptor)
+            try:
+                with self._call(kind):
+                    if file is not None and not self._is_ignored(kind, file):
+                        file.sync()
+            except Stopped:
+                raise
+            except OSError:
+                if file is not None:
+                    file.fail_sync()
+                raise
+
+    # ------------------------------------------------------------------------------- names
+    def _take_in(self, folder: Path, number: int) -> None:
+        """What is there at the start."""
+        by_identity: dict[tuple[int, int], int] = {}
+        below = [(folder, number)]
+        while below:
+            path, at = below.pop()
+            for entry in sorted(path.iterdir()) if path.is_dir() else ():
+                if entry.is_dir():
+                    found = self._new_number()
+                    self._names[found], self._durable[found] = {}, {}
+                    below.append((entry, found))
+                else:
+                    status = entry.stat()
+                    key = status.st_dev, status.st_ino
+                    if key not in by_identity:
+                        file = _File(self._new_number(), entry, entry.read_bytes())
+                        self._files[file.number] = file
+                        by_identity[key] = file.number
+                    found = by_identity[key]
+                self._names[at][entry.name] = self._durable[at][entry.name] = found
+
+    def _new_number(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def _covers(self, path: Path) -> bool:
+        return path.absolute().is_relative_to(self.root)
+
+    def _number(self, path: Path) -> int:
+        """The file or folder that a path leads to."""
+        number = ROOT_ID
+        for name in path.absolute().relative_to(self.root).parts:
+            number = self._names[number][name]
+        return number
+
+    def _effect(self, path: Path, node: int | None) -> Effect:
+        return Effect(self._number(path.parent), path.name, node)
+
+    def _change(self, *effects: Effect, is_rename: bool = False) -> None:
+        for folder, name, node in effects:
+            if node is None:
+                self._names[folder].pop(name, None)
+            else:
+                self._names[folder][name] = node
+        self._pending.append(Change(list(effects), is_rename))
+
+    def _sync_names(self, folder: int) -> None:
+        for change in self._pending:
+            # The old name of a renamed file never goes before the new one is there.
+            goes = change.is_rename and change.effects[-1].folder == folder
+            done = [e for e in change.effects if e.folder == folder or goes]
+            for at, name, node in done:
+                if node is None:
+                    self._durable[at].pop(name, None)
+                else:
+                    self._durable[at][name] = node
+            change.effects = [e for e in change.effects if e not in done]
+        self._pending = [change for change in self._pending if change.effects]
+
+    def _opened(self, path: Path, descriptor: int) -> _File:
+        """The file of a path that was just opened, and perhaps made."""
+        status = os.fstat(descriptor)
+        with contextlib.suppress(KeyError):
+            file = self._files[self._number(path)]
+            if file.identity == (status.st_dev, status.st_ino):
+                return file
+        file = _File(self._new_number(), path, b"")
+        self._files[file.number] = file
+        self._change(self._effect(path, file.number))
+        return file
+
+    def _reachable(self) -> dict[int, _File]:
+        """The files that a name leads to, or may lead to after a crash; others are forgotten."""
+        used = {
+            n for names in (*self._names.values(), *self._durable.values()) for n in names.values()
+        }
+        used.update(e.node for c in self._pending for e in c.effects if e.node is not None)
+        opened = {file.number for file in self._open.values()}
+        for number in [n for n in self._files if n not in used and n not in opened]:
+            del self._files[number]
+        return {number: file for number, file in self._files.items() if number in used}
+
+    # ------------------------------------------------------------------------------- sites
+    def _is_ignored(self, kind: str, of: _File | Path) -> bool:
+        """Note which place of the code syncs; whether nothing is to come of it."""
+        assert kind in SYNCS
+        site = f"{kind} {self._part(of)}: {_call_chain()}"
+        self.sites[site] = self.sites.get(site, 0) + 1
+        return site in self.ignored
+
+    def _part(self, of: _File | Path) -> str:
+        """Which part of a store it is; topics, numbers and file names left out."""
+        if isinstance(of, _File):
+            parts = self._path_of(of.number)
+        else:
+            parts = of.absolute().relative_to(self.root).parts
+        # The store may be the topmost folder, or any in it.
+        kept = [part for part in parts if part in _PARTS]
+        return "/".join(kept) or ("root" if isinstance(of, Path) else "?")
+
+    def _path_of(self, number: int) -> tuple[str, ...]:
+        for folder, names in self._names.items():
+            for name, node in names.items():
+                if node == number:
+                    return (*(self._path_of(folder) if folder != ROOT_ID else ()), name)
+        return ()
+
+
+_PARTS: Final = frozenset(
+    {"commitlog", "consumequeue", "index", "checkpoint", "abort", "lock", ".logquarry", "config"}
+    | {"names", "quarantine"}
+)
+
+
+def _call_chain() -> str:
+    """The functions of the store that ask for a sync, the nearest first."""
+    found: list[str] = []
+    others = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and others < _SITE_DEPTH:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(_STORE):
+            code = frame.f_code
+            others += module != _PORT
+            found.append(f"{code.co_qualname}+{frame.f_lineno - code.co_firstlineno}")
+        frame = frame.f_back
+    return " < ".join(found)

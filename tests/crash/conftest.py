@@ -1,0 +1,26 @@
+"""Folders in memory: a thousand stores a second are written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def shm(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a tmpfs, if there is one."""
+    if not os.access(_MEMORY, os.W_OK):
+        yield tmp_path
+        return
+    folder = Path(tempfile.mkdtemp(prefix="logquarry-crash-", dir=_MEMORY))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)

@@ -1,0 +1,123 @@
+"""Which test misses a sync that is taken out: ``python -m tests.crash.mutations``.
+
+Each place of the code that syncs a file or a folder is found by running stores; then it does
+nothing, and crashes are looked at until one shows something wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from logquarry.errors import LogquarryError
+from tests.crash.checks import check_image
+from tests.crash.workload import STORE, recorded
+
+RUNS: Final = 16
+EACH: Final = 60
+_FINDING: Final = 12
+
+NOT_MISSED: Final[Mapping[str, str]] = {
+    "fsync * make_file": "a later fdatasync of the file brings its size along; until then nothing "
+    "counts on it. Kept as reliability.md's rule 2 has it",
+    "sync_folder .logquarry/names *": "second names only serve while another program deletes files",
+    "fdatasync checkpoint *": "an older checkpoint is true too: recovery starts earlier",
+    "fdatasync .logquarry *": "a lower mark is true too, and one that speaks of another checkpoint "
+    "counts for nothing",
+    "sync_folder commitlog * discard": "a file that nobody took is empty, and may come back",
+    "sync_folder root * CheckpointFile": "without a checkpoint recovery starts at the first file",
+    "sync_folder root * StoreLock": "nobody reads the lock",
+    "sync_folder root * AbortFile.remove": "a store that says it was not closed is only recovered",
+    "sync_folder .logquarry *": "without a durable mark a store is judged as one of RocketMQ's",
+    "sync_folder root * DurableFile": "likewise",
+    "sync_folder root * make_folders StoreEngine.__init__": "sync_parent does it again",
+    "sync_folder root * sync_parent": "make_folders did it, unless who made the folder died there",
+    "sync_folder root * make_folders StoreEngine._load": "the checkpoint's name is synced after it",
+}
+"""Places that nothing misses, and why that is right: words that stand in their names in order."""
+
+
+class Missed(NamedTuple):
+    """What noticed that a sync was gone: after how many crashes, and what it said."""
+
+    crashes: int
+    said: str
+
+
+def sites() -> list[str]:
+    """The places that sync, of some runs."""
+    found: set[str] = set()
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        for seed in range(_FINDING):
+            found.update(recorded(Path(folder) / str(seed), seed).sites)
+    return sorted(found)
+
+
+def missed(site: str) -> Missed | None:
+    """What notices that a place no longer syncs, None if nothing does."""
+    crashes = 0
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        for seed in range(RUNS):
+            live, image = Path(folder) / "live", Path(folder) / "image"
+            work = recorded(live, seed, ignored=[site])
+            shutil.rmtree(live)
+            if site not in work.sites:
+                continue
+            rng = random.Random(seed)
+            for _ in range(EACH):
+                point = rng.choice(work.points)
+                point.state.crash(rng).write(image)
+                try:
+                    wrong = check_image(image / STORE, work.config, work.model, point.mark)
+                except (LogquarryError, OSError) as error:
+                    wrong = [f"{type(error).__name__}: {error}"]
+                shutil.rmtree(image)
+                crashes += 1
+                if wrong:
+                    return Missed(crashes, wrong[0])
+    return None
+
+
+def excuse(site: str) -> str | None:
+    """Why it is right that nothing misses a place, None if it is not."""
+    for words, reason in NOT_MISSED.items():
+        kind, part, *rest = [word for word in words.split() if word != "*"]
+        is_any = words.split()[1] == "*"
+        wanted = [part, *rest] if is_any else rest
+        head, _, chain = site.partition(": ")
+        is_meant = head.startswith(kind) and (is_any or head.split()[1].startswith(part))
+        if is_meant and all(word in chain for word in wanted):
+            return reason
+    return None
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def table() -> Iterator[tuple[str, Missed | None]]:
+    """Each place, and what missed it."""
+    for site in sites():
+        yield site, missed(site)
+
+
+def main() -> int:
+    """Print the table; 1 if something is not missed that should be."""
+    logging.disable(logging.CRITICAL)
+    status = 0
+    for site, found in table():
+        reason = excuse(site)
+        said = f"{found.crashes} crashes: {found.said[:90]!r}" if found else f"NOT MISSED: {reason}"
+        print(f"{site}\n    {said}", flush=True)
+        status |= found is None and reason is None
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

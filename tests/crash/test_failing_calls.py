@@ -1,0 +1,168 @@
+"""Whichever call of the disk fails: what was acknowledged is there, and nothing else goes wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.errors import StoreError
+from logquarry.testing.clock import FakeClock
+from logquarry.testing.faults import HALVES, NEED_ROOM, SHORT, Fault
+from logquarry.testing.faulty_disk import FaultyDisk
+from logquarry.testing.model_store import ModelStore, explain
+from logquarry.verify import verify_store
+from tests.crash.checks import check_image, note_what_is_there
+from tests.crash.ladder import IS_BY_HAND, SEED, count, told
+from tests.crash.workload import START, STORE, Workload
+
+CONFIG = lq.StoreConfig(
+    mapped_file_size_commit_log=2_048,
+    mapped_file_size_consume_queue=100,
+    max_hash_slot_num=5,
+    max_index_num=8,
+    flush_disk_type="SYNC_FLUSH",
+)
+PARTS = 4
+KINDS = [
+    pytest.param(error, for_ever, id=f"{name}-{'for-ever' if for_ever else 'once'}")
+    for name, error in (("EIO", errno.EIO), ("ENOSPC", errno.ENOSPC), ("short", SHORT))
+    for for_ever in (False, True)
+]
+
+
+class Faulted(FaultyDisk):
+    """Fails its nth call, where that one can fail so."""
+
+    def __init__(self, root: Path, fault: Fault) -> None:
+        super().__init__(root)
+        self.wanted = fault
+        self.is_hit = False
+        self.observe = self._arm
+
+    def _arm(self, kind: str) -> None:
+        wanted = self.wanted
+        if self.faults.total + 1 == wanted.nth:
+            # A full disk closes and reads as any other does.
+            may_fail = {errno.ENOSPC: NEED_ROOM, SHORT: HALVES}.get(wanted.error, {kind})
+            self.is_hit = kind in may_fail
+            if wanted.error == errno.ENOSPC and wanted.for_ever:
+                for each in NEED_ROOM:
+                    self.fail(each, error=wanted.error, for_ever=True)
+            elif self.is_hit:
+                self.fail(error=wanted.error, for_ever=wanted.for_ever)
+
+
+def attempted(root: Path, disk: FaultyDisk, messages: int) -> Workload:
+    """Open, put, read and close, whatever fails."""
+    work = Workload(root, random.Random(SEED), CONFIG, ModelStore(), FakeClock(START, step=1))
+    try:
+        store = work.open(disk)
+    except StoreError as error:
+        work.refusals.append(error)
+        return work
+    try:
+        for number in range(messages):
+            message = lq.Message(
+                "t", b"%d" % number + bytes(number % 60), queue_id=number % 2, keys=f"k{number}"
+            )
+            put = work.model.attempt(message)
+            try:
+                work.model.acked(put, store.put(message), is_durable=True)
+            except StoreError as error:
+                work.refusals.append(error)
+        try:
+            store.wait_dispatched(timeout=5)
+        except StoreError as error:
+            work.refusals.append(error)
+        # Whatever failed, reads go on.
+        have = {bytes(message.body) for message in store.scan()}
+        assert have.issuperset(work.model.mark().acked)
+        try:
+            store.flush()
+        except StoreError as error:
+            work.refusals.append(error)
+    finally:
+        store.close()
+    return work
+
+
+def check(work: Workload, disk: FaultyDisk, images: Path) -> None:
+    """The folder as the process left it, what a power cut leaves of that, and one more opening."""
+    root = work.root / STORE
+    mark = work.model.mark()
+    wrong = check_image(root, CONFIG, work.model, mark, is_killed=True, is_exact=False)
+    assert not wrong, explain(wrong)
+    rng = random.Random(SEED)
+    state = disk.state()
+    for number in range(2):
+        image = state.crash(rng).write(images / str(number))
+        wrong = check_image(image / STORE, CONFIG, work.model, mark, is_exact=False)
+        assert not wrong, "after a power cut:\n" + explain(wrong)
+    shutil.rmtree(images)
+    disk.restart()
+    disk.observe = None
+    again = Workload(work.root, rng, CONFIG, work.model, work.clock)
+    with again.open(disk) as store:
+        note_what_is_there(store, again, mark)
+        message = lq.Message("t", b"one more", keys="more")
+        work.model.acked(work.model.attempt(message), store.put(message), is_durable=True)
+        note_what_is_there(store, again, work.model.mark())
+        state = disk.state()
+    with lq.MessageStore.open(root, config=CONFIG) as reader:
+        findings = verify_store(reader.layout).findings
+        assert [found for found in findings if found.severity == "damage"] == []
+    for number in range(2):
+        image = state.crash(rng).write(images / str(number))
+        last = Workload(image, rng, CONFIG, work.model, work.clock)
+        with last.open(FaultyDisk(image)) as store:
+            note_what_is_there(store, last, work.model.mark())
+    shutil.rmtree(images)
+
+
+def calls_of_the_workload(root: Path, messages: int) -> int:
+    disk = FaultyDisk(root)
+    work = attempted(root, disk, messages)
+    assert not work.refusals and len(work.model.mark().durable) == messages
+    return disk.faults.total
+
+
+@pytest.mark.timeout(0 if IS_BY_HAND else 300)
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(("error", "for_ever"), KINDS)
+def test_each_call_fails(error: int, for_ever: bool, part: int, shm: Path, tmp_path: Path) -> None:
+    """By hand, N is how many messages the workload has."""
+    messages = count(6)
+    (shm / "whole").mkdir()
+    total = calls_of_the_workload(shm / "whole", messages)
+    assert total > 100
+    for number in range(1 + part, total + 1, PARTS):
+        root = shm / str(number)
+        root.mkdir()
+        disk = Faulted(root, Fault(None, number, error, for_ever))
+        with told(SEED, f"call {number} fails", root, tmp_path):
+            work = attempted(root, disk, messages)
+            if disk.is_hit:
+                check(work, disk, shm / "images")
+        shutil.rmtree(root)
+
+
+def test_a_store_at_work_stops_at_each_call(shm: Path) -> None:
+    """The process dies before a call: what the disk has then is what a crash image starts from."""
+    total = calls_of_the_workload(shm, 3)
+    for number in range(2, total, 17):
+        root = shm / str(number)
+        root.mkdir()
+        disk = FaultyDisk(root)
+        disk.stop_at(number)
+        work = attempted(root, disk, 3)
+        assert work.refusals or number > 60
+        image = disk.state().killed().write(shm / f"{number}-killed")
+        wrong = check_image(image / STORE, CONFIG, work.model, work.model.mark(), is_killed=True)
+        assert not wrong, explain(wrong)
+        assert dataclasses.asdict(disk.state()) == dataclasses.asdict(disk.state())

@@ -1,0 +1,102 @@
+"""The power goes at any moment: what was acknowledged as durable is there, and nothing is odd."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from logquarry.config import StoreConfig
+from logquarry.errors import StoreError
+from logquarry.testing.faulty_disk import FaultyDisk
+from logquarry.testing.model_store import explain
+from tests.crash.checks import check_image, note_what_is_there
+from tests.crash.ladder import IS_BY_HAND, count, seeds, told
+from tests.crash.workload import STORE, Workload, recorded, settings
+
+EACH = 125
+"""Crashes of one run of a store."""
+
+
+@pytest.mark.timeout(0 if IS_BY_HAND else 300)
+@pytest.mark.parametrize("seed", seeds(count(2_000), EACH))
+def test_power_cuts(seed: int, shm: Path, tmp_path: Path) -> None:
+    work = recorded(shm / "live", seed)
+    rng = random.Random(seed)
+    for number in range(EACH):
+        point = rng.choice(work.points)
+        image = shm / "image"
+        with told(seed, f"crash {number} before {point.number} {point.call}", image, tmp_path):
+            point.state.crash(rng).write(image)
+            wrong = check_image(image / STORE, work.config, work.model, point.mark)
+            assert not wrong, explain(wrong)
+        shutil.rmtree(image)
+
+
+@pytest.mark.timeout(0 if IS_BY_HAND else 300)
+@pytest.mark.parametrize("seed", seeds(count(2_000), EACH))
+def test_power_cuts_and_recoveries(seed: int, shm: Path, tmp_path: Path) -> None:
+    """The power goes, the store is recovered and goes on, and the power goes again: any time."""
+    first = recorded(shm / "live", seed)
+    rng = random.Random(seed)
+    for number in range(EACH // 6):
+        point = rng.choice(first.points)
+        root = shm / "again"
+        with told(seed, f"crash {number} before {point.number} {point.call}", root, tmp_path):
+            point.state.crash(rng).write(root)
+            second = Workload(root, rng, first.config, first.model.at(point.mark))
+            second.clock.now = first.clock.now
+            disk = FaultyDisk(root)
+            disk.observe = second.observe(disk)
+            with second.open(disk) as store:
+                note_what_is_there(store, second, point.mark)
+                second.run(store, 5)
+            assert not second.refusals
+        last = rng.choice(second.points)
+        image = shm / "image"
+        what = f"crash {number} before {point.number} {point.call}, then {last.number} {last.call}"
+        with told(seed, what, image, tmp_path):
+            last.state.crash(rng).write(image)
+            third = Workload(image, rng, first.config, second.model.at(last.mark))
+            with third.open(FaultyDisk(image)) as store:
+                note_what_is_there(store, third, last.mark)
+        shutil.rmtree(root)
+        shutil.rmtree(image)
+
+
+@pytest.mark.timeout(0 if IS_BY_HAND else 300)
+@pytest.mark.parametrize("seed", seeds(count(2_000), 4 * EACH))
+def test_a_kill_and_then_a_power_cut(seed: int, shm: Path, tmp_path: Path) -> None:
+    """What a dead process left in the page cache only is on the disk once it was recovered."""
+    rng = random.Random(seed)
+    for number in range(EACH // 5):
+        root = shm / "live"
+        root.mkdir()
+        work = Workload(root, rng, StoreConfig(**settings(rng)))
+        disk = FaultyDisk(root)
+        dies_at = rng.randrange(2, 400)
+        disk.stop_at(dies_at)
+        with told(seed, f"kill {number} before call {dies_at}", root, tmp_path):
+            with contextlib.suppress(StoreError), work.open(disk) as store:
+                work.run(store, 20)
+            mark = work.model.mark()
+            if not work.config.uses_transient_pool:
+                mark = mark._replace(durable=mark.acked)
+            disk.restart()
+            work.refusals.clear()
+            with work.open(disk) as store:
+                note_what_is_there(store, work, mark)
+                work.run(store, 3)
+                mark, state = work.model.mark(), disk.state()
+            assert not work.refusals
+        image = shm / "image"
+        with told(seed, f"kill {number} before call {dies_at}, power cut", image, tmp_path):
+            state.crash(rng).write(image)
+            last = Workload(image, rng, work.config, work.model)
+            with last.open(FaultyDisk(image)) as store:
+                note_what_is_there(store, last, mark)
+        shutil.rmtree(root)
+        shutil.rmtree(image)
