@@ -228,10 +228,12 @@ class ModelStore:
     Attributes:
         puts: all that was tried, in order.
         absent: bodies that are not to come back.
+        torn: bodies of messages that came back from a crash with torn properties, and stay so.
     """
 
     puts: list[Put] = field(default_factory=list)
     absent: set[bytes] = field(default_factory=set)
+    torn: set[bytes] = field(default_factory=set)
     _by_body: dict[bytes, Put] = field(default_factory=dict)
     _mark: Mark | None = None
 
@@ -285,6 +287,7 @@ class ModelStore:
         What it has counts as durable from here on, as an answer to a reader made it known.
         """
         by_body = {message.body: message for message in seen.log}
+        self.torn.update(message.body for message in seen.log if message.is_torn)
         for put in self.puts:
             message = by_body.get(put.body)
             if message is None:
@@ -313,7 +316,7 @@ class ModelStore:
 
     def at(self, mark: Mark) -> ModelStore:
         """The model as it was at an earlier moment, to go on from there."""
-        made = ModelStore(absent=set(mark.absent))
+        made = ModelStore(absent=set(mark.absent), torn=set(self.torn))
         for put in self.puts[: mark.attempted]:
             then = made.attempt(put.message)
             if put.body in mark.acked:
@@ -377,7 +380,8 @@ class ModelStore:
         for message in log:
             put = self._by_body.get(message.body)
             if message.is_torn:
-                wrong.append(Violation(Wrong.TORN, f"{message}"))
+                if message.body not in self.torn:
+                    wrong.append(Violation(Wrong.TORN, f"{message}"))
                 continue
             if put is None:
                 wrong.append(Violation(Wrong.UNKNOWN, f"{message}"))
