@@ -44,7 +44,7 @@ def check_image(
     if not (root / "abort").exists():
         return check_closed(root, config, model, mark, is_exact=is_exact)
     with lq.MessageStore.open(root, config=config) as store:
-        seen = Seen.of(store, queues=False, on_damage="stop").before_torn()
+        seen = Seen.of(store, queues=False, on_damage="stop").before_torn(model.torn)
         wrong = [str(found) for found in model.check(seen, must=must)]
         wrong += _check_checkpoint(root, store, model, seen)
         return wrong + _check_mark(store, model, seen)

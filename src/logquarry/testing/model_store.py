@@ -153,10 +153,14 @@ class Seen:
             }
         return cls(tuple(log), found, keyed, tuple(unreadable))
 
-    def before_torn(self) -> Self:
-        """The same with a log that ends before the first message that is torn."""
-        count = next((n for n, message in enumerate(self.log) if message.is_torn), len(self.log))
-        return replace(self, log=self.log[:count])
+    def before_torn(self, known: Collection[bytes] = ()) -> Self:
+        """The same with a log that ends before the first message that is torn.
+
+        Args:
+            known: bodies of torn messages that count as whole (:attr:`ModelStore.torn`).
+        """
+        torn = (n for n, m in enumerate(self.log) if m.is_torn and m.body not in known)
+        return replace(self, log=self.log[: next(torn, len(self.log))])
 
 
 def _read_queue(
