@@ -11,7 +11,7 @@ next one, it is refused. (Java writes it where it does not belong, and logs a bu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -156,11 +156,13 @@ class Mending:
         kept: units of messages that the log has lost, by their queue offsets. Where there is none
             a filler stands for the message: no reader stops at it, RocketMQ's neither.
         aside: the folder for files that have to go.
+        moved: the right queue offsets of messages whose own is harmed, by their physical offsets.
     """
 
     resume_at: int
     kept: Mapping[int, bytes]
     aside: Path
+    moved: Mapping[int, int] = field(default_factory=dict)
 
 
 class ConsumeQueueMender(ConsumeQueueWriter):
@@ -177,6 +179,16 @@ class ConsumeQueueMender(ConsumeQueueWriter):
         # Messages before that one are of an earlier life of the topic, or there already.
         self.physical_end = mending.resume_at
         self._mending = mending
+        self._harmed = np.fromiter(mending.moved, np.int64)
+
+    def append(self, offsets: Offsets, units: Units) -> int:
+        """See :meth:`ConsumeQueueWriter.append`."""
+        if len(self._harmed):
+            offsets = offsets.copy()
+            places = units["physical_offset"]
+            for at in np.flatnonzero(np.isin(places, self._harmed)).tolist():
+                offsets[at] = self._mending.moved[int(places[at])]
+        return super().append(offsets, units)
 
     def _following(self, expected: int, offset: int, units: Units) -> Units:
         if offset < expected:

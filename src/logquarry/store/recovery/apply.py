@@ -254,7 +254,7 @@ class _Work:
                 disk = ConsumeQueue(layout, *queue.key, log_min_offset=start, files=files)
                 kept = dict(kept_units(disk, queue.keep_until, queue.end, damage))
             aside = quarantine(self._root, CONSUME_QUEUE, queue.key[0], str(queue.key[1]))
-            self._mendings[queue.key] = Mending(queue.resume_at, kept, aside)
+            self._mendings[queue.key] = Mending(queue.resume_at, kept, aside, queue.moved)
 
     def _mend_queues_and_index(self, log: MappedFileQueue, checkpoint: CheckpointFile) -> None:
         plan, root, disk = self._plan, self._root, self._disk

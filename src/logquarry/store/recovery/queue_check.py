@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 
@@ -27,6 +27,9 @@ from logquarry.store.queue.consume_queue import Queue, Units
 from logquarry.store.queue.log_queues import QueueKey
 
 Offsets = npt.NDArray[np.int64]
+
+_MOST_MOVED = 10_000
+"""Harmed queue offsets of one queue that are looked into."""
 
 
 class QueueAction(Enum):
@@ -51,6 +54,7 @@ class QueuePlan:
         end: where it will end.
         resume_at: physical offset of the first message that it lacks, None if it lacks none.
         reason: why, in words.
+        moved: queue offsets of messages whose own is harmed, by their physical offsets.
     """
 
     key: QueueKey
@@ -60,6 +64,7 @@ class QueuePlan:
     end: int
     resume_at: int | None
     reason: str
+    moved: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def is_sound(self) -> bool:
@@ -109,13 +114,50 @@ class QueueCheck:
         self._bad_from: int | None = None
         self._resume_at: int | None = None
         self._reason = ""
+        # A single message whose offset does not go on: what comes behind it tells why.
+        self._odd: tuple[int, Units] | None = None
+        self._moved: dict[int, int] = {}
 
     def take(self, offsets: Offsets, units: Units) -> None:
         """Some more messages of the queue, in the log's order."""
         cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
         for start, stop in pairwise([0, *cuts.tolist(), len(offsets)]):
             if start < stop:
-                self._take_run(int(offsets[start]), units[start:stop])
+                self._take_piece(int(offsets[start]), units[start:stop])
+
+    def _take_piece(self, offset: int, units: Units) -> None:
+        """A run; but no CRC covers queue offsets, and a single one that does not fit may be harmed.
+
+        It is, where the next one goes on as if it were right, or where the queue has the message
+        at the right place. Otherwise a topic came again, or messages are lost.
+        """
+        odd, self._odd = self._odd, None
+        if odd is not None:
+            assert self._next is not None
+            if offset == self._next + 1:
+                self._move(odd[1])
+            else:
+                self._take_run(*odd)
+        expected = self._next
+        if expected is not None and offset != expected and len(units) == 1:
+            if self._is_at(expected, units):
+                self._move(units)
+            else:
+                self._odd = offset, units.copy()
+            return
+        self._take_run(offset, units)
+
+    def _is_at(self, offset: int, units: Units) -> bool:
+        """Whether the queue has a unit at an offset."""
+        found = () if self._disk is None else self._disk.runs(offset, offset + 1)
+        return any(start == offset and _same(there, units) == 1 for start, there in found)
+
+    def _move(self, units: Units) -> None:
+        """A message whose queue offset is harmed stands behind the one before it."""
+        assert self._next is not None
+        if len(self._moved) < _MOST_MOVED:
+            self._moved[int(units["physical_offset"][0])] = self._next
+            self._take_run(self._next, units)
 
     def _take_run(self, offset: int, units: Units) -> None:
         expected = self._next
@@ -195,6 +237,9 @@ class QueueCheck:
 
     def plan(self, log_start: int, log_end: int) -> QueuePlan:
         """What is to be done, once the log has gone by."""
+        odd, self._odd = self._odd, None
+        if odd is not None:
+            self._take_run(*odd)
         end = self._next
         if end is None:
             return self._without_messages(log_start)
@@ -204,7 +249,9 @@ class QueueCheck:
         action = self._action(keep)
         if action is QueueAction.REBUILD:
             keep = 0
-        return QueuePlan(self.key, action, keep, self._had, end, self._resume_at, self._reason)
+        return QueuePlan(
+            self.key, action, keep, self._had, end, self._resume_at, self._reason, self._moved
+        )
 
     def _without_messages(self, log_start: int) -> QueuePlan:
         """The log has no message of it: what was deleted from the log may stay."""
