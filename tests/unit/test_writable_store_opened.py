@@ -461,3 +461,21 @@ def test_a_file_where_a_folder_belongs(name: str, tmp_path: Path) -> None:
         opened(tmp_path)
     assert (tmp_path / name).read_text() == "mine"
     assert not (tmp_path / "abort").exists()
+
+
+@pytest.mark.parametrize("folder", ["commitlog", "consumequeue/t/0"])
+def test_a_short_first_file_after_a_crash(folder: str, tmp_path: Path) -> None:
+    """The only one of its kind: nothing but the settings tells how large it should be."""
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"x"))
+    (path,) = (tmp_path / folder).iterdir()
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(lq.errors.CorruptStore):
+        opened(tmp_path)
+    (tmp_path / "abort").touch()
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"y"))
+        assert store.wait_dispatched(timeout=60)
+        assert [message.body for message in store.get("t", 0).messages] == [b"x", b"y"]
+    assert path.stat().st_size == len(data)
