@@ -27,6 +27,7 @@ LAYERS = (
     "store.recovery",
     "store",
     "verify",
+    "salvage",
     "ingest",
     "spark",
     "report",

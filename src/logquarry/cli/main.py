@@ -46,7 +46,17 @@ _EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (OSError, UNREADABLE),
 )
 
-_COMMANDS: Final = ("info", "messages", "verify", "export", "import", "report", "demo", "bench")
+_COMMANDS: Final = (
+    "info",
+    "messages",
+    "verify",
+    "salvage",
+    "export",
+    "import",
+    "report",
+    "demo",
+    "bench",
+)
 """Each is a module here, with the command by the same name in it; a Python keyword has a ``_``."""
 
 
