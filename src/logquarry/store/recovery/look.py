@@ -99,6 +99,8 @@ class LogLook:
                 stale = self._why_stale(event)
                 if stale is not None:
                     self.words.append(stale)
+                    # The break is the end: kept as damage, it would take what is stale with it.
+                    broken = []
                     break
                 yield from self._confirmed(broken)
                 broken = []
