@@ -222,6 +222,7 @@ class _Look:
         self._at = self._start
         self._base: int | None = None
         self._last_time = 0
+        self._known_end = 0
         self._plan = SalvagePlan(layout.root, self._config, [])
         self._plan.stale.included = include_stale
 
@@ -239,7 +240,7 @@ class _Look:
         plan.looked_at += look.words
         if self._log.files:
             self._stale(look.end)
-        plan.lost = lost_spans(self._layout, look.damage, look.end, bounds.least or 0)
+        plan.lost = lost_spans(self._layout, look.damage, look.end, self._known_end)
         tell_messages(self._layout, plan.lost, self._framed)
         self._finish()
         return plan
@@ -255,11 +256,20 @@ class _Look:
             checkpoint = layout.read_checkpoint()
         except ValueError:
             checkpoint = None
-        entries = last_entries(layout, consume_queues(layout))
+        queues = consume_queues(layout)
+        entries = last_entries(layout, queues)
+        queued = entries[0].physical_offset + entries[0].size if entries else None
+        if not self._log.files:
+            # Nothing tells how far a unit can reach that is meant.
+            queued = max((queue.last_physical_end or 0 for queue in queues), default=None)
+        durable = layout.read_durable()
+        # Of each message that a queue has there was a frame, also where the store had crashed.
+        self._known_end = max(durable or 0, queued or 0)
         return KnownBounds(
-            durable=layout.read_durable(),
-            queued=entries[0].physical_offset + entries[0].size if entries else None,
-            is_closed=not layout.has_abort,
+            durable=durable,
+            queued=queued,
+            # Without queues nothing says of a closed store where its log ends.
+            is_closed=not layout.has_abort and (durable or queued) is not None,
             dispatched_timestamp=(checkpoint.logics_timestamp if checkpoint else 0) or None,
         )
 

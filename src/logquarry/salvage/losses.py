@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.files.layout import COMMIT_LOG, NAME_DIGITS, StoreLayout
-from logquarry.format.queue_entry import FILLER_SIZE
 from logquarry.salvage.queues import Range, merged, ranges_of
 from logquarry.scan.walk import MISSING_FILE, DamagedSpan
-from logquarry.store.queue.consume_queue import is_written
+from logquarry.store.queue.consume_queue import has_message
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.log_bound import consume_queues
 
@@ -93,7 +92,7 @@ def lost_spans(
             continue
         found.append(LostSpan(span.kind, path, span.offset, span.length, span.reason))
     if known_end > end:
-        reason = f"the log is known to have reached up to {known_end}, and there is nothing of it"
+        reason = f"the log is known to have reached up to {known_end}, and ends at {end}"
         path = log_file(layout, end)
         found.append(LostSpan(MISSING_FILE, path, end, known_end - end, reason))
     return found
@@ -132,7 +131,7 @@ def tell_messages(
             places = units["physical_offset"].astype(np.int64)
             at = np.searchsorted(starts, places, "right") - 1
             inside = (at >= 0) & (places < ends[np.maximum(at, 0)])
-            inside &= is_written(units) & (units["size"] != FILLER_SIZE)
+            inside &= has_message(units)
             which = np.flatnonzero(inside)
             if len(which):
                 key = queue.topic, queue.queue_id

@@ -23,16 +23,19 @@ from logquarry.files.layout import (
     CONFIG,
     CONSUME_QUEUE,
     INDEX,
+    NAME_DIGITS,
     SALVAGE,
     SIDECAR,
     StoreLayout,
 )
-from logquarry.format import broker_config
+from logquarry.format import broker_config, queue_entry
+from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.salvage.look import SalvagePlan, plan_salvage
 from logquarry.salvage.write import LogWriter
 from logquarry.signals import held
 from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.dispatch.queue_table import quarantine
+from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.log_bound import consume_queues
 from logquarry.store.recovery.apply import apply_safe, disk_json
 from logquarry.store.recovery.safe import plan_safe
@@ -247,8 +250,44 @@ class _Target:
                 f"{plan.messages} were written: the disk does not keep what it is given"
             )
         apply_safe(recovery, self.disk, lambda: time.time_ns() // 1_000_000)
+        self._keep_queue_files(plan)
         # What a recovery notes is of the way here; nobody has to look at it.
         shutil.rmtree(quarantine(self.work), ignore_errors=True)
+
+    def _keep_queue_files(self, plan: SalvagePlan) -> None:
+        """See that RocketMQ's clean-up takes away no queue file that ends in a unit for nothing.
+
+        QUIRK: it deletes a file whose last unit names a place before the log's start, and a unit
+        for no message names 0. There it names the start of the log file that the next message of
+        the queue is in: nothing follows in the queue file that a reader could pass over for it.
+        """
+        size, log_size = plan.config.queue_file_size, plan.config.mapped_file_size_commit_log
+        assert size is not None and log_size is not None
+        layout = StoreLayout.open(self.work, plan.config)
+        queues = {(queue.topic, queue.queue_id): queue for queue in consume_queues(layout)}
+        room = size // UNIT_SIZE
+        for key, story in plan.queues.items():
+            for start, stop in story.gaps:
+                last = start // room * room + room - 1
+                if last >= stop or key not in queues:
+                    continue
+                following = int(queues[key].units(stop, stop + 1)["physical_offset"][0])
+                unit = QueueEntry(following - following % log_size, FILLER_SIZE, 0)
+                for at in range(last, stop, room):
+                    self._write_unit(key, at * UNIT_SIZE, size, unit)
+
+    def _write_unit(self, key: QueueKey, place: int, size: int, unit: QueueEntry) -> None:
+        base = place - place % size
+        path = self.work.joinpath(CONSUME_QUEUE, key[0], str(key[1]), f"{base:0{NAME_DIGITS}d}")
+        try:
+            descriptor = self.disk.open(path)
+            try:
+                self.disk.write_all(descriptor, queue_entry.encode(unit), place - base)
+                self.disk.sync(descriptor, path)
+            finally:
+                self.disk.close(descriptor)
+        except OSError as error:
+            raise self.disk.refused(path, error) from error
 
     def finish(self, found: Salvaged) -> None:
         """Bring the store out of the folder that it was made in, the log at last."""
