@@ -43,7 +43,7 @@ def test_each_difference_from_rocketmq_has_its_test() -> None:
         assert f"\ndef {named[2]}(" in path.read_text("utf-8"), row
 
 
-@pytest.mark.parametrize("page", ["embed.md", "import.md"])
+@pytest.mark.parametrize("page", ["embed.md", "import.md", "salvage.md"])
 def test_the_examples_of_pages_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

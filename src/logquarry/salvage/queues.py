@@ -20,6 +20,8 @@ Range = tuple[int, int]
 
 MOST_MISSING: Final = 1 << 24
 """Most messages that may be missing between two of a queue: units stand for all of them."""
+LARGEST_OFFSET: Final = 1 << 48
+"""A broker that puts a million messages a second into one queue gets there in nine years."""
 
 
 @dataclass(slots=True)
@@ -60,10 +62,12 @@ class QueueNotes:
     """Notes of one queue, made as its messages go by in the log's order."""
 
     def __init__(self, first: int) -> None:
+        first = first if 0 <= first <= LARGEST_OFFSET else 0
         self._first = first
         self._next = first
         self._count = 0
         self._breaks: list[_Break] = []
+        self._impossible: dict[int, int] = {}
 
     @property
     def next(self) -> int:
@@ -72,6 +76,12 @@ class QueueNotes:
 
     def take(self, places: Int64, offsets: Int64) -> None:
         """Some more messages: their physical offsets and queue offsets."""
+        impossible = np.flatnonzero((offsets < 0) | (offsets > LARGEST_OFFSET)).tolist()
+        if impossible:
+            offsets = offsets.copy()
+            for at in impossible:
+                offsets[at] = offsets[at - 1] + 1 if at else self._next
+                self._impossible[int(places[at])] = int(offsets[at])
         before = np.append(self._next - 1, offsets[:-1])
         for at in np.flatnonzero(offsets - before != 1).tolist():
             self._breaks.append(
@@ -89,7 +99,7 @@ class QueueNotes:
         Raises:
             ValueError: if more messages are missing between two than MOST_MISSING.
         """
-        mended = self._mend() if mends else {}
+        mended = (self._mend() if mends else {}) | self._impossible
         first, end, gaps, lives = self._first, self._next, list[Range](), 1
         for found in self._breaks:
             if found.offset <= found.before:
