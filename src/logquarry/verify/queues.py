@@ -21,12 +21,13 @@ from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.scan.requests import DispatchRequests
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue, Units, is_written
+from logquarry.store.read.log_bound import consume_queues
 from logquarry.verify.findings import VerifyReport
 from logquarry.verify.unasked import Excused, Mismatch, UnaskedUnits
 
 _MOST_GAPS = 1 << 12
 """Gaps in a queue's offsets that are known one by one."""
-_COMPARED = ("queue_offset", "physical_offset", "size", "tags_code")
+_COMPARED = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
 
 Int64 = npt.NDArray[np.int64]
 
@@ -35,7 +36,9 @@ Int64 = npt.NDArray[np.int64]
 class _State:
     """What the log told about one queue so far, of its newest epoch.
 
-    ``gaps`` are the queue offsets between its first message and its last that no message has.
+    ``gaps`` are the queue offsets between its first message and its last that no message has;
+    ``missing_from`` is the place of the first message behind the queue's end, ``missing_since`` its
+    store time.
     """
 
     queue: ConsumeQueue | None
@@ -43,6 +46,8 @@ class _State:
     first_offset: int
     messages: int = 0
     epoch_start: int | None = None
+    missing_from: int | None = None
+    missing_since: int = 0
     mismatches: dict[str, Mismatch] = field(default_factory=dict)
     gaps: list[tuple[int, int]] = field(default_factory=list)
 
@@ -60,6 +65,7 @@ class QueueChecker:
         self._states: dict[tuple[str, int], _State] = {}
         self._names = set(layout.queue_names)
         self.entries = 0
+        self._is_explained = False
         # While the log's first file is being removed, the queues are cut behind it.
         files = layout.commit_log.files
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
@@ -98,6 +104,7 @@ class QueueChecker:
                 state.mismatches.clear()
                 state.gaps.clear()
                 state.messages = 0
+                state.missing_from = None
                 state.first_offset = int(offsets[start])
                 state.epoch_start = int(values["physical_offset"][start])
             if stop > start:
@@ -117,6 +124,13 @@ class QueueChecker:
                 state.gaps[-1] = state.gaps[-1][0], gap[1]
         state.next_offset = int(offsets[-1]) + 1
         state.messages += len(offsets)
+        if state.missing_from is None:
+            # Offsets go up: what the queue lacks at its end comes last.
+            end = 0 if state.queue is None else state.queue.max_offset
+            first = int(np.searchsorted(offsets, end))
+            if first < len(offsets):
+                state.missing_from = int(values["physical_offset"][first])
+                state.missing_since = int(values["store_timestamp"][first])
         if state.queue is None:
             return
         units = _units_at(state.queue, offsets)
@@ -170,6 +184,7 @@ class QueueChecker:
             log_end: where the log ends.
             excused: parts of the log that no queue is to blame for.
         """
+        self._is_explained = self._explain(log_end)
         for key in sorted({*self._states, *self._names}):
             state = self._states.get(key)
             self._files_of(key)
@@ -178,6 +193,32 @@ class QueueChecker:
                 queue = ConsumeQueue(self.layout, *key, log_min_offset=start, files=self._files)
                 state = _State(queue, queue.min_offset, queue.min_offset)
             self._finish_queue(key, state, log_end, excused)
+
+    def _explain(self, log_end: int) -> bool:
+        """Whether a crash explains what queues lack at their ends: notes, and no damage.
+
+        It does if the dispatcher got to some place of the log, and every queue has what is before
+        that. What the checkpoint says to be in the queues was there once.
+        """
+        if not self.layout.has_abort:
+            return False
+        try:
+            checkpoint = self.layout.read_checkpoint()
+        except ValueError:
+            checkpoint = None
+        known = 0 if checkpoint is None else checkpoint.logics_timestamp
+        dispatched = 0
+        for queue in consume_queues(self.layout, self._files):
+            end = queue.last_physical_end
+            if end is not None and end <= log_end:
+                dispatched = max(dispatched, end)
+            if any(file.size != queue.sequence.file_size for file in queue.files if file.size):
+                return False
+        behind = [state for state in self._states.values() if state.missing_from is not None]
+        return all(
+            state.missing_since > known and (state.missing_from or 0) >= dispatched
+            for state in behind
+        )
 
     def _finish_queue(
         self, key: tuple[str, int], state: _State, log_end: int, excused: Excused
@@ -194,7 +235,11 @@ class QueueChecker:
         queue = state.queue
         if queue is None:
             self.report.add(
-                "queue_missing", folder, 0, f"{state.messages} messages of it are in the log"
+                "queue_missing",
+                folder,
+                0,
+                f"{state.messages} messages of it are in the log",
+                is_explained=self._is_explained,
             )
             return
         for mismatch in state.mismatches.values():
@@ -209,6 +254,7 @@ class QueueChecker:
                 position,
                 f"ends at {queue.max_offset}, and the log has messages up to {state.next_offset}",
                 missing * UNIT_SIZE,
+                is_explained=self._is_explained,
             )
         self._unasked(queue, state, log_end, excused)
 
@@ -219,7 +265,8 @@ class QueueChecker:
         if state.messages:
             ranges = [(first, state.first_offset), *state.gaps, (state.next_offset, stop)]
         checker = UnaskedUnits(self.layout, queue, log_end, excused)
-        for mismatch in checker.judge([(max(first, a), min(b, stop)) for a, b in ranges]):
+        begin = state.first_offset if state.messages else stop
+        for mismatch in checker.judge([(max(first, a), min(b, stop)) for a, b in ranges], begin):
             self._tell(queue, mismatch)
         self.entries += checker.entries
 

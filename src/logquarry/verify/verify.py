@@ -6,11 +6,22 @@ from collections.abc import Callable
 
 import numpy as np
 
-from logquarry.files.layout import ABORT, CHECKPOINT, CONFIG, LOCK, StoreFile, StoreLayout
-from logquarry.format import broker_config, fastjson
+from logquarry.files.layout import (
+    ABORT,
+    CHECKPOINT,
+    CONFIG,
+    DURABLE,
+    LOCK,
+    SIDECAR,
+    StoreFile,
+    StoreLayout,
+)
+from logquarry.format import broker_config, durable_mark, fastjson
+from logquarry.format.rows import SIZE
 from logquarry.scan import columns
 from logquarry.scan.requests import dispatch_requests
 from logquarry.scan.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
+from logquarry.store.read.known_damage import known_damage
 from logquarry.store.read.log_bound import log_bound
 from logquarry.units import Progress
 from logquarry.verify.findings import VerifyReport
@@ -36,6 +47,9 @@ _COMES_AND_GOES = frozenset(
 
 _CUT_IN_MEMORY = frozenset({"queue_ahead", "index_ahead"})
 """What RocketMQ's recovery leaves behind the end it gave the log: it cuts in memory only."""
+
+
+_LEFTOVERS = (f"{SIDECAR}/rebuild",)
 
 
 def verify_store(layout: StoreLayout, *, progress: Progress | None = None) -> VerifyReport:
@@ -64,7 +78,9 @@ class _Verification:
         self.messages = self.bytes = self.blanks = self.blank_bytes = 0
         self.last_keyed: int | None = None
         self.last_time = 0
+        self.last_sound = 0
         self.stale = False
+        self.known = known_damage(layout)
 
     def run(self) -> VerifyReport:
         """Check everything."""
@@ -75,6 +91,7 @@ class _Verification:
         self._checkpoint()
         self._config()
         self._state()
+        self._sidecar()
         if self.live:
             self.report.downgrade(_COMES_AND_GOES)
         if self.stale:
@@ -107,8 +124,9 @@ class _Verification:
         for event in reader.events():
             if isinstance(event, Run):
                 self._run(event)
-                end = event.end
+                end = self.last_sound = event.end
             elif isinstance(event, BlankSpan):
+                self.last_sound = event.end
                 self.blanks += 1
                 self.blank_bytes += event.length
             elif isinstance(event, DamagedSpan):
@@ -149,6 +167,11 @@ class _Verification:
         if len(keyed):
             self.last_keyed = int(requests.physical_offset[keyed[-1]])
         self.last_time = max(self.last_time, int(requests.store_timestamp.max()))
+        most = self.layout.config.max_message_size
+        for row in np.flatnonzero(run.rows[:, SIZE] > most).tolist():
+            offset, size = run.window.base + int(run.rows[row, 0]), int(run.rows[row, SIZE])
+            reason = f"{size} bytes, and maxMessageSize is {most}"
+            self.report.add("oversized", self._log_path(offset), offset, reason, size)
         for row in columns.suspect_rows(run.window, run.rows):
             offset = run.window.base + int(run.rows[row, 0])
             self.report.add(
@@ -161,9 +184,9 @@ class _Verification:
 
     def _damage(self, span: DamagedSpan) -> None:
         self.damage.append(span)
-        self.report.add(
-            span.kind, self._log_path(span.offset), span.offset, span.reason, span.length
-        )
+        noted = "; a recovery has noted it" if span.offset in self.known else ""
+        path = self._log_path(span.offset)
+        self.report.add(span.kind, path, span.offset, span.reason + noted, span.length)
 
     def _beyond(self, end: int) -> None:
         """What lies behind the end of a store that was closed in order."""
@@ -240,6 +263,30 @@ class _Verification:
             self.report.add("abort_file", ABORT, 0, "the store was not closed in order")
         for path in self.layout.ignored:
             self.report.add("unknown_file", path, 0, "ignored; RocketMQ may refuse to start")
+
+    def _sidecar(self) -> None:
+        """Our own files: the durable mark, and what interrupted work has left."""
+        files = self.layout.filesystem
+        for folder in _LEFTOVERS:
+            for entry in files.list(folder):
+                reason = "work that was interrupted has left it; it can be removed"
+                self.report.add("leftover", f"{folder}/{entry.name}", 0, reason)
+        try:
+            mark = durable_mark.decode(files.read(DURABLE))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.report.add("durable_mark_invalid", DURABLE, 0, str(error))
+            return
+        if mark is None:
+            reason = "its magic or its CRC is wrong: it says nothing"
+            self.report.add("durable_mark_invalid", DURABLE, 0, reason)
+        elif self.layout.read_durable() is None:
+            reason = "the checkpoint is another one than it was made for: it says nothing"
+            self.report.add("durable_mark_foreign", DURABLE, 0, reason)
+        elif mark.offset > self.last_sound and not self.live:
+            reason = f"it says {mark.offset}, and the last frame or blank ends at {self.last_sound}"
+            self.report.add("durable_mark_ahead", DURABLE, 0, reason)
 
 
 def _file_name(log: object, offset: int) -> str:
