@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
 from logquarry.files.layout import INDEX, StoreLayout
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
+from logquarry.scan.follow import Followed
 from logquarry.scan.walk import Run
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.read.index_file import Index, IndexFile
@@ -36,13 +39,52 @@ class IndexChecker:
         self._ranges = [(header.begin_offset, header.end_offset) for header in headers]
         self._numbers = {file.path: number for number, file in enumerate(self._index.files)}
         self._keys = KeyCounter(self._ranges)
+        self._stream: _Stream | None = None
 
-    def add(self, run: Run, has_key: npt.NDArray[np.bool_]) -> None:
+    def add(self, followed: Followed, base: int) -> None:
+        """Compare the keys of a run of the log with the entries that should be next.
+
+        Args:
+            followed: the run.
+            base: physical offset of its window.
+        """
+        if self._stream is None:
+            self._stream = _Stream(self._entries_of_all())
+        hashes = followed.key_hashes
+        if len(hashes) and not self._stream.is_broken:
+            places = followed.requests.physical_offset[followed.key_numbers]
+            self._stream.take(places, hashes)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the index has just the entries that it should have, in their order.
+
+        Where it has not, the keys of the log are to be counted (:meth:`count`).
+        """
+        return self._stream is None or self._stream.is_through
+
+    def count(self, run: Run, has_key: npt.NDArray[np.bool_]) -> None:
         """Count the keys of a run of the log, of which some frames go into the index.
 
         Without it no key is missed.
         """
         self._keys.add(run, has_key)
+
+    def _entries_of_all(self) -> Iterator[Entries]:
+        """The entries of each file; none where a file is not what it should be."""
+        start = self.layout.commit_log.start
+        for file in self._index.files:
+            header, shape = file.header, file.shape
+            count = header.entry_count - 1
+            if count <= 0 or shape is None:
+                continue
+            if shape.entry_position(0) + header.entry_count * ENTRY.size > self._size(file):
+                continue
+            data = self._files.read(file.path, shape.entry_position(1), count * ENTRY.size)
+            entries = np.frombuffer(data, _ENTRY_DTYPE)
+            # What was deleted from the log's start is still in the index.
+            expired = entries["physical_offset"] < start
+            yield entries[int(expired.argmin()) if not expired.all() else len(entries) :]
 
     def check(self, log_end: int, excused: Excused, last_keyed: int | None) -> None:
         """Check all files.
@@ -106,7 +148,8 @@ class IndexChecker:
         self.entries += count
         slots = np.abs(entries["key_hash"].astype(np.int64)) % shape.slots
         self._check_chains(file, shape, entries, slots)
-        self._check_targets(file, shape, entries, log_end, excused)
+        if self._stream is None or not self.is_exact:
+            self._check_targets(file, shape, entries, log_end, excused)
 
     def _holds_something(self, file: IndexFile, size: int) -> bool:
         """Whether a file without entries has other bytes than zeros behind its header."""
@@ -194,6 +237,46 @@ class IndexChecker:
                 0,
                 f"{missing} keys of messages between {begin} and {end} have no entry",
             )
+
+
+class _Stream:
+    """The entries of all index files, one after the other, as keys of the log come by.
+
+    Args:
+        entries: of each file.
+    """
+
+    def __init__(self, entries: Iterator[Entries]) -> None:
+        self.is_broken = False
+        self._rest = entries
+        self._some: Entries = np.empty(0, _ENTRY_DTYPE)
+        self._at = 0
+
+    def take(self, places: npt.NDArray[np.int64], hashes: npt.NDArray[np.int64]) -> None:
+        """The next keys: where their messages stand, and their hashes."""
+        done = 0
+        while done < len(hashes) and self._has_more():
+            count = min(len(hashes) - done, len(self._some) - self._at)
+            there = self._some[self._at : self._at + count]
+            same = (there["physical_offset"] == places[done : done + count]).all()
+            if not same or (there["key_hash"] != hashes[done : done + count]).any():
+                self.is_broken = True
+                return
+            done += count
+            self._at += count
+
+    def _has_more(self) -> bool:
+        while self._at == len(self._some):
+            found = next(self._rest, None)
+            if found is None:
+                return False
+            self._some, self._at = found, 0
+        return True
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all entries were asked for, and no other."""
+        return not self.is_broken and not self._has_more()
 
 
 def _more(count: int) -> str:

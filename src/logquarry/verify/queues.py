@@ -18,8 +18,9 @@ import numpy.typing as npt
 from logquarry.files.layout import CONSUME_QUEUE, NAME_DIGITS, StoreLayout
 from logquarry.format import delay, java
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.scan.requests import DispatchRequests
+from logquarry.scan.follow import Followed
 from logquarry.store.disk.open_files import OpenFiles
+from logquarry.store.dispatch.queue_units import QueuePart, parts_of
 from logquarry.store.queue.consume_queue import ConsumeQueue, Units, is_written
 from logquarry.store.read.log_bound import consume_queues
 from logquarry.verify.findings import VerifyReport
@@ -55,7 +56,7 @@ class _State:
 class QueueChecker:
     """Compares queues with the log.
 
-    Feed it the requests of every run of the log in order, then :meth:`finish`.
+    Feed it what every run of the log means, in order, then :meth:`finish`.
     """
 
     def __init__(self, layout: StoreLayout, report: VerifyReport) -> None:
@@ -71,17 +72,36 @@ class QueueChecker:
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 
     # ------------------------------------------------------------------------------ frame by frame
-    def add(self, requests: DispatchRequests) -> None:
+    def add(self, followed: Followed) -> None:
         """Compare the frames of a run with their units."""
-        group = requests.topic_ids.astype(np.int64) << 32 | requests.queue_id & 0xFFFFFFFF
-        order = np.argsort(group, kind="stable")
-        order = order[requests.is_dispatched[order]]
-        edges = np.flatnonzero(np.diff(group[order], prepend=-1, append=-1))
-        for start, stop in pairwise(edges.tolist()):
-            which = order[start:stop]
-            key = requests.topics[requests.topic_ids[which[0]]], int(requests.queue_id[which[0]])
-            values = {name: getattr(requests, name)[which] for name in _COMPARED}
-            self._compare(key, values)
+        requests = followed.requests
+        for key, part in parts_of(followed).items():
+            state = self._state(key, int(part.offsets[0]))
+            if not self._is_as_it_should(state, part):
+                self._compare(key, {name: getattr(requests, name)[part.rows] for name in _COMPARED})
+
+    def _is_as_it_should(self, state: _State, part: QueuePart) -> bool:
+        """Whether a queue goes on with just the units that it should have, byte for byte."""
+        queue, offsets = state.queue, part.offsets
+        first, stop = int(offsets[0]), int(offsets[-1]) + 1
+        if queue is None or first != state.next_offset or stop - first != len(offsets):
+            return False
+        if first < queue.min_offset or stop > queue.max_offset:
+            return False
+        if len(offsets) > 1 and int(np.diff(offsets).min()) != 1:
+            return False
+        at = 0
+        for start, there in queue.runs(first, stop):
+            wanted = part.units[at : at + len(there)]
+            if start != first + at or there.tobytes() != wanted.tobytes():
+                return False
+            at += len(there)
+        if at != len(offsets):
+            return False
+        state.next_offset = stop
+        state.messages += at
+        self.entries += at
+        return True
 
     def _state(self, key: tuple[str, int], first: int) -> _State:
         state = self._states.get(key)

@@ -17,13 +17,16 @@ from logquarry.files.layout import (
     StoreLayout,
 )
 from logquarry.format import broker_config, durable_mark, fastjson
-from logquarry.format.rows import SIZE
+from logquarry.format.rows import POSITION, SIZE
 from logquarry.scan import columns
+from logquarry.scan.codec import Window
+from logquarry.scan.follow import Followed, Follower
 from logquarry.scan.requests import dispatch_requests
 from logquarry.scan.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.store.read.known_damage import known_damage
 from logquarry.store.read.log_bound import log_bound
 from logquarry.units import Progress
+from logquarry.verify.ahead import ahead
 from logquarry.verify.findings import VerifyReport
 from logquarry.verify.index import IndexChecker
 from logquarry.verify.queues import QueueChecker
@@ -71,6 +74,7 @@ class _Verification:
         self.progress = progress
         self.report = VerifyReport(layout.root)
         self.live = layout.is_live()
+        self.follower = Follower(layout.delay_levels_ms)
         self.queues = QueueChecker(layout, self.report)
         self.index = IndexChecker(layout, self.report)
         self.damage: list[DamagedSpan] = []
@@ -121,7 +125,7 @@ class _Verification:
         reader = LogReader(self.layout, bound=bound, live=self.live)
         log = self.layout.commit_log
         end = log.start
-        for event in reader.events():
+        for event in ahead(reader.events()):
             if isinstance(event, Run):
                 self._run(event)
                 end = self.last_sound = event.end
@@ -137,6 +141,8 @@ class _Verification:
                 end = event.offset
             if self.progress is not None and not isinstance(event, LogEnd):
                 self.progress(end - log.start, log.end - log.start)
+        if not self.live and not self.index.is_exact:
+            self._count_keys(bound)
         if bound is not None and log.files:
             self._beyond(end)
             if end < bound:
@@ -158,15 +164,16 @@ class _Verification:
     def _run(self, run: Run) -> None:
         self.messages += len(run.rows)
         self.bytes += run.end - run.start
-        requests = dispatch_requests(run.window, run.rows, self.layout.delay_levels_ms)
-        self.queues.add(requests)
-        if not self.live:
-            # What retention deletes before the index is read would seem to be missing from it.
-            self.index.add(run, requests.has_key)
-        keyed = np.flatnonzero(requests.has_key)
-        if len(keyed):
-            self.last_keyed = int(requests.physical_offset[keyed[-1]])
-        self.last_time = max(self.last_time, int(requests.store_timestamp.max()))
+        at = int(run.rows[0, POSITION])
+        stop = at + run.end - run.start
+        window = run.window
+        while at < stop:
+            part = Window(window.data[at:], window.base + at, window.end - at)
+            followed, after, _ = self.follower.follow(part, stop - at)
+            if followed is None:
+                raise AssertionError(f"no frame at {part.base}, where the walk found one")
+            self._follow(followed, part.base)
+            at += after
         most = self.layout.config.max_message_size
         for row in np.flatnonzero(run.rows[:, SIZE] > most).tolist():
             offset, size = run.window.base + int(run.rows[row, 0]), int(run.rows[row, SIZE])
@@ -181,6 +188,25 @@ class _Verification:
                 "NUL bytes or invalid UTF-8 in topic or properties, which no CRC covers",
                 int(run.rows[row, 1]),
             )
+
+    def _follow(self, followed: Followed, base: int) -> None:
+        requests = followed.requests
+        self.queues.add(followed)
+        if not self.live:
+            # What retention deletes before the index is read would seem to be missing from it.
+            self.index.add(followed, base)
+        keyed = np.flatnonzero(requests.has_key)
+        if len(keyed):
+            self.last_keyed = int(requests.physical_offset[keyed[-1]])
+        self.last_time = max(self.last_time, int(requests.store_timestamp.max()))
+
+    def _count_keys(self, bound: int | None) -> None:
+        """Count the keys of the log, for an index that has not just what it should have."""
+        levels = self.layout.delay_levels_ms
+        for event in LogReader(self.layout, bound=bound).events():
+            if isinstance(event, Run):
+                requests = dispatch_requests(event.window, event.rows, levels)
+                self.index.count(event, requests.has_key)
 
     def _damage(self, span: DamagedSpan) -> None:
         self.damage.append(span)
