@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from logquarry.files.layout import INDEX, StoreLayout
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
+from logquarry.scan import codec
 from logquarry.scan.follow import Followed
 from logquarry.scan.walk import Run
 from logquarry.store.disk.open_files import OpenFiles
@@ -146,8 +148,7 @@ class IndexChecker:
         data = self._files.read(file.path, shape.entry_position(1), count * ENTRY.size)
         entries = np.frombuffer(data, _ENTRY_DTYPE)
         self.entries += count
-        slots = np.abs(entries["key_hash"].astype(np.int64)) % shape.slots
-        self._check_chains(file, shape, entries, slots)
+        self._check_chains(file, shape, entries)
         if self._stream is None or not self.is_exact:
             self._check_targets(file, shape, entries, log_end, excused)
 
@@ -163,48 +164,36 @@ class IndexChecker:
         view = self._files.view(file.path)
         return 0 if view is None else view.size
 
-    def _check_chains(
-        self,
-        file: IndexFile,
-        shape: IndexShape,
-        entries: Entries,
-        slots: npt.NDArray[np.int64],
-    ) -> None:
+    def _check_chains(self, file: IndexFile, shape: IndexShape, entries: Entries) -> None:
         """Each entry must lead to the one before it of the same slot, and each slot to its last."""
-        count = len(entries)
-        order = np.argsort(slots, kind="stable")
-        ordered = slots[order]
-        first = np.ones(count, np.bool_)
-        first[1:] = ordered[1:] != ordered[:-1]
-        expected = np.zeros(count, np.int64)
-        expected[order[1:]] = np.where(first[1:], 0, order[:-1] + 1)
-        wrong = np.flatnonzero(entries["previous"] != expected)
-        if len(wrong):
-            number = int(wrong[0]) + 1
+        data = self._files.read(file.path, HEADER.size, shape.slots * SLOT.size)
+        slots = np.frombuffer(data, SLOT.dtype())["newest"]
+        kernels = codec.kernels()
+        if kernels is None:
+            newest, found = _chains(entries, slots)
+        else:
+            newest = np.zeros(len(slots), np.int32)
+            places = entries.ctypes.data, len(entries), slots.ctypes.data, len(slots)
+            found = _Chains(*kernels.check_chains(*places, newest))
+        if found.wrong:
+            number = found.first + 1
             self.report.add(
                 "index_chain",
                 file.path,
                 shape.entry_position(number),
-                f"entry {number} leads to {entries['previous'][wrong[0]]}, the one before it in "
-                f"its slot is {expected[wrong[0]]}" + _more(len(wrong)),
-                len(wrong) * ENTRY.size,
+                f"entry {number} leads to {entries['previous'][found.first]}, the one before it in "
+                f"its slot is {found.expected}" + _more(found.wrong),
+                found.wrong * ENTRY.size,
             )
-        data = self._files.read(file.path, HEADER.size, shape.slots * SLOT.size)
-        heads = np.frombuffer(data, SLOT.dtype())["newest"].astype(np.int64)
-        last = np.ones(count, np.bool_)
-        last[:-1] = first[1:]
-        newest = np.zeros(shape.slots, np.int64)
-        newest[ordered[last]] = order[last] + 1
-        wrong = np.flatnonzero(heads != newest)
-        if len(wrong):
-            slot = int(wrong[0])
+        if found.wrong_slots:
+            slot = found.first_slot
             self.report.add(
                 "index_chain",
                 file.path,
                 HEADER.size + slot * SLOT.size,
-                f"slot {slot} leads to entry {heads[slot]}, its newest is {newest[slot]}"
-                + _more(len(wrong)),
-                len(wrong) * SLOT.size,
+                f"slot {slot} leads to entry {slots[slot]}, its newest is {newest[slot]}"
+                + _more(found.wrong_slots),
+                found.wrong_slots * SLOT.size,
             )
 
     def _check_targets(
@@ -237,6 +226,41 @@ class IndexChecker:
                 0,
                 f"{missing} keys of messages between {begin} and {end} have no entry",
             )
+
+
+class _Chains(NamedTuple):
+    """What is wrong with the chains of an index file.
+
+    Attributes:
+        wrong: entries that lead elsewhere than to the one before of their slot.
+        first: the index of the first.
+        expected: the number of the entry to which it should lead.
+        wrong_slots: slots that lead elsewhere than to their newest entry.
+        first_slot: the first.
+    """
+
+    wrong: int
+    first: int
+    expected: int
+    wrong_slots: int
+    first_slot: int
+
+
+def _chains(
+    entries: Entries, slots: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int32], _Chains]:
+    """The same as the kernel: the number of each slot's newest entry, and what is wrong."""
+    newest = np.zeros(len(slots), np.int32)
+    wrong: list[tuple[int, int]] = []
+    for number, entry in enumerate(entries):
+        slot = abs(int(entry["key_hash"])) % len(slots)
+        if entry["previous"] != newest[slot]:
+            wrong.append((number, int(newest[slot])))
+        newest[slot] = number + 1
+    wrong_slots = np.flatnonzero(slots != newest).tolist()
+    first, expected = wrong[0] if wrong else (-1, -1)
+    first_slot = wrong_slots[0] if wrong_slots else -1
+    return newest, _Chains(len(wrong), first, expected, len(wrong_slots), first_slot)
 
 
 class _Stream:
