@@ -64,7 +64,9 @@ def run_session(page: str, block: str) -> None:
         assert re.fullmatch(pattern, output, re.DOTALL), f"{page}: {command}\n{output}"
 
 
-@pytest.mark.parametrize("page", ["embed.md", "import.md", "recovery.md", "testing.md"])
+@pytest.mark.parametrize(
+    "page", ["embed.md", "import.md", "recovery.md", "salvage.md", "testing.md"]
+)
 def test_the_examples_of_pages_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

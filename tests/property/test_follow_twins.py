@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,28 @@ def test_delays(level: str) -> None:
         made = Frame(topic.encode(), properties=properties, physical_offset=len(data))
         data += frame.encode(made.with_crc())
     assert len(same(data, 0)) == 1
+
+
+def test_a_topic_that_is_no_text_is_compared_with_nothing_that_is_gone() -> None:
+    """A frame of an earlier call stood in memory that may be unmapped by now."""
+
+    def log(*topics: bytes) -> bytes:
+        data = b""
+        for topic in topics:
+            data += frame.encode(Frame(topic, physical_offset=len(data)).with_crc())
+        return data
+
+    follower = Follower(delay.parse_levels(delay.DEFAULT_LEVELS))
+    first = mmap.mmap(-1, 1 << 20)
+    first.write(log(b"topic0"))
+    window = Window.of(memoryview(first)[: len(log(b"topic0"))], 0)
+    follower.follow(window, window.length)
+    del window
+    first.close()
+    again = Window.of(log(b"topic\xff", b"topic1", b"topic2"), 0)
+    found, _, _ = follower.follow(again, again.length)
+    assert found is not None
+    assert found.requests.topics[1:] == ["topic1", "topic2"]
 
 
 hashes = st.integers(0, 2**31 - 1)

@@ -28,6 +28,7 @@ LAYERS = (
     "store",
     "verify",
     "compare",
+    "salvage",
     "ingest",
     "spark",
     "report",

@@ -108,7 +108,7 @@ def middle_file_gone(root: Path) -> None:
         (short_checkpoint, ["checkpoint_short"]),
         (bad_config, ["bad_config"]),
         # Units for messages in the lost file are told with the file, not one by one.
-        (middle_file_gone, ["missing_file"]),
+        (middle_file_gone, ["missing_file", "queue_in_damage", "queue_in_damage"]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -124,7 +124,11 @@ def test_an_entry_for_a_damaged_frame_is_not_to_blame(maker: StoreMaker, tmp_pat
     with (root / "commitlog" / f"{place // 4096 * 4096:020d}").open("r+b") as file:
         file.seek(place % 4096 + 88)
         file.write(b"\xff")
-    assert kinds(root) == [("damage", "bad_body_crc"), ("note", "abort_file")]
+    assert kinds(root) == [
+        ("damage", "bad_body_crc"),
+        ("note", "queue_in_damage"),
+        ("note", "abort_file"),
+    ]
 
 
 # ------------------------------------------------------------------------------------- what lacks

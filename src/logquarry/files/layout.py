@@ -39,6 +39,8 @@ SIDECAR = ".logquarry"
 """Our own folder in a store's, outside of RocketMQ's."""
 DURABLE = f"{SIDECAR}/durable"
 DAMAGE = f"{SIDECAR}/damage.json"
+SALVAGE = ".salvage"
+"""Folder in which a salvage makes a store; it is gone when the store is whole."""
 
 NAME_DIGITS = 20
 _LARGEST_BASE = java.LONG_MAX // 2
@@ -115,6 +117,10 @@ class StoreLayout:
         self.ignored: list[str] = []
         self.writer_end: int | None = None
         present = {entry.name for entry in filesystem.list("") if entry.is_dir}
+        if SALVAGE in present:
+            raise StoreNotFound(
+                f"{filesystem.root}: a salvage into it was not finished: remove it and begin anew"
+            )
         if not present & {COMMIT_LOG, CONSUME_QUEUE}:
             raise StoreNotFound(
                 f"{filesystem.root}: not a store: it has neither {COMMIT_LOG}/ nor {CONSUME_QUEUE}/"

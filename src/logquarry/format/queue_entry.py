@@ -35,8 +35,11 @@ class QueueEntry(NamedTuple):
 
     @property
     def is_filler(self) -> bool:
-        """Whether the unit only pads the file (``ConsumeQueue.fillPreBlank``)."""
-        return self.physical_offset == 0 and self.size == FILLER_SIZE and self.tags_code == 0
+        """Whether the unit stands for no message: it pads a file (``ConsumeQueue.fillPreBlank``).
+
+        No frame is of that size. The physical offset is mostly 0; see docs/salvage.md.
+        """
+        return self.size == FILLER_SIZE
 
 
 FILLER = QueueEntry(0, FILLER_SIZE, 0)

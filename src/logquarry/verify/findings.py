@@ -42,6 +42,11 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     "queue_head_missing": ("damage", "the log has messages from before the queue's first unit"),
     "queue_misplaced": ("damage", "units whose place is not their messages' queue offset"),
     "queue_file_missing": ("damage", "a file is missing between two of a queue"),
+    "queue_filler": (
+        "note",
+        "a unit that stands for a lost message, so that later ones keep theirs",
+    ),
+    "queue_in_damage": ("note", "units of messages that stood in a damaged part of the log"),
     "index_header": ("damage", "an index header that cannot be"),
     "index_chain": ("damage", "a chain of the index that does not lead back through its entries"),
     "index_entry": ("damage", "an index entry that points at no frame"),
@@ -59,6 +64,11 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     "abort_file": ("note", "the store was not closed in order"),
     "live": ("note", "a process has the store open"),
     "stale_frames": ("note", "sound frames beyond the log's end, left over: they are no messages"),
+    "oversized": ("note", "a frame that is larger than maxMessageSize: no broker would take it"),
+    "durable_mark_invalid": ("note", "the durable mark is torn, or no such file"),
+    "durable_mark_foreign": ("note", "another program has opened the store since the durable mark"),
+    "durable_mark_ahead": ("note", "the durable mark lies behind the last frame"),
+    "leftover": ("note", "files of work that was interrupted"),
     "new_epoch": ("note", "a queue's offsets start again: its topic was deleted and made anew"),
     "unknown_file": ("note", "a name that is no store file's"),
     "empty_file": (
@@ -118,9 +128,19 @@ class VerifyReport:
         """How many findings there are of each kind."""
         return Counter(finding.kind for finding in self.findings)
 
-    def add(self, kind: str, file: str, offset: int, reason: str, length: int = 0) -> None:
-        """Note a finding; its severity is the kind's."""
+    def add(
+        self,
+        kind: str,
+        file: str,
+        offset: int,
+        reason: str,
+        length: int = 0,
+        *,
+        is_explained: bool = False,
+    ) -> None:
+        """Add a finding; its severity is the kind's, or a note where a crash explains it."""
         severity, _ = KINDS[kind]
+        severity = "note" if is_explained else severity
         self.findings.append(Finding(kind, severity, file, offset, length, reason))
 
     def downgrade(self, kinds: frozenset[str]) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from logquarry.files.layout import INDEX, StoreLayout
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
+from logquarry.scan import codec
+from logquarry.scan.follow import Followed
 from logquarry.scan.walk import Run
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.read.index_file import Index, IndexFile
@@ -36,13 +41,52 @@ class IndexChecker:
         self._ranges = [(header.begin_offset, header.end_offset) for header in headers]
         self._numbers = {file.path: number for number, file in enumerate(self._index.files)}
         self._keys = KeyCounter(self._ranges)
+        self._stream: _Stream | None = None
 
-    def add(self, run: Run, has_key: npt.NDArray[np.bool_]) -> None:
+    def add(self, followed: Followed, base: int) -> None:
+        """Compare the keys of a run of the log with the entries that should be next.
+
+        Args:
+            followed: the run.
+            base: physical offset of its window.
+        """
+        if self._stream is None:
+            self._stream = _Stream(self._entries_of_all())
+        hashes = followed.key_hashes
+        if len(hashes) and not self._stream.is_broken:
+            places = followed.requests.physical_offset[followed.key_numbers]
+            self._stream.take(places, hashes)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the index has just the entries that it should have, in their order.
+
+        Where it has not, the keys of the log are to be counted (:meth:`count`).
+        """
+        return self._stream is None or self._stream.is_through
+
+    def count(self, run: Run, has_key: npt.NDArray[np.bool_]) -> None:
         """Count the keys of a run of the log, of which some frames go into the index.
 
         Without it no key is missed.
         """
         self._keys.add(run, has_key)
+
+    def _entries_of_all(self) -> Iterator[Entries]:
+        """The entries of each file; none where a file is not what it should be."""
+        start = self.layout.commit_log.start
+        for file in self._index.files:
+            header, shape = file.header, file.shape
+            count = header.entry_count - 1
+            if count <= 0 or shape is None:
+                continue
+            if shape.entry_position(0) + header.entry_count * ENTRY.size > self._size(file):
+                continue
+            data = self._files.read(file.path, shape.entry_position(1), count * ENTRY.size)
+            entries = np.frombuffer(data, _ENTRY_DTYPE)
+            # What was deleted from the log's start is still in the index.
+            expired = entries["physical_offset"] < start
+            yield entries[int(expired.argmin()) if not expired.all() else len(entries) :]
 
     def check(self, log_end: int, excused: Excused, last_keyed: int | None) -> None:
         """Check all files.
@@ -104,9 +148,9 @@ class IndexChecker:
         data = self._files.read(file.path, shape.entry_position(1), count * ENTRY.size)
         entries = np.frombuffer(data, _ENTRY_DTYPE)
         self.entries += count
-        slots = np.abs(entries["key_hash"].astype(np.int64)) % shape.slots
-        self._check_chains(file, shape, entries, slots)
-        self._check_targets(file, shape, entries, log_end, excused)
+        self._check_chains(file, shape, entries)
+        if self._stream is None or not self.is_exact:
+            self._check_targets(file, shape, entries, log_end, excused)
 
     def _holds_something(self, file: IndexFile, size: int) -> bool:
         """Whether a file without entries has other bytes than zeros behind its header."""
@@ -120,48 +164,36 @@ class IndexChecker:
         view = self._files.view(file.path)
         return 0 if view is None else view.size
 
-    def _check_chains(
-        self,
-        file: IndexFile,
-        shape: IndexShape,
-        entries: Entries,
-        slots: npt.NDArray[np.int64],
-    ) -> None:
+    def _check_chains(self, file: IndexFile, shape: IndexShape, entries: Entries) -> None:
         """Each entry must lead to the one before it of the same slot, and each slot to its last."""
-        count = len(entries)
-        order = np.argsort(slots, kind="stable")
-        ordered = slots[order]
-        first = np.ones(count, np.bool_)
-        first[1:] = ordered[1:] != ordered[:-1]
-        expected = np.zeros(count, np.int64)
-        expected[order[1:]] = np.where(first[1:], 0, order[:-1] + 1)
-        wrong = np.flatnonzero(entries["previous"] != expected)
-        if len(wrong):
-            number = int(wrong[0]) + 1
+        data = self._files.read(file.path, HEADER.size, shape.slots * SLOT.size)
+        slots = np.frombuffer(data, SLOT.dtype())["newest"]
+        kernels = codec.kernels()
+        if kernels is None:
+            newest, found = _chains(entries, slots)
+        else:
+            newest = np.zeros(len(slots), np.int32)
+            places = entries.ctypes.data, len(entries), slots.ctypes.data, len(slots)
+            found = _Chains(*kernels.check_chains(*places, newest))
+        if found.wrong:
+            number = found.first + 1
             self.report.add(
                 "index_chain",
                 file.path,
                 shape.entry_position(number),
-                f"entry {number} leads to {entries['previous'][wrong[0]]}, the one before it in "
-                f"its slot is {expected[wrong[0]]}" + _more(len(wrong)),
-                len(wrong) * ENTRY.size,
+                f"entry {number} leads to {entries['previous'][found.first]}, the one before it in "
+                f"its slot is {found.expected}" + _more(found.wrong),
+                found.wrong * ENTRY.size,
             )
-        data = self._files.read(file.path, HEADER.size, shape.slots * SLOT.size)
-        heads = np.frombuffer(data, SLOT.dtype())["newest"].astype(np.int64)
-        last = np.ones(count, np.bool_)
-        last[:-1] = first[1:]
-        newest = np.zeros(shape.slots, np.int64)
-        newest[ordered[last]] = order[last] + 1
-        wrong = np.flatnonzero(heads != newest)
-        if len(wrong):
-            slot = int(wrong[0])
+        if found.wrong_slots:
+            slot = found.first_slot
             self.report.add(
                 "index_chain",
                 file.path,
                 HEADER.size + slot * SLOT.size,
-                f"slot {slot} leads to entry {heads[slot]}, its newest is {newest[slot]}"
-                + _more(len(wrong)),
-                len(wrong) * SLOT.size,
+                f"slot {slot} leads to entry {slots[slot]}, its newest is {newest[slot]}"
+                + _more(found.wrong_slots),
+                found.wrong_slots * SLOT.size,
             )
 
     def _check_targets(
@@ -194,6 +226,81 @@ class IndexChecker:
                 0,
                 f"{missing} keys of messages between {begin} and {end} have no entry",
             )
+
+
+class _Chains(NamedTuple):
+    """What is wrong with the chains of an index file.
+
+    Attributes:
+        wrong: entries that lead elsewhere than to the one before of their slot.
+        first: the index of the first.
+        expected: the number of the entry to which it should lead.
+        wrong_slots: slots that lead elsewhere than to their newest entry.
+        first_slot: the first.
+    """
+
+    wrong: int
+    first: int
+    expected: int
+    wrong_slots: int
+    first_slot: int
+
+
+def _chains(
+    entries: Entries, slots: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int32], _Chains]:
+    """The same as the kernel: the number of each slot's newest entry, and what is wrong."""
+    newest = np.zeros(len(slots), np.int32)
+    wrong: list[tuple[int, int]] = []
+    for number, entry in enumerate(entries):
+        slot = abs(int(entry["key_hash"])) % len(slots)
+        if entry["previous"] != newest[slot]:
+            wrong.append((number, int(newest[slot])))
+        newest[slot] = number + 1
+    wrong_slots = np.flatnonzero(slots != newest).tolist()
+    first, expected = wrong[0] if wrong else (-1, -1)
+    first_slot = wrong_slots[0] if wrong_slots else -1
+    return newest, _Chains(len(wrong), first, expected, len(wrong_slots), first_slot)
+
+
+class _Stream:
+    """The entries of all index files, one after the other, as keys of the log come by.
+
+    Args:
+        entries: of each file.
+    """
+
+    def __init__(self, entries: Iterator[Entries]) -> None:
+        self.is_broken = False
+        self._rest = entries
+        self._some: Entries = np.empty(0, _ENTRY_DTYPE)
+        self._at = 0
+
+    def take(self, places: npt.NDArray[np.int64], hashes: npt.NDArray[np.int64]) -> None:
+        """The next keys: where their messages stand, and their hashes."""
+        done = 0
+        while done < len(hashes) and self._has_more():
+            count = min(len(hashes) - done, len(self._some) - self._at)
+            there = self._some[self._at : self._at + count]
+            same = (there["physical_offset"] == places[done : done + count]).all()
+            if not same or (there["key_hash"] != hashes[done : done + count]).any():
+                self.is_broken = True
+                return
+            done += count
+            self._at += count
+
+    def _has_more(self) -> bool:
+        while self._at == len(self._some):
+            found = next(self._rest, None)
+            if found is None:
+                return False
+            self._some, self._at = found, 0
+        return True
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all entries were asked for, and no other."""
+        return not self.is_broken and not self._has_more()
 
 
 def _more(count: int) -> str:

@@ -18,15 +18,17 @@ import numpy.typing as npt
 from logquarry.files.layout import CONSUME_QUEUE, NAME_DIGITS, StoreLayout
 from logquarry.format import delay, java
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.scan.requests import DispatchRequests
+from logquarry.scan.follow import Followed
 from logquarry.store.disk.open_files import OpenFiles
+from logquarry.store.dispatch.queue_units import QueuePart, parts_of
 from logquarry.store.queue.consume_queue import ConsumeQueue, Units, is_written
+from logquarry.store.read.log_bound import consume_queues
 from logquarry.verify.findings import VerifyReport
 from logquarry.verify.unasked import Excused, Mismatch, UnaskedUnits
 
 _MOST_GAPS = 1 << 12
 """Gaps in a queue's offsets that are known one by one."""
-_COMPARED = ("queue_offset", "physical_offset", "size", "tags_code")
+_COMPARED = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
 
 Int64 = npt.NDArray[np.int64]
 
@@ -35,7 +37,9 @@ Int64 = npt.NDArray[np.int64]
 class _State:
     """What the log told about one queue so far, of its newest epoch.
 
-    ``gaps`` are the queue offsets between its first message and its last that no message has.
+    ``gaps`` are the queue offsets between its first message and its last that no message has;
+    ``missing_from`` is the place of the first message behind the queue's end, ``missing_since`` its
+    store time.
     """
 
     queue: ConsumeQueue | None
@@ -43,6 +47,8 @@ class _State:
     first_offset: int
     messages: int = 0
     epoch_start: int | None = None
+    missing_from: int | None = None
+    missing_since: int = 0
     mismatches: dict[str, Mismatch] = field(default_factory=dict)
     gaps: list[tuple[int, int]] = field(default_factory=list)
 
@@ -50,7 +56,7 @@ class _State:
 class QueueChecker:
     """Compares queues with the log.
 
-    Feed it the requests of every run of the log in order, then :meth:`finish`.
+    Feed it what every run of the log means, in order, then :meth:`finish`.
     """
 
     def __init__(self, layout: StoreLayout, report: VerifyReport) -> None:
@@ -60,22 +66,42 @@ class QueueChecker:
         self._states: dict[tuple[str, int], _State] = {}
         self._names = set(layout.queue_names)
         self.entries = 0
+        self._is_explained = False
         # While the log's first file is being removed, the queues are cut behind it.
         files = layout.commit_log.files
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 
     # ------------------------------------------------------------------------------ frame by frame
-    def add(self, requests: DispatchRequests) -> None:
+    def add(self, followed: Followed) -> None:
         """Compare the frames of a run with their units."""
-        group = requests.topic_ids.astype(np.int64) << 32 | requests.queue_id & 0xFFFFFFFF
-        order = np.argsort(group, kind="stable")
-        order = order[requests.is_dispatched[order]]
-        edges = np.flatnonzero(np.diff(group[order], prepend=-1, append=-1))
-        for start, stop in pairwise(edges.tolist()):
-            which = order[start:stop]
-            key = requests.topics[requests.topic_ids[which[0]]], int(requests.queue_id[which[0]])
-            values = {name: getattr(requests, name)[which] for name in _COMPARED}
-            self._compare(key, values)
+        requests = followed.requests
+        for key, part in parts_of(followed).items():
+            state = self._state(key, int(part.offsets[0]))
+            if not self._is_as_it_should(state, part):
+                self._compare(key, {name: getattr(requests, name)[part.rows] for name in _COMPARED})
+
+    def _is_as_it_should(self, state: _State, part: QueuePart) -> bool:
+        """Whether a queue goes on with just the units that it should have, byte for byte."""
+        queue, offsets = state.queue, part.offsets
+        first, stop = int(offsets[0]), int(offsets[-1]) + 1
+        if queue is None or first != state.next_offset or stop - first != len(offsets):
+            return False
+        if first < queue.min_offset or stop > queue.max_offset:
+            return False
+        if len(offsets) > 1 and int(np.diff(offsets).min()) != 1:
+            return False
+        at = 0
+        for start, there in queue.runs(first, stop):
+            wanted = part.units[at : at + len(there)]
+            if start != first + at or there.tobytes() != wanted.tobytes():
+                return False
+            at += len(there)
+        if at != len(offsets):
+            return False
+        state.next_offset = stop
+        state.messages += at
+        self.entries += at
+        return True
 
     def _state(self, key: tuple[str, int], first: int) -> _State:
         state = self._states.get(key)
@@ -98,6 +124,7 @@ class QueueChecker:
                 state.mismatches.clear()
                 state.gaps.clear()
                 state.messages = 0
+                state.missing_from = None
                 state.first_offset = int(offsets[start])
                 state.epoch_start = int(values["physical_offset"][start])
             if stop > start:
@@ -117,6 +144,13 @@ class QueueChecker:
                 state.gaps[-1] = state.gaps[-1][0], gap[1]
         state.next_offset = int(offsets[-1]) + 1
         state.messages += len(offsets)
+        if state.missing_from is None:
+            # Offsets go up: what the queue lacks at its end comes last.
+            end = 0 if state.queue is None else state.queue.max_offset
+            first = int(np.searchsorted(offsets, end))
+            if first < len(offsets):
+                state.missing_from = int(values["physical_offset"][first])
+                state.missing_since = int(values["store_timestamp"][first])
         if state.queue is None:
             return
         units = _units_at(state.queue, offsets)
@@ -170,6 +204,7 @@ class QueueChecker:
             log_end: where the log ends.
             excused: parts of the log that no queue is to blame for.
         """
+        self._is_explained = self._explain(log_end)
         for key in sorted({*self._states, *self._names}):
             state = self._states.get(key)
             self._files_of(key)
@@ -178,6 +213,32 @@ class QueueChecker:
                 queue = ConsumeQueue(self.layout, *key, log_min_offset=start, files=self._files)
                 state = _State(queue, queue.min_offset, queue.min_offset)
             self._finish_queue(key, state, log_end, excused)
+
+    def _explain(self, log_end: int) -> bool:
+        """Whether a crash explains what queues lack at their ends: notes, and no damage.
+
+        It does if the dispatcher got to some place of the log, and every queue has what is before
+        that. What the checkpoint says to be in the queues was there once.
+        """
+        if not self.layout.has_abort:
+            return False
+        try:
+            checkpoint = self.layout.read_checkpoint()
+        except ValueError:
+            checkpoint = None
+        known = 0 if checkpoint is None else checkpoint.logics_timestamp
+        dispatched = 0
+        for queue in consume_queues(self.layout, self._files):
+            end = queue.last_physical_end
+            if end is not None and end <= log_end:
+                dispatched = max(dispatched, end)
+            if any(file.size != queue.sequence.file_size for file in queue.files if file.size):
+                return False
+        behind = [state for state in self._states.values() if state.missing_from is not None]
+        return all(
+            state.missing_since > known and (state.missing_from or 0) >= dispatched
+            for state in behind
+        )
 
     def _finish_queue(
         self, key: tuple[str, int], state: _State, log_end: int, excused: Excused
@@ -194,7 +255,11 @@ class QueueChecker:
         queue = state.queue
         if queue is None:
             self.report.add(
-                "queue_missing", folder, 0, f"{state.messages} messages of it are in the log"
+                "queue_missing",
+                folder,
+                0,
+                f"{state.messages} messages of it are in the log",
+                is_explained=self._is_explained,
             )
             return
         for mismatch in state.mismatches.values():
@@ -209,6 +274,7 @@ class QueueChecker:
                 position,
                 f"ends at {queue.max_offset}, and the log has messages up to {state.next_offset}",
                 missing * UNIT_SIZE,
+                is_explained=self._is_explained,
             )
         self._unasked(queue, state, log_end, excused)
 
@@ -219,7 +285,8 @@ class QueueChecker:
         if state.messages:
             ranges = [(first, state.first_offset), *state.gaps, (state.next_offset, stop)]
         checker = UnaskedUnits(self.layout, queue, log_end, excused)
-        for mismatch in checker.judge([(max(first, a), min(b, stop)) for a, b in ranges]):
+        begin = state.first_offset if state.messages else stop
+        for mismatch in checker.judge([(max(first, a), min(b, stop)) for a, b in ranges], begin):
             self._tell(queue, mismatch)
         self.entries += checker.entries
 

@@ -22,7 +22,7 @@ from logquarry.format import rows as r
 from logquarry.scan import columns
 from logquarry.scan.places import runs_at
 from logquarry.scan.walk import DamagedSpan, ExpiredSpan, Run
-from logquarry.store.queue.consume_queue import ConsumeQueue, Units, has_message
+from logquarry.store.queue.consume_queue import ConsumeQueue, Units, has_message, is_written
 from logquarry.store.queue.log_queues import MULTI_SEPARATOR
 
 Int64 = npt.NDArray[np.int64]
@@ -85,11 +85,16 @@ class UnaskedUnits:
         self._excused = excused
         self._kinds: dict[str, Mismatch] = {}
         self._stretches: list[Mismatch] = []
+        self._begin = 0
         self._last = (_FITS, 0)
         """How the unit before was misplaced: in what way, and by how many units."""
 
-    def judge(self, ranges: Sequence[tuple[int, int]]) -> list[Mismatch]:
-        """What is wrong in some ranges of queue offsets, ascending."""
+    def judge(self, ranges: Sequence[tuple[int, int]], begin: int = 0) -> list[Mismatch]:
+        """What is wrong in some ranges of queue offsets, ascending.
+
+        Before ``begin`` units for no message pad the queue's first file, as they should.
+        """
+        self._begin = begin
         for first, stop in ranges:
             self._last = _FITS, 0
             for start, units in _chunks(self._queue, first, stop):
@@ -98,7 +103,13 @@ class UnaskedUnits:
 
     def _judge(self, start: int, units: Units) -> None:
         places = units["physical_offset"].astype(np.int64)
-        written = has_message(units) & ~within(places, self._excused)
+        written = has_message(units)
+        padding = is_written(units) & ~written
+        padding &= start + np.arange(len(units)) >= self._begin
+        self._note("queue_filler", start, places, padding, None)
+        damaged = written & within(places, self._excused)
+        self._note("queue_in_damage", start, places, damaged, "in a damaged part of the log")
+        written &= ~damaged
         ahead = written & (places >= self._log_end)
         self._note("queue_ahead", start, places, ahead, f"and the log ends at {self._log_end}")
         inside = np.flatnonzero(written & ~ahead & (places >= self._layout.commit_log.start))
@@ -170,11 +181,13 @@ class UnaskedUnits:
                 self._stretches.append(Mismatch("queue_misplaced", int(index[at]), 0, text))
             self._stretches[-1].count += stop - at
 
-    def _note(self, kind: str, start: int, places: Int64, which: Bools, reason: str) -> None:
+    def _note(self, kind: str, start: int, places: Int64, which: Bools, reason: str | None) -> None:
         if not which.any():
             return
         at = int(which.argmax())
         text = f"is for a message at {places[at]}, {reason}"
+        if reason is None:
+            text = "stands for a message that is lost"
         known = self._kinds.setdefault(kind, Mismatch(kind, start + at, 0, text))
         known.count += int(which.sum())
 

@@ -6,13 +6,27 @@ from collections.abc import Callable
 
 import numpy as np
 
-from logquarry.files.layout import ABORT, CHECKPOINT, CONFIG, LOCK, StoreFile, StoreLayout
-from logquarry.format import broker_config, fastjson
+from logquarry.files.layout import (
+    ABORT,
+    CHECKPOINT,
+    CONFIG,
+    DURABLE,
+    LOCK,
+    SIDECAR,
+    StoreFile,
+    StoreLayout,
+)
+from logquarry.format import broker_config, durable_mark, fastjson
+from logquarry.format.rows import POSITION, SIZE
 from logquarry.scan import columns
+from logquarry.scan.codec import Window
+from logquarry.scan.follow import Followed, Follower
 from logquarry.scan.requests import dispatch_requests
 from logquarry.scan.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
+from logquarry.store.read.known_damage import known_damage
 from logquarry.store.read.log_bound import log_bound
 from logquarry.units import Progress
+from logquarry.verify.ahead import ahead
 from logquarry.verify.findings import VerifyReport
 from logquarry.verify.index import IndexChecker
 from logquarry.verify.queues import QueueChecker
@@ -38,6 +52,9 @@ _CUT_IN_MEMORY = frozenset({"queue_ahead", "index_ahead"})
 """What RocketMQ's recovery leaves behind the end it gave the log: it cuts in memory only."""
 
 
+_LEFTOVERS = (f"{SIDECAR}/rebuild",)
+
+
 def verify_store(layout: StoreLayout, *, progress: Progress | None = None) -> VerifyReport:
     """Check a store, changing nothing.
 
@@ -57,6 +74,7 @@ class _Verification:
         self.progress = progress
         self.report = VerifyReport(layout.root)
         self.live = layout.is_live()
+        self.follower = Follower(layout.delay_levels_ms)
         self.queues = QueueChecker(layout, self.report)
         self.index = IndexChecker(layout, self.report)
         self.damage: list[DamagedSpan] = []
@@ -64,7 +82,9 @@ class _Verification:
         self.messages = self.bytes = self.blanks = self.blank_bytes = 0
         self.last_keyed: int | None = None
         self.last_time = 0
+        self.last_sound = 0
         self.stale = False
+        self.known = known_damage(layout)
 
     def run(self) -> VerifyReport:
         """Check everything."""
@@ -75,6 +95,7 @@ class _Verification:
         self._checkpoint()
         self._config()
         self._state()
+        self._sidecar()
         if self.live:
             self.report.downgrade(_COMES_AND_GOES)
         if self.stale:
@@ -104,11 +125,12 @@ class _Verification:
         reader = LogReader(self.layout, bound=bound, live=self.live)
         log = self.layout.commit_log
         end = log.start
-        for event in reader.events():
+        for event in ahead(reader.events()):
             if isinstance(event, Run):
                 self._run(event)
-                end = event.end
+                end = self.last_sound = event.end
             elif isinstance(event, BlankSpan):
+                self.last_sound = event.end
                 self.blanks += 1
                 self.blank_bytes += event.length
             elif isinstance(event, DamagedSpan):
@@ -119,6 +141,8 @@ class _Verification:
                 end = event.offset
             if self.progress is not None and not isinstance(event, LogEnd):
                 self.progress(end - log.start, log.end - log.start)
+        if not self.live and not self.index.is_exact:
+            self._count_keys(bound)
         if bound is not None and log.files:
             self._beyond(end)
             if end < bound:
@@ -140,15 +164,21 @@ class _Verification:
     def _run(self, run: Run) -> None:
         self.messages += len(run.rows)
         self.bytes += run.end - run.start
-        requests = dispatch_requests(run.window, run.rows, self.layout.delay_levels_ms)
-        self.queues.add(requests)
-        if not self.live:
-            # What retention deletes before the index is read would seem to be missing from it.
-            self.index.add(run, requests.has_key)
-        keyed = np.flatnonzero(requests.has_key)
-        if len(keyed):
-            self.last_keyed = int(requests.physical_offset[keyed[-1]])
-        self.last_time = max(self.last_time, int(requests.store_timestamp.max()))
+        at = int(run.rows[0, POSITION])
+        stop = at + run.end - run.start
+        window = run.window
+        while at < stop:
+            part = Window(window.data[at:], window.base + at, window.end - at)
+            followed, after, _ = self.follower.follow(part, stop - at)
+            if followed is None:
+                raise AssertionError(f"no frame at {part.base}, where the walk found one")
+            self._follow(followed, part.base)
+            at += after
+        most = self.layout.config.max_message_size
+        for row in np.flatnonzero(run.rows[:, SIZE] > most).tolist():
+            offset, size = run.window.base + int(run.rows[row, 0]), int(run.rows[row, SIZE])
+            reason = f"{size} bytes, and maxMessageSize is {most}"
+            self.report.add("oversized", self._log_path(offset), offset, reason, size)
         for row in columns.suspect_rows(run.window, run.rows):
             offset = run.window.base + int(run.rows[row, 0])
             self.report.add(
@@ -159,11 +189,30 @@ class _Verification:
                 int(run.rows[row, 1]),
             )
 
+    def _follow(self, followed: Followed, base: int) -> None:
+        requests = followed.requests
+        self.queues.add(followed)
+        if not self.live:
+            # What retention deletes before the index is read would seem to be missing from it.
+            self.index.add(followed, base)
+        keyed = np.flatnonzero(requests.has_key)
+        if len(keyed):
+            self.last_keyed = int(requests.physical_offset[keyed[-1]])
+        self.last_time = max(self.last_time, int(requests.store_timestamp.max()))
+
+    def _count_keys(self, bound: int | None) -> None:
+        """Count the keys of the log, for an index that has not just what it should have."""
+        levels = self.layout.delay_levels_ms
+        for event in LogReader(self.layout, bound=bound).events():
+            if isinstance(event, Run):
+                requests = dispatch_requests(event.window, event.rows, levels)
+                self.index.count(event, requests.has_key)
+
     def _damage(self, span: DamagedSpan) -> None:
         self.damage.append(span)
-        self.report.add(
-            span.kind, self._log_path(span.offset), span.offset, span.reason, span.length
-        )
+        noted = "; a recovery has noted it" if span.offset in self.known else ""
+        path = self._log_path(span.offset)
+        self.report.add(span.kind, path, span.offset, span.reason + noted, span.length)
 
     def _beyond(self, end: int) -> None:
         """What lies behind the end of a store that was closed in order."""
@@ -240,6 +289,30 @@ class _Verification:
             self.report.add("abort_file", ABORT, 0, "the store was not closed in order")
         for path in self.layout.ignored:
             self.report.add("unknown_file", path, 0, "ignored; RocketMQ may refuse to start")
+
+    def _sidecar(self) -> None:
+        """Our own files: the durable mark, and what interrupted work has left."""
+        files = self.layout.filesystem
+        for folder in _LEFTOVERS:
+            for entry in files.list(folder):
+                reason = "work that was interrupted has left it; it can be removed"
+                self.report.add("leftover", f"{folder}/{entry.name}", 0, reason)
+        try:
+            mark = durable_mark.decode(files.read(DURABLE))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.report.add("durable_mark_invalid", DURABLE, 0, str(error))
+            return
+        if mark is None:
+            reason = "its magic or its CRC is wrong: it says nothing"
+            self.report.add("durable_mark_invalid", DURABLE, 0, reason)
+        elif self.layout.read_durable() is None:
+            reason = "the checkpoint is another one than it was made for: it says nothing"
+            self.report.add("durable_mark_foreign", DURABLE, 0, reason)
+        elif mark.offset > self.last_sound and not self.live:
+            reason = f"it says {mark.offset}, and the last frame or blank ends at {self.last_sound}"
+            self.report.add("durable_mark_ahead", DURABLE, 0, reason)
 
 
 def _file_name(log: object, offset: int) -> str:

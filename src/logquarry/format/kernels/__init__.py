@@ -25,7 +25,7 @@ from logquarry.format.kernels.encode import (
 from logquarry.format.kernels.follow import follow
 from logquarry.format.kernels.gets import get_frames
 from logquarry.format.kernels.hosts import HOST_TEXT_SIZE, host_texts, message_ids
-from logquarry.format.kernels.keys import index_keys
+from logquarry.format.kernels.keys import check_chains, index_keys
 from logquarry.format.kernels.properties import (
     DELAY,
     KEYS,
@@ -55,6 +55,7 @@ __all__ = [
     "UNIQ_KEY",
     "bad_utf8",
     "batch_frames",
+    "check_chains",
     "check_frame",
     "check_places",
     "copy_spans",

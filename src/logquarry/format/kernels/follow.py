@@ -196,6 +196,7 @@ def follow(
         if key_count + (props_length >> 1) + 2 > hashes.shape[0]:
             return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
         topic_at, topic_length = at + row[TOPIC_AT], row[TOPIC_LENGTH]
+        is_text = True
         topic = last_topic
         if (
             topic < 0
@@ -209,6 +210,7 @@ def follow(
                 topic_count = max(topic_count, topic + 1)
             else:
                 odd += 1
+                is_text = False
                 topic = 0
                 topic_count = max(topic_count, 1)
         queue_id = np.int64(load_i32(at + AT_QUEUE_ID))
@@ -223,7 +225,8 @@ def follow(
                     return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
                 queue_count = max(queue_count, queue + 1)
             last_queue = queue
-        last_topic = topic
+        # In the table stands what an earlier call put there, and its bytes may be gone.
+        last_topic = topic if is_text else -1
         hosts = HEAD_SIZE + HOST_V4
         if flags & BORN_V6:
             hosts += HOST_EXTRA

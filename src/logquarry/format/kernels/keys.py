@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from logquarry.format import java, properties
+from logquarry.format import index, java, properties
 from logquarry.format.kernels.base import Array, kernel
 from logquarry.format.kernels.properties import KEYS, UNIQ_KEY
 from logquarry.format.kernels.text import java_hash_on
-from logquarry.format.native import load_u8
+from logquarry.format.native import load_i32, load_u8
 
 SPACE = ord(properties.KEY_SEPARATOR)
 _LARGEST = java.INT_MAX
+_ENTRY, _SLOT = index.ENTRY.size, index.SLOT.size
+_HASH_AT, _PREVIOUS_AT = index.ENTRY.offsets["key_hash"], index.ENTRY.offsets["previous"]
 
 
 @kernel
@@ -58,3 +60,32 @@ def index_keys(
                     used += 1
                 begin = np.int64(at + 1)
     return used
+
+
+@kernel
+def check_chains(
+    entries: int, count: int, table: int, slots: int, newest: Array
+) -> tuple[int, int, int, int, int]:
+    """Follow the entries of an index file, and the newest one of each slot.
+
+    Args: addresses of the first entry and of the first slot, and how many there are; ``newest``
+    int32, of zeros, gets the number of each slot's newest entry.
+    Returns (entries that lead elsewhere, index of the first, where it should lead, slots that lead
+    elsewhere, the first).
+    """
+    wrong = wrong_slots = 0
+    first = expected = first_slot = -1
+    for number in range(count):
+        at = entries + number * _ENTRY
+        slot = abs(np.int64(load_i32(at + _HASH_AT))) % slots
+        if load_i32(at + _PREVIOUS_AT) != newest[slot]:
+            if wrong == 0:
+                first, expected = number, np.int64(newest[slot])
+            wrong += 1
+        newest[slot] = number + 1
+    for slot in range(slots):
+        if load_i32(table + slot * _SLOT) != newest[slot]:
+            if wrong_slots == 0:
+                first_slot = slot
+            wrong_slots += 1
+    return wrong, first, expected, wrong_slots, first_slot

@@ -408,8 +408,7 @@ def is_written(units: Units) -> npt.NDArray[np.bool_]:
 
 def has_message(units: Units) -> npt.NDArray[np.bool_]:
     """Which units stand for a message: written, and not there to pad a file."""
-    filler = (units["physical_offset"] == 0) & (units["size"] == FILLER_SIZE)
-    message: npt.NDArray[np.bool_] = is_written(units) & ~filler
+    message: npt.NDArray[np.bool_] = is_written(units) & (units["size"] != FILLER_SIZE)
     return message
 
 

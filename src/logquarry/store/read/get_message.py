@@ -163,7 +163,9 @@ def get_message(
         if removed_below is not None and physical_offset < removed_below:
             continue
         most, most_size = on_disk if physical_offset < in_memory_from else in_memory
-        if messages and (len(messages) >= most or size + unit_size > most_size):
+        # QUIRK: the sum with a filler's size overflows in Java, and so is below any limit.
+        grown = size if unit_size == FILLER_SIZE else size + unit_size
+        if messages and (len(messages) >= most or grown > most_size):
             done -= 1
             break
         if codes is not None and not _may_match(tags_code, codes):

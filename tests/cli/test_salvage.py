@@ -1,0 +1,63 @@
+"""``logquarry salvage``: what it says, writes and ends with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from logquarry.testing.builder import StoreBuilder
+from tests.cli.helpers import jsonl, run
+from tests.small_store import facts
+
+
+@pytest.fixture
+def small_store(tmp_path: Path) -> Path:
+    """20 messages of one topic, in two files."""
+    with StoreBuilder(tmp_path / "small", file_size=1 << 12, queue_file_size=200) as builder:
+        for number in range(20):
+            body = b"body %d " % number + bytes(100)
+            builder.put("orders", body, properties_string=f"KEYS\x01key{number}")
+    return tmp_path / "small"
+
+
+def test_a_sound_store(small_store: Path, tmp_path: Path) -> None:
+    result = run("salvage", small_store, "--into", tmp_path / "new")
+    assert result.stdout.rstrip().endswith("nothing is lost")
+    run("verify", tmp_path / "new")
+    assert jsonl(tmp_path / "new")[0]["broker"] == "new"
+
+
+def test_a_damaged_store_ends_with_1_and_names_what_is_lost(
+    damaged_store: Path, tmp_path: Path
+) -> None:
+    before = facts(damaged_store)
+    dry = run("salvage", damaged_store, code=1)
+    assert "nothing is written without --into" in dry.stdout
+    assert not (tmp_path / "new").exists()
+    result = run("salvage", damaged_store, "--into", tmp_path / "new", code=1)
+    assert "bad_body_crc" in result.stdout and "commitlog/00000000000000000000" in result.stdout
+    assert facts(damaged_store) == before
+    there = jsonl(tmp_path / "new")
+    assert [m["body"] for m in there] == [
+        m["body"] for m in jsonl(damaged_store, "--on-damage", "skip")
+    ]
+    run("verify", tmp_path / "new")
+
+
+def test_the_document(damaged_store: Path, tmp_path: Path) -> None:
+    result = run("salvage", damaged_store, "--into", tmp_path / "new", "--json", code=1)
+    document = json.loads(result.stdout)
+    stored = json.loads((tmp_path / "new/.logquarry/salvage.json").read_text())
+    assert document | {"seconds": 0} == stored | {"seconds": 0}
+    page = (Path(__file__).parents[2] / "docs/json.md").read_text()
+    section = page[page.index("## `salvage --json`") :].split("\n## ")[0]
+    assert [name for name in document if f"`{name}`" not in section] == []
+
+
+def test_refusals(small_store: Path, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/x").touch()
+    assert "it holds x" in run("salvage", small_store, "--into", tmp_path / "new", code=2).stderr
+    run("salvage", tmp_path / "nothing", code=3)
