@@ -66,7 +66,6 @@ def test_findings(golden: Path) -> None:
         ["export", ".", "--to", "x", "--format", "jsonl", "--partition-by", "topic"],
         ["bench", "scan", "--size", "much"],
         ["bench", "scan", "--body", "9-1"],
-        ["salvage", "."],
         ["report", "."],
     ],
 )
