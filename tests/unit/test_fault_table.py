@@ -334,6 +334,16 @@ def test_19_a_field_that_makes_no_sense(tmp_path: Path) -> None:
         assert [message.body for message in store.get("t", 0).messages] == [b"next"]
 
 
+def test_rot_in_a_closed_store_that_has_lost_its_queues(tmp_path: Path) -> None:
+    """Nothing says where its log ends: what goes on behind the rot is kept."""
+    had = filled(tmp_path)
+    flip(log_file(tmp_path, 0), 95)
+    without_mark(tmp_path)
+    for name in ("consumequeue", "index"):
+        shutil.rmtree(tmp_path / name)
+    assert len(read_all(tmp_path)) == len(had) - 1
+
+
 def harm_mark(root: Path) -> None:
     (root / ".logquarry" / "durable").write_bytes(os.urandom(4096))
 

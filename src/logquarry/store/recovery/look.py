@@ -158,7 +158,8 @@ class LogLook:
         if isinstance(event, BlankSpan) or event.start < (bounds.durable or 0):
             return None
         where = f"the log ends at {self.end}: what stands from {event.start} on"
-        if bounds.is_closed and bounds.durable is None and event.start >= (bounds.queued or 0):
+        least = bounds.least
+        if bounds.durable is None and least is not None and event.start >= least:
             return f"{where} is in no queue"
         stored = self._time_of(event, 0)
         if stored < self.last_timestamp:
