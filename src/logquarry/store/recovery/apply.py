@@ -150,7 +150,8 @@ class _Work:
                 position = step.offset - int(path.name)
                 self._save(path, position, step.length, COMMIT_LOG)
             elif step.kind is StepKind.CUT and path.parent.name == COMMIT_LOG:
-                self._shorten(path, size)
+                assert step.length is not None
+                self._shorten(path, size, step.length)
             elif step.kind is StepKind.EXTEND:
                 self._extend(path, size)
         log = MappedFileQueue(self._disk, root / COMMIT_LOG, size, guard_names=True)
@@ -160,15 +161,26 @@ class _Work:
         return log
 
     def _put_blank(self, path: Path, size: int) -> None:
-        descriptor = self._disk.make_file(path, size)
+        made = self._root / SIDECAR / path.name
+        self._disk.remove(made)
+        descriptor = self._disk.make_file(made, size)
         try:
             blank = frame.BLANK.struct.pack(size, frame.MAGIC_BLANK)
             self._disk.write_all(descriptor, blank, 0)
-            self._disk.sync(descriptor, path)
+            self._disk.sync(descriptor, made)
         except OSError as error:
-            raise self._disk.refused(path, error) from error
+            raise self._disk.refused(made, error) from error
         finally:
             self._disk.let_go(descriptor)
+        self._put_in_place(made, path)
+
+    def _put_in_place(self, made: Path, path: Path) -> None:
+        """At no moment is there no file, or half of one: the log would end there."""
+        try:
+            self._disk.rename(made, path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        self._disk.sync_names(path.parent)
 
     def _extend(self, path: Path, size: int) -> None:
         descriptor = self._disk.open(path)
@@ -180,17 +192,13 @@ class _Work:
         finally:
             self._disk.let_go(descriptor)
 
-    def _shorten(self, path: Path, size: int) -> None:
-        """A file that is too long goes to quarantine as it is, and a copy takes its place."""
+    def _shorten(self, path: Path, size: int, excess: int) -> None:
+        """A copy takes the place of a file that is too long; what it lacks goes to quarantine."""
+        self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
         self._disk.remove(made)
         self._copy(path, 0, size, made)
-        self._disk.set_aside(path, quarantine(self._root, COMMIT_LOG))
-        try:
-            self._disk.rename(made, path)
-        except OSError as error:
-            raise self._disk.refused(path, error) from error
-        self._disk.sync_names(path.parent)
+        self._put_in_place(made, path)
 
     def _save(self, path: Path, position: int, length: int, *folder: str) -> None:
         """Copy bytes that are about to be made zeros to quarantine."""
