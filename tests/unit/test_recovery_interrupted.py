@@ -88,3 +88,37 @@ def test_stale_messages_of_a_closed_store_stay_dropped(tmp_path: Path) -> None:
     queue = root / "consumequeue" / "t" / "0" / f"{0:020d}"
     queue.write_bytes(queue.read_bytes()[: 20 * 10].ljust(400, b"\0"))
     assert comes_to(root, tmp_path, in_log) == [b"body %d" % number for number in range(10)]
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_file_that_is_too_long_is_there_throughout(tmp_path: Path, which: int) -> None:
+    root = tmp_path / "long"
+    with opened(root) as store:
+        for number in range(COUNT):
+            store.put(lq.Message("t", b"%02d" % number * 400))
+    files = [path for path in sorted((root / "commitlog").iterdir()) if any(path.read_bytes())]
+    with files[which].open("ab") as file:
+        file.write(b"more")
+    assert len(comes_to(root, tmp_path, in_log)) == COUNT
+    tails = list((tmp_path / "whole" / ".logquarry" / "quarantine").rglob("*.from-*"))
+    assert [path.read_bytes() for path in tails] == [b"more"]
+
+
+def test_a_lost_file_stays_known(tmp_path: Path) -> None:
+    """The units of its messages stay, so that later queue offsets and their readers do."""
+    root = tmp_path / "lost"
+    with opened(root) as store:
+        for number in range(COUNT):
+            store.put(lq.Message("t", b"%02d" % number * 1000))
+    queue = root / "consumequeue" / "t" / "0" / f"{0:020d}"
+    units = queue.read_bytes()
+    sorted((root / "commitlog").iterdir())[1].unlink()
+    left = comes_to(root, tmp_path, in_queue)
+    assert 5 < len(left) < COUNT
+    whole = tmp_path / "whole"
+    assert not lq.recover(whole, config=config()).is_needed
+    (whole / "abort").touch()
+    plan = lq.recover(whole, apply=True, config=config())
+    assert [span.length for span in plan.damage] == [16_384]
+    assert in_queue(whole) == left
+    assert (whole / "consumequeue" / "t" / "0" / queue.name).read_bytes() == units
