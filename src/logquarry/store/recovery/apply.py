@@ -59,7 +59,7 @@ _COPY_BYTES: Final = 1 << 20
 def apply_safe(
     plan: SafePlan, disk: Disk, clock: Callable[[], int], *, progress: Progress | None = None
 ) -> None:
-    """Do what a plan says.
+    """Do what a plan says. ``abort`` is there then, for the caller to take away.
 
     Args:
         plan: the plan, made since the lock was taken.
