@@ -138,8 +138,6 @@ def _carry_out(plan: RecoveryPlan, disk: Disk, clock: Clock, progress: Progress 
         apply_rocketmq(plan, disk)
         return
     assert isinstance(plan, SafePlan)
-    AbortFile(disk, root).make()
-    disk.make_folders(root / COMMIT_LOG)
     apply_safe(plan, disk, clock, progress=progress)
     # If this has an objection `abort` stays.
     find_store(root, plan.config, is_recovered=True)

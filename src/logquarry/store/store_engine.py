@@ -165,7 +165,6 @@ class StoreEngine:
             plan = plan_safe(root, with_sizes(config, StoreLayout.open(root, config)))
             for line in plan.summary():
                 logger.warning("%s: %s", root, line)
-            self._abort.make()
             apply_safe(plan, self._disk, self._clock)
             return find_store(root, config, is_recovered=True)
         self._abort.make()

@@ -32,6 +32,7 @@ _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 MOST_GAP: Final = 1 << 24
 """Units that may be missing before the next one; a message further on has a wrong queue offset,
 which no CRC covers."""
+_GAP_AT_ONCE: Final = 1 << 14
 
 
 class ConsumeQueueWriter:
@@ -200,7 +201,9 @@ class ConsumeQueueMender(ConsumeQueueWriter):
         if offset > expected + MOST_GAP:
             return units[:0]
         kept = self._mending.kept
-        self._write(b"".join(kept.get(number, _FILLER) for number in range(expected, offset)))
+        for start in range(expected, offset, _GAP_AT_ONCE):
+            numbers = range(start, min(start + _GAP_AT_ONCE, offset))
+            self._write(b"".join(kept.get(number, _FILLER) for number in numbers))
         return units
 
 

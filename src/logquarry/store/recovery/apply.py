@@ -1,8 +1,10 @@
 """Applies the plan of a safe recovery.
 
-With the store's lock held, and ``abort`` there: whoever is interrupted begins again, and comes to
-the same. The order is that of trust: the log first, then what is derived from it, each on the
-disk before the next; the checkpoint and the durable mark say so at last.
+With the store's lock held: whoever is interrupted begins again, and comes to the same. For that
+``abort`` is made first, and what it hides, where the log of a store that was closed in order ends,
+is told by the durable mark. The log comes first, then what is derived from it; when all of it is
+on the disk the mark says so, and then the checkpoint, which the mark is told of before it is
+written: at no moment is there a checkpoint that the mark knows nothing of.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from logquarry.store.disk.checkpoint_file import CheckpointFile
 from logquarry.store.disk.disk import Disk
 from logquarry.store.disk.durable_file import DurableFile
 from logquarry.store.disk.open_files import OpenFiles
+from logquarry.store.disk.store_lock import AbortFile
 from logquarry.store.dispatch.dispatcher import Dispatcher, Lacking
 from logquarry.store.dispatch.index_keeper import IndexKeeper
 from logquarry.store.dispatch.index_writer import IndexWriter, Int64
@@ -56,7 +59,7 @@ _COPY_BYTES: Final = 1 << 20
 def apply_safe(
     plan: SafePlan, disk: Disk, clock: Callable[[], int], *, progress: Progress | None = None
 ) -> None:
-    """Do what a plan says.
+    """Do what a plan says. ``abort`` is there then, for the caller to take away.
 
     Args:
         plan: the plan, made since the lock was taken.
@@ -87,9 +90,34 @@ class _Work:
         self._root = Path(plan.root)
         self._config = plan.config
         self._mendings: dict[QueueKey, Mending] = {}
+        self._durable: DurableFile | None = None
 
     def run(self) -> None:
-        durable_until = StoreLayout.open(self._root, self._config).read_durable() or 0
+        layout = StoreLayout.open(self._root, self._config)
+        durable_until, is_closed = layout.read_durable(), not layout.has_abort
+        checkpoint = CheckpointFile(self._disk, self._root / CHECKPOINT)
+        try:
+            if durable_until is not None:
+                self._mark(checkpoint, durable_until)
+            elif is_closed:
+                # With `abort` there nothing else tells any more where the log of it ends.
+                self._mark(checkpoint, self._plan.log_end)
+            AbortFile(self._disk, self._root).make()
+            self._mend(checkpoint, durable_until or 0)
+        finally:
+            checkpoint.close()
+            if self._durable is not None:
+                self._durable.close()
+
+    def _mark(self, checkpoint: CheckpointFile, offset: int) -> None:
+        """Let the durable mark say this, whatever it said, and stay good with the checkpoint."""
+        if self._durable is not None:
+            self._durable.close()
+        path = self._root / DURABLE
+        self._durable = DurableFile(self._disk, path, offset, checkpoint.times)
+        checkpoint.before_write = self._durable.expect
+
+    def _mend(self, checkpoint: CheckpointFile, durable_until: int) -> None:
         if self._plan.steps or self._plan.damage:
             disk_json(self._disk, quarantine(self._root) / REPORT, self._plan.to_json())
         self._find_mendings()
@@ -97,18 +125,13 @@ class _Work:
         try:
             if self._plan.damage or (self._root / DAMAGE).is_file():
                 disk_json(self._disk, self._root / DAMAGE, _damage_document(self._plan))
-            checkpoint = CheckpointFile(self._disk, self._root / CHECKPOINT)
-            try:
-                self._mend_queues_and_index(log, checkpoint)
-                log.flush(0)
-                self._sync_what_is_there(durable_until)
-                times = max(checkpoint.physic_timestamp, self._plan.last_timestamp)
-                checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
-                checkpoint.flush()
-                durable = self._root / DURABLE
-                DurableFile(self._disk, durable, self._plan.log_end, checkpoint.times).close()
-            finally:
-                checkpoint.close()
+            self._mend_queues_and_index(log, checkpoint)
+            log.flush(0)
+            self._sync_what_is_there(durable_until)
+            self._mark(checkpoint, self._plan.log_end)
+            times = max(checkpoint.physic_timestamp, self._plan.last_timestamp)
+            checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
+            checkpoint.flush()
         finally:
             log.close()
 
@@ -117,6 +140,7 @@ class _Work:
         plan, root = self._plan, self._root
         size = self._config.mapped_file_size_commit_log
         assert size is not None
+        self._disk.make_folders(root / COMMIT_LOG)
         for step in plan.steps:
             path = root / step.file
             if step.kind is StepKind.PUT_BLANK:
@@ -126,7 +150,8 @@ class _Work:
                 position = step.offset - int(path.name)
                 self._save(path, position, step.length, COMMIT_LOG)
             elif step.kind is StepKind.CUT and path.parent.name == COMMIT_LOG:
-                self._shorten(path, size)
+                assert step.length is not None
+                self._shorten(path, size, step.length)
             elif step.kind is StepKind.EXTEND:
                 self._extend(path, size)
         log = MappedFileQueue(self._disk, root / COMMIT_LOG, size, guard_names=True)
@@ -136,15 +161,26 @@ class _Work:
         return log
 
     def _put_blank(self, path: Path, size: int) -> None:
-        descriptor = self._disk.make_file(path, size)
+        made = self._root / SIDECAR / path.name
+        self._disk.remove(made)
+        descriptor = self._disk.make_file(made, size)
         try:
             blank = frame.BLANK.struct.pack(size, frame.MAGIC_BLANK)
             self._disk.write_all(descriptor, blank, 0)
-            self._disk.sync(descriptor, path)
+            self._disk.sync(descriptor, made)
         except OSError as error:
-            raise self._disk.refused(path, error) from error
+            raise self._disk.refused(made, error) from error
         finally:
             self._disk.let_go(descriptor)
+        self._put_in_place(made, path)
+
+    def _put_in_place(self, made: Path, path: Path) -> None:
+        """At no moment is there no file, or half of one: the log would end there."""
+        try:
+            self._disk.rename(made, path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        self._disk.sync_names(path.parent)
 
     def _extend(self, path: Path, size: int) -> None:
         descriptor = self._disk.open(path)
@@ -156,17 +192,13 @@ class _Work:
         finally:
             self._disk.let_go(descriptor)
 
-    def _shorten(self, path: Path, size: int) -> None:
-        """A file that is too long goes to quarantine as it is, and a copy takes its place."""
+    def _shorten(self, path: Path, size: int, excess: int) -> None:
+        """A copy takes the place of a file that is too long; what it lacks goes to quarantine."""
+        self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
         self._disk.remove(made)
         self._copy(path, 0, size, made)
-        self._disk.set_aside(path, quarantine(self._root, COMMIT_LOG))
-        try:
-            self._disk.rename(made, path)
-        except OSError as error:
-            raise self._disk.refused(path, error) from error
-        self._disk.sync_names(path.parent)
+        self._put_in_place(made, path)
 
     def _save(self, path: Path, position: int, length: int, *folder: str) -> None:
         """Copy bytes that are about to be made zeros to quarantine."""

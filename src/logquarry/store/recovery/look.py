@@ -23,7 +23,15 @@ from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.rows import SIZE
 from logquarry.scan import codec
 from logquarry.scan.codec import Window
-from logquarry.scan.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
+from logquarry.scan.walk import (
+    MISSING_FILE,
+    BlankSpan,
+    DamagedSpan,
+    ExpiredSpan,
+    LogEnd,
+    LogReader,
+    Run,
+)
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.log_bound import last_entries
@@ -141,12 +149,23 @@ class LogLook:
                     return
                 yield from self._confirmed(broken)
                 broken = []
+            if isinstance(event, BlankSpan) and self._stands_for_file(event):
+                reason = "a blank stands for a file of the log that was lost"
+                path = event.path
+                self.damage.append(
+                    DamagedSpan(event.offset, event.length, MISSING_FILE, reason, path)
+                )
             if isinstance(event, Run):
                 self._last_of(event)
                 self.count += len(event.rows)
                 yield event
             self.end = event.end
         yield from self._rest(broken)
+
+    def _stands_for_file(self, blank: BlankSpan) -> bool:
+        """Whether it was put there by a recovery: no writer leaves a file without a message."""
+        file = self._layout.commit_log.at(blank.offset)
+        return file is not None and file.base == blank.offset
 
     def _ends_at(self, offset: int) -> bool:
         least = self._bounds.least

@@ -23,6 +23,7 @@ from logquarry.scan.follow import Follower, follow_run
 from logquarry.scan.walk import DamagedSpan, Run
 from logquarry.store.dispatch.queue_units import add_copies, parts_of
 from logquarry.store.dispatch.queue_writer import MOST_GAP
+from logquarry.store.put.topic_names import LONGEST_NAME, name_fault
 from logquarry.store.queue.consume_queue import Queue, Units
 from logquarry.store.queue.log_queues import QueueKey
 
@@ -161,6 +162,9 @@ class QueueCheck:
 
     def _take_run(self, offset: int, units: Units) -> None:
         expected = self._next
+        if expected is not None and offset != expected and self._has(expected, units):
+            # The message's own offset has rotted, which no CRC covers; the queue knows it still.
+            offset = expected
         if expected is None:
             self._first = offset
         elif offset > expected + MOST_GAP:
@@ -172,6 +176,17 @@ class QueueCheck:
         self._next = offset + len(units)
         if self._bad_from is None:
             self._compare(offset, units)
+
+    def _has(self, offset: int, units: Units) -> bool:
+        """Whether the queue, which agrees with the log so far, has these units from there on."""
+        if self._disk is None or self._bad_from is not None:
+            return False
+        at, stop = offset, offset + len(units)
+        for start, there in self._disk.runs(offset, min(stop, self._had)):
+            if start != at or _same(there, units[at - offset :][: len(there)]) < len(there):
+                return False
+            at += len(there)
+        return at == stop
 
     def _begin_anew(self, offset: int) -> None:
         """What the log has told from an offset on counts no more."""
@@ -302,6 +317,9 @@ class QueueChecks:
         queues: those that there are; None for one whose files are of no use.
         config: the store's settings.
         damage: the damage of the log up to where it was read.
+
+    Attributes:
+        has_keys: whether any message so far has keys for the index.
     """
 
     def __init__(
@@ -310,9 +328,11 @@ class QueueChecks:
         config: StoreConfig,
         damage: Container[int],
     ) -> None:
+        self.has_keys = False
         self._config = config
         self._damage = damage
         self._follower = Follower(config.delay_levels_ms)
+        self._nameless: set[QueueKey] = set()
         self._checks = {key: QueueCheck(key, disk, damage) for key, disk in queues.items()}
 
     def __iter__(self) -> Iterator[QueueCheck]:
@@ -321,12 +341,19 @@ class QueueChecks:
     def take(self, run: Run) -> None:
         """Some more frames of the log."""
         for window, found in follow_run(self._follower, run):
+            self.has_keys = self.has_keys or len(found.key_numbers) > 0
             parts = parts_of(found)
             if self._config.enable_multi_dispatch:
                 add_copies(window, found, parts, self._config)
             for key, piece in parts.items():
                 check = self._checks.get(key)
                 if check is None:
+                    if key in self._nameless:
+                        continue
+                    if name_fault(key[0], "store", longest=LONGEST_NAME) is not None:
+                        # The dispatcher makes no folder of it either.
+                        self._nameless.add(key)
+                        continue
                     check = self._checks[key] = QueueCheck(key, None, self._damage)
                 check.take(piece.offsets, piece.units)
 

@@ -23,6 +23,8 @@ from logquarry.files.layout import (
     CHECKPOINT,
     COMMIT_LOG,
     CONSUME_QUEUE,
+    DAMAGE,
+    DURABLE,
     INDEX,
     NAME_DIGITS,
     StoreLayout,
@@ -111,6 +113,9 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk) -> RocketmqPlan:
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
     root = Path(plan.root)
+    # They speak of the log as it was, and the checkpoint need not change.
+    disk.remove(root / DURABLE)
+    disk.remove(root / DAMAGE)
     result = recover_as_rocketmq(root, plan.config, disk)
     result.written.flush(0)
     file = CheckpointFile(disk, root / CHECKPOINT)

@@ -21,8 +21,10 @@ from logquarry.files.layout import (
 )
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.scan import codec
 from logquarry.scan.ahead import ahead
 from logquarry.scan.codec import Window
+from logquarry.scan.walk import LogReader
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
@@ -107,7 +109,7 @@ class _Planner:
         self._plan_log(look)
         queues = tuple(check.plan(look.start, look.end) for check in checks)
         self._plan_queues(queues)
-        index = self._plan_index(look, checkpoint or Checkpoint())
+        index = self._plan_index(look, checkpoint or Checkpoint(), checks.has_keys)
         starts = [queue.resume_at for queue in queues if queue.resume_at is not None]
         if index is not None:
             starts.append(max(look.start, index.built_from))
@@ -175,8 +177,6 @@ class _Planner:
 
     def _plan_log(self, look: LogLook) -> None:
         """What stands behind the log's end."""
-        from logquarry.scan.walk import LogReader
-
         if LogReader(self._layout).data_end(look.end) <= look.end:
             return
         room = self._layout.commit_log.file_size
@@ -195,8 +195,6 @@ class _Planner:
                 self._step(StepKind.SET_ASIDE, file.path, None, None, reason)
 
     def _last_data(self, file: StoreFile) -> int:
-        from logquarry.scan import codec
-
         if not file.size:
             return file.base
         data = self._layout.open_file(file.path).window(0, file.size)
@@ -240,7 +238,9 @@ class _Planner:
                 )
 
     # ------------------------------------------------------------------------------------ index
-    def _plan_index(self, look: LogLook, checkpoint: Checkpoint) -> IndexPlan | None:
+    def _plan_index(
+        self, look: LogLook, checkpoint: Checkpoint, has_keys: bool
+    ) -> IndexPlan | None:
         config = self._config
         shape = config.index_shape
         if not config.message_index_enable or shape is None:
@@ -256,7 +256,7 @@ class _Planner:
         for name, reason in found.set_aside:
             self._step(StepKind.SET_ASIDE, f"{INDEX}/{name}", None, None, reason)
         left = len(self._layout.index_files) - len(found.set_aside)
-        if found.set_aside or (look.count and (not left or not self._is_closed)):
+        if found.set_aside or (has_keys and (not left or not self._is_closed)):
             reason = "keys of messages from this place of the log on may be missing"
             at = max(look.start, found.built_from)
             self._step(StepKind.BUILD_INDEX, INDEX, at, None, reason)

@@ -1,0 +1,154 @@
+"""Queues compared with their log: what becomes of each (``recovery.queue_check``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from logquarry.config import StoreConfig
+from logquarry.files.layout import StoreLayout
+from logquarry.format import queue_entry
+from logquarry.format.queue_entry import FILLER, QueueEntry
+from logquarry.scan.walk import DamagedSpan
+from logquarry.store.dispatch.queue_writer import MOST_GAP, units_of
+from logquarry.store.queue.consume_queue import ConsumeQueue
+from logquarry.store.recovery.queue_check import (
+    DamageMap,
+    QueueAction,
+    QueueCheck,
+    QueuePlan,
+    kept_units,
+)
+
+SIZE = 100
+FILE_SIZE = 200
+"""Ten units."""
+KEY = "t", 0
+
+
+def unit(number: int) -> QueueEntry:
+    return QueueEntry(number * SIZE, SIZE, number)
+
+
+def queue(root: Path, units: list[QueueEntry], start: int = 0) -> ConsumeQueue:
+    folder = root / "consumequeue" / "t" / "0"
+    folder.mkdir(parents=True)
+    (root / "commitlog").mkdir()
+    data = b"".join(map(queue_entry.encode, units))
+    for at in range(0, max(1, len(data)), FILE_SIZE):
+        path = folder / f"{start * 20 + at:020d}"
+        path.write_bytes(data[at : at + FILE_SIZE].ljust(FILE_SIZE, b"\0"))
+    config = StoreConfig(mapped_file_size_consume_queue=FILE_SIZE)
+    return ConsumeQueue(StoreLayout.open(root, config), *KEY, log_min_offset=0)
+
+
+def spans(*numbers: int) -> DamageMap:
+    return DamageMap([DamagedSpan(n * SIZE, SIZE, "zeroed", "zeros", "log") for n in numbers])
+
+
+def planned(
+    disk: ConsumeQueue | None, log: list[tuple[int, int]], damage: DamageMap | None = None
+) -> QueuePlan:
+    """``log``: queue offset and number of each message."""
+    check = QueueCheck(KEY, disk, damage or spans())
+    numbers = np.array([number for _, number in log], np.int64)
+    if log:
+        offsets = np.array([offset for offset, _ in log], np.int64)
+        check.take(offsets, units_of(numbers * SIZE, np.full(len(log), SIZE), numbers))
+    return check.plan(0, 1 << 30)
+
+
+def same(*numbers: int) -> list[tuple[int, int]]:
+    return [(number, number) for number in numbers]
+
+
+def test_a_queue_that_agrees_stays(tmp_path: Path) -> None:
+    disk = queue(tmp_path, [unit(number) for number in range(25)])
+    assert planned(disk, same(*range(25))).is_sound
+    # What was deleted from the log's start may stay.
+    assert planned(disk, same(*range(20, 25))).is_sound
+
+
+@pytest.mark.parametrize(
+    ("log", "action", "keep", "end", "resume_at"),
+    [
+        (range(27), QueueAction.KEEP, 25, 27, 2_500),
+        (range(20), QueueAction.CUT, 20, 20, None),
+        ((), QueueAction.REBUILD, 0, 0, None),
+    ],
+)
+def test_a_queue_that_is_too_short_or_too_long(
+    tmp_path: Path,
+    log: range,
+    action: QueueAction,
+    keep: int,
+    end: int,
+    resume_at: int | None,
+) -> None:
+    disk = queue(tmp_path, [unit(number) for number in range(25)])
+    plan = planned(disk, same(*log))
+    assert (plan.action, plan.keep_until, plan.end, plan.resume_at) == (
+        action,
+        keep,
+        end,
+        resume_at,
+    )
+
+
+def test_a_unit_that_differs(tmp_path: Path) -> None:
+    units = [unit(number) for number in range(25)]
+    units[12] = unit(99)
+    plan = planned(queue(tmp_path, units), same(*range(25)))
+    assert (plan.action, plan.keep_until, plan.resume_at) == (QueueAction.CUT, 12, 1_200)
+    assert plan.reason.startswith("unit 12 names 100 bytes at 9900")
+
+
+def test_a_lost_queue_is_made_from_where_the_log_has_it() -> None:
+    plan = planned(None, same(*range(7, 12)))
+    assert (plan.action, plan.end, plan.resume_at) == (QueueAction.REBUILD, 12, 700)
+
+
+def test_units_of_damage_and_fillers_stay(tmp_path: Path) -> None:
+    units = [unit(number) for number in range(12)]
+    units[4] = FILLER
+    disk = queue(tmp_path, units)
+    log = same(0, 1, 2, 5, 6, 7, 8, 9, 10)
+    assert planned(disk, log, spans(3, 11)).is_sound
+    plan = planned(disk, log, spans(11))
+    assert (plan.keep_until, plan.resume_at) == (3, 500)
+    plan = planned(disk, log, spans(3))
+    assert (plan.action, plan.keep_until, plan.resume_at) == (QueueAction.CUT, 11, None)
+    assert dict(kept_units(disk, 0, 12, spans(3, 4, 11))) == {
+        3: queue_entry.encode(unit(3)),
+        11: queue_entry.encode(unit(11)),
+    }
+
+
+def test_a_topic_that_came_again(tmp_path: Path) -> None:
+    log = [*same(0, 1, 2), (0, 3), (1, 4)]
+    assert planned(queue(tmp_path / "new", [unit(3), unit(4)]), log).is_sound
+    plan = planned(queue(tmp_path / "old", [unit(n) for n in range(3)]), log)
+    assert (plan.action, plan.resume_at, plan.end) == (QueueAction.REBUILD, 300, 2)
+
+
+@pytest.mark.parametrize("wrong", [0, 5, 8, 10, MOST_GAP * 2])
+def test_a_rotten_queue_offset_is_set_right_by_the_queue(tmp_path: Path, wrong: int) -> None:
+    disk = queue(tmp_path, [unit(number) for number in range(12)])
+    log = [*same(*range(9)), (wrong, 9), *same(10, 11)]
+    assert planned(disk, log).is_sound
+
+
+def test_an_offset_far_beyond_is_passed_over() -> None:
+    plan = planned(None, [*same(0, 1), (MOST_GAP + 3, 2), *same(3)])
+    assert (plan.end, plan.resume_at) == (4, 0)
+
+
+def test_a_last_file_that_is_empty_goes(tmp_path: Path) -> None:
+    queue(tmp_path, [unit(number) for number in range(10)])
+    (tmp_path / "consumequeue" / "t" / "0" / f"{FILE_SIZE:020d}").touch()
+    config = StoreConfig(mapped_file_size_consume_queue=FILE_SIZE)
+    disk = ConsumeQueue(StoreLayout.open(tmp_path, config), *KEY, log_min_offset=0)
+    plan = planned(disk, same(*range(10)))
+    assert (plan.action, plan.keep_until) == (QueueAction.CUT, 10)
