@@ -163,12 +163,8 @@ def test_delay_levels_are_those_that_the_store_tells(tmp_path: Path, harmed: int
 
 @pytest.mark.parametrize("bit", [0, 1, 3, 33, 47, 62])
 @pytest.mark.parametrize("has_queue", [True, False])
-def test_a_harmed_queue_offset_costs_its_message_at_most(
-    tmp_path: Path, bit: int, has_queue: bool
-) -> None:
+def test_a_harmed_queue_offset_costs_nothing(tmp_path: Path, bit: int, has_queue: bool) -> None:
     """No CRC covers it. The queue knows better; and fillers up to there would fill any disk."""
-    if not has_queue and bit < 32:
-        pytest.skip("looks the same as a topic that was deleted and came again")
     with opened(tmp_path) as store:
         for number in range(20):
             store.put(lq.Message("t", b"%d" % number, keys="k"))
@@ -187,7 +183,7 @@ def test_a_harmed_queue_offset_costs_its_message_at_most(
             answer = store.get("t", 0, offset)
             found += [int(message.body) for message in answer.messages]
             offset = answer.next_offset
-        assert found == [number for number in range(20) if has_queue or number != 10]
+        assert found == list(range(20))
         assert store.put(lq.Message("t", b"next")).queue_offset == 20
 
 

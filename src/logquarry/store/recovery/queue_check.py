@@ -141,17 +141,10 @@ class QueueCheck:
                 self._take_run(*odd)
         expected = self._next
         if expected is not None and offset != expected and len(units) == 1:
-            if self._is_at(expected, units):
-                self._move(units)
-            else:
+            if not self._has(expected, units):
                 self._odd = offset, units.copy()
-            return
+                return
         self._take_run(offset, units)
-
-    def _is_at(self, offset: int, units: Units) -> bool:
-        """Whether the queue has a unit at an offset."""
-        found = () if self._disk is None else self._disk.runs(offset, offset + 1)
-        return any(start == offset and _same(there, units) == 1 for start, there in found)
 
     def _move(self, units: Units) -> None:
         """A message whose queue offset is harmed stands behind the one before it."""
