@@ -21,6 +21,7 @@ from logquarry.format import java, queue_entry
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.scan.follow import Follower, follow_run
 from logquarry.scan.walk import DamagedSpan, Run
+from logquarry.store.dispatch.dispatcher import queue_name_fault
 from logquarry.store.dispatch.queue_units import add_copies, parts_of
 from logquarry.store.dispatch.queue_writer import MOST_GAP
 from logquarry.store.queue.consume_queue import Queue, Units
@@ -118,6 +119,11 @@ class QueueCheck:
                 self._take_run(int(offsets[start]), units[start:stop])
 
     def _take_run(self, offset: int, units: Units) -> None:
+        if offset < 0:
+            # No CRC covers a queue offset, and a negative one is no place in a queue.
+            units, offset = units[-offset:], 0
+            if not len(units):
+                return
         expected = self._next
         if expected is None:
             self._first = offset
@@ -280,6 +286,9 @@ class QueueChecks:
             for key, piece in parts.items():
                 check = self._checks.get(key)
                 if check is None:
+                    if queue_name_fault(key[0]) is not None:
+                        # It gets no queue.
+                        continue
                     check = self._checks[key] = QueueCheck(key, None, self._damage)
                 check.take(piece.offsets, piece.units)
 
