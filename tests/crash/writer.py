@@ -195,7 +195,10 @@ class Writer:
             while b"\n" in self._rest:
                 line, self._rest = self._rest.split(b"\n", 1)
                 yield line.decode()
-            if select.select([descriptor], [], [], pause)[0]:
+            # Not select: a run of all tests has more descriptors than that can name.
+            waiting = select.poll()
+            waiting.register(descriptor, select.POLLIN | select.POLLHUP)
+            if waiting.poll(pause * 1_000):
                 data = os.read(descriptor, 1 << 16)
                 if not data:
                     return

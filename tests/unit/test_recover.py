@@ -161,9 +161,11 @@ def test_delay_levels_are_those_that_the_store_tells(tmp_path: Path, harmed: int
     assert path.read_bytes() == sound
 
 
-@pytest.mark.parametrize("bit", [0, 1, 3, 33, 47, 62])
+@pytest.mark.parametrize("bit", [0, 1, 3, 33, 47, 62, 63])
 @pytest.mark.parametrize("has_queue", [True, False])
-def test_a_harmed_queue_offset_costs_nothing(tmp_path: Path, bit: int, has_queue: bool) -> None:
+def test_a_harmed_queue_offset_costs_no_other_message(
+    tmp_path: Path, bit: int, has_queue: bool
+) -> None:
     """No CRC covers it. The queue knows better; and fillers up to there would fill any disk."""
     with opened(tmp_path) as store:
         for number in range(20):
@@ -175,7 +177,9 @@ def test_a_harmed_queue_offset_costs_nothing(tmp_path: Path, bit: int, has_queue
     path.write_bytes(data)
     if not has_queue:
         shutil.rmtree(tmp_path / "consumequeue" / "t")
-    assert lq.recover(tmp_path, apply=True).is_needed is not has_queue
+    # A negative one is no place in a queue: its message has none, and costs nobody else theirs.
+    is_negative = bit == 63
+    assert lq.recover(tmp_path, apply=True).is_needed is (is_negative or not has_queue)
     assert not lq.recover(tmp_path).is_needed
     with lq.MessageStore.open(tmp_path, mode="rw") as store:
         found, offset = [], 0
@@ -183,7 +187,7 @@ def test_a_harmed_queue_offset_costs_nothing(tmp_path: Path, bit: int, has_queue
             answer = store.get("t", 0, offset)
             found += [int(message.body) for message in answer.messages]
             offset = answer.next_offset
-        assert found == list(range(20))
+        assert found == [number for number in range(20) if number != 10 or not is_negative]
         assert store.put(lq.Message("t", b"next")).queue_offset == 20
 
 
@@ -211,3 +215,55 @@ def test_what_rocketmq_cuts_is_known_to_no_mark(tmp_path: Path) -> None:
     lq.recover(tmp_path, mode="rocketmq", apply=True, config=config())
     assert StoreLayout.open(tmp_path, config()).read_durable() is None
     assert not (tmp_path / ".logquarry" / "damage.json").exists()
+
+
+def test_an_index_of_another_store_goes(tmp_path: Path) -> None:
+    for name, count in (("other", 13), ("own", 20)):
+        with opened(tmp_path / name) as store:
+            for number in range(count):
+                store.put(lq.Message("t", name.encode() * number, keys=f"k{number}"))
+    own = tmp_path / "own"
+    shutil.rmtree(own / "index")
+    shutil.copytree(tmp_path / "other" / "index", own / "index")
+    shutil.rmtree(own / "consumequeue")
+    lq.recover(own, apply=True)
+    assert not lq.recover(own).is_needed
+    with lq.MessageStore.open(own, mode="rw") as store:
+        assert len(list(store.scan())) == 20
+
+
+def test_a_topic_that_must_not_name_a_folder_needs_no_recovery(tmp_path: Path) -> None:
+    root = tmp_path / "a" / "store"
+    with opened(root) as store:
+        store.put(lq.Message("abcdefgh", b"1", keys="k"))
+    path = root / "commitlog" / f"{0:020d}"
+    path.write_bytes(path.read_bytes().replace(b"abcdefgh", b"../../xy"))
+    shutil.rmtree(root / "consumequeue")
+    lq.recover(root, apply=True)
+    assert not lq.recover(root).is_needed
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_log_file_with_a_name_far_away_is_refused(tmp_path: Path) -> None:
+    """The files between would fill any disk."""
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"1", keys="k"))
+    log = tmp_path / "commitlog"
+    shutil.copy(log / f"{0:020d}", log / f"{1 << 61:020d}")
+    with pytest.raises(StoreUnavailable, match="is that its name"):
+        lq.recover(tmp_path, apply=True)
+
+
+def test_what_stands_behind_zeros_in_its_file_is_read(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for number in range(20):
+            store.put(lq.Message("t", b"%d" % number, keys="k"))
+        found = [(message.physical_offset, message.size) for message in store.scan()]
+    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(found[5][0])
+        file.write(bytes(found[5][1]))
+    with lq.MessageStore.open(tmp_path, mode="rw") as store:
+        answer = store.get("t", 0, 0)
+        assert [int(message.body) for message in answer.messages] == [
+            number for number in range(20) if number != 5
+        ]

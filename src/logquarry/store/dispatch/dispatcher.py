@@ -57,6 +57,11 @@ _PAUSE_SHARE: Final = 4
 """How much longer than the run before it a pause is: writers want the processor too."""
 
 
+def queue_name_fault(topic: str) -> str | None:
+    """Why a topic must not name the folder of a queue, None if it may."""
+    return name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
+
+
 class QueueWriters:
     """The consume queues that are written, made when a message for them comes.
 
@@ -102,7 +107,7 @@ class QueueWriters:
         return key in self._writers
 
     def _opened(self, topic: str, queue_id: int) -> ConsumeQueueWriter | None:
-        fault = name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
+        fault = queue_name_fault(topic)
         if fault is not None:
             logger.error("topic %r gets no consume queue: %s", topic, fault)
             return None

@@ -88,6 +88,11 @@ class ConsumeQueueWriter:
         )
 
     def _append_run(self, offset: int, units: Units) -> int:
+        if offset < 0:
+            # No CRC covers a queue offset, and a negative one is no place in a queue.
+            units, offset = units[-offset:], 0
+            if not len(units):
+                return 0
         expected = self.next_offset
         if expected is None:
             self._begin(offset)

@@ -181,6 +181,9 @@ def get_message(
         if found is None:
             if not messages:
                 status = GetMessageStatus.MESSAGE_WAS_REMOVING
+            if physical_offset in known_damage:
+                # It was not deleted: what stands behind it in its file is there.
+                continue
             # What is deleted of the log is whole files.
             file_size = max(1, log.files.file_size)
             removed_below = physical_offset + file_size - physical_offset % file_size

@@ -13,7 +13,9 @@ import numpy as np
 
 from logquarry.files.layout import INDEX, StoreLayout
 from logquarry.format import index
+from logquarry.format.frame import Frame
 from logquarry.format.index import ENTRY, IndexHeader, IndexShape
+from logquarry.store.read.commit_log import CommitLog
 
 _ENTRY_DTYPE = ENTRY.dtype()
 
@@ -55,6 +57,7 @@ def plan_index(
     aside: list[tuple[str, str]] = []
     last: IndexHeader | None = None
     keys_there = 0
+    log = CommitLog(layout)
     for entry in layout.index_files:
         data = layout.open_file(f"{INDEX}/{entry.name}").window(0, entry.size)
         fault = "a file before it goes" if aside else _fault(data, entry.size, shape, log_end)
@@ -64,6 +67,8 @@ def plan_index(
                 header.entry_count < shape.entries or header.end_timestamp > synced_timestamp
             ):
                 fault = "the checkpoint does not say that all of it was on the disk"
+            elif header.entry_count > 1 and not _is_of(log, log_start, header):
+                fault = f"its last key is of no message that stands at {header.end_offset}"
             elif last is not None and header.end_offset < last.end_offset:
                 fault = "it ends before the one before it"
             else:
@@ -85,6 +90,17 @@ def _keys_of_last(data: memoryview, shape: IndexShape, header: IndexHeader) -> i
             break
         number -= 1
     return header.entry_count - number
+
+
+def _is_of(log: CommitLog, log_start: int, header: IndexHeader) -> bool:
+    """Whether the log has the message of a file's last key, as far as it goes back.
+
+    An index of another store points into the midst of messages, where none can be read from.
+    """
+    if header.end_offset < log_start:
+        return True
+    outcome = log.outcome_at(header.end_offset, check_crc=False)
+    return isinstance(outcome, Frame) and outcome.store_timestamp == header.end_timestamp
 
 
 def _fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> str | None:

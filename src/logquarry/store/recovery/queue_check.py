@@ -21,9 +21,9 @@ from logquarry.format import java, queue_entry
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.scan.follow import Follower, follow_run
 from logquarry.scan.walk import DamagedSpan, Run
+from logquarry.store.dispatch.dispatcher import queue_name_fault
 from logquarry.store.dispatch.queue_units import add_copies, parts_of
 from logquarry.store.dispatch.queue_writer import MOST_GAP
-from logquarry.store.put.topic_names import LONGEST_NAME, name_fault
 from logquarry.store.queue.consume_queue import Queue, Units
 from logquarry.store.queue.log_queues import QueueKey
 
@@ -140,10 +140,10 @@ class QueueCheck:
             else:
                 self._take_run(*odd)
         expected = self._next
-        if expected is not None and offset != expected and len(units) == 1:
-            if not self._has(expected, units):
-                self._odd = offset, units.copy()
-                return
+        is_odd = expected is not None and offset != expected and len(units) == 1
+        if is_odd and expected is not None and not self._has(expected, units):
+            self._odd = offset, units.copy()
+            return
         self._take_run(offset, units)
 
     def _move(self, units: Units) -> None:
@@ -154,6 +154,11 @@ class QueueCheck:
             self._take_run(self._next, units)
 
     def _take_run(self, offset: int, units: Units) -> None:
+        if offset < 0:
+            # No CRC covers a queue offset, and a negative one is no place in a queue.
+            units, offset = units[-offset:], 0
+            if not len(units):
+                return
         expected = self._next
         if expected is not None and offset != expected and self._has(expected, units):
             # The message's own offset has rotted, which no CRC covers; the queue knows it still.
@@ -325,7 +330,6 @@ class QueueChecks:
         self._config = config
         self._damage = damage
         self._follower = Follower(config.delay_levels_ms)
-        self._nameless: set[QueueKey] = set()
         self._checks = {key: QueueCheck(key, disk, damage) for key, disk in queues.items()}
 
     def __iter__(self) -> Iterator[QueueCheck]:
@@ -341,11 +345,8 @@ class QueueChecks:
             for key, piece in parts.items():
                 check = self._checks.get(key)
                 if check is None:
-                    if key in self._nameless:
-                        continue
-                    if name_fault(key[0], "store", longest=LONGEST_NAME) is not None:
-                        # The dispatcher makes no folder of it either.
-                        self._nameless.add(key)
+                    if queue_name_fault(key[0]) is not None:
+                        # It gets no queue.
                         continue
                     check = self._checks[key] = QueueCheck(key, None, self._damage)
                 check.take(piece.offsets, piece.units)

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 from logquarry.config import StoreConfig
+from logquarry.errors import StoreUnavailable
 from logquarry.files.layout import (
     COMMIT_LOG,
     CONSUME_QUEUE,
@@ -34,6 +36,9 @@ from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds
 from logquarry.store.recovery.plan import RecoveryPlan, Step, StepKind
 from logquarry.store.recovery.queue_check import DamageMap, QueueAction, QueueChecks, QueuePlan
 from logquarry.units import Progress
+
+_MOST_BLANKS: Final = 1 << 12
+"""Files of the log that may be missing in a row: four terabytes of RocketMQ's size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +171,12 @@ class _Planner:
                     f"it has {file.size} bytes, and {size} belong there",
                 )
         for before, after in pairwise(files):
+            if after.base - before.base > _MOST_BLANKS * size:
+                raise StoreUnavailable(
+                    f"{self._layout.filesystem.full_path(after.path)}: it begins "
+                    f"{after.base - before.base - size} bytes behind the end of the file before "
+                    "it, and no log loses so much: is that its name? Nothing was changed"
+                )
             for base in range(before.base + size, after.base, size):
                 self._step(
                     StepKind.PUT_BLANK,
