@@ -154,15 +154,15 @@ class QueueCheck:
             self._take_run(self._next, units)
 
     def _take_run(self, offset: int, units: Units) -> None:
-        if offset < 0:
-            # No CRC covers a queue offset, and a negative one is no place in a queue.
-            units, offset = units[-offset:], 0
-            if not len(units):
-                return
         expected = self._next
         if expected is not None and offset != expected and self._has(expected, units):
             # The message's own offset has rotted, which no CRC covers; the queue knows it still.
             offset = expected
+        if offset < 0:
+            # A negative one is no place in a queue.
+            units, offset = units[-offset:], 0
+            if not len(units):
+                return
         if expected is None:
             self._first = offset
         elif offset > expected + MOST_GAP:
