@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Tests on Spark share one session that uses all cores: they run in one process, after the others.
 # (xdist's groups would do it in one call, but with pytest 9.2 xdist 3.8 ignores them.)
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := $(PYTEST) -n 2
+PARALLEL := $(PYTEST) -n 3
 QUICK := not slow and not java and not root and not cluster
 # No test selected is an error, unless ARGS narrowed the choice.
 OR_NONE := $(if $(ARGS),|| [ $$? -eq 5 ])

@@ -34,6 +34,7 @@ from logquarry.salvage.look import SalvagePlan, plan_salvage
 from logquarry.salvage.write import LogWriter
 from logquarry.signals import held
 from logquarry.store.disk.disk import Disk, LocalDisk
+from logquarry.store.disk.store_lock import AbortFile
 from logquarry.store.dispatch.queue_table import quarantine
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.log_bound import consume_queues
@@ -250,6 +251,7 @@ class _Target:
                 f"{plan.messages} were written: the disk does not keep what it is given"
             )
         apply_safe(recovery, self.disk, lambda: time.time_ns() // 1_000_000)
+        AbortFile(self.disk, self.work).remove()
         self._keep_queue_files(plan)
         # What a recovery notes is of the way here; nobody has to look at it.
         shutil.rmtree(quarantine(self.work), ignore_errors=True)
