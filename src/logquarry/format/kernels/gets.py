@@ -65,6 +65,7 @@ from logquarry.format.rows import (
 
 _UNIT = queue_entry.UNIT_SIZE
 _AT_UNIT_SIZE = queue_entry.LAYOUT.offsets["size"]
+_FILLER_SIZE = queue_entry.FILLER_SIZE
 _AT_TAGS_CODE = queue_entry.LAYOUT.offsets["tags_code"]
 _NAME_VALUE = ord(properties.NAME_VALUE_SEPARATOR)
 _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS = name_table((properties.TAGS,))
@@ -158,7 +159,12 @@ def get_frames(
         most, most_size = in_memory, in_memory_size
         if place < memory_start:
             most, most_size = on_disk, on_disk_size
-        if taken > 0 and (taken >= most or size + unit_size > most_size):
+        if taken > 0 and taken >= most:
+            break
+        if unit_size == _FILLER_SIZE:
+            # It stands for a lost message: the reference knows what Java makes of it.
+            return NOT_SOUND
+        if taken > 0 and size + unit_size > most_size:
             break
         if done + _UNITS_AHEAD < count:
             _prefetch_frame(unit + _UNITS_AHEAD * _UNIT, log, start, end)

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from logquarry.errors import StoreUnavailable
 from logquarry.format import index, java
 from logquarry.format.index import ENTRY, HEADER, IndexHeader, IndexShape
 from logquarry.scan import codec
@@ -251,16 +252,28 @@ class IndexWriter:
         before = self.last
         if before is not None and before.room > 0:
             return before
-        name = next_name(self._last_name, self._clock())
-        made = IndexFileWriter(
-            self._open(name, exclusive=True),
-            self._shape,
-            None if before is None else before.header,
-        )
-        self._last_name, self.last = name, made
+        file = self._make()
+        made = IndexFileWriter(file, self._shape, None if before is None else before.header)
+        self.last = made
         if before is not None:
             self._filled(before)
         return made
+
+    def _make(self) -> MappedFile:
+        """A new file, of a name that nobody has.
+
+        A Java store that is opened on this one makes files of its own before the lock refuses it,
+        in the same millisecond, it may be.
+        """
+        while True:
+            self._last_name = next_name(self._last_name, self._clock())
+            try:
+                return self._open(self._last_name, exclusive=True)
+            except StoreUnavailable:
+                if self._disk.health.reason is not None:
+                    raise
+                if self._last_name not in self._disk.list(self._folder):
+                    raise
 
     def _open(self, name: str, *, exclusive: bool = False) -> MappedFile:
         size = self._shape.file_size
