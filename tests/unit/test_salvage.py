@@ -405,16 +405,22 @@ def test_a_live_store_is_refused(tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------- any damage
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_any_damage_leaves_a_sound_store_with_what_stands_whole(
-    made: Made, tmp_path: Path, data: st.DataObject
-) -> None:
-    files = {
+@pytest.fixture
+def made_files(made: Made) -> dict[str, bytes]:
+    """What the store holds, read once: all examples are to start from the same."""
+    return {
         str(path.relative_to(made.root)): path.read_bytes()
         for path in sorted(made.root.rglob("*"))
         if path.is_file()
     }
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_damage_leaves_a_sound_store_with_what_stands_whole(
+    made: Made, made_files: dict[str, bytes], tmp_path: Path, data: st.DataObject
+) -> None:
+    files = made_files
     harmed = data.draw(damaged(files))
     root, new = tmp_path / "harmed", tmp_path / "out"
     for folder in (root, new):
