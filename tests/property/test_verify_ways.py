@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from logquarry.files.layout import StoreLayout
-from logquarry.verify import verify as module
+from logquarry.store.read.log_bound import log_bound
 from logquarry.verify import verify_store
-from logquarry.verify.ahead import ahead
+from logquarry.verify.checked_runs import CheckedRun, CheckedRuns, _Judge
 from logquarry.verify.findings import VerifyReport
 from logquarry.verify.index import _Stream
 from logquarry.verify.queues import QueueChecker
@@ -40,7 +39,6 @@ def thorough(root: Path) -> VerifyReport:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(QueueChecker, "_is_as_it_should", lambda *_: False)
         patch.setattr(_Stream, "is_through", False)
-        patch.setattr(module, "ahead", lambda events: events)
         return verify_store(StoreLayout.open(root))
 
 
@@ -57,23 +55,33 @@ def test_both_ways_find_the_same(tmp_path: Path, files: dict[str, bytes], crashe
         (root / "abort").touch()
     quick, plain = both(lambda: verify_store(StoreLayout.open(root)).to_json())
     assert quick == plain == thorough(root).to_json()
+    # Frames have 100 to 400 bytes.
+    for size in (64, 700, 5_000):
+        assert verify_store(StoreLayout.open(root), stretch_bytes=size).to_json() == quick
 
 
-def test_who_stops_early_has_the_thread_end() -> None:
+def test_who_stops_early_has_the_threads_end(tmp_path: Path) -> None:
     before = threading.active_count()
-    walk = ahead(range(1_000))
-    assert [next(walk), next(walk)] == [0, 1]
-    walk.close()  # type: ignore[attr-defined]
+    for name, content in made().items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    layout = StoreLayout.open(tmp_path)
+    runs = CheckedRuns(layout, bound=None, live=False, stretch_bytes=500).events()
+    next(runs)
+    assert threading.active_count() > before
+    runs.close()  # type: ignore[attr-defined]
     assert threading.active_count() == before
 
 
-def test_what_ends_the_walk_ends_who_waits_for_it() -> None:
-    def broken() -> Iterable[int]:
-        yield 1
-        raise OSError("gone")
-
-    found = []
-    with pytest.raises(OSError, match="gone"):
-        for number in ahead(broken()):
-            found.append(number)
-    assert found == [1]
+def test_stretches_are_what_is_looked_at(tmp_path: Path) -> None:
+    """Where nothing is wrong, the walk itself has nothing to do but for the log's end."""
+    for name, content in made().items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    layout = StoreLayout.open(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        walked: list[object] = []
+        patch.setattr(_Judge, "run", lambda _, run: walked.append(run))
+        runs = CheckedRuns(layout, bound=log_bound(layout), live=False, stretch_bytes=500)
+        count = sum(run.count for run in runs.events() if isinstance(run, CheckedRun))
+    assert count == 40 and not walked

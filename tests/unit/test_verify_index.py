@@ -203,3 +203,16 @@ def test_a_wrong_hash_in_a_real_store_is_found_without_its_shape(
     assert [(f.severity, f.kind, f.offset) for f in report.findings] == [
         ("damage", "index_entry_wrong", position)
     ]
+
+
+def test_an_index_that_says_to_reach_further_than_its_entries_is_not_taken_as_whole(
+    maker: StoreMaker, tmp_path: Path
+) -> None:
+    root = maker.write(tmp_path)
+    data = bytearray(index_file(root).read_bytes())
+    header = index.decode_header(bytes(data))
+    lost = sum(len(keys_of(number)) for number in (17, 18, 19))
+    header = header._replace(entry_count=header.entry_count - lost)
+    data[: index.HEADER.size] = index.encode_header(header)
+    index_file(root).write_bytes(data)
+    assert ("note", "index_gap") in kinds(root)

@@ -189,5 +189,6 @@ STORE_COMMANDS: Final = (
     *map(_command, _HELP),
     _recovery_command("recover", "Opening a store of N messages: closed in order, and not."),
     _recovery_command("rebuild", "Opening one whose queues and index are gone."),
+    _recovery_command("verify", "Checking one that is sound."),
 )
 """The timings of a store, for the group of them all."""

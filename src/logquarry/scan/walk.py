@@ -229,6 +229,26 @@ class LogReader:
         """Just behind the last byte from ``start`` on that is not zero; ``start`` if all are."""
         return self._last_data(start)
 
+    @property
+    def forgets_damage(self) -> bool:
+        """Whether what is said of a place never depends on damage before it, a torn tail aside."""
+        return self.bound is None or self._is_durable
+
+    def find(self, start: int, stop: int) -> int | None:
+        """The first sound frame, or file that begins with a blank, between two offsets."""
+        return self._find(start, stop)
+
+    def window(self, offset: int, length: int) -> Window:
+        """Bytes of the log from an offset on, up to the end of their file at most.
+
+        Raises:
+            ValueError: if there is no file for that offset.
+        """
+        file = self.files.at(offset)
+        if file is None:
+            raise ValueError(f"{self.layout.root}: no file of the log holds offset {offset}")
+        return self._window(file, offset - file.base, length)
+
     def _cap(self, limit: int | None) -> int | None:
         if self.bound is None:
             return limit

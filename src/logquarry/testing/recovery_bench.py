@@ -1,4 +1,4 @@
-"""How fast a store comes back: what ``oracle/bench recover`` and ``rebuild`` do, with ours.
+"""How fast a store comes back, and is checked: as ``oracle/bench recover`` and ``rebuild``.
 
 A store of production file sizes is filled with the messages of :mod:`.store_bench`, and opened
 three times in one process, with a warm page cache; the clock stops once all is dispatched.
@@ -7,6 +7,7 @@ three times in one process, with a warm page cache; the clock stops once all is 
 normal     as it was closed
 abnormal   not closed in order, and without a checkpoint
 rebuild    likewise, and without queues and index
+verify     not opened but checked, as it was closed
 =========  ==================================================================================
 """
 
@@ -20,19 +21,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.config import StoreConfig
-from logquarry.files.layout import ABORT, CHECKPOINT, CONSUME_QUEUE, INDEX
+from logquarry.errors import StoreUnavailable
+from logquarry.files.layout import ABORT, CHECKPOINT, CONSUME_QUEUE, INDEX, StoreLayout
 from logquarry.store.message_store import MessageStore
 from logquarry.testing.store_bench import Bench, Load
+from logquarry.verify import verify_store
 
 PASSES: Final = 3
-MODES: Final = {"recover": ("normal", "abnormal"), "rebuild": ("rebuild",)}
+MODES: Final = {"recover": ("normal", "abnormal"), "rebuild": ("rebuild",), "verify": ("verify",)}
 
 
 def bench_recovery(kind: str, folder: Path, load: Load, recovery: str) -> dict[str, Any]:
     """Time one kind on a new store in a folder, which is deleted afterwards.
 
     Args:
-        kind: ``recover`` or ``rebuild``.
+        kind: ``recover``, ``rebuild`` or ``verify``.
         folder: where the store is made.
         load: what is put.
         recovery: ``safe`` or ``rocketmq``.
@@ -60,7 +63,7 @@ def bench_recovery(kind: str, folder: Path, load: Load, recovery: str) -> dict[s
 
 
 def _timed(root: Path, mode: str, config: StoreConfig) -> float:
-    if mode != "normal":
+    if mode in ("abnormal", "rebuild"):
         (root / ABORT).touch()
         (root / CHECKPOINT).unlink()
     if mode == "rebuild":
@@ -68,6 +71,11 @@ def _timed(root: Path, mode: str, config: StoreConfig) -> float:
             shutil.rmtree(root / name)
     gc.collect()
     began = time.perf_counter()
+    if mode == "verify":
+        report = verify_store(StoreLayout.open(root, config))
+        if report.findings:
+            raise StoreUnavailable(f"{root}: {report.findings[0].reason}")
+        return time.perf_counter() - began
     store = MessageStore.open(root, mode="rw", config=config)
     try:
         store.wait_dispatched()

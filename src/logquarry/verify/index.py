@@ -42,13 +42,13 @@ class IndexChecker:
         self._numbers = {file.path: number for number, file in enumerate(self._index.files)}
         self._keys = KeyCounter(self._ranges)
         self._stream: _Stream | None = None
+        self._has_odd_header = False
 
-    def add(self, followed: Followed, base: int) -> None:
+    def add(self, followed: Followed) -> None:
         """Compare the keys of a run of the log with the entries that should be next.
 
         Args:
             followed: the run.
-            base: physical offset of its window.
         """
         if self._stream is None:
             self._stream = _Stream(self._entries_of_all())
@@ -63,7 +63,9 @@ class IndexChecker:
 
         Where it has not, the keys of the log are to be counted (:meth:`count`).
         """
-        return self._stream is None or self._stream.is_through
+        if self._stream is None:
+            return True
+        return self._stream.is_through and not self._has_odd_header
 
     def count(self, run: Run, has_key: npt.NDArray[np.bool_]) -> None:
         """Count the keys of a run of the log, of which some frames go into the index.
@@ -84,6 +86,8 @@ class IndexChecker:
                 continue
             data = self._files.read(file.path, shape.entry_position(1), count * ENTRY.size)
             entries = np.frombuffer(data, _ENTRY_DTYPE)
+            ends = (int(entries["physical_offset"][at]) for at in (0, -1))
+            self._has_odd_header |= tuple(ends) != (header.begin_offset, header.end_offset)
             # What was deleted from the log's start is still in the index.
             expired = entries["physical_offset"] < start
             yield entries[int(expired.argmin()) if not expired.all() else len(entries) :]

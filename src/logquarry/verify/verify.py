@@ -17,16 +17,13 @@ from logquarry.files.layout import (
     StoreLayout,
 )
 from logquarry.format import broker_config, durable_mark, fastjson
-from logquarry.format.rows import POSITION, SIZE
-from logquarry.scan import columns
-from logquarry.scan.codec import Window
-from logquarry.scan.follow import Followed, Follower
+from logquarry.scan.follow import Followed
 from logquarry.scan.requests import dispatch_requests
 from logquarry.scan.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.store.read.known_damage import known_damage
 from logquarry.store.read.log_bound import log_bound
 from logquarry.units import Progress
-from logquarry.verify.ahead import ahead
+from logquarry.verify.checked_runs import STRETCH_BYTES, CheckedRun, CheckedRuns
 from logquarry.verify.findings import VerifyReport
 from logquarry.verify.index import IndexChecker
 from logquarry.verify.queues import QueueChecker
@@ -55,26 +52,29 @@ _CUT_IN_MEMORY = frozenset({"queue_ahead", "index_ahead"})
 _LEFTOVERS = (f"{SIDECAR}/rebuild",)
 
 
-def verify_store(layout: StoreLayout, *, progress: Progress | None = None) -> VerifyReport:
+def verify_store(
+    layout: StoreLayout, *, progress: Progress | None = None, stretch_bytes: int = STRETCH_BYTES
+) -> VerifyReport:
     """Check a store, changing nothing.
 
     Args:
         layout: its files.
         progress: told how many bytes of the log were checked, and how many there are.
+        stretch_bytes: bytes of the log that one thread follows in one go.
 
     Returns:
         Findings of damage and notes. Nothing that the bytes say raises.
     """
-    return _Verification(layout, progress).run()
+    return _Verification(layout, progress, stretch_bytes).run()
 
 
 class _Verification:
-    def __init__(self, layout: StoreLayout, progress: Progress | None) -> None:
+    def __init__(self, layout: StoreLayout, progress: Progress | None, stretch_bytes: int) -> None:
         self.layout = layout
         self.progress = progress
+        self.stretch_bytes = stretch_bytes
         self.report = VerifyReport(layout.root)
         self.live = layout.is_live()
-        self.follower = Follower(layout.delay_levels_ms)
         self.queues = QueueChecker(layout, self.report)
         self.index = IndexChecker(layout, self.report)
         self.damage: list[DamagedSpan] = []
@@ -122,11 +122,13 @@ class _Verification:
     def _log(self) -> int:
         self._log_files()
         bound = log_bound(self.layout)
-        reader = LogReader(self.layout, bound=bound, live=self.live)
+        runs = CheckedRuns(
+            self.layout, bound=bound, live=self.live, stretch_bytes=self.stretch_bytes
+        )
         log = self.layout.commit_log
         end = log.start
-        for event in ahead(reader.events()):
-            if isinstance(event, Run):
+        for event in runs.events():
+            if isinstance(event, CheckedRun):
                 self._run(event)
                 end = self.last_sound = event.end
             elif isinstance(event, BlankSpan):
@@ -161,40 +163,30 @@ class _Verification:
                 kind, file.path, file.base, f"{file.size} bytes, and the log's files have {room}"
             )
 
-    def _run(self, run: Run) -> None:
-        self.messages += len(run.rows)
+    def _run(self, run: CheckedRun) -> None:
+        self.messages += run.count
         self.bytes += run.end - run.start
-        at = int(run.rows[0, POSITION])
-        stop = at + run.end - run.start
-        window = run.window
-        while at < stop:
-            part = Window(window.data[at:], window.base + at, window.end - at)
-            followed, after, _ = self.follower.follow(part, stop - at)
-            if followed is None:
-                raise AssertionError(f"no frame at {part.base}, where the walk found one")
-            self._follow(followed, part.base)
-            at += after
+        for followed in run.parts:
+            self._follow(followed)
         most = self.layout.config.max_message_size
-        for row in np.flatnonzero(run.rows[:, SIZE] > most).tolist():
-            offset, size = run.window.base + int(run.rows[row, 0]), int(run.rows[row, SIZE])
+        for offset, size in run.oversized:
             reason = f"{size} bytes, and maxMessageSize is {most}"
             self.report.add("oversized", self._log_path(offset), offset, reason, size)
-        for row in columns.suspect_rows(run.window, run.rows):
-            offset = run.window.base + int(run.rows[row, 0])
+        for offset, size in run.suspects:
             self.report.add(
                 "suspect_text",
                 self._log_path(offset),
                 offset,
                 "NUL bytes or invalid UTF-8 in topic or properties, which no CRC covers",
-                int(run.rows[row, 1]),
+                size,
             )
 
-    def _follow(self, followed: Followed, base: int) -> None:
+    def _follow(self, followed: Followed) -> None:
         requests = followed.requests
         self.queues.add(followed)
         if not self.live:
             # What retention deletes before the index is read would seem to be missing from it.
-            self.index.add(followed, base)
+            self.index.add(followed)
         keyed = np.flatnonzero(requests.has_key)
         if len(keyed):
             self.last_keyed = int(requests.physical_offset[keyed[-1]])

@@ -11,6 +11,7 @@ from logquarry.format.kernels.text import (
     has_zero,
     hash_bytes,
     is_ascii,
+    is_plain,
     is_utf8,
     java_hash,
     same_bytes,
@@ -44,6 +45,8 @@ def mark_suspects(address: int, rows: Array, count: int, marks: Array) -> None:
         place = address + rows[i, POSITION]
         topic, topic_length = place + rows[i, TOPIC_AT], rows[i, TOPIC_LENGTH]
         props, props_length = place + rows[i, PROPS_AT], rows[i, PROPS_LENGTH]
+        if is_plain(topic, topic_length) and is_plain(props, props_length):
+            continue
         if (
             has_zero(topic, topic_length)
             or has_zero(props, props_length)

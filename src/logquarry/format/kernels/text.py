@@ -28,6 +28,10 @@ def is_ascii(address: int, length: int) -> bool:
     while i + 8 <= length:
         high |= load_raw64(address + i)
         i += 8
+    if i < length and length >= 8:
+        # The last word overlaps the one before it.
+        high |= load_raw64(address + length - 8)
+        i = length
     while i < length:
         high |= np.uint64(load_u8(address + i))
         i += 1
@@ -78,6 +82,28 @@ def has_zero(address: int, length: int) -> bool:
             return True
         i += 1
     return False
+
+
+@kernel
+def is_plain(address: int, length: int) -> bool:
+    """Whether every byte is ASCII and none is NUL."""
+    if length < 8:
+        for k in range(length):
+            byte = load_u8(address + k)
+            if byte == 0 or byte > 0x7F:
+                return False
+        return True
+    i = 0
+    while True:
+        # The last word overlaps the one before it.
+        at = min(i, length - 8)
+        word = load_raw64(address + at)
+        # Of ASCII bytes only a NUL borrows into its high bit, or what lies above one that did.
+        if (word | (word - np.uint64(0x0101010101010101))) & np.uint64(0x8080808080808080) != 0:
+            return False
+        i += 8
+        if i >= length:
+            return True
 
 
 @kernel
