@@ -54,6 +54,12 @@ logger = logging.getLogger(__name__)
 
 REPORT: Final = "recovery.json"
 _COPY_BYTES: Final = 1 << 20
+_UNSURE_BYTES: Final = 128 << 20
+"""How much of its end is written again of a log that no durable mark speaks of.
+
+Which syncs of another program failed nobody can tell; to write terabytes again for it would only
+keep the operator waiting.
+"""
 
 
 def apply_safe(
@@ -103,7 +109,8 @@ class _Work:
                 # With `abort` there nothing else tells any more where the log of it ends.
                 self._mark(checkpoint, self._plan.log_end)
             AbortFile(self._disk, self._root).make()
-            self._mend(checkpoint, durable_until or 0)
+            unsure = max(0, self._plan.log_end - _UNSURE_BYTES)
+            self._mend(checkpoint, unsure if durable_until is None else durable_until)
         finally:
             checkpoint.close()
             if self._durable is not None:
@@ -234,8 +241,8 @@ class _Work:
         """Bring to the disk what was only read, and so may be nowhere but in the page cache.
 
         The process that wrote it may have died before its sync, or of a sync that failed. Of the
-        latter the system takes the pages for written, so that those of the log that nobody is sure
-        of are written again.
+        latter the system takes the pages for written, so that those of the log behind its durable
+        mark are written again; without a mark the last ones.
         """
         for part in (COMMIT_LOG, CONSUME_QUEUE, INDEX):
             for folder, _, names in os.walk(self._root / part):
