@@ -25,6 +25,43 @@ SOUND = (
 )
 """Scenarios whose store is as RocketMQ closed it."""
 
+UNCLEAN = (
+    "abort-only",
+    "blank-lost",
+    "body-length-middle",
+    "checkpoint-gone",
+    "checkpoint-new",
+    "checkpoint-old",
+    "checkpoint-old-cq-gone",
+    "checkpoint-zero",
+    "cq-ahead",
+    "cq-and-index-gone",
+    "cq-behind",
+    "cq-wrong-size",
+    "crc-middle",
+    "crc-third-last-file",
+    "frame-head-only",
+    "garbage-after-zeros",
+    "garbage-tail",
+    "half-frame",
+    "last-log-gone",
+    "log-gone",
+    "log-wrong-size",
+    "magic-middle",
+    "noabort-cq-ahead",
+    "noabort-cq-and-index-gone",
+    "noabort-cq-behind",
+    "noabort-crc-middle",
+    "noabort-crc-third-last-file",
+    "noabort-garbage-tail",
+    "noabort-half-frame",
+    "noabort-last-log-gone",
+    "noabort-one-topic-gone",
+    "one-topic-gone",
+    "total-size-middle",
+)
+"""Stores that were harmed, and what the real store made of each when it opened it."""
+
 OUR_NAMES = {
     "topic": "topic",
     "queueId": "queue_id",

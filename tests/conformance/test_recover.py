@@ -13,9 +13,8 @@ from logquarry.store.disk.disk import LocalDisk
 from logquarry.store.recovery.rocketmq import apply_rocketmq, plan_rocketmq
 from logquarry.store.store_found import find_store
 from tests.cli.helpers import run
-from tests.conformance.golden_facts import SOUND, Scenario
+from tests.conformance.golden_facts import SOUND, UNCLEAN, Scenario
 from tests.conformance.test_replay import files_below
-from tests.conformance.test_safe_recovery import NAMES
 
 REFUSED = ("cq-wrong-size", "log-wrong-size")
 """RocketMQ does not start on these."""
@@ -30,7 +29,7 @@ def test_sound_stores_need_nothing(name: str, golden: Path) -> None:
     assert files_below(scenario.store) == before
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", UNCLEAN)
 def test_harmed_stores(name: str, golden: Path, tmp_path: Path) -> None:
     scenario = Scenario(golden / "unclean" / name)
     root, opened = tmp_path / "store", tmp_path / "opened"
@@ -52,7 +51,7 @@ def test_harmed_stores(name: str, golden: Path, tmp_path: Path) -> None:
         assert files_below(root / folder) == files_below(opened / folder)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in REFUSED])
+@pytest.mark.parametrize("name", [name for name in UNCLEAN if name not in REFUSED])
 def test_as_rocketmq_does(name: str, golden: Path, tmp_path: Path) -> None:
     scenario = Scenario(golden / "unclean" / name)
     root, other = tmp_path / "store", tmp_path / "other"

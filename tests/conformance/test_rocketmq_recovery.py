@@ -13,47 +13,11 @@ from logquarry.store.disk.disk import LocalDisk
 from logquarry.store.recovery.plan import StepKind
 from logquarry.store.recovery.rocketmq import apply_rocketmq, plan_rocketmq
 from tests.conformance import test_store_facts as read_side
-from tests.conformance.golden_facts import Scenario
+from tests.conformance.golden_facts import UNCLEAN, Scenario
 from tests.conformance.java_recovery import differences
 
-NAMES = (
-    "abort-only",
-    "blank-lost",
-    "body-length-middle",
-    "checkpoint-gone",
-    "checkpoint-new",
-    "checkpoint-old",
-    "checkpoint-old-cq-gone",
-    "checkpoint-zero",
-    "cq-ahead",
-    "cq-and-index-gone",
-    "cq-behind",
-    "cq-wrong-size",
-    "crc-middle",
-    "crc-third-last-file",
-    "frame-head-only",
-    "garbage-after-zeros",
-    "garbage-tail",
-    "half-frame",
-    "last-log-gone",
-    "log-gone",
-    "log-wrong-size",
-    "magic-middle",
-    "noabort-cq-ahead",
-    "noabort-cq-and-index-gone",
-    "noabort-cq-behind",
-    "noabort-crc-middle",
-    "noabort-crc-third-last-file",
-    "noabort-garbage-tail",
-    "noabort-half-frame",
-    "noabort-last-log-gone",
-    "noabort-one-topic-gone",
-    "one-topic-gone",
-    "total-size-middle",
-)
 
-
-@pytest.fixture(params=[*(f"unclean/{name}" for name in NAMES), "clean-restart/prepad"])
+@pytest.fixture(params=[*(f"unclean/{name}" for name in UNCLEAN), "clean-restart/prepad"])
 def scenario(request: pytest.FixtureRequest, golden: Path) -> Scenario:
     return Scenario(golden / request.param)
 
@@ -64,7 +28,8 @@ def store(scenario: Scenario, tmp_path: Path) -> Path:
 
 
 def test_all_unclean_stores_are_here(golden: Path) -> None:
-    assert sorted(path.name for path in (golden / "unclean").iterdir() if path.is_dir()) == [*NAMES]
+    there = sorted(path.name for path in (golden / "unclean").iterdir() if path.is_dir())
+    assert there == list(UNCLEAN)
 
 
 def test_as_the_real_store(scenario: Scenario, store: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.verify.verify import verify_store
-from tests.conformance.golden_facts import Scenario
+from tests.conformance.golden_facts import UNCLEAN, Scenario
 
 LOST_BY_THE_HARM = {
     "frame-head-only": 1,
@@ -32,44 +32,8 @@ LOST_BY_THE_HARM = {
 }
 """Messages that do not stand whole in the log any more; of all others nothing may be lost."""
 
-NAMES = (
-    "abort-only",
-    "blank-lost",
-    "body-length-middle",
-    "checkpoint-gone",
-    "checkpoint-new",
-    "checkpoint-old",
-    "checkpoint-old-cq-gone",
-    "checkpoint-zero",
-    "cq-ahead",
-    "cq-and-index-gone",
-    "cq-behind",
-    "cq-wrong-size",
-    "crc-middle",
-    "crc-third-last-file",
-    "frame-head-only",
-    "garbage-after-zeros",
-    "garbage-tail",
-    "half-frame",
-    "last-log-gone",
-    "log-gone",
-    "log-wrong-size",
-    "magic-middle",
-    "noabort-cq-ahead",
-    "noabort-cq-and-index-gone",
-    "noabort-cq-behind",
-    "noabort-crc-middle",
-    "noabort-crc-third-last-file",
-    "noabort-garbage-tail",
-    "noabort-half-frame",
-    "noabort-last-log-gone",
-    "noabort-one-topic-gone",
-    "one-topic-gone",
-    "total-size-middle",
-)
 
-
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=UNCLEAN)
 def scenario(request: pytest.FixtureRequest, golden: Path) -> Scenario:
     return Scenario(golden / "unclean" / request.param)
 

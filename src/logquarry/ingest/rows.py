@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from logquarry.errors import BadRow, DecompressionError, UsageError
 from logquarry.format import compression, java, message_id, sys_flag
+from logquarry.format.crc import crc32
 from logquarry.scan import codec
-from logquarry.store.put.frame_maker import crc32
 from logquarry.store.put.outgoing_arrow import binary_spans
 
 _HOSTS: Final = (("born_host", sys_flag.BORN_HOST_V6), ("store_host", sys_flag.STORE_HOST_V6))

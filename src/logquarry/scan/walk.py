@@ -369,12 +369,13 @@ class LogReader:
             if self._is_durable:
                 return DamagedSpan(position, length, kind, reason, path), self.bound
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
+        if self._last_data(position) <= position:
+            # Nothing was begun there: no writer to wait for.
+            return LogEnd(position), position
         if self.live and self._heals(position):
             event, after = self._step(position, None)
             if event is not None:
                 return event, after
-        if self._last_data(position) <= position:
-            return LogEnd(position), position
         last = min(self._last_data(position), here)
         if kind == DamageKind.ZEROED.label:
             reason = "zeros, and then bytes that are no frame"

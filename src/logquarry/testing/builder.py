@@ -26,12 +26,8 @@ from logquarry.format import (
     queue_entry,
     sys_flag,
 )
+from logquarry.format.crc import crc32
 from logquarry.message import StoredMessage
-
-try:
-    from zlib_ng.zlib_ng import crc32
-except ImportError:
-    from zlib import crc32
 
 STORE_HOST = message_id.host_bytes("127.0.0.1:10911")
 BORN_HOST = message_id.host_bytes("127.0.0.1:40000")

@@ -12,7 +12,6 @@ is the one or the other.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from pathlib import Path
 from logquarry.format import checkpoint
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.store.disk.disk import Disk
-from logquarry.store.disk.lifetime import abandon_in_children
+from logquarry.store.disk.page_file import PageFile
 
 
 class CheckpointFile:
@@ -41,26 +40,14 @@ class CheckpointFile:
     """
 
     def __init__(self, disk: Disk, path: Path) -> None:
-        self.path = path
         self._disk = disk
         self._writing = threading.Lock()
-        try:
-            self._descriptor = disk.open(path)
-        except FileNotFoundError:
-            self._descriptor = disk.make_file(path, checkpoint.FILE_SIZE)
-        except OSError as error:
-            raise disk.refused(path, error) from error
-        try:
-            if disk.size(self._descriptor) < checkpoint.FILE_SIZE:
-                disk.allocate(self._descriptor, checkpoint.FILE_SIZE)
-            found = checkpoint.decode(disk.read(self._descriptor, checkpoint.FILE_SIZE, 0))
-        except OSError as error:
-            disk.let_go(self._descriptor)
-            raise disk.refused(path, error) from error
+        self._file = PageFile(disk, path, checkpoint.FILE_SIZE)
+        with self._file.opening():
+            found = checkpoint.decode(self._file.read(checkpoint.FILE_SIZE))
         self.physic_timestamp, self.logics_timestamp, self.index_timestamp = found
         self._on_disk = found
         self.before_write: Callable[[Checkpoint, Checkpoint], None] = lambda *_: None
-        abandon_in_children(self)
 
     @property
     def times(self) -> Checkpoint:
@@ -77,23 +64,9 @@ class CheckpointFile:
         with self._writing:
             times = self.times
             self.before_write(self._on_disk, times)
-            data = checkpoint.LAYOUT.struct.pack(*times)
-            try:
-                self._disk.write_all(self._descriptor, data, 0)
-            except OSError as error:
-                reason = f"{self.path}: cannot be written: {error.strerror or error}"
-                raise self._disk.health.poison(reason) from error
-            self._disk.sync(self._descriptor, self.path)
+            self._file.write_durably(checkpoint.LAYOUT.struct.pack(*times))
             self._on_disk = times
 
     def close(self) -> None:
         """Let go of the file, without a flush."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            self._disk.let_go(descriptor)
-
-    def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.store.disk.lifetime`."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._file.close()

@@ -7,7 +7,6 @@ what a power cut leaves of it is too low at worst, never too high.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from logquarry.format import durable_mark
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.durable_mark import DurableMark
 from logquarry.store.disk.disk import Disk
-from logquarry.store.disk.lifetime import abandon_in_children
+from logquarry.store.disk.page_file import PageFile
 
 logger = logging.getLogger(__name__)
 
@@ -35,24 +34,12 @@ class DurableFile:
 
     def __init__(self, disk: Disk, path: Path, offset: int, checkpoint: Checkpoint) -> None:
         self.path = path
-        self._disk = disk
         self._writing = threading.Lock()
         self._mark = DurableMark(offset, checkpoint, checkpoint)
-        try:
-            self._descriptor = disk.open(path)
-        except FileNotFoundError:
-            self._descriptor = disk.make_file(path, durable_mark.FILE_SIZE)
-        except OSError as error:
-            raise disk.refused(path, error) from error
-        try:
-            if disk.size(self._descriptor) < durable_mark.FILE_SIZE:
-                disk.allocate(self._descriptor, durable_mark.FILE_SIZE)
-            self._write()
-        except OSError as error:
-            disk.let_go(self._descriptor)
-            raise disk.refused(path, error) from error
-        disk.sync(self._descriptor, path)
-        abandon_in_children(self)
+        self._file = PageFile(disk, path, durable_mark.FILE_SIZE)
+        with self._file.opening():
+            self._file.write(durable_mark.encode(self._mark))
+            self._file.sync()
 
     @property
     def offset(self) -> int:
@@ -65,11 +52,11 @@ class DurableFile:
         Not synced: a mark that is lost is only a lower one.
         """
         with self._writing:
-            if offset <= self._mark.offset or self._descriptor < 0:
+            if offset <= self._mark.offset or not self._file.is_open:
                 return
             before, self._mark = self._mark, self._mark._replace(offset=offset)
             try:
-                self._write()
+                self._file.write(durable_mark.encode(self._mark))
             except OSError as error:
                 self._mark = before
                 logger.warning("%s: the mark stays at %d: %s", self.path, before.offset, error)
@@ -82,25 +69,9 @@ class DurableFile:
         """
         with self._writing:
             self._mark = self._mark._replace(before=before, after=after)
-            try:
-                self._write()
-            except OSError as error:
-                reason = f"{self.path}: cannot be written: {error.strerror or error}"
-                raise self._disk.health.poison(reason) from error
-            self._disk.sync(self._descriptor, self.path)
-
-    def _write(self) -> None:
-        self._disk.write_all(self._descriptor, durable_mark.encode(self._mark), 0)
+            self._file.write_durably(durable_mark.encode(self._mark))
 
     def close(self) -> None:
         """Let go of the file."""
         with self._writing:
-            descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            self._disk.let_go(descriptor)
-
-    def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.store.disk.lifetime`."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+            self._file.close()

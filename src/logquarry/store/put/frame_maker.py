@@ -13,18 +13,11 @@ from typing import Final, NamedTuple, NoReturn
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, UsageError
 from logquarry.format import frame, java, message_id, sys_flag
+from logquarry.format.crc import crc32
 from logquarry.message import Message
 from logquarry.store.put.put_result import PutStatus, refusal
 
-try:
-    from zlib_ng.zlib_ng import crc32 as _crc32
-except ImportError:
-    from zlib import crc32 as _crc32
-
 Bytes = bytes | bytearray | memoryview
-
-crc32: Final = _crc32
-"""The CRC of a body, by the quickest there is."""
 
 LONGEST_PROPERTIES: Final = java.INT_MAX >> 16
 """Bytes, and for ``checkMessage`` UTF-16 characters: the length is a signed short."""

@@ -16,9 +16,10 @@ from logquarry.config import StoreConfig
 from logquarry.errors import LogquarryError
 from logquarry.format import frame, java, sys_flag
 from logquarry.format import properties as props
+from logquarry.format.crc import crc32
 from logquarry.message import Message
 from logquarry.store.put.encode import check_topic
-from logquarry.store.put.frame_maker import LONGEST_PROPERTIES, crc32, host_fields
+from logquarry.store.put.frame_maker import LONGEST_PROPERTIES, host_fields
 from logquarry.store.queue.log_queues import QueueKey
 
 _MOST_TARGETS: Final = 4_096

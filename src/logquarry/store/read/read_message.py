@@ -13,13 +13,9 @@ from functools import cached_property
 from typing import Any, Final
 
 from logquarry.format import frame, java, sys_flag
+from logquarry.format.crc import crc32
 from logquarry.format.frame import Damage, DamageKind, Frame
 from logquarry.message import StoredMessage
-
-try:
-    from zlib_ng.zlib_ng import crc32
-except ImportError:
-    from zlib import crc32
 
 _HOST: Final = f"{frame.HOST_SIZE_V4}s"
 _PREFIX: Final = struct.Struct(
