@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from logquarry.files.layout import StoreLayout
-from logquarry.store.read.log_bound import log_bound
 from logquarry.verify import verify_store
-from logquarry.verify.checked_runs import CheckedRun, CheckedRuns, _Judge
+from logquarry.verify.checked_runs import _Judge, followed_ahead, tiles
 from logquarry.verify.findings import VerifyReport
-from logquarry.verify.index import _Stream
+from logquarry.verify.index import IndexChecker
+from logquarry.verify.index_stream import EntryStream
 from logquarry.verify.queues import QueueChecker
+from logquarry.verify.sound_runs import SoundParts, SoundReader
 from tests.damage import damaged
 from tests.store_maker import StoreMaker
 from tests.twins import both
@@ -38,8 +39,20 @@ def made() -> dict[str, bytes]:
 def thorough(root: Path) -> VerifyReport:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(QueueChecker, "_is_as_it_should", lambda *_: False)
-        patch.setattr(_Stream, "is_through", False)
+        patch.setattr(EntryStream, "is_through", False)
         return verify_store(StoreLayout.open(root))
+
+
+def sound_parts(layout: StoreLayout, size: int) -> SoundParts:
+    """What tasks find sound: each part with a reader of its own."""
+    runs = [
+        run
+        for start, stop in tiles(layout, size)
+        for run in SoundReader(layout, max(1, size // 3)).read(start, stop)
+    ]
+    paths = [f"index/{entry.name}" for entry in layout.index_files]
+    index = IndexChecker(layout, VerifyReport(""))
+    return SoundParts(tuple(runs), frozenset(path for path in paths if index.chains_stand(path)))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -57,31 +70,33 @@ def test_both_ways_find_the_same(tmp_path: Path, files: dict[str, bytes], crashe
     assert quick == plain == thorough(root).to_json()
     # Frames have 100 to 400 bytes.
     for size in (64, 700, 5_000):
-        assert verify_store(StoreLayout.open(root), stretch_bytes=size).to_json() == quick
+        layout = StoreLayout.open(root)
+        assert verify_store(layout, stretch_bytes=size).to_json() == quick
+        assert verify_store(layout, sound=sound_parts(layout, size)).to_json() == quick
 
 
 def test_who_stops_early_has_the_threads_end(tmp_path: Path) -> None:
     before = threading.active_count()
-    for name, content in made().items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    layout = StoreLayout.open(tmp_path)
-    runs = CheckedRuns(layout, bound=None, live=False, stretch_bytes=500).events()
+    runs = followed_ahead(written(tmp_path), 500)
     next(runs)
     assert threading.active_count() > before
     runs.close()  # type: ignore[attr-defined]
     assert threading.active_count() == before
 
 
-def test_stretches_are_what_is_looked_at(tmp_path: Path) -> None:
-    """Where nothing is wrong, the walk itself has nothing to do but for the log's end."""
-    for name, content in made().items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    layout = StoreLayout.open(tmp_path)
+def test_of_a_sound_log_nothing_is_left_to_the_walk(tmp_path: Path) -> None:
+    layout = written(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         walked: list[object] = []
         patch.setattr(_Judge, "run", lambda _, run: walked.append(run))
-        runs = CheckedRuns(layout, bound=log_bound(layout), live=False, stretch_bytes=500)
-        count = sum(run.count for run in runs.events() if isinstance(run, CheckedRun))
-    assert count == 40 and not walked
+        assert verify_store(layout, stretch_bytes=500).counts["messages"] == 40
+        report = verify_store(layout, sound=sound_parts(layout, 900))
+    assert (report.counts["messages"], report.counts["queue_entries"]) == (40, 40)
+    assert not walked
+
+
+def written(root: Path) -> StoreLayout:
+    for name, content in made().items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    return StoreLayout.open(root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -11,35 +12,71 @@ from logquarry.cli import options
 from logquarry.cli.output import Output
 
 if TYPE_CHECKING:
+    from logquarry.config import StoreConfig
     from logquarry.verify import VerifyReport
 
 _FINDINGS = 1
 
 
 @click.command()
-@options.store
+@click.argument("stores", metavar="STORE...", nargs=-1, required=True)
+@click.option(
+    "--spark-master",
+    metavar="URL",
+    help="Check on Spark, many stores at once: local[*], or a cluster's URL.",
+)
 @options.as_json
 @options.config
 @options.quiet
-def verify(store: str, as_json: bool, config: str | None, quiet: bool) -> None:
+def verify(
+    stores: tuple[str, ...],
+    spark_master: str | None,
+    as_json: bool,
+    config: str | None,
+    quiet: bool,
+) -> None:
     """Check every frame, blank, queue entry, index chain and the checkpoint.
+
+    STORE is a folder or a URL; a glob names several.
 
     Exit code 1 if there is damage, 0 if there is none; notes are worth knowing and no damage.
     """
     out = Output(quiet=quiet)
     settings = options.store_config(config)
+    if spark_master is None:
+        reports = _alone(out, stores, settings)
+    else:
+        from logquarry.cli import spark as with_spark
+        from logquarry.spark.verifying import verify_stores
+
+        with (
+            with_spark.session(spark_master) as session,
+            out.progress("checking", in_bytes=True) as progress,
+        ):
+            reports = verify_stores(session, stores, config=settings, progress=progress)
+    if as_json:
+        documents = [report.to_json() for report in reports]
+        out.json(documents[0] if len(documents) == 1 else {"stores": documents})
+    else:
+        for number, report in enumerate(reports):
+            if len(reports) > 1:
+                out.line(f"{chr(10) if number else ''}{out.style(report.store, 'bold')}")
+            _show(out, report)
+    if any(report.has_damage for report in reports):
+        click.get_current_context().exit(_FINDINGS)
+
+
+def _alone(out: Output, stores: Sequence[str], settings: StoreConfig | None) -> list[VerifyReport]:
     from logquarry.files.layout import StoreLayout
+    from logquarry.files.names import find_stores
     from logquarry.verify import verify_store
 
-    layout = StoreLayout.open(store, settings)
-    with out.progress("checking", in_bytes=True) as progress:
-        report = verify_store(layout, progress=progress)
-    if as_json:
-        out.json(report.to_json())
-    else:
-        _show(out, report)
-    if report.has_damage:
-        click.get_current_context().exit(_FINDINGS)
+    reports = []
+    for location in find_stores(stores):
+        layout = StoreLayout.open(location, settings)
+        with out.progress("checking", in_bytes=True) as progress:
+            reports.append(verify_store(layout, progress=progress))
+    return reports
 
 
 def _show(out: Output, report: VerifyReport) -> None:

@@ -1,19 +1,20 @@
-"""The log as verify wants it: what each run of frames means, made by threads beside their use.
+"""The log as verify wants it: what each run of frames means, made beside their use.
 
-A sound log is cut into stretches that are followed apart from each other, each by the thread that
-is free: a frame names its place, so that a stretch finds its first frame by itself. That is only
-guessed: a stretch counts if the walk comes to where its first frame begins. Where it does not,
-and wherever a stretch meets what is no frame, the walk (:class:`LogReader`) goes on alone, and
-says what is there.
+A sound log is cut into stretches that are followed apart from each other, by threads
+(:func:`followed_ahead`) or by tasks of Spark (:mod:`.sound_runs`): a frame names its place, so that
+a stretch finds its first frame by itself. That is only guessed: a stretch counts if the walk comes
+to where its first frame begins. Where it does not, and wherever a stretch meets what is no frame,
+the walk (:class:`LogReader`) goes on alone, and says what is there.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final
+from itertools import islice
+from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -60,27 +61,30 @@ class CheckedRun:
 Checked = CheckedRun | BlankSpan | DamagedSpan | ExpiredSpan | LogEnd
 
 
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """What was found between two offsets.
+class Guess(Protocol):
+    """Frames one after the other that were found apart from the walk."""
 
-    Attributes:
-        start: where its first frame begins; None where none does.
-        run: the frames from there on, as far as they go.
-    """
+    @property
+    def start(self) -> int:
+        """Physical offset of the first."""
 
-    start: int | None
-    run: CheckedRun | None
+    @property
+    def end(self) -> int:
+        """Physical offset behind the last."""
 
 
-class CheckedRuns:
+G = TypeVar("G", bound=Guess)
+
+
+class CheckedRuns(Generic[G]):
     """Walks the log of a store, with its CRCs. For one walk.
 
     Args:
         layout: the store's files.
         bound: see :class:`LogReader`.
         live: whether a writer is at work.
-        stretch_bytes: what is followed in one go.
+        guesses: what was found apart from the walk, in the log's order.
+        accept: whether a guess that begins where the walk is can be taken as it is.
     """
 
     def __init__(
@@ -89,42 +93,35 @@ class CheckedRuns:
         *,
         bound: int | None,
         live: bool,
-        stretch_bytes: int = STRETCH_BYTES,
+        guesses: Iterator[G],
+        accept: Callable[[G], bool],
     ) -> None:
-        self._layout = layout
+        self._start = layout.commit_log.start
         self._reader = LogReader(layout, bound=bound, live=live)
-        self._bytes = stretch_bytes
-        self._live = live
-        self._is_small = layout.commit_log.end - layout.commit_log.start <= stretch_bytes
+        # A writer's files come and go.
+        self._guesses: Iterator[G] = iter(()) if live else guesses
+        self._accept = accept
         self._judge = _Judge(layout)
 
-    def events(self) -> Iterator[Checked]:
+    def events(self) -> Iterator[G | Checked]:
         """Everything from the log's start to its end, in order; see :meth:`LogReader.events`."""
-        position = self._layout.commit_log.start
-        # A writer's files come and go.
-        if not self._live and not self._is_small:
-            guesses = _Guesses(self._layout, self._bytes)
-            try:
-                while (stretch := guesses.next()) is not None:
-                    if stretch.start is None:
+        position = self._start
+        for guess in self._guesses:
+            if guess.start < position:
+                continue
+            if guess.start > position:
+                may_guess = True
+                for event in self._plain(position):
+                    yield event
+                    if isinstance(event, LogEnd):
+                        return
+                    position = _behind(event)
+                    may_guess &= self._may_guess_behind(event)
+                    if may_guess and position >= guess.start:
                         break
-                    if stretch.start < position:
-                        continue
-                    if stretch.start > position:
-                        may_guess = True
-                        for event in self._plain(position):
-                            yield event
-                            if isinstance(event, LogEnd):
-                                return
-                            position = _behind(event)
-                            may_guess &= self._may_guess_behind(event)
-                            if may_guess and position >= stretch.start:
-                                break
-                    if stretch.start == position and stretch.run is not None:
-                        yield stretch.run
-                        position = stretch.run.end
-            finally:
-                guesses.end()
+            if guess.start == position and self._accept(guess):
+                yield guess
+                position = guess.end
         yield from self._plain(position)
 
     def _may_guess_behind(self, event: Checked) -> bool:
@@ -185,51 +182,55 @@ def _kept(followed: Followed) -> Followed:
     )
 
 
-class _Guesses:
-    """Follows the stretches of a log, a few ahead of who asks."""
+def followed_ahead(layout: StoreLayout, stretch_bytes: int = STRETCH_BYTES) -> Iterator[CheckedRun]:
+    """The stretches of a log as threads find them, a few ahead of who asks.
 
-    def __init__(self, layout: StoreLayout, stretch_bytes: int) -> None:
-        self._layout = layout
-        self._stretches = _cut(layout, stretch_bytes)
-        self._coming: deque[Future[_Stretch]] = deque()
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="verify")
-        # A thread needs a reader and a follower of its own, and any of them will do.
-        self._idle: deque[_StretchReader] = deque()
+    None of a log of one stretch, which is not worth a thread. Whoever stops early closes it.
+    """
+    log = layout.commit_log
+    if log.end - log.start <= stretch_bytes:
+        return
+    stretches = tiles(layout, stretch_bytes)
+    coming: deque[tuple[int, Future[CheckedRun | None]]] = deque()
+    # A thread needs a reader of its own, and any of them will do.
+    idle: deque[StretchReader] = deque(StretchReader(layout) for _ in range(_THREADS))
 
-    def next(self) -> _Stretch | None:
-        """The next stretch, None behind the last."""
-        while len(self._coming) < _MOST_AHEAD:
-            stretch = next(self._stretches, None)
-            if stretch is None:
-                break
-            self._coming.append(self._pool.submit(self._read, *stretch))
-        return self._coming.popleft().result() if self._coming else None
-
-    def end(self) -> None:
-        """Let the threads go."""
-        self._pool.shutdown(cancel_futures=True)
-
-    def _read(self, start: int, stop: int) -> _Stretch:
+    def read(start: int, stop: int) -> CheckedRun | None:
+        reader = idle.pop()
         try:
-            reader = self._idle.pop()
-        except IndexError:
-            reader = _StretchReader(self._layout)
-        try:
-            return reader.read(start, stop)
+            return reader.read(start, stop, resync=True)
         finally:
-            self._idle.append(reader)
+            idle.append(reader)
+
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="verify")
+    rest = LogReader(layout)
+    try:
+        while True:
+            for start, stop in islice(stretches, _MOST_AHEAD - len(coming)):
+                coming.append((start, pool.submit(read, start, stop)))
+            if not coming:
+                return
+            start, future = coming.popleft()
+            run = future.result()
+            if run is not None:
+                yield run
+            elif rest.data_end(start) <= start:
+                # Nothing at all follows.
+                return
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _cut(layout: StoreLayout, size: int) -> Iterator[tuple[int, int]]:
-    """Stretches that tile the log; none goes on beyond the end of its file."""
+def tiles(layout: StoreLayout, size: int) -> Iterator[tuple[int, int]]:
+    """Stretches that tile the log: (from, to). None goes on beyond the end of its file."""
     room = layout.commit_log.file_size
     for file in layout.commit_log.files:
         for start in range(file.base, file.base + room, size):
             yield start, min(start + size, file.base + room)
 
 
-class _StretchReader:
-    """Follows stretches. For one thread at a time."""
+class StretchReader:
+    """Follows stretches of a log. For one thread at a time."""
 
     def __init__(self, layout: StoreLayout) -> None:
         self._log = layout.commit_log
@@ -239,17 +240,25 @@ class _StretchReader:
         # Room for the last frame of a stretch, which goes on beyond it.
         self._more = layout.config.max_message_size
 
-    def read(self, start: int, stop: int) -> _Stretch:
+    def read(self, start: int, stop: int, *, resync: bool) -> CheckedRun | None:
+        """The frames that start in a stretch, up to the first place where there is none.
+
+        Args:
+            start: where the stretch begins,
+            stop: and ends, in the same file.
+            resync: whether ``start`` may lie within a frame, unless a file begins there.
+
+        Returns:
+            None where no frame is found.
+        """
         file = self._log.at(start)
         if file is None or not file.size:
-            return _Stretch(start, None)
+            return None
         at: int | None = start
-        if start != file.base:
+        if resync and start != file.base:
             at = self._reader.find(start, stop)
-            if at is None:
-                # A frame may be larger than a stretch, and what is no frame is the walk's.
-                return _Stretch(None if self._is_empty(start) else stop, None)
-        assert at is not None
+        if at is None:
+            return None
         first, count = at, 0
         parts: list[Followed] = []
         oversized: list[tuple[int, int]] = []
@@ -267,10 +276,5 @@ class _StretchReader:
             count += len(followed.rows)
             at += after
         if not count:
-            return _Stretch(first, None)
-        run = CheckedRun(first, at, count, tuple(parts), tuple(oversized), tuple(suspects))
-        return _Stretch(first, run)
-
-    def _is_empty(self, start: int) -> bool:
-        """Whether nothing at all follows: the rest of the log is for the walk to look at."""
-        return self._reader.data_end(start) <= start
+            return None
+        return CheckedRun(first, at, count, tuple(parts), tuple(oversized), tuple(suspects))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -17,20 +17,33 @@ from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.read.index_file import Index, IndexFile
 from logquarry.verify.findings import VerifyReport
 from logquarry.verify.index_entries import Entries, EntryChecker, KeyCounter
+from logquarry.verify.index_stream import EntryStream, IndexEntries, Place
 from logquarry.verify.unasked import Excused
 
 _CHUNK = 1 << 22
 _ENTRY_DTYPE = ENTRY.dtype()
 
+Slots = npt.NDArray[np.int32]
+
 
 class IndexChecker:
     """Checks the index of a store.
+
+    Args:
+        layout: the store's files.
+        report: gets what is found.
+        known_chains: paths of files whose chains are known to be sound.
 
     Attributes:
         entries: how many were looked at.
     """
 
-    def __init__(self, layout: StoreLayout, report: VerifyReport) -> None:
+    def __init__(
+        self,
+        layout: StoreLayout,
+        report: VerifyReport,
+        known_chains: frozenset[str] = frozenset(),
+    ) -> None:
         self.layout = layout
         self.report = report
         self._files = OpenFiles(layout)
@@ -41,8 +54,17 @@ class IndexChecker:
         self._ranges = [(header.begin_offset, header.end_offset) for header in headers]
         self._numbers = {file.path: number for number, file in enumerate(self._index.files)}
         self._keys = KeyCounter(self._ranges)
-        self._stream: _Stream | None = None
-        self._has_odd_header = False
+        self._known_chains = known_chains
+        self._is_asked = False
+        self._log_start = layout.commit_log.start
+
+    @cached_property
+    def _stream(self) -> EntryStream:
+        return EntryStream(self._all)
+
+    @cached_property
+    def _all(self) -> IndexEntries:
+        return IndexEntries(self._index.files, self._files, self._log_start)
 
     def add(self, followed: Followed) -> None:
         """Compare the keys of a run of the log with the entries that should be next.
@@ -50,12 +72,20 @@ class IndexChecker:
         Args:
             followed: the run.
         """
-        if self._stream is None:
-            self._stream = _Stream(self._entries_of_all())
+        self._is_asked = True
         hashes = followed.key_hashes
         if len(hashes) and not self._stream.is_broken:
             places = followed.requests.physical_offset[followed.key_numbers]
             self._stream.take(places, hashes)
+
+    def is_next(self, start: Place) -> bool:
+        """Whether the entries from one on are the next ones, or none are looked for any more."""
+        return self._stream.is_broken or self._stream.place == start
+
+    def add_sound(self, stop: Place) -> None:
+        """The next entries, up to one, are what they should be: somebody else has seen to it."""
+        self._is_asked = True
+        self._stream.skip_to(stop)
 
     @property
     def is_exact(self) -> bool:
@@ -63,9 +93,9 @@ class IndexChecker:
 
         Where it has not, the keys of the log are to be counted (:meth:`count`).
         """
-        if self._stream is None:
+        if not self._is_asked:
             return True
-        return self._stream.is_through and not self._has_odd_header
+        return self._stream.is_through and not self._all.has_odd_header
 
     def count(self, run: Run, has_key: npt.NDArray[np.bool_]) -> None:
         """Count the keys of a run of the log, of which some frames go into the index.
@@ -73,24 +103,6 @@ class IndexChecker:
         Without it no key is missed.
         """
         self._keys.add(run, has_key)
-
-    def _entries_of_all(self) -> Iterator[Entries]:
-        """The entries of each file; none where a file is not what it should be."""
-        start = self.layout.commit_log.start
-        for file in self._index.files:
-            header, shape = file.header, file.shape
-            count = header.entry_count - 1
-            if count <= 0 or shape is None:
-                continue
-            if shape.entry_position(0) + header.entry_count * ENTRY.size > self._size(file):
-                continue
-            data = self._files.read(file.path, shape.entry_position(1), count * ENTRY.size)
-            entries = np.frombuffer(data, _ENTRY_DTYPE)
-            ends = (int(entries["physical_offset"][at]) for at in (0, -1))
-            self._has_odd_header |= tuple(ends) != (header.begin_offset, header.end_offset)
-            # What was deleted from the log's start is still in the index.
-            expired = entries["physical_offset"] < start
-            yield entries[int(expired.argmin()) if not expired.all() else len(entries) :]
 
     def check(self, log_end: int, excused: Excused, last_keyed: int | None) -> None:
         """Check all files.
@@ -149,12 +161,31 @@ class IndexChecker:
             reason = f"{header.entry_count} entries do not fit into {size} bytes"
             self.report.add("index_header", file.path, 0, reason, HEADER.size)
             return
-        data = self._files.read(file.path, shape.entry_position(1), count * ENTRY.size)
-        entries = np.frombuffer(data, _ENTRY_DTYPE)
         self.entries += count
-        self._check_chains(file, shape, entries)
-        if self._stream is None or not self.is_exact:
+        is_asked_for = self._is_asked and self.is_exact
+        if is_asked_for and file.path in self._known_chains:
+            return
+        entries = self._entries(file, shape, count)
+        if file.path not in self._known_chains:
+            self._check_chains(file, shape, entries)
+        if not is_asked_for:
             self._check_targets(file, shape, entries, log_end, excused)
+
+    def chains_stand(self, path: str) -> bool:
+        """Whether a file is whole, and all its chains lead where they should. Tells nothing."""
+        file = next((file for file in self._index.files if file.path == path), None)
+        if file is None or file.header.entry_count <= 1 or file.shape is None:
+            return False
+        count = file.header.entry_count - 1
+        entries = self._entries(file, file.shape, count)
+        if len(entries) < count:
+            return False
+        found, _, _ = self._find_chains(file, file.shape, entries)
+        return not found.wrong and not found.wrong_slots
+
+    def _entries(self, file: IndexFile, shape: IndexShape, count: int) -> Entries:
+        data = self._files.read(file.path, shape.entry_position(1), count * ENTRY.size)
+        return np.frombuffer(data, _ENTRY_DTYPE, len(data) // ENTRY.size)
 
     def _holds_something(self, file: IndexFile, size: int) -> bool:
         """Whether a file without entries has other bytes than zeros behind its header."""
@@ -170,6 +201,12 @@ class IndexChecker:
 
     def _check_chains(self, file: IndexFile, shape: IndexShape, entries: Entries) -> None:
         """Each entry must lead to the one before it of the same slot, and each slot to its last."""
+        found, slots, newest = self._find_chains(file, shape, entries)
+        self._tell_chains(file, shape, entries, found, slots, newest)
+
+    def _find_chains(
+        self, file: IndexFile, shape: IndexShape, entries: Entries
+    ) -> tuple[_Chains, Slots, Slots]:
         data = self._files.read(file.path, HEADER.size, shape.slots * SLOT.size)
         slots = np.frombuffer(data, SLOT.dtype())["newest"]
         kernels = codec.kernels()
@@ -179,6 +216,17 @@ class IndexChecker:
             newest = np.zeros(len(slots), np.int32)
             places = entries.ctypes.data, len(entries), slots.ctypes.data, len(slots)
             found = _Chains(*kernels.check_chains(*places, newest))
+        return found, slots, newest
+
+    def _tell_chains(
+        self,
+        file: IndexFile,
+        shape: IndexShape,
+        entries: Entries,
+        found: _Chains,
+        slots: Slots,
+        newest: Slots,
+    ) -> None:
         if found.wrong:
             number = found.first + 1
             self.report.add(
@@ -265,46 +313,6 @@ def _chains(
     first, expected = wrong[0] if wrong else (-1, -1)
     first_slot = wrong_slots[0] if wrong_slots else -1
     return newest, _Chains(len(wrong), first, expected, len(wrong_slots), first_slot)
-
-
-class _Stream:
-    """The entries of all index files, one after the other, as keys of the log come by.
-
-    Args:
-        entries: of each file.
-    """
-
-    def __init__(self, entries: Iterator[Entries]) -> None:
-        self.is_broken = False
-        self._rest = entries
-        self._some: Entries = np.empty(0, _ENTRY_DTYPE)
-        self._at = 0
-
-    def take(self, places: npt.NDArray[np.int64], hashes: npt.NDArray[np.int64]) -> None:
-        """The next keys: where their messages stand, and their hashes."""
-        done = 0
-        while done < len(hashes) and self._has_more():
-            count = min(len(hashes) - done, len(self._some) - self._at)
-            there = self._some[self._at : self._at + count]
-            same = (there["physical_offset"] == places[done : done + count]).all()
-            if not same or (there["key_hash"] != hashes[done : done + count]).any():
-                self.is_broken = True
-                return
-            done += count
-            self._at += count
-
-    def _has_more(self) -> bool:
-        while self._at == len(self._some):
-            found = next(self._rest, None)
-            if found is None:
-                return False
-            self._some, self._at = found, 0
-        return True
-
-    @property
-    def is_through(self) -> bool:
-        """Whether all entries were asked for, and no other."""
-        return not self.is_broken and not self._has_more()
 
 
 def _more(count: int) -> str:

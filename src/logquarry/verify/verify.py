@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import numpy as np
 
@@ -23,10 +23,17 @@ from logquarry.scan.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, Log
 from logquarry.store.read.known_damage import known_damage
 from logquarry.store.read.log_bound import log_bound
 from logquarry.units import Progress
-from logquarry.verify.checked_runs import STRETCH_BYTES, CheckedRun, CheckedRuns
+from logquarry.verify.checked_runs import (
+    STRETCH_BYTES,
+    Checked,
+    CheckedRun,
+    CheckedRuns,
+    followed_ahead,
+)
 from logquarry.verify.findings import VerifyReport
 from logquarry.verify.index import IndexChecker
 from logquarry.verify.queues import QueueChecker
+from logquarry.verify.sound_runs import SoundParts, SoundRun
 
 _COMES_AND_GOES = frozenset(
     {
@@ -53,7 +60,11 @@ _LEFTOVERS = (f"{SIDECAR}/rebuild",)
 
 
 def verify_store(
-    layout: StoreLayout, *, progress: Progress | None = None, stretch_bytes: int = STRETCH_BYTES
+    layout: StoreLayout,
+    *,
+    progress: Progress | None = None,
+    stretch_bytes: int = STRETCH_BYTES,
+    sound: SoundParts | None = None,
 ) -> VerifyReport:
     """Check a store, changing nothing.
 
@@ -61,22 +72,31 @@ def verify_store(
         layout: its files.
         progress: told how many bytes of the log were checked, and how many there are.
         stretch_bytes: bytes of the log that one thread follows in one go.
+        sound: what others have found sound; by default threads of this process look.
 
     Returns:
         Findings of damage and notes. Nothing that the bytes say raises.
     """
-    return _Verification(layout, progress, stretch_bytes).run()
+    return _Verification(layout, progress, stretch_bytes, sound).run()
 
 
 class _Verification:
-    def __init__(self, layout: StoreLayout, progress: Progress | None, stretch_bytes: int) -> None:
+    def __init__(
+        self,
+        layout: StoreLayout,
+        progress: Progress | None,
+        stretch_bytes: int,
+        sound: SoundParts | None,
+    ) -> None:
         self.layout = layout
         self.progress = progress
         self.stretch_bytes = stretch_bytes
+        self.sound = sound
         self.report = VerifyReport(layout.root)
         self.live = layout.is_live()
         self.queues = QueueChecker(layout, self.report)
-        self.index = IndexChecker(layout, self.report)
+        chains = frozenset[str]() if sound is None else sound.chains
+        self.index = IndexChecker(layout, self.report, chains)
         self.damage: list[DamagedSpan] = []
         self.expired: list[ExpiredSpan] = []
         self.messages = self.bytes = self.blanks = self.blank_bytes = 0
@@ -122,27 +142,19 @@ class _Verification:
     def _log(self) -> int:
         self._log_files()
         bound = log_bound(self.layout)
-        runs = CheckedRuns(
-            self.layout, bound=bound, live=self.live, stretch_bytes=self.stretch_bytes
-        )
         log = self.layout.commit_log
         end = log.start
-        for event in runs.events():
-            if isinstance(event, CheckedRun):
-                self._run(event)
-                end = self.last_sound = event.end
-            elif isinstance(event, BlankSpan):
-                self.last_sound = event.end
-                self.blanks += 1
-                self.blank_bytes += event.length
-            elif isinstance(event, DamagedSpan):
-                self._damage(event)
-            elif isinstance(event, ExpiredSpan):
-                self.expired.append(event)
-            elif isinstance(event, LogEnd):
-                end = event.offset
-            if self.progress is not None and not isinstance(event, LogEnd):
-                self.progress(end - log.start, log.end - log.start)
+        guesses = self._guesses()
+        try:
+            runs = CheckedRuns(
+                self.layout, bound=bound, live=self.live, guesses=guesses, accept=self._accept
+            )
+            for event in runs.events():
+                end = self._event(event, end)
+                if self.progress is not None and not isinstance(event, LogEnd):
+                    self.progress(end - log.start, log.end - log.start)
+        finally:
+            guesses.close()
         if not self.live and not self.index.is_exact:
             self._count_keys(bound)
         if bound is not None and log.files:
@@ -150,6 +162,35 @@ class _Verification:
             if end < bound:
                 # The queues and the index may be as stale as the frames are.
                 self.stale = True
+        return end
+
+    def _guesses(self) -> Generator[CheckedRun | SoundRun]:
+        if self.sound is not None:
+            yield from self.sound.runs
+        elif not self.live:
+            yield from followed_ahead(self.layout, self.stretch_bytes)
+
+    def _accept(self, run: CheckedRun | SoundRun) -> bool:
+        if isinstance(run, CheckedRun):
+            return True
+        return self.queues.is_next(run.queues) and self.index.is_next(run.entries[0])
+
+    def _event(self, event: CheckedRun | SoundRun | Checked, end: int) -> int:
+        """Take what the walk tells next; where the log ends as far as is known then."""
+        if isinstance(event, CheckedRun | SoundRun):
+            self._run(event)
+            self.last_sound = event.end
+            return event.end
+        if isinstance(event, BlankSpan):
+            self.last_sound = event.end
+            self.blanks += 1
+            self.blank_bytes += event.length
+        elif isinstance(event, DamagedSpan):
+            self._damage(event)
+        elif isinstance(event, ExpiredSpan):
+            self.expired.append(event)
+        elif isinstance(event, LogEnd):
+            return event.offset
         return end
 
     def _log_files(self) -> None:
@@ -163,11 +204,18 @@ class _Verification:
                 kind, file.path, file.base, f"{file.size} bytes, and the log's files have {room}"
             )
 
-    def _run(self, run: CheckedRun) -> None:
+    def _run(self, run: CheckedRun | SoundRun) -> None:
         self.messages += run.count
         self.bytes += run.end - run.start
-        for followed in run.parts:
-            self._follow(followed)
+        if isinstance(run, SoundRun):
+            self.queues.add_sound(run.queues)
+            self.index.add_sound(run.entries[1])
+            if run.last_keyed is not None:
+                self.last_keyed = run.last_keyed
+            self.last_time = max(self.last_time, run.last_time)
+        else:
+            for followed in run.parts:
+                self._follow(followed)
         most = self.layout.config.max_message_size
         for offset, size in run.oversized:
             reason = f"{size} bytes, and maxMessageSize is {most}"

@@ -1,0 +1,39 @@
+"""The check on Spark finds what the check in one process finds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logquarry.files.layout import StoreLayout
+from logquarry.spark.verifying import verify_stores
+from logquarry.verify import verify_store
+from tests.cli.helpers import run
+from tests.spark.golden_rows import sound_stores
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize("split_size", [40_000, 128 << 20])
+def test_the_same_is_found(spark: SparkSession, golden: Path, split_size: int) -> None:
+    harmed = sorted((golden / "unclean").glob("*/store"))
+    stores = [*harmed, *sound_stores(golden).values()]
+    found = verify_stores(spark, stores, split_size=split_size)
+    assert len(found) == len(stores) > 40
+    for store, report in zip(stores, found, strict=True):
+        assert report.to_json() == verify_store(StoreLayout.open(store)).to_json(), store
+
+
+def test_the_command_checks_many(spark: SparkSession, golden: Path) -> None:
+    glob = f"{golden}/unclean/crc-*/store"
+    words = ["verify", glob, str(golden / "single" / "store"), "--json"]
+    alone = run(*words, code=1)
+    on_spark = run(*words, "--spark-master", "local[2]", code=1)
+    assert json.loads(on_spark.stdout) == json.loads(alone.stdout)
+    assert len(json.loads(alone.stdout)["stores"]) == 3
