@@ -46,7 +46,7 @@ test-slow: .venv/.installed-dev
 	$(PARALLEL) -m "(slow or java or root) and not cluster and not spark" $(ARGS) $(OR_NONE)
 
 test-java: .venv/.installed-dev
-	$(PYTEST) -m "java and not spark" $(ARGS) $(OR_NONE)
+	$(PARALLEL) -m "java and not spark" $(ARGS) $(OR_NONE)
 
 test-root: .venv/.installed-dev
 	$(PYTEST) -m "root and not slow" $(ARGS) $(OR_NONE)

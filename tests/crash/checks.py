@@ -143,7 +143,7 @@ def _is_queued(root: Path, config: lq.StoreConfig, put: Put) -> bool:
 
 def _check_mark(store: lq.MessageStore, model: ModelStore, seen: Seen) -> list[str]:
     """The durable mark, where it speaks of this log, never says more than what is on the disk."""
-    mark = store.layout.read_durable()
+    mark = store.layout.durable_end
     present = {message.body for message in seen.log}
     return [
         f"the durable mark {mark} is ahead of the log: {put}"

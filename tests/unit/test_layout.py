@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreNotFound
-from logquarry.files.layout import FileSequence, StoreFile, StoreLayout
-from logquarry.format import frame, java
+from logquarry.files.layout import DURABLE, FileSequence, StoreFile, StoreLayout
+from logquarry.format import checkpoint, durable_mark, frame, java
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import Frame
 from logquarry.scan.columns import Decoding, record_batch
@@ -238,3 +238,15 @@ def test_files_that_come_are_seen_after_a_refresh(tmp_path: Path) -> None:
     assert len(layout.commit_log.files) == 1
     layout.refresh()
     assert len(layout.commit_log.files) == 2
+
+
+def test_a_mark_that_moves_is_seen_after_a_refresh(tmp_path: Path) -> None:
+    layout = make(tmp_path, "commitlog/x", DURABLE)
+    assert layout.durable_end is None
+    times = Checkpoint(1, 2, 3)
+    (tmp_path / "checkpoint").write_bytes(checkpoint.encode(times))
+    for offset in (700, 900):
+        mark = durable_mark.DurableMark(offset, times, times)
+        (tmp_path / DURABLE).write_bytes(durable_mark.encode(mark))
+        layout.refresh()
+        assert layout.durable_end == offset

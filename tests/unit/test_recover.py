@@ -209,7 +209,7 @@ def test_what_rocketmq_cuts_is_known_to_no_mark(tmp_path: Path) -> None:
     lq.recover(tmp_path, apply=True, config=config())
     (tmp_path / "abort").touch()
     lq.recover(tmp_path, mode="rocketmq", apply=True, config=config())
-    assert StoreLayout.open(tmp_path, config()).read_durable() is None
+    assert StoreLayout.open(tmp_path, config()).durable_end is None
     assert not (tmp_path / ".logquarry" / "damage.json").exists()
 
 

@@ -114,14 +114,14 @@ class FileSystem(ABC):
 class _LocalFile(FileView):
     is_mapped = True
 
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
+    def __init__(self, path: str) -> None:
+        self.path = path
         # A pipe without a writer would keep an ordinary open for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise FileNotFoundError(errno.ENOENT, "not a file", str(path))
+                raise FileNotFoundError(errno.ENOENT, "not a file", path)
             self.size = status.st_size
             # The map keeps its own reference to the file; it goes when the last window goes.
             self._view = memoryview(
@@ -155,18 +155,22 @@ class LocalFileSystem(FileSystem):
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         # A program may change its folder while the store is open.
-        self._root = Path(root).absolute()
+        self._base = str(Path(root).absolute()).rstrip("/")
         self.root = str(root)
+
+    def _path(self, path: str) -> str:
+        # pathlib takes longer to join names than the system takes to open a file.
+        return f"{self._base}/{path}"
 
     def list(self, path: str) -> list[Entry]:
         try:
-            with os.scandir(self._root / path) as names:
+            with os.scandir(self._path(path)) as names:
                 entries = [self._entry(name) for name in names]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            message = f"{self._root / path}: cannot be read: {error.strerror}"
-            raise StoreNotFound(message) from error
+            where = self._path(path).rstrip("/")
+            raise StoreNotFound(f"{where}: cannot be read: {error.strerror}") from error
         return sorted(entry for entry in entries if entry is not None)
 
     @staticmethod
@@ -180,7 +184,7 @@ class LocalFileSystem(FileSystem):
 
     def open(self, path: str) -> FileView:
         try:
-            return _LocalFile(self._root / path)
+            return _LocalFile(self._path(path))
         except FileNotFoundError:
             raise
         except NotADirectoryError as error:
@@ -190,7 +194,7 @@ class LocalFileSystem(FileSystem):
 
     def exists(self, path: str) -> bool:
         try:
-            return (self._root / path).exists()
+            return Path(self._path(path)).exists()
         except OSError:
             return False
 

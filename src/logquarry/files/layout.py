@@ -150,8 +150,8 @@ class StoreLayout:
         return self.filesystem.root
 
     def refresh(self) -> None:
-        """Forget which files there are: a live writer adds some, retention deletes some."""
-        for name in ("commit_log", "queue_names", "index_files"):
+        """Forget what is there: a live writer adds files, retention deletes some."""
+        for name in ("commit_log", "queue_names", "index_files", "durable_end"):
             self.__dict__.pop(name, None)
 
     def open_file(self, path: str) -> FileView:
@@ -245,7 +245,8 @@ class StoreLayout:
         except FileNotFoundError:
             return None
 
-    def read_durable(self) -> int | None:
+    @cached_property
+    def durable_end(self) -> int | None:
         """Up to where the log was on the disk; None where nothing says so of this store.
 
         See :mod:`logquarry.format.durable_mark`.

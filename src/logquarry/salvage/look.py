@@ -262,7 +262,7 @@ class _Look:
         if not self._log.files:
             # Nothing tells how far a unit can reach that is meant.
             queued = max((queue.last_physical_end or 0 for queue in queues), default=None)
-        durable = layout.read_durable()
+        durable = layout.durable_end
         # Of each message that a queue has there was a frame, also where the store had crashed.
         self._known_end = max(durable or 0, queued or 0)
         return KnownBounds(

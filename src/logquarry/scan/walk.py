@@ -162,7 +162,7 @@ class LogReader:
         self.batch_bytes = max(1, batch_bytes)
         self.live = live
         self._open_file: _OpenFile | None = None
-        durable = None if bound is None else layout.read_durable()
+        durable = None if bound is None else layout.durable_end
         self._is_durable = bound is not None and durable is not None and bound <= durable
         self._searched: tuple[int, int | None] | None = None
         self._rows_hint = _LEAST_ROWS

@@ -145,7 +145,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
             f"its queues reach up to {queued} of the log, which is sound only up to {sound}"
         )
     _check_rest(layout, end)
-    if end > log.min_offset and not queues and layout.read_durable() is None:
+    if end > log.min_offset and not queues and layout.durable_end is None:
         raise NeedsRecovery("it has a log, and no queues that tell how far it was dispatched")
     start = max(queued, log.min_offset)
     if settings.message_index_enable:

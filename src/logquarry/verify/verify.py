@@ -347,7 +347,7 @@ class _Verification:
         if mark is None:
             reason = "its magic or its CRC is wrong: it says nothing"
             self.report.add("durable_mark_invalid", DURABLE, 0, reason)
-        elif self.layout.read_durable() is None:
+        elif self.layout.durable_end is None:
             reason = "the checkpoint is another one than it was made for: it says nothing"
             self.report.add("durable_mark_foreign", DURABLE, 0, reason)
         elif mark.offset > self.last_sound and not self.live:

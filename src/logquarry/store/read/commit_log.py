@@ -82,7 +82,7 @@ class CommitLog:
         """
         if not self.files.files:
             return 0
-        durable = self._layout.read_durable()
+        durable = self._layout.durable_end
         if durable is not None:
             position = self._follow(min(durable, self.files.end))
             if isinstance(self.outcome_at(position), Damage):

@@ -44,4 +44,4 @@ def known_damage(layout: StoreLayout) -> KnownDamage:
         logger.warning("%s: %s: %s", layout.root, DAMAGE, error)
         return KnownDamage()
     # Another program that opened the store since may have cut the log, and gone on otherwise.
-    return KnownDamage(spans if layout.read_durable() is not None else ())
+    return KnownDamage(spans if layout.durable_end is not None else ())

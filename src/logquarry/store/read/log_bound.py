@@ -66,7 +66,7 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
     """
     if layout.has_abort and layout.is_live():
         return None
-    durable = layout.read_durable()
+    durable = layout.durable_end
     if durable is not None:
         return durable
     if layout.has_abort:
@@ -85,7 +85,7 @@ def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
         layout: the store's files.
         bound: what :func:`log_bound` says.
     """
-    durable = layout.read_durable()
+    durable = layout.durable_end
     if bound is not None and durable is not None and bound <= durable:
         return bound
     start = last_file_start(layout)

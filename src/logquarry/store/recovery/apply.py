@@ -100,7 +100,7 @@ class _Work:
 
     def run(self) -> None:
         layout = StoreLayout.open(self._root, self._config)
-        durable_until, is_closed = layout.read_durable(), not layout.has_abort
+        durable_until, is_closed = layout.durable_end, not layout.has_abort
         checkpoint = CheckpointFile(self._disk, self._root / CHECKPOINT)
         try:
             if durable_until is not None:

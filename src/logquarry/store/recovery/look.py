@@ -79,7 +79,7 @@ def find_bounds(
     """
     entries = last_entries(layout, queues)
     return KnownBounds(
-        durable=layout.read_durable(),
+        durable=layout.durable_end,
         queued=entries[0].physical_offset + entries[0].size if entries else None,
         is_closed=not layout.has_abort,
         dispatched_timestamp=checkpoint.logics_timestamp or None,
