@@ -33,6 +33,11 @@ config = click.option(
     metavar="FILE",
     help="A broker.conf, or JSON with MessageStoreConfig's names, for what files cannot tell.",
 )
+spark_master = click.option(
+    "--spark-master",
+    metavar="URL",
+    help="Work on Spark, on many stores at once: local[*], or a cluster's URL.",
+)
 quiet = click.option("--quiet", "-q", is_flag=True, help="No notes and no progress on stderr.")
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 on_damage = click.option(

@@ -11,9 +11,11 @@ import click
 from logquarry import text
 from logquarry.cli import options, output
 from logquarry.cli.output import Output
+from logquarry.errors import UsageError
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
+    from logquarry.config import StoreConfig
     from logquarry.salvage.salvage import Salvaged
 
 _FINDINGS = 1
@@ -21,25 +23,27 @@ _MOST_TOLD = 40
 
 
 @click.command()
-@options.store
+@click.argument("stores", metavar="STORE...", nargs=-1, required=True)
 @click.option(
     "--into",
     metavar="DIR",
     help="Make the new store here: a folder that is empty or not there. Without it nothing is "
-    "written.",
+    "written. Of several stores each gets a folder of its own in it.",
 )
 @click.option(
     "--include-stale",
     is_flag=True,
     help="Save sound messages behind the log's end too, which an earlier recovery cut off.",
 )
+@options.spark_master
 @options.as_json
 @options.config
 @options.quiet
 def salvage(
-    store: str,
+    stores: tuple[str, ...],
     into: str | None,
     include_stale: bool,
+    spark_master: str | None,
     as_json: bool,
     config: str | None,
     quiet: bool,
@@ -47,11 +51,47 @@ def salvage(
     """Save every sound message of a damaged store into a new one, and list what is lost.
 
     Nothing of STORE changes. Without --into it is only said what would be saved, and what is lost.
+    With --spark-master many stores are saved at once, each by one task.
 
     Exit code 1 if anything is lost, 0 if nothing is; 4 if a process has the store open.
     """
     out = Output(quiet=quiet)
     settings = options.store_config(config)
+    if spark_master is not None:
+        from logquarry.cli import spark as with_spark
+        from logquarry.spark.salvaging import salvage_stores
+
+        with (
+            with_spark.session(spark_master) as session,
+            out.progress("saving", in_bytes=True) as progress,
+        ):
+            found = salvage_stores(
+                session,
+                stores,
+                into,
+                include_stale=include_stale,
+                config=settings,
+                progress=progress,
+            )
+    elif len(stores) > 1:
+        raise UsageError("one store at a time, or --spark-master for several")
+    else:
+        found = [_alone(out, stores[0], into, settings, include_stale=include_stale)]
+    if as_json:
+        documents = [one.to_json() for one in found]
+        out.json(documents[0] if spark_master is None else {"stores": documents})
+    else:
+        for number, one in enumerate(found):
+            if spark_master is not None:
+                out.line(f"{chr(10) if number else ''}{out.style(one.plan.store, 'bold')}")
+            _show(out, one)
+    if not all(one.plan.is_whole for one in found):
+        click.get_current_context().exit(_FINDINGS)
+
+
+def _alone(
+    out: Output, store: str, into: str | None, settings: StoreConfig | None, *, include_stale: bool
+) -> Salvaged:
     from logquarry.files.layout import StoreLayout
     from logquarry.salvage.salvage import salvage as salvage_store
 
@@ -61,17 +101,11 @@ def salvage(
     layout = StoreLayout.open(store, settings)
     target = None if into is None else Path(into)
     try:
-        found = salvage_store(layout, target, include_stale=include_stale, bars=bars)
+        return salvage_store(layout, target, include_stale=include_stale, bars=bars)
     except BaseException:
         if target is not None and (target / ".salvage").is_dir():
             output.error(f"{text.printable(str(target))} is not finished and opens as no store")
         raise
-    if as_json:
-        out.json(found.to_json())
-    else:
-        _show(out, found)
-    if not found.plan.is_whole:
-        click.get_current_context().exit(_FINDINGS)
 
 
 def _show(out: Output, found: Salvaged) -> None:

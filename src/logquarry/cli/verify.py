@@ -20,11 +20,7 @@ _FINDINGS = 1
 
 @click.command()
 @click.argument("stores", metavar="STORE...", nargs=-1, required=True)
-@click.option(
-    "--spark-master",
-    metavar="URL",
-    help="Check on Spark, many stores at once: local[*], or a cluster's URL.",
-)
+@options.spark_master
 @options.as_json
 @options.config
 @options.quiet

@@ -1,0 +1,33 @@
+"""Many stores saved at once are saved as each would be alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logquarry.files.layout import StoreLayout
+from logquarry.salvage.salvage import salvage
+from logquarry.verify import verify_store
+from tests.cli.helpers import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def test_the_same_is_saved(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
+    names = ["crc-middle", "crc-third-last-file", "noabort-crc-middle"]
+    stores = [golden / "unclean" / name / "store" for name in names]
+    words = ["--into", tmp_path / "new", "--spark-master", "local[2]", "--json"]
+    told = json.loads(run("salvage", *stores, *words, code=1).stdout)["stores"]
+    for name, store, document in zip(names, stores, told, strict=True):
+        alone = salvage(StoreLayout.open(store), tmp_path / "alone" / name).to_json()
+        made = tmp_path / "new" / name
+        assert document | {"into": "", "seconds": 0} == alone | {"into": "", "seconds": 0}
+        assert not verify_store(StoreLayout.open(made)).has_damage
+        logs = [sorted((p / "commitlog").iterdir()) for p in (made, tmp_path / "alone" / name)]
+        assert [f.read_bytes() for f in logs[0]] == [f.read_bytes() for f in logs[1]]
