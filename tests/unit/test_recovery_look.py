@@ -115,7 +115,12 @@ def test_a_torn_tail_ends_the_log_unless_it_was_on_the_disk(tmp_path: Path) -> N
     found = look(tmp_path, bounds(durable=places[8]))
     assert found.end == places[8]
     assert [span.offset for span in found.damage] == [places[BROKEN]]
-    # Nothing but zeros: nothing tells that anything was there.
+    # Nothing but zeros: the mark tells that something was there.
     path.write_bytes(whole[: places[BROKEN]].ljust(FILE_SIZE, b"\0"))
     found = look(tmp_path, bounds(durable=places[8]))
+    assert found.end == places[8]
+    assert [(span.offset, span.kind) for span in found.damage] == [(places[BROKEN], "zeroed")]
+    found = look(tmp_path, bounds(queued=places[8], is_closed=True))
     assert found.end == places[BROKEN] and "bytes are lost" in found.words[-1]
+    found = look(tmp_path, bounds(durable=places[8] + 10 * FILE_SIZE))
+    assert found.end == FILE_SIZE and "bytes are lost" in found.words[-1]

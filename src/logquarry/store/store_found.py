@@ -66,14 +66,15 @@ class StoreFound:
     Attributes:
         config: its settings, with all sizes.
         log_end: where the log ends.
-        dispatch_from: what is before it in the log is in queues and index.
+        pieces: the stretches of the log that are still to be dispatched, without the damage between
+            them; all before the first one is in queues and index.
         queue_ends: one past the last offset of each queue.
         recovered: what RocketMQ's recovery did, where it was asked for.
     """
 
     config: StoreConfig
     log_end: int
-    dispatch_from: int
+    pieces: tuple[tuple[int, int], ...]
     queue_ends: Mapping[QueueKey, int]
     recovered: RocketmqResult | None = None
 
@@ -121,7 +122,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         CorruptFile: if the files have other sizes than the settings say.
     """
     if not _is_store(root):
-        return StoreFound(with_sizes(config, None), 0, 0, {})
+        return StoreFound(with_sizes(config, None), 0, (), {})
     layout = StoreLayout.open(root, config)
     files = OpenFiles(layout)
     queues = consume_queues(layout, files)
@@ -154,7 +155,32 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         last_file = last_file_start(layout) or log.min_offset
         before = (_CHECKED_FILES - 1) * layout.commit_log.file_size
         _check_queues(layout, settings, queues, max(log.min_offset, last_file - before), start)
-    return StoreFound(settings, end, start, ends)
+    return StoreFound(settings, end, _pieces(layout, start, end), ends)
+
+
+def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[int, int], ...]:
+    """The stretches of a part of the log, without the damage that a recovery has noted.
+
+    A message whose body alone is bad has its place in a queue as any other.
+
+    Raises:
+        NeedsRecovery: if there is damage that none has noted.
+    """
+    if start >= end:
+        return ()
+    known = known_damage(layout)
+    pieces: list[tuple[int, int]] = []
+    position = start
+    for event in LogReader(layout, bound=end, check_crc=False).events(start, end):
+        if isinstance(event, DamagedSpan):
+            if event.offset not in known:
+                raise NeedsRecovery(f"{event.path}: at {event.offset}: {event.reason}")
+            if position < event.offset:
+                pieces.append((position, event.offset))
+            position = event.offset + event.length
+    if position < end:
+        pieces.append((position, end))
+    return tuple(pieces)
 
 
 def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
@@ -187,7 +213,7 @@ def recovered_store(
         return find_store(root, config)
     result = recover_as_rocketmq(root, config, disk, clock=clock)
     plan = result.plan
-    return StoreFound(plan.config, plan.log_end, plan.log_end, plan.queue_ends, recovered=result)
+    return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=result)
 
 
 def _is_store(root: Path) -> bool:

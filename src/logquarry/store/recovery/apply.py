@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from logquarry.errors import StoreUnavailable
 from logquarry.files.layout import (
     CHECKPOINT,
     COMMIT_LOG,
@@ -368,11 +367,7 @@ class _Work:
                 dispatcher = Dispatcher(
                     log, queues, keys, self._config, start=begin, arrived=self._dispatched
                 )
-                reached = dispatcher.dispatch_until(end)
-                if reached < end:
-                    raise StoreUnavailable(
-                        f"{self._root}: the log cannot be read from {reached} on"
-                    )
+                dispatcher.dispatch_piece(begin, end)
         if index is not None:
             index.wait()
 

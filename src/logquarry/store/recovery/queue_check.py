@@ -238,7 +238,7 @@ class QueueCheck:
             self._differs(at, physical_offset, reason)
 
     def _may_stay(self, unit: QueueEntry) -> bool:
-        return unit.is_filler or unit.physical_offset in self._damage
+        return unit.is_filler or _names_damage(unit, self._damage)
 
     def _differs(self, offset: int, physical_offset: int, reason: str) -> None:
         self._bad_from, self._resume_at, self._reason = offset, physical_offset, reason
@@ -364,10 +364,16 @@ def _same(there: Units, wanted: Units) -> int:
     return len(there) if same.all() else int(np.argmin(same))
 
 
+def _names_damage(unit: QueueEntry, damage: Container[int]) -> bool:
+    """Whether a unit is of a message that the log has lost: all of that lies in damage."""
+    first, size = unit.physical_offset, unit.size
+    return size > 0 and first in damage and first + size - 1 in damage
+
+
 def kept_units(
     queue: Queue, start: int, stop: int, damage: DamageMap
 ) -> Iterator[tuple[int, bytes]]:
     """The units of a range that name damage of the log, by their offsets."""
     for offset, unit in queue.entries(start, stop):
-        if not unit.is_filler and unit.physical_offset in damage:
+        if not unit.is_filler and _names_damage(unit, damage):
             yield offset, queue_entry.encode(unit)
