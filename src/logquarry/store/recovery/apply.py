@@ -140,6 +140,9 @@ class _Work:
         size = self._config.mapped_file_size_commit_log
         assert size is not None
         self._disk.make_folders(root / COMMIT_LOG)
+        for name in plan.misnamed:
+            if (root / name).exists():
+                self._disk.set_aside(root / name, quarantine(root, COMMIT_LOG))
         for step in plan.steps:
             path = root / step.file
             if step.kind is StepKind.PUT_BLANK:
@@ -296,6 +299,7 @@ class _Work:
                 for name in disk.list(path):
                     disk.set_aside(path / name, aside)
             elif step.kind is StepKind.SET_ASIDE and path.is_file():
+                # Files of the log are gone by now.
                 disk.set_aside(path, quarantine(root, path.parent.name))
         size = self._config.queue_file_size
         assert size is not None
