@@ -86,6 +86,8 @@ def test_a_frame_whose_body_alone_is_bad_keeps_its_place(tmp_path: Path) -> None
         (lambda at: bounds(queued=at[5], is_closed=True), 5),
         (lambda at: bounds(queued=at[10], is_closed=True), COUNT),
         (lambda at: bounds(queued=at[10], is_closed=True, dispatched=TIME + 4), 5),
+        (lambda at: bounds(queued=at[10], is_closed=True, dispatched=TIME + 3), COUNT),
+        (lambda at: bounds(queued=at[10], is_closed=True, dispatched=-1), COUNT),
         (lambda at: bounds(durable=at[10], is_closed=True, dispatched=TIME + 4), COUNT),
     ],
 )

@@ -70,7 +70,7 @@ def _why_wrong(
     path = layout.filesystem.full_path(file.path)
     window = Window.of(data, file.base, files.file_size)
     _, code = codec.find_frame(window, 0, len(data), check_crc=True)
-    if code == REACHED_STOP:
+    if code == REACHED_STOP or (is_message and told == file.base):
         if may_be_right:
             return None
         raise StoreUnavailable(

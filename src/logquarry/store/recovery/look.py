@@ -185,7 +185,9 @@ class LogLook:
         if stored < self.last_timestamp:
             return f"{where} is older: an earlier recovery left it there"
         known = bounds.dispatched_timestamp
-        if bounds.is_closed and bounds.durable is None and known and stored > known:
+        # A checkpoint that does not even know what stands before the break is wrong.
+        is_known = known is not None and known >= self.last_timestamp
+        if bounds.is_closed and bounds.durable is None and is_known and stored > (known or 0):
             return f"{where} is newer than what the checkpoint knows to be dispatched"
         return None
 
