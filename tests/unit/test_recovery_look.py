@@ -86,6 +86,8 @@ def test_a_frame_whose_body_alone_is_bad_keeps_its_place(tmp_path: Path) -> None
         (lambda at: bounds(queued=at[5], is_closed=True), 5),
         (lambda at: bounds(queued=at[10], is_closed=True), COUNT),
         (lambda at: bounds(queued=at[10], is_closed=True, dispatched=TIME + 4), 5),
+        (lambda at: bounds(queued=at[10], is_closed=True, dispatched=TIME + 3), COUNT),
+        (lambda at: bounds(queued=at[10], is_closed=True, dispatched=-1), COUNT),
         (lambda at: bounds(durable=at[10], is_closed=True, dispatched=TIME + 4), COUNT),
     ],
 )
@@ -115,7 +117,12 @@ def test_a_torn_tail_ends_the_log_unless_it_was_on_the_disk(tmp_path: Path) -> N
     found = look(tmp_path, bounds(durable=places[8]))
     assert found.end == places[8]
     assert [span.offset for span in found.damage] == [places[BROKEN]]
-    # Nothing but zeros: nothing tells that anything was there.
+    # Nothing but zeros: the mark tells that something was there.
     path.write_bytes(whole[: places[BROKEN]].ljust(FILE_SIZE, b"\0"))
     found = look(tmp_path, bounds(durable=places[8]))
+    assert found.end == places[8]
+    assert [(span.offset, span.kind) for span in found.damage] == [(places[BROKEN], "zeroed")]
+    found = look(tmp_path, bounds(queued=places[8], is_closed=True))
     assert found.end == places[BROKEN] and "bytes are lost" in found.words[-1]
+    found = look(tmp_path, bounds(durable=places[8] + 10 * FILE_SIZE))
+    assert found.end == FILE_SIZE and "bytes are lost" in found.words[-1]

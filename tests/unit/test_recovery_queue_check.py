@@ -49,15 +49,19 @@ def spans(*numbers: int) -> DamageMap:
 
 
 def planned(
-    disk: ConsumeQueue | None, log: list[tuple[int, int]], damage: DamageMap | None = None
+    disk: ConsumeQueue | None,
+    log: list[tuple[int, int]],
+    damage: DamageMap | None = None,
+    *,
+    start: int = 0,
 ) -> QueuePlan:
-    """``log``: queue offset and number of each message."""
+    """``log``: queue offset and number of each message; it begins with that of number ``start``."""
     check = QueueCheck(KEY, disk, damage or spans())
     numbers = np.array([number for _, number in log], np.int64)
     if log:
         offsets = np.array([offset for offset, _ in log], np.int64)
         check.take(offsets, units_of(numbers * SIZE, np.full(len(log), SIZE), numbers))
-    return check.plan(0, 1 << 30)
+    return check.plan(start * SIZE, 1 << 30)
 
 
 def same(*numbers: int) -> list[tuple[int, int]]:
@@ -68,7 +72,12 @@ def test_a_queue_that_agrees_stays(tmp_path: Path) -> None:
     disk = queue(tmp_path, [unit(number) for number in range(25)])
     assert planned(disk, same(*range(25))).is_sound
     # What was deleted from the log's start may stay.
-    assert planned(disk, same(*range(20, 25))).is_sound
+    assert planned(disk, same(*range(20, 25)), start=20).is_sound
+    # What the log goes back to, and does not have, may not.
+    plan = planned(disk, same(*range(20, 25)), start=12)
+    assert (plan.action, plan.keep_until, plan.resume_at) == (QueueAction.CUT, 12, 20 * SIZE)
+    lost = spans(*range(12, 20))
+    assert planned(disk, same(*range(20, 25)), lost, start=12).is_sound
 
 
 @pytest.mark.parametrize(
@@ -143,6 +152,31 @@ def test_a_rotten_queue_offset_is_set_right_by_the_queue(tmp_path: Path, wrong: 
 def test_an_offset_far_beyond_is_passed_over() -> None:
     plan = planned(None, [*same(0, 1), (MOST_GAP + 3, 2), *same(3)])
     assert (plan.end, plan.resume_at) == (4, 0)
+
+
+@pytest.mark.parametrize("wrong", [-1, 7, 1 << 20, MOST_GAP * 4, 1 << 59, (1 << 63) - 1])
+@pytest.mark.parametrize("number", [0, 1, 5, 9])
+@pytest.mark.parametrize("queues", ["there", "lost"])
+def test_a_hostile_offset_leaves_no_gap(
+    tmp_path: Path, queues: str, number: int, wrong: int
+) -> None:
+    """No more units stand for lost messages than the log had room for."""
+    disk = queue(tmp_path, [unit(number) for number in range(10)]) if queues == "there" else None
+    log = [(n if n != number else wrong, n) for n in range(10)]
+    plan = planned(disk, log)
+    # Of the last one nothing tells better than a few lost messages.
+    end = 10 if number < 9 or disk or wrong != 7 else 8
+    assert plan.end == end
+    assert plan.is_sound is (disk is not None)
+    if disk is None and number < 9:
+        assert plan.moved == {number * SIZE: number}
+
+
+def test_the_only_message_of_a_queue_has_a_hostile_offset(tmp_path: Path) -> None:
+    disk = queue(tmp_path, [unit(number) for number in range(3)])
+    assert planned(disk, [(1 << 59, 2)], spans(0, 1)).is_sound
+    plan = planned(None, [(1 << 59, 0)])
+    assert (plan.end, dict(plan.moved)) == (1, {0: 0})
 
 
 def test_a_last_file_that_is_empty_goes(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ SALVAGE = ".salvage"
 """Folder in which a salvage makes a store; it is gone when the store is whole."""
 
 NAME_DIGITS = 20
-_LARGEST_BASE = java.LONG_MAX // 2
+LARGEST_BASE = java.LONG_MAX // 2
+"""Names beyond are passed over: what is reckoned from one is to stay within 64 bits."""
 _QUEUE_ID = re.compile("0|-?[1-9][0-9]{0,9}")
 _LISTINGS = 3
 _LOCK_PROBE = "F_OFD_GETLK"
@@ -290,7 +291,7 @@ class StoreLayout:
             name = entry.name
             numbered = len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
             # Nothing that reckons in 64 bits from a base below this one overflows.
-            if numbered and not entry.is_dir and int(name) <= _LARGEST_BASE:
+            if numbered and not entry.is_dir and int(name) <= LARGEST_BASE:
                 files.append(StoreFile(int(name), entry.size, f"{folder}/{name}"))
             else:
                 self._ignore(f"{folder}/{name}")

@@ -223,11 +223,13 @@ class StoreEngine:
             self.queues.writers,
             None if self.index is None else self.index.writer,
             config,
-            start=found.dispatch_from,
+            start=found.log_end,
             arrived=self._arrived,
             grown=self._grown,
         )
-        self.dispatcher.dispatch_until()
+        for start, stop in found.pieces:
+            self.dispatcher.dispatch_piece(start, stop)
+        self.dispatcher.offset = max(self.dispatcher.offset, found.log_end)
         if self.dispatcher.offset < self.log.wrote_offset:
             raise StoreUnavailable(
                 f"{root}: the log cannot be read from {self.dispatcher.offset} on"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +46,7 @@ from logquarry.store.read.log_bound import (
     sound_bound,
 )
 from logquarry.store.read.store_sizes import with_sizes
+from logquarry.store.recovery.index_check import index_fault
 from logquarry.store.recovery.queue_check import QueueChecks
 from logquarry.store.recovery.rocketmq import RocketmqResult, recover_as_rocketmq
 
@@ -66,14 +68,15 @@ class StoreFound:
     Attributes:
         config: its settings, with all sizes.
         log_end: where the log ends.
-        dispatch_from: what is before it in the log is in queues and index.
+        pieces: the stretches of the log that are still to be dispatched, without the damage between
+            them; all before the first one is in queues and index.
         queue_ends: one past the last offset of each queue.
         recovered: what RocketMQ's recovery did, where it was asked for.
     """
 
     config: StoreConfig
     log_end: int
-    dispatch_from: int
+    pieces: tuple[tuple[int, int], ...]
     queue_ends: Mapping[QueueKey, int]
     recovered: RocketmqResult | None = None
 
@@ -121,7 +124,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         CorruptFile: if the files have other sizes than the settings say.
     """
     if not _is_store(root):
-        return StoreFound(with_sizes(config, None), 0, 0, {})
+        return StoreFound(with_sizes(config, None), 0, (), {})
     layout = StoreLayout.open(root, config)
     files = OpenFiles(layout)
     queues = consume_queues(layout, files)
@@ -149,12 +152,38 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         raise NeedsRecovery("it has a log, and no queues that tell how far it was dispatched")
     start = max(queued, log.min_offset)
     if settings.message_index_enable:
-        start = max(start, _indexed(layout, log, files, end))
+        _check_index(layout, settings, end)
+        start = max(start, _indexed(layout, log, files))
     if not is_recovered:
         last_file = last_file_start(layout) or log.min_offset
         before = (_CHECKED_FILES - 1) * layout.commit_log.file_size
         _check_queues(layout, settings, queues, max(log.min_offset, last_file - before), start)
-    return StoreFound(settings, end, start, ends)
+    return StoreFound(settings, end, _pieces(layout, start, end), ends)
+
+
+def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[int, int], ...]:
+    """The stretches of a part of the log, without the damage that a recovery has noted.
+
+    A message whose body alone is bad has its place in a queue as any other.
+
+    Raises:
+        NeedsRecovery: if there is damage that none has noted.
+    """
+    if start >= end:
+        return ()
+    known = known_damage(layout)
+    pieces: list[tuple[int, int]] = []
+    position = start
+    for event in LogReader(layout, bound=end, check_crc=False).events(start, end):
+        if isinstance(event, DamagedSpan):
+            if event.offset not in known:
+                raise NeedsRecovery(f"{event.path}: at {event.offset}: {event.reason}")
+            if position < event.offset:
+                pieces.append((position, event.offset))
+            position = event.offset + event.length
+    if position < end:
+        pieces.append((position, end))
+    return tuple(pieces)
 
 
 def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
@@ -187,7 +216,7 @@ def recovered_store(
         return find_store(root, config)
     result = recover_as_rocketmq(root, config, disk, clock=clock)
     plan = result.plan
-    return StoreFound(plan.config, plan.log_end, plan.log_end, plan.queue_ends, recovered=result)
+    return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=result)
 
 
 def _is_store(root: Path) -> bool:
@@ -196,6 +225,8 @@ def _is_store(root: Path) -> bool:
 
 def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Sequence[ConsumeQueue]) -> None:
     """Each file is as large as the settings say, but for an empty last one (a crash leaves that).
+
+    And each begins where the one before it ends.
 
     Raises:
         NeedsRecovery: if one is not (RocketMQ's load() says no).
@@ -207,6 +238,22 @@ def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Sequence[Cons
             if file.size != size and (file.size or file is not files[-1]):
                 path = layout.filesystem.full_path(file.path)
                 raise NeedsRecovery(f"{path} has {file.size} bytes, and {size} belong there")
+        for before, after in pairwise(files):
+            if after.base - before.base != size:
+                path = layout.filesystem.full_path(after.path)
+                raise NeedsRecovery(f"{path}: no file ends where it begins")
+
+
+def _check_index(layout: StoreLayout, config: StoreConfig, end: int) -> None:
+    """See that the index files are of this log, as their headers tell.
+
+    Raises:
+        NeedsRecovery: if one is not.
+    """
+    shape = config.index_shape
+    fault = None if shape is None else index_fault(layout, shape, log_end=end)
+    if fault is not None:
+        raise NeedsRecovery(fault)
 
 
 def _check_queues(
@@ -242,20 +289,17 @@ def _check_queues(
             raise NeedsRecovery(f"queue {queue_id} of {topic}: {check.difference}")
 
 
-def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles, end: int) -> int:
+def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
     """What is before it was dispatched to the index, and so to the queues, which come first.
 
     0 where the index does not tell.
 
-    Raises:
-        NeedsRecovery: if it has more than the log: new messages would count as known to it.
+    To be asked of an index whose headers are in order.
     """
     found = Index(layout, files=files).files
     if not found or found[-1].is_empty:
         return 0
     last = found[-1].header.end_offset
-    if last >= end:
-        raise NeedsRecovery(f"its index reaches up to {last} of the log, which ends at {end}")
     outcome = log.outcome_at(last, check_crc=False)
     return outcome.physical_offset + outcome.size if isinstance(outcome, Frame) else 0
 

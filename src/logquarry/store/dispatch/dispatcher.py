@@ -201,6 +201,17 @@ class Dispatcher:
                 break
         return self.offset
 
+    def dispatch_piece(self, start: int, stop: int) -> None:
+        """Dispatch all of a stretch of the log, wherever the last one ended.
+
+        Raises:
+            StoreUnavailable: if it cannot be read to its end, or a file cannot be made.
+        """
+        self.offset = start
+        reached = self.dispatch_until(stop)
+        if reached < stop:
+            raise StoreUnavailable(f"{COMMIT_LOG}: the log cannot be read from {reached} on")
+
     def _dispatch_from(self, file: MappedFile) -> bool:
         """Dispatch the next frames of a file, or go on to the next file; whether one could."""
         position = self.offset - file.base

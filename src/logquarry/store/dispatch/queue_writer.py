@@ -32,6 +32,8 @@ _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 MOST_GAP: Final = 1 << 24
 """Units that may be missing before the next one; a message further on has a wrong queue offset,
 which no CRC covers."""
+MOST_OFFSET: Final = 1 << 48
+"""A broker that puts a million messages a second into one queue gets there in nine years."""
 _GAP_AT_ONCE: Final = 1 << 14
 
 
@@ -194,6 +196,8 @@ class ConsumeQueueMender(ConsumeQueueWriter):
             places = units["physical_offset"]
             for at in np.flatnonzero(np.isin(places, self._harmed)).tolist():
                 offsets[at] = self._mending.moved[int(places[at])]
+        if len(offsets) and offsets.max() > MOST_OFFSET:
+            units, offsets = units[offsets <= MOST_OFFSET], offsets[offsets <= MOST_OFFSET]
         return super().append(offsets, units)
 
     def _following(self, expected: int, offset: int, units: Units) -> Units:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from logquarry.errors import CorruptFile, UsageError
-from logquarry.files.layout import NAME_DIGITS
+from logquarry.files.layout import LARGEST_BASE, NAME_DIGITS
 from logquarry.store.disk.disk import Disk
 
 
@@ -55,7 +55,8 @@ class QueueFolders:
         found: dict[int, Path] = {}
         for folder in {*self.folders, *self._read_only}:
             for name in self._disk.names_in(folder):
-                if len(name) == NAME_DIGITS and name.isascii() and name.isdigit():
+                is_numbered = len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
+                if is_numbered and int(name) <= LARGEST_BASE:
                     found[int(name)] = folder / name
         bases = sorted(found)
         for base in bases:

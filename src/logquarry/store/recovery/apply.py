@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from logquarry.errors import StoreUnavailable
 from logquarry.files.layout import (
     CHECKPOINT,
     COMMIT_LOG,
@@ -148,6 +147,9 @@ class _Work:
         size = self._config.mapped_file_size_commit_log
         assert size is not None
         self._disk.make_folders(root / COMMIT_LOG)
+        for name in plan.misnamed:
+            if (root / name).exists():
+                self._disk.set_aside(root / name, quarantine(root, COMMIT_LOG))
         for step in plan.steps:
             path = root / step.file
             if step.kind is StepKind.PUT_BLANK:
@@ -304,6 +306,7 @@ class _Work:
                 for name in disk.list(path):
                     disk.set_aside(path / name, aside)
             elif step.kind is StepKind.SET_ASIDE and path.is_file():
+                # Files of the log are gone by now.
                 disk.set_aside(path, quarantine(root, path.parent.name))
         size = self._config.queue_file_size
         assert size is not None
@@ -375,11 +378,7 @@ class _Work:
                 dispatcher = Dispatcher(
                     log, queues, keys, self._config, start=begin, arrived=self._dispatched
                 )
-                reached = dispatcher.dispatch_until(end)
-                if reached < end:
-                    raise StoreUnavailable(
-                        f"{self._root}: the log cannot be read from {reached} on"
-                    )
+                dispatcher.dispatch_piece(begin, end)
         if index is not None:
             index.wait()
 

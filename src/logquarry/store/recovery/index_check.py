@@ -14,7 +14,7 @@ import numpy as np
 from logquarry.files.layout import INDEX, StoreLayout
 from logquarry.format import index
 from logquarry.format.frame import Frame
-from logquarry.format.index import ENTRY, IndexHeader, IndexShape
+from logquarry.format.index import ENTRY, HEADER, IndexHeader, IndexShape
 from logquarry.store.read.commit_log import CommitLog
 
 _ENTRY_DTYPE = ENTRY.dtype()
@@ -67,11 +67,9 @@ def plan_index(
                 header.entry_count < shape.entries or header.end_timestamp > synced_timestamp
             ):
                 fault = "the checkpoint does not say that all of it was on the disk"
-            elif header.entry_count > 1 and not _is_of(log, log_start, header):
-                fault = f"its last key is of no message that stands at {header.end_offset}"
-            elif last is not None and header.end_offset < last.end_offset:
-                fault = "it ends before the one before it"
             else:
+                fault = _misfit(log, log_start, header, last)
+            if fault is None:
                 last = header
                 keys_there = _keys_of_last(data, shape, header)
         if fault is not None:
@@ -79,6 +77,40 @@ def plan_index(
     if last is not None and last.entry_count > 1:
         return IndexPlan(tuple(aside), last.end_offset, keys_there)
     return IndexPlan(tuple(aside), log_start)
+
+
+def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str | None:
+    """What is wrong with an index, as the headers of its files tell; None if nothing is.
+
+    Args:
+        layout: the store's files.
+        shape: slots and entries of each.
+        log_end: where the log ends.
+    """
+    log = CommitLog(layout)
+    last: IndexHeader | None = None
+    for entry in layout.index_files:
+        path = f"{INDEX}/{entry.name}"
+        data = layout.open_file(path).window(0, min(entry.size, HEADER.size))
+        fault = _header_fault(data, entry.size, shape, log_end)
+        if fault is None:
+            header = index.decode_header(data)
+            fault = _misfit(log, layout.commit_log.start, header, last)
+            last = header
+        if fault is not None:
+            return f"{layout.filesystem.full_path(path)}: {fault}"
+    return None
+
+
+def _misfit(
+    log: CommitLog, log_start: int, header: IndexHeader, before: IndexHeader | None
+) -> str | None:
+    """Why a file is none of this log, or does not follow the one before it; None if it does."""
+    if header.entry_count > 1 and not _is_of(log, log_start, header):
+        return f"its last key is of no message that stands at {header.end_offset}"
+    if before is not None and header.end_offset < before.end_offset:
+        return "it ends before the one before it"
+    return None
 
 
 def _keys_of_last(data: memoryview, shape: IndexShape, header: IndexHeader) -> int:
@@ -103,17 +135,26 @@ def _is_of(log: CommitLog, log_start: int, header: IndexHeader) -> bool:
     return isinstance(outcome, Frame) and outcome.store_timestamp == header.end_timestamp
 
 
-def _fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> str | None:
-    """What is wrong with a file, None if it can stay."""
+def _header_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> str | None:
+    """What is wrong with a file, as its size and its header tell."""
     if size != shape.file_size:
         return f"it has {size} bytes, and {shape.file_size} belong there"
     header = index.decode_header(data)
     if not 1 <= header.entry_count <= shape.entries:
         return f"its header counts {header.entry_count} entries of at most {shape.entries}"
+    if header.entry_count > 1 and not 0 <= header.end_offset < log_end:
+        return f"its last key is of a message at {header.end_offset}, and the log ends at {log_end}"
+    return None
+
+
+def _fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> str | None:
+    """What is wrong with a file, None if it can stay."""
+    fault = _header_fault(data, size, shape, log_end)
+    if fault is not None:
+        return fault
+    header = index.decode_header(data)
     if header.entry_count == 1:
         return None
-    if not 0 <= header.end_offset < log_end:
-        return f"its last key is of a message at {header.end_offset}, and the log ends at {log_end}"
     count = header.entry_count - 1
     entries = np.frombuffer(data, _ENTRY_DTYPE, count, shape.entry_position(1))
     offsets = entries["physical_offset"].astype(np.int64)

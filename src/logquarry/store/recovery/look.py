@@ -14,12 +14,13 @@ Anywhere else it is damage, and what stands behind it is kept.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from logquarry.files.layout import StoreLayout
 from logquarry.format.checkpoint import Checkpoint
-from logquarry.format.frame import FIXED_SIZE_V1
+from logquarry.format.frame import FIXED_SIZE_V1, DamageKind
 from logquarry.format.rows import SIZE
 from logquarry.scan import codec
 from logquarry.scan.codec import Window
@@ -62,9 +63,8 @@ class KnownBounds:
     @property
     def least(self) -> int | None:
         """The log reached at least up to here."""
-        if self.durable is not None:
-            return self.durable
-        return self.queued if self.is_closed else None
+        queued = self.queued if self.is_closed else None
+        return max((known for known in (self.durable, queued) if known is not None), default=None)
 
 
 def find_bounds(
@@ -141,7 +141,12 @@ class LogLook:
                     break
                 broken.append(event)
                 continue
+            if broken and isinstance(event, BlankSpan):
+                # It says nothing of what stands before it: the next frame does.
+                broken.append(_lost_file(event))
+                continue
             if broken:
+                assert isinstance(event, Run)
                 stale = self._why_stale(event)
                 if stale is not None:
                     # What the queues know of it is left over as well.
@@ -150,11 +155,7 @@ class LogLook:
                 yield from self._confirmed(broken)
                 broken = []
             if isinstance(event, BlankSpan) and self._stands_for_file(event):
-                reason = "a blank stands for a file of the log that was lost"
-                path = event.path
-                self.damage.append(
-                    DamagedSpan(event.offset, event.length, MISSING_FILE, reason, path)
-                )
+                self.damage.append(_lost_file(event))
             if isinstance(event, Run):
                 self._last_of(event)
                 self.count += len(event.rows)
@@ -171,10 +172,10 @@ class LogLook:
         least = self._bounds.least
         return least is not None and offset >= least
 
-    def _why_stale(self, event: Run | BlankSpan) -> str | None:
+    def _why_stale(self, event: Run) -> str | None:
         """Why what stands behind a break is no part of the log, None if it is."""
         bounds = self._bounds
-        if isinstance(event, BlankSpan) or event.start < (bounds.durable or 0):
+        if event.start < (bounds.durable or 0):
             return None
         where = f"the log ends at {self.end}: what stands from {event.start} on"
         least = bounds.least
@@ -184,7 +185,9 @@ class LogLook:
         if stored < self.last_timestamp:
             return f"{where} is older: an earlier recovery left it there"
         known = bounds.dispatched_timestamp
-        if bounds.is_closed and bounds.durable is None and known and stored > known:
+        # A checkpoint that does not even know what stands before the break is wrong.
+        is_known = known is not None and known >= self.last_timestamp
+        if bounds.is_closed and bounds.durable is None and is_known and stored > (known or 0):
             return f"{where} is newer than what the checkpoint knows to be dispatched"
         return None
 
@@ -213,18 +216,51 @@ class LogLook:
             if span.offset < least and self._layout.commit_log.at(span.offset) is not None:
                 length = min(span.length, least - span.offset)
                 kept.append(DamagedSpan(span.offset, length, span.kind, span.reason, span.path))
+        if kept or self._bounds.durable is not None:
+            kept = self._with_zeros(kept, least)
         yield from self._confirmed(kept)
-        if kept:
-            # Zeros at its end were no zeros once.
-            file = self._layout.commit_log.at(kept[-1].offset)
-            assert file is not None
-            room = file.base + self._layout.commit_log.file_size
-            self.end = max(self.end, min(least, room))
         if self.end < least:
             self.words.append(
                 f"the log was known to reach up to {least}, and nothing of it stands behind "
                 f"{self.end}: {least - self.end} bytes are lost"
             )
+
+    def _with_zeros(self, broken: list[DamagedSpan], least: int) -> list[DamagedSpan]:
+        """The spans, and the zeros between and behind them: those were no zeros once.
+
+        Without a durable mark only those of the files that have other bytes as well.
+        """
+        files = self._layout.commit_log
+        found: list[DamagedSpan] = []
+        end = self.end
+        for file in files.files:
+            stop = min(file.base + files.file_size, least)
+            here = [span for span in broken if file.base <= span.offset < stop]
+            if not here:
+                stop = min(stop, self._bounds.durable or 0)
+            if stop <= end:
+                continue
+            path = self._layout.filesystem.full_path(file.path)
+            if end < file.base:
+                reason = "there is no file for this part of the log"
+                found.append(DamagedSpan(end, file.base - end, MISSING_FILE, reason, path))
+                end = file.base
+            if not here or end < here[0].offset:
+                until = here[0].offset if here else stop
+                kind, reason = DamageKind.ZEROED.label, "zeros, where something was written"
+                found.append(DamagedSpan(end, until - end, kind, reason, path))
+            nexts = [span.offset for span in here[1:]] + [stop]
+            found += [
+                dataclasses.replace(span, length=until - span.offset)
+                for span, until in zip(here, nexts, strict=False)
+            ]
+            end = stop
+        return found
+
+
+def _lost_file(blank: BlankSpan) -> DamagedSpan:
+    reason = "a blank stands for a file of the log that was lost"
+    return DamagedSpan(blank.offset, blank.length, MISSING_FILE, reason, blank.path)
 
 
 def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:

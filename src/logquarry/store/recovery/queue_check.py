@@ -18,17 +18,20 @@ import numpy.typing as npt
 
 from logquarry.config import StoreConfig
 from logquarry.format import java, queue_entry
+from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.scan.follow import Follower, follow_run
 from logquarry.scan.walk import DamagedSpan, Run
 from logquarry.store.dispatch.dispatcher import queue_name_fault
 from logquarry.store.dispatch.queue_units import add_copies, parts_of
-from logquarry.store.dispatch.queue_writer import MOST_GAP
+from logquarry.store.dispatch.queue_writer import MOST_GAP, MOST_OFFSET
 from logquarry.store.queue.consume_queue import Queue, Units
 from logquarry.store.queue.log_queues import QueueKey
 
 Offsets = npt.NDArray[np.int64]
 
+_GAP_SLACK = 16
+"""Messages that one alone may leave out, beyond those that the log had room for since."""
 _MOST_MOVED = 10_000
 """Harmed queue offsets of one queue that are looked into."""
 
@@ -111,6 +114,9 @@ class QueueCheck:
         self._damage = damage
         self._had = 0 if disk is None else disk.max_offset
         self._first: int | None = None
+        self._first_at = 0
+        # Where the last of its messages so far ends in the log.
+        self._known_until = 0
         self._next: int | None = None
         self._bad_from: int | None = None
         self._resume_at: int | None = None
@@ -129,49 +135,85 @@ class QueueCheck:
     def _take_piece(self, offset: int, units: Units) -> None:
         """A run; but no CRC covers queue offsets, and a single one that does not fit may be harmed.
 
-        It is, where the next one goes on as if it were right, or where the queue has the message
-        at the right place. Otherwise a topic came again, or messages are lost.
+        It is, where the queue has the message elsewhere, or where those before and behind it tell
+        so. Otherwise a topic came again, or messages are lost.
         """
-        odd, self._odd = self._odd, None
-        if odd is not None:
-            assert self._next is not None
-            if offset == self._next + 1:
-                self._move(odd[1])
+        self._settle(offset)
+        if len(units) == 1 and offset != self._next:
+            right = self._place_in_queue(offset, units)
+            if right is None:
+                self._odd = offset, units.copy()
             else:
-                self._take_run(*odd)
-        expected = self._next
-        is_odd = expected is not None and offset != expected and len(units) == 1
-        if is_odd and expected is not None and not self._has(expected, units):
-            self._odd = offset, units.copy()
+                self._move(units, right)
             return
         self._take_run(offset, units)
 
-    def _move(self, units: Units) -> None:
-        """A message whose queue offset is harmed stands behind the one before it."""
-        assert self._next is not None
+    def _place_in_queue(self, offset: int, units: Units) -> int | None:
+        """Where the queue has a message, None if it does not, or does not agree with the log."""
+        if self._next is not None:
+            return self._next if self._has(self._next, units) else None
+        if self._disk is None:
+            return None
+        if offset >= 0 and self._has(offset, units):
+            return offset
+        place = units["physical_offset"][0]
+        for start, there in self._disk.runs(0, self._had):
+            for at in np.flatnonzero(there["physical_offset"] == place).tolist():
+                if _same(there[at : at + 1], units):
+                    return int(start + at)
+        return None
+
+    def _settle(self, following: int | None) -> None:
+        """Take the single message that did not fit, now that the offset behind it is known."""
+        odd, self._odd = self._odd, None
+        if odd is None:
+            return
+        offset, units = odd
+        expected = self._next
+        if expected is None:
+            if following is not None and following > 0 and not 0 <= offset < following:
+                self._move(units, following - 1)
+            elif 0 <= offset <= MOST_OFFSET:
+                self._take_run(offset, units)
+            elif following is None:
+                self._move(units, self._had)
+            return
+        lost = int(units["physical_offset"][0]) - self._known_until
+        is_far = offset - expected > max(0, lost) // FIXED_SIZE_V1 + _GAP_SLACK
+        if following == expected + 1 or offset < 0 or (is_far and following != offset + 1):
+            self._move(units, expected)
+        else:
+            self._take_run(offset, units)
+
+    def _move(self, units: Units, offset: int) -> None:
+        """A message whose own queue offset may be harmed stands at another one."""
         if len(self._moved) < _MOST_MOVED:
-            self._moved[int(units["physical_offset"][0])] = self._next
-            self._take_run(self._next, units)
+            self._moved[int(units["physical_offset"][0])] = offset
+            self._take_run(offset, units)
 
     def _take_run(self, offset: int, units: Units) -> None:
         expected = self._next
         if expected is not None and offset != expected and self._has(expected, units):
-            # The message's own offset has rotted, which no CRC covers; the queue knows it still.
+            # Their own offsets have rotted, which no CRC covers; the queue knows them still.
+            for at, place in enumerate(units["physical_offset"][:_MOST_MOVED].tolist()):
+                self._moved[place] = expected + at
             offset = expected
         if offset < 0:
             # A negative one is no place in a queue.
             units, offset = units[-offset:], 0
             if not len(units):
                 return
+        if offset > MOST_OFFSET or (expected is not None and offset > expected + MOST_GAP):
+            return
         if expected is None:
             self._first = offset
-        elif offset > expected + MOST_GAP:
-            return
+            self._first_at = int(units["physical_offset"][0])
         elif offset < expected:
             self._begin_anew(offset)
         elif offset > expected and self._bad_from is None:
             self._compare_gap(expected, offset, int(units["physical_offset"][0]))
         self._next = offset + len(units)
+        self._known_until = int(units["physical_offset"][-1]) + int(units["size"][-1])
         if self._bad_from is None:
             self._compare(offset, units)
 
@@ -238,24 +280,24 @@ class QueueCheck:
             self._differs(at, physical_offset, reason)
 
     def _may_stay(self, unit: QueueEntry) -> bool:
-        return unit.is_filler or unit.physical_offset in self._damage
+        return unit.is_filler or _names_damage(unit, self._damage)
 
     def _differs(self, offset: int, physical_offset: int, reason: str) -> None:
         self._bad_from, self._resume_at, self._reason = offset, physical_offset, reason
 
     @property
     def difference(self) -> str | None:
-        """Where the queue differs from the log so far, None if it does not."""
+        """Where the queue differs from the log that has gone by, None if it does not."""
+        self._settle(None)
         return None if self._bad_from is None else self._reason
 
     def plan(self, log_start: int, log_end: int) -> QueuePlan:
         """What is to be done, once the log has gone by."""
-        odd, self._odd = self._odd, None
-        if odd is not None:
-            self._take_run(*odd)
+        self._settle(None)
         end = self._next
         if end is None:
             return self._without_messages(log_start)
+        self._look_before(log_start)
         if self._bad_from is None:
             return self._cut_at(max(end, self._kept_behind(end)))
         keep = min(self._bad_from, self._had)
@@ -265,6 +307,15 @@ class QueueCheck:
         return QueuePlan(
             self.key, action, keep, self._had, end, self._resume_at, self._reason, self._moved
         )
+
+    def _look_before(self, log_start: int) -> None:
+        """Units before the first message of the log are of messages that were deleted, or lost."""
+        assert self._first is not None
+        stop = min(self._first, self._had)
+        wrong = self._first_wrong(0, stop, log_start)
+        if wrong < stop:
+            reason = f"unit {wrong} is of a message that the log does not have"
+            self._differs(wrong, self._first_at, reason)
 
     def _without_messages(self, log_start: int) -> QueuePlan:
         """The log has no message of it: what was deleted from the log may stay."""
@@ -298,14 +349,18 @@ class QueueCheck:
 
     def _kept_behind(self, start: int, log_start: int = 0) -> int:
         """Up to where units name damage of the log, or what was deleted from its start."""
-        if self._disk is None or start >= self._had:
-            return self._had
-        for offset, units in self._disk.runs(start, self._had):
+        return self._first_wrong(start, self._had, log_start)
+
+    def _first_wrong(self, start: int, stop: int, log_start: int) -> int:
+        """The first unit of a range that names neither of both, ``stop`` without one."""
+        if self._disk is None:
+            return stop
+        for offset, units in self._disk.runs(start, stop):
             doubtful = (units["physical_offset"] >= log_start) | (units["size"] <= 0)
             for at in np.flatnonzero(doubtful).tolist():
                 if not self._may_stay(QueueEntry(*units[at].item())):
                     return offset + at
-        return self._had
+        return stop
 
 
 class QueueChecks:
@@ -364,10 +419,16 @@ def _same(there: Units, wanted: Units) -> int:
     return len(there) if same.all() else int(np.argmin(same))
 
 
+def _names_damage(unit: QueueEntry, damage: Container[int]) -> bool:
+    """Whether a unit is of a message that the log has lost: all of that lies in damage."""
+    first, size = unit.physical_offset, unit.size
+    return size > 0 and first in damage and first + size - 1 in damage
+
+
 def kept_units(
     queue: Queue, start: int, stop: int, damage: DamageMap
 ) -> Iterator[tuple[int, bytes]]:
     """The units of a range that name damage of the log, by their offsets."""
     for offset, unit in queue.entries(start, stop):
-        if not unit.is_filler and unit.physical_offset in damage:
+        if not unit.is_filler and _names_damage(unit, damage):
             yield offset, queue_entry.encode(unit)

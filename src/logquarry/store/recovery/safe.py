@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
 
 from logquarry.config import StoreConfig
-from logquarry.errors import StoreUnavailable
 from logquarry.files.layout import (
     COMMIT_LOG,
     CONSUME_QUEUE,
@@ -32,13 +30,11 @@ from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.log_bound import consume_queues
 from logquarry.store.recovery.index_check import IndexPlan, plan_index
+from logquarry.store.recovery.log_names import leave_out, misnamed_files
 from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds
 from logquarry.store.recovery.plan import RecoveryPlan, Step, StepKind
 from logquarry.store.recovery.queue_check import DamageMap, QueueAction, QueueChecks, QueuePlan
 from logquarry.units import Progress
-
-_MOST_BLANKS: Final = 1 << 12
-"""Files of the log that may be missing in a row: four terabytes of RocketMQ's size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +48,7 @@ class SafePlan(RecoveryPlan):
         last_timestamp: store time of the last message.
         message_count: messages that stand whole.
         pieces: the stretches of the log that frames stand in, one after the other.
+        misnamed: paths of files in the log's folder that are none of it.
     """
 
     config: StoreConfig
@@ -60,6 +57,7 @@ class SafePlan(RecoveryPlan):
     last_timestamp: int = 0
     message_count: int = 0
     pieces: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+    misnamed: tuple[str, ...] = ()
 
 
 def plan_safe(root: Path, config: StoreConfig, *, progress: Progress | None = None) -> SafePlan:
@@ -72,6 +70,7 @@ def plan_safe(root: Path, config: StoreConfig, *, progress: Progress | None = No
 
     Raises:
         StoreNotFound: if there is no store.
+        StoreUnavailable: if a file of the log was renamed.
     """
     return _Planner(StoreLayout.open(root, config), config).plan(progress)
 
@@ -90,6 +89,10 @@ class _Planner:
 
     def plan(self, progress: Progress | None) -> SafePlan:
         layout, config = self._layout, self._config
+        misnamed = misnamed_files(layout)
+        leave_out(layout, misnamed)
+        for file, reason in misnamed:
+            self._step(StepKind.SET_ASIDE, file.path, None, None, reason)
         try:
             checkpoint = layout.read_checkpoint()
         except ValueError:
@@ -133,6 +136,7 @@ class _Planner:
             last_timestamp=look.last_timestamp,
             message_count=look.count,
             pieces=tuple(pieces),
+            misnamed=tuple(file.path for file, _ in misnamed),
         )
 
     def _bounds(self, checkpoint: Checkpoint) -> KnownBounds:
@@ -151,7 +155,7 @@ class _Planner:
 
     # -------------------------------------------------------------------------------------- log
     def _check_log_files(self) -> None:
-        """Files of another size than the settings say, and files that are not there."""
+        """Files of another name or size than the settings say, and files that are not there."""
         files, size = self._layout.commit_log.files, self._layout.commit_log.file_size
         for file in files:
             if file.size < size:
@@ -171,12 +175,6 @@ class _Planner:
                     f"it has {file.size} bytes, and {size} belong there",
                 )
         for before, after in pairwise(files):
-            if after.base - before.base > _MOST_BLANKS * size:
-                raise StoreUnavailable(
-                    f"{self._layout.filesystem.full_path(after.path)}: it begins "
-                    f"{after.base - before.base - size} bytes behind the end of the file before "
-                    "it, and no log loses so much: is that its name? Nothing was changed"
-                )
             for base in range(before.base + size, after.base, size):
                 self._step(
                     StepKind.PUT_BLANK,

@@ -1,0 +1,107 @@
+"""Files of the log whose names cannot be right.
+
+A name says where in the log a file begins, and so does each message in it. A file that was renamed
+is not touched: whoever gives it its name back loses nothing. One in which nothing tells where it
+belongs is none of the log, and goes to quarantine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from logquarry.errors import StoreUnavailable
+from logquarry.files.layout import NAME_DIGITS, FileSequence, StoreFile, StoreLayout
+from logquarry.format import frame
+from logquarry.format.rows import REACHED_STOP
+from logquarry.scan import codec
+from logquarry.scan.codec import Window
+
+_MOST_BLANKS: Final = 1 << 12
+"""Files of the log that may be missing in a row: four terabytes of RocketMQ's size."""
+_LEAST_FRAMES: Final = 2
+"""Messages that have to agree before a file whose name might be right counts as renamed."""
+
+
+def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
+    """The files of a log that are none of it, with the reason for each.
+
+    Raises:
+        StoreUnavailable: if a file was renamed, or is too far off to be of this log.
+    """
+    files = layout.commit_log
+    size = files.file_size
+    if not size:
+        return []
+    names = Counter(file.base % size for file in files.files)
+    # Java's are multiples of the size. Where no file's is, most of them tell.
+    start = max(names, key=lambda rest: (names[rest], not rest), default=0)
+    found: list[tuple[StoreFile, str]] = []
+    last: StoreFile | None = None
+    for file in files.files:
+        fits = file.base % size == start
+        is_far = last is not None and file.base - last.base > _MOST_BLANKS * size
+        reason = _why_wrong(layout, file, start, may_be_right=fits and not is_far)
+        if not fits or is_far:
+            reason = reason or "nothing in it says that it is of this log"
+            where = "no place where a file of the log begins" if not fits else "far behind the log"
+            found.append((file, f"its name is {where}, and {reason}"))
+        else:
+            last = file
+    return found
+
+
+def _why_wrong(
+    layout: StoreLayout, file: StoreFile, start: int, *, may_be_right: bool
+) -> str | None:
+    """What the messages of a file say against its name, None if they do not.
+
+    Raises:
+        StoreUnavailable: if they say where it belongs, and nothing is there.
+    """
+    files = layout.commit_log
+    if file.size < frame.HEAD.size:
+        return None
+    data = layout.open_file(file.path).window(0, min(file.size, files.file_size))
+    magic, told = (_field(data, name) for name in ("magic", "physical_offset"))
+    is_message = magic % (1 << 32) in (frame.MAGIC_V1, frame.MAGIC_V2)
+    if may_be_right and (told == file.base or not is_message):
+        return None
+    path = layout.filesystem.full_path(file.path)
+    window = Window.of(data, file.base, files.file_size)
+    _, code = codec.find_frame(window, 0, len(data), check_crc=True)
+    if code == REACHED_STOP or (is_message and told == file.base):
+        if may_be_right:
+            return None
+        raise StoreUnavailable(
+            f"{path}: no file of this log can have this name, and there are messages in it that "
+            f"belong where it says: is {files.file_size} the size of the log's files? Nothing was "
+            "changed"
+        )
+    if told < 0 or told % files.file_size != start:
+        return None
+    rows = codec.empty_rows(_LEAST_FRAMES)
+    window = Window.of(data, told, files.file_size)
+    count, _, _ = codec.walk(window, 0, len(data), rows, check_crc=True)
+    if count < (_LEAST_FRAMES if may_be_right else 1):
+        return None
+    right = f"{told:0{NAME_DIGITS}d}"
+    if all(other.base != told for other in files.files):
+        raise StoreUnavailable(
+            f"{path}: it was renamed: its messages say that it is {right}. Give it that name, and "
+            "recover again. Nothing was changed"
+        )
+    return f"its messages are those of {right}, which is there"
+
+
+def _field(data: memoryview, name: str) -> int:
+    at, width = frame.HEAD.offsets[name], 4 if name == "magic" else 8
+    return int.from_bytes(data[at : at + width], "big", signed=True)
+
+
+def leave_out(layout: StoreLayout, misnamed: list[tuple[StoreFile, str]]) -> None:
+    """Let some files count as no part of a store's log."""
+    gone = {file for file, _ in misnamed}
+    files = layout.commit_log
+    left = tuple(file for file in files.files if file not in gone)
+    layout.commit_log = FileSequence(left, files.file_size)

@@ -1,0 +1,90 @@
+"""Files in the log's folder whose names cannot be right: told before anything is changed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.errors import StoreUnavailable
+from tests.small_store import bodies, config, facts, opened
+
+SIZE = 16_384
+COUNT = 120
+
+
+def written(root: Path) -> list[str]:
+    """A closed store; the names of the log's files."""
+    with opened(root) as store:
+        for number in range(COUNT):
+            store.put(lq.Message("t", b"%03d" % number * 200, keys=f"k{number}"))
+    return sorted(path.name for path in (root / "commitlog").iterdir())
+
+
+@pytest.mark.parametrize("opens", [False, True])
+@pytest.mark.parametrize("name", [1, 1_000, SIZE + 7, 40 * SIZE, 1 << 40, (1 << 62) - SIZE])
+@pytest.mark.parametrize("number", [0, 2, -1])
+def test_a_renamed_file_keeps_all(tmp_path: Path, number: int, name: int, opens: bool) -> None:
+    root = tmp_path / "store"
+    names = written(root)
+    folder = root / "commitlog"
+    (folder / names[number]).rename(folder / f"{name:020d}")
+    before = facts(root)
+    with pytest.raises(StoreUnavailable, match=rf"{name:020d}: it was renamed.*{names[number]}"):
+        if opens:
+            opened(root)
+        else:
+            lq.recover(root, apply=True, config=config())
+    lost = {key for key in before if facts(root).get(key, (b"",))[0] != before[key][0]}
+    assert not lost
+    (folder / f"{name:020d}").rename(folder / names[number])
+    with opened(root) as store:
+        assert len(bodies(store)) == COUNT
+
+
+@pytest.mark.parametrize("name", [7, SIZE + 100, 1 << 41, 10**20 - 1])
+@pytest.mark.parametrize("content", ["a copy", "zeros", "garbage", "short"])
+def test_what_is_none_of_the_log_is_set_aside(tmp_path: Path, content: str, name: int) -> None:
+    root = tmp_path / "store"
+    names = written(root)
+    stranger = root / "commitlog" / f"{name:020d}"
+    if content == "a copy":
+        shutil.copy(root / "commitlog" / names[1], stranger)
+    else:
+        stranger.write_bytes(
+            {"zeros": bytes(SIZE), "garbage": b"no" * SIZE, "short": b"x"}[content]
+        )
+    data = stranger.read_bytes()
+    plan = lq.recover(root, config=config())
+    if name < 10**19:
+        assert [step.file for step in plan.steps] == [f"commitlog/{name:020d}"]
+    lq.recover(root, apply=True, config=config())
+    assert not lq.recover(root, config=config()).is_needed
+    with opened(root) as store:
+        assert len(bodies(store)) == COUNT
+    if name < 10**19:
+        kept = root / ".logquarry" / "quarantine" / "commitlog" / stranger.name
+        assert kept.read_bytes() == data and not stranger.exists()
+
+
+def test_one_rotten_offset_is_no_renamed_file(tmp_path: Path) -> None:
+    """Also where the offset names the beginning of a file that is not there."""
+    names = written(tmp_path)
+    path = tmp_path / "commitlog" / names[1]
+    data = bytearray(path.read_bytes())
+    data[28:36] = (64 * SIZE).to_bytes(8, "big")
+    path.write_bytes(data)
+    with opened(tmp_path) as store:
+        assert len(list(store.scan(on_damage="skip"))) == COUNT - 1
+
+
+def test_another_size_than_the_settings_say(tmp_path: Path) -> None:
+    """Messages stand where the names say, and so it is the size that is wrong."""
+    written(tmp_path)
+    settings = config(mapped_file_size_commit_log=3 * SIZE)
+    before = facts(tmp_path)
+    with pytest.raises(StoreUnavailable, match="size of the log's files"):
+        lq.recover(tmp_path, config=settings)
+    assert facts(tmp_path) == before
