@@ -1,20 +1,18 @@
 """The log as verify wants it: what each run of frames means, made beside their use.
 
 A sound log is cut into stretches that are followed apart from each other, by threads
-(:func:`followed_ahead`) or by tasks of Spark (:mod:`.sound_runs`): a frame names its place, so that
-a stretch finds its first frame by itself. That is only guessed: a stretch counts if the walk comes
-to where its first frame begins. Where it does not, and wherever a stretch meets what is no frame,
-the walk (:class:`LogReader`) goes on alone, and says what is there.
+(:func:`followed_ahead`) or by tasks of Spark (:mod:`.sound_runs`). These are guesses, which the
+walk takes or does not (:mod:`logquarry.scan.guided`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic
 
 import numpy as np
 
@@ -23,6 +21,7 @@ from logquarry.format.rows import POSITION, SIZE
 from logquarry.scan import columns
 from logquarry.scan.codec import Window
 from logquarry.scan.follow import Followed, Follower, follow_run
+from logquarry.scan.guided import G, guided
 from logquarry.scan.walk import (
     BlankSpan,
     DamagedSpan,
@@ -61,21 +60,6 @@ class CheckedRun:
 Checked = CheckedRun | BlankSpan | DamagedSpan | ExpiredSpan | LogEnd
 
 
-class Guess(Protocol):
-    """Frames one after the other that were found apart from the walk."""
-
-    @property
-    def start(self) -> int:
-        """Physical offset of the first."""
-
-    @property
-    def end(self) -> int:
-        """Physical offset behind the last."""
-
-
-G = TypeVar("G", bound=Guess)
-
-
 class CheckedRuns(Generic[G]):
     """Walks the log of a store, with its CRCs. For one walk.
 
@@ -93,52 +77,17 @@ class CheckedRuns(Generic[G]):
         *,
         bound: int | None,
         live: bool,
-        guesses: Iterator[G],
+        guesses: Iterable[G],
         accept: Callable[[G], bool],
     ) -> None:
-        self._start = layout.commit_log.start
-        self._reader = LogReader(layout, bound=bound, live=live)
-        # A writer's files come and go.
-        self._guesses: Iterator[G] = iter(()) if live else guesses
-        self._accept = accept
+        reader = LogReader(layout, bound=bound, live=live)
+        self._events = guided(reader, () if live else guesses, accept)
         self._judge = _Judge(layout)
 
     def events(self) -> Iterator[G | Checked]:
         """Everything from the log's start to its end, in order; see :meth:`LogReader.events`."""
-        position = self._start
-        for guess in self._guesses:
-            if guess.start < position:
-                continue
-            if guess.start > position:
-                may_guess = True
-                for event in self._plain(position):
-                    yield event
-                    if isinstance(event, LogEnd):
-                        return
-                    position = _behind(event)
-                    may_guess &= self._may_guess_behind(event)
-                    if may_guess and position >= guess.start:
-                        break
-            if guess.start == position and self._accept(guess):
-                yield guess
-                position = guess.end
-        yield from self._plain(position)
-
-    def _may_guess_behind(self, event: Checked) -> bool:
-        """Whether a walk that begins behind an event says the same as one that came there."""
-        if isinstance(event, DamagedSpan):
-            return self._reader.forgets_damage and not event.is_tail
-        return not isinstance(event, ExpiredSpan)
-
-    def _plain(self, position: int) -> Iterator[Checked]:
-        for event in self._reader.events(position):
+        for event in self._events:
             yield self._judge.run(event) if isinstance(event, Run) else event
-
-
-def _behind(event: CheckedRun | BlankSpan | DamagedSpan | ExpiredSpan) -> int:
-    if isinstance(event, CheckedRun | BlankSpan):
-        return event.end
-    return event.offset + event.length
 
 
 class _Judge:
