@@ -30,11 +30,12 @@ from logquarry.scan.walk import LogReader
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
+from logquarry.store.read.known_damage import DamageMap
 from logquarry.store.read.log_bound import consume_queues
 from logquarry.store.recovery.index_check import IndexPlan, plan_index
 from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds
 from logquarry.store.recovery.plan import RecoveryPlan, Step, StepKind
-from logquarry.store.recovery.queue_check import DamageMap, QueueAction, QueueChecks, QueuePlan
+from logquarry.store.recovery.queue_check import QueueAction, QueueChecks, QueuePlan
 from logquarry.units import Progress
 
 _MOST_BLANKS: Final = 1 << 12
