@@ -19,6 +19,8 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Tests on Spark share one session that uses all cores: they run in one process, after the others.
 # (xdist's groups would do it in one call, but with pytest 9.2 xdist 3.8 ignores them.)
 PYTEST := $(BIN)/python -m pytest
+# Tests are compiled once, wherever the environment would have it done by each process again.
+unexport PYTHONDONTWRITEBYTECODE
 # The long ones stand side by side: whoever has no tests left takes some of those that have.
 PARALLEL := $(PYTEST) -n 3 --dist worksteal
 QUICK := not slow and not java and not root and not cluster

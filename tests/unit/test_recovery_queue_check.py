@@ -14,8 +14,8 @@ from logquarry.format.queue_entry import FILLER, QueueEntry
 from logquarry.scan.walk import DamagedSpan
 from logquarry.store.dispatch.queue_writer import MOST_GAP, units_of
 from logquarry.store.queue.consume_queue import ConsumeQueue
+from logquarry.store.read.known_damage import DamageMap
 from logquarry.store.recovery.queue_check import (
-    DamageMap,
     QueueAction,
     QueueCheck,
     QueuePlan,

@@ -225,9 +225,35 @@ class LogReader:
             elif event is not None:
                 return
 
-    def data_end(self, start: int) -> int:
-        """Just behind the last byte from ``start`` on that is not zero; ``start`` if all are."""
-        return self._last_data(start)
+    def data_end(self, start: int, stop: int | None = None) -> int:
+        """One past the last byte that is not zero, ``start`` if all are.
+
+        Args:
+            start: physical offset of the first byte that is looked at.
+            stop: where to stop (default: behind the last file).
+        """
+        last = start
+        for file in self.files.files:
+            if file.base + self.files.file_size <= start:
+                continue
+            if stop is not None and file.base >= stop:
+                break
+            at = max(0, start - file.base)
+            end_at = min(self._size(file), self.files.file_size)
+            if stop is not None:
+                end_at = min(end_at, stop - file.base)
+            view = self._view(file)
+            while at < end_at:
+                at = view.next_data(at)
+                if at >= end_at:
+                    break
+                window = self._window(file, at, _SEARCH_BYTES)
+                piece = min(window.length, end_at - at, _SEARCH_BYTES)
+                end = codec.last_nonzero(window, 0, piece)
+                if end:
+                    last = max(last, file.base + at + end)
+                at += piece
+        return last
 
     @property
     def forgets_damage(self) -> bool:
@@ -369,14 +395,14 @@ class LogReader:
             if self._is_durable:
                 return DamagedSpan(position, length, kind, reason, path), self.bound
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
-        if self._last_data(position) <= position:
+        if self.data_end(position) <= position:
             # Nothing was begun there: no writer to wait for.
             return LogEnd(position), position
         if self.live and self._heals(position):
             event, after = self._step(position, None)
             if event is not None:
                 return event, after
-        last = min(self._last_data(position), here)
+        last = min(self.data_end(position), here)
         if kind == DamageKind.ZEROED.label:
             reason = "zeros, and then bytes that are no frame"
         else:
@@ -515,24 +541,3 @@ class LogReader:
             else:
                 at += place
         return None
-
-    def _last_data(self, position: int) -> int:
-        """One past the last byte from ``position`` on that is not zero."""
-        last = position
-        for file in self.files.files:
-            at = max(0, position - file.base)
-            if file.base + self.files.file_size <= position:
-                continue
-            stop = min(self._size(file), self.files.file_size)
-            view = self._view(file)
-            while at < stop:
-                at = view.next_data(at)
-                if at >= stop:
-                    break
-                window = self._window(file, at, _SEARCH_BYTES)
-                piece = min(window.length, stop - at, _SEARCH_BYTES)
-                end = codec.last_nonzero(window, 0, piece)
-                if end:
-                    last = max(last, file.base + at + end)
-                at += piece
-        return last

@@ -27,7 +27,7 @@ from logquarry.store.read.bulk_reads import BulkReads
 from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.get_message import GetResult, TransferLimits, get_message
 from logquarry.store.read.index_file import Index
-from logquarry.store.read.known_damage import KnownDamage, known_damage
+from logquarry.store.read.known_damage import DamageMap, known_damage
 from logquarry.store.read.log_bound import last_entries, log_bound, sound_bound
 from logquarry.store.read.quick_get import QuickGet
 from logquarry.store.read.read_message import read_message
@@ -331,7 +331,7 @@ class MessageStore(BulkReads, WriteApi):
         )
 
     @cached_property
-    def _known_damage(self) -> KnownDamage:
+    def _known_damage(self) -> DamageMap:
         return known_damage(self.layout)
 
     @cached_property

@@ -43,9 +43,10 @@ from logquarry.store.dispatch.queue_writer import Mending
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
+from logquarry.store.read.known_damage import DamageMap
 from logquarry.store.recovery.index_check import IndexPlan
 from logquarry.store.recovery.plan import StepKind
-from logquarry.store.recovery.queue_check import DamageMap, QueueAction, kept_units
+from logquarry.store.recovery.queue_check import QueueAction, kept_units
 from logquarry.store.recovery.safe import SafePlan
 from logquarry.units import Progress
 

@@ -7,8 +7,7 @@ does not grow with the log.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
@@ -21,7 +20,7 @@ from logquarry.format import java, queue_entry
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.scan.follow import Follower, follow_run
-from logquarry.scan.walk import DamagedSpan, Run
+from logquarry.scan.walk import Run
 from logquarry.store.dispatch.dispatcher import queue_name_fault
 from logquarry.store.dispatch.queue_units import add_copies, parts_of
 from logquarry.store.dispatch.queue_writer import MOST_GAP, MOST_OFFSET
@@ -74,26 +73,6 @@ class QueuePlan:
     def is_sound(self) -> bool:
         """Whether nothing has to be done."""
         return self.action is QueueAction.KEEP and self.resume_at is None
-
-
-class DamageMap:
-    """Which places of the log are damaged; spans come in order."""
-
-    def __init__(self, spans: Sequence[DamagedSpan]) -> None:
-        # The same list that a walk adds to.
-        self._spans = spans
-        self._starts: list[int] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._spans)
-
-    def __contains__(self, offset: object) -> bool:
-        if not isinstance(offset, int):
-            return False
-        for span in self._spans[len(self._starts) :]:
-            self._starts.append(span.offset)
-        at = bisect_right(self._starts, offset) - 1
-        return at >= 0 and offset < self._spans[at].offset + self._spans[at].length
 
 
 class QueueCheck:
@@ -426,7 +405,7 @@ def _names_damage(unit: QueueEntry, damage: Container[int]) -> bool:
 
 
 def kept_units(
-    queue: Queue, start: int, stop: int, damage: DamageMap
+    queue: Queue, start: int, stop: int, damage: Container[int]
 ) -> Iterator[tuple[int, bytes]]:
     """The units of a range that name damage of the log, by their offsets."""
     for offset, unit in queue.entries(start, stop):

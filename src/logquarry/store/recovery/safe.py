@@ -21,19 +21,18 @@ from logquarry.files.layout import (
 )
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.scan import codec
 from logquarry.scan.ahead import ahead
-from logquarry.scan.codec import Window
 from logquarry.scan.walk import LogReader
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
+from logquarry.store.read.known_damage import DamageMap
 from logquarry.store.read.log_bound import consume_queues
 from logquarry.store.recovery.index_check import IndexPlan, plan_index
 from logquarry.store.recovery.log_names import leave_out, misnamed_files
 from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds
 from logquarry.store.recovery.plan import RecoveryPlan, Step, StepKind
-from logquarry.store.recovery.queue_check import DamageMap, QueueAction, QueueChecks, QueuePlan
+from logquarry.store.recovery.queue_check import QueueAction, QueueChecks, QueuePlan
 from logquarry.units import Progress
 
 
@@ -186,13 +185,14 @@ class _Planner:
 
     def _plan_log(self, look: LogLook) -> None:
         """What stands behind the log's end."""
-        if LogReader(self._layout).data_end(look.end) <= look.end:
+        reader = LogReader(self._layout)
+        if reader.data_end(look.end) <= look.end:
             return
         room = self._layout.commit_log.file_size
         for file in self._layout.commit_log.files:
             if file.base + room <= look.end:
                 continue
-            last = self._last_data(file)
+            last = reader.data_end(file.base, file.base + room)
             if last <= max(look.end, file.base):
                 continue
             if file.base < look.end or file is self._layout.commit_log.files[0]:
@@ -202,13 +202,6 @@ class _Planner:
             else:
                 reason = "all of it lies behind the log's end"
                 self._step(StepKind.SET_ASIDE, file.path, None, None, reason)
-
-    def _last_data(self, file: StoreFile) -> int:
-        if not file.size:
-            return file.base
-        data = self._layout.open_file(file.path).window(0, file.size)
-        end = codec.last_nonzero(Window.of(data, file.base), 0, len(data))
-        return file.base + (end or 0)
 
     # ----------------------------------------------------------------------------------- queues
     def _find_queues(self) -> None:
