@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from logquarry.files.layout import StoreLayout
+from logquarry.scan.stretches import tiles
 from logquarry.verify import verify_store
-from logquarry.verify.checked_runs import _Judge, followed_ahead, tiles
+from logquarry.verify.checked_runs import CheckedRuns, followed_ahead
 from logquarry.verify.findings import VerifyReport
 from logquarry.verify.index import IndexChecker
 from logquarry.verify.index_stream import EntryStream
@@ -88,7 +89,7 @@ def test_of_a_sound_log_nothing_is_left_to_the_walk(tmp_path: Path) -> None:
     layout = written(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         walked: list[object] = []
-        patch.setattr(_Judge, "run", lambda _, run: walked.append(run))
+        patch.setattr(CheckedRuns, "_checked", lambda _, run: walked.append(run))
         assert verify_store(layout, stretch_bytes=500).counts["messages"] == 40
         report = verify_store(layout, sound=sound_parts(layout, 900))
     assert (report.counts["messages"], report.counts["queue_entries"]) == (40, 40)

@@ -36,7 +36,7 @@ config = click.option(
 spark_master = click.option(
     "--spark-master",
     metavar="URL",
-    help="Work on Spark, on many stores at once: local[*], or a cluster's URL.",
+    help="Work on Spark, in parallel: local[*], or a cluster's URL.",
 )
 quiet = click.option("--quiet", "-q", is_flag=True, help="No notes and no progress on stderr.")
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document.")

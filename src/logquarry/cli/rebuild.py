@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,7 @@ _NAMES = {"consumequeue": "consume queues", "index": "index"}
 @click.option("--apply", is_flag=True, help="With --in-place: do it.")
 @click.option("--queues", is_flag=True, help="Only the consume queues.")
 @click.option("--index", is_flag=True, help="Only the index.")
+@options.spark_master
 @options.as_json
 @options.config
 @options.quiet
@@ -35,6 +36,7 @@ def rebuild(
     apply: bool,
     queues: bool,
     index: bool,
+    spark_master: str | None,
     as_json: bool,
     config: str | None,
     quiet: bool,
@@ -51,19 +53,28 @@ def rebuild(
         raise UsageError("--apply replaces what the store has: say --in-place too, or --into DIR")
     out = Output(quiet=quiet)
     settings = options.store_config(config)
-    from logquarry.store.rebuild.rebuild import rebuild as rebuild_store
-
     both = queues == index
-    with out.progress("reading the log", in_bytes=True) as progress:
-        report = rebuild_store(
-            store,
-            into=into,
-            apply=apply,
-            queues=queues or both,
-            index=index or both,
-            config=settings,
-            progress=progress,
-        )
+    wanted: dict[str, Any] = {
+        "into": into,
+        "apply": apply,
+        "queues": queues or both,
+        "index": index or both,
+        "config": settings,
+    }
+    if spark_master is None or (into is None and not apply):
+        from logquarry.store.rebuild.rebuild import rebuild as rebuild_store
+
+        with out.progress("reading the log", in_bytes=True) as progress:
+            report = rebuild_store(store, **wanted, progress=progress)
+    else:
+        from logquarry.cli import spark as with_spark
+        from logquarry.spark.rebuilding import rebuild_on_spark
+
+        with (
+            with_spark.session(spark_master) as session,
+            out.progress("rebuilding", in_bytes=True) as progress,
+        ):
+            report = rebuild_on_spark(session, store, **wanted, progress=progress)
     if as_json:
         out.json(report.to_json())
     else:

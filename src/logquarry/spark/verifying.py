@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 from logquarry.config import StoreConfig
 from logquarry.files.layout import INDEX, StoreLayout
 from logquarry.files.names import find_stores
+from logquarry.scan.stretches import tiles
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.tasks import LARGEST_SPLIT
 from logquarry.units import Progress
-from logquarry.verify.checked_runs import tiles
 from logquarry.verify.findings import VerifyReport
 from logquarry.verify.index import IndexChecker
 from logquarry.verify.sound_runs import SoundParts, SoundReader, SoundRun

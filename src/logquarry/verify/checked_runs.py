@@ -22,6 +22,7 @@ from logquarry.scan import columns
 from logquarry.scan.codec import Window
 from logquarry.scan.follow import Followed, Follower, follow_run
 from logquarry.scan.guided import G, guided
+from logquarry.scan.stretches import Stretch, StretchReader, tiles
 from logquarry.scan.walk import (
     BlankSpan,
     DamagedSpan,
@@ -82,38 +83,52 @@ class CheckedRuns(Generic[G]):
     ) -> None:
         reader = LogReader(layout, bound=bound, live=live)
         self._events = guided(reader, () if live else guesses, accept)
-        self._judge = _Judge(layout)
+        self._most = layout.config.max_message_size
+        self._follower = Follower(layout.delay_levels_ms)
 
     def events(self) -> Iterator[G | Checked]:
         """Everything from the log's start to its end, in order; see :meth:`LogReader.events`."""
         for event in self._events:
-            yield self._judge.run(event) if isinstance(event, Run) else event
+            yield self._checked(event) if isinstance(event, Run) else event
 
-
-class _Judge:
-    """Says what frames mean. For one thread."""
-
-    def __init__(self, layout: StoreLayout) -> None:
-        self._most = layout.config.max_message_size
-        self._follower = Follower(layout.delay_levels_ms)
-
-    def run(self, run: Run) -> CheckedRun:
+    def _checked(self, run: Run) -> CheckedRun:
         """A run of the walk, which has looked at the CRCs."""
-        parts, oversized, suspects = [], [], []
+        findings = Findings(self._most)
         for window, followed in follow_run(self._follower, run):
-            parts.append(_kept(followed))
-            oversized += self.oversized(window, followed)
-            suspects += self.suspects(window, followed)
+            findings(window, followed)
+        return findings.run(Stretch(run.start, run.end, len(run.rows)))
+
+
+class Findings:
+    """Collects what frames mean, and what is odd about them. For one run.
+
+    Args:
+        most: bytes of the largest frame that is not odd.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._parts: list[Followed] = []
+        self._oversized: list[tuple[int, int]] = []
+        self._suspects: list[tuple[int, int]] = []
+
+    def __call__(self, window: Window, followed: Followed) -> None:
+        """Some more frames."""
+        large = np.flatnonzero(followed.rows[:, SIZE] > self._most).tolist()
+        self._oversized += _places(window, followed, large)
+        self._suspects += _places(window, followed, columns.suspect_rows(window, followed.rows))
+        self._parts.append(_kept(followed))
+
+    def run(self, found: Stretch) -> CheckedRun:
+        """All of it."""
         return CheckedRun(
-            run.start, run.end, len(run.rows), tuple(parts), tuple(oversized), tuple(suspects)
+            start=found.start,
+            end=found.end,
+            count=found.count,
+            parts=tuple(self._parts),
+            oversized=tuple(self._oversized),
+            suspects=tuple(self._suspects),
         )
-
-    def oversized(self, window: Window, followed: Followed) -> list[tuple[int, int]]:
-        rows = followed.rows
-        return _places(window, followed, np.flatnonzero(rows[:, SIZE] > self._most).tolist())
-
-    def suspects(self, window: Window, followed: Followed) -> list[tuple[int, int]]:
-        return _places(window, followed, columns.suspect_rows(window, followed.rows))
 
 
 def _places(window: Window, followed: Followed, which: list[int]) -> list[tuple[int, int]]:
@@ -146,8 +161,10 @@ def followed_ahead(layout: StoreLayout, stretch_bytes: int = STRETCH_BYTES) -> I
 
     def read(start: int, stop: int) -> CheckedRun | None:
         reader = idle.pop()
+        findings = Findings(layout.config.max_message_size)
         try:
-            return reader.read(start, stop, resync=True)
+            found = reader.read(start, stop, findings, resync=True)
+            return None if found is None else findings.run(found)
         finally:
             idle.append(reader)
 
@@ -168,62 +185,3 @@ def followed_ahead(layout: StoreLayout, stretch_bytes: int = STRETCH_BYTES) -> I
                 return
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def tiles(layout: StoreLayout, size: int) -> Iterator[tuple[int, int]]:
-    """Stretches that tile the log: (from, to). None goes on beyond the end of its file."""
-    room = layout.commit_log.file_size
-    for file in layout.commit_log.files:
-        for start in range(file.base, file.base + room, size):
-            yield start, min(start + size, file.base + room)
-
-
-class StretchReader:
-    """Follows stretches of a log. For one thread at a time."""
-
-    def __init__(self, layout: StoreLayout) -> None:
-        self._log = layout.commit_log
-        self._reader = LogReader(layout)
-        self._follower = Follower(layout.delay_levels_ms, check_crc=True)
-        self._judge = _Judge(layout)
-        # Room for the last frame of a stretch, which goes on beyond it.
-        self._more = layout.config.max_message_size
-
-    def read(self, start: int, stop: int, *, resync: bool) -> CheckedRun | None:
-        """The frames that start in a stretch, up to the first place where there is none.
-
-        Args:
-            start: where the stretch begins,
-            stop: and ends, in the same file.
-            resync: whether ``start`` may lie within a frame, unless a file begins there.
-
-        Returns:
-            None where no frame is found.
-        """
-        file = self._log.at(start)
-        if file is None or not file.size:
-            return None
-        at: int | None = start
-        if resync and start != file.base:
-            at = self._reader.find(start, stop)
-        if at is None:
-            return None
-        first, count = at, 0
-        parts: list[Followed] = []
-        oversized: list[tuple[int, int]] = []
-        suspects: list[tuple[int, int]] = []
-        window = self._reader.window(at, stop - at + self._more)
-        while at < stop:
-            done = at - window.base
-            rest = Window(window.data[done:], at, window.end - done)
-            followed, after, _ = self._follower.follow(rest, stop - at)
-            if followed is None:
-                break
-            parts.append(_kept(followed))
-            oversized += self._judge.oversized(rest, followed)
-            suspects += self._judge.suspects(rest, followed)
-            count += len(followed.rows)
-            at += after
-        if not count:
-            return None
-        return CheckedRun(first, at, count, tuple(parts), tuple(oversized), tuple(suspects))

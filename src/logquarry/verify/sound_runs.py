@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from logquarry.files.layout import StoreLayout
+from logquarry.scan.stretches import StretchReader
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.dispatch.queue_units import QueuePart, parts_of
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.index_file import Index
-from logquarry.verify.checked_runs import STRETCH_BYTES, CheckedRun, StretchReader
+from logquarry.verify.checked_runs import STRETCH_BYTES, CheckedRun, Findings
 from logquarry.verify.index_stream import EntryStream, IndexEntries, Place
 
 
@@ -83,20 +84,19 @@ class SoundReader:
     def read(self, start: int, stop: int) -> list[SoundRun]:
         """The sound runs that begin between two places of one file of the log."""
         found: list[SoundRun] = []
-        at, is_resync = start, True
-        while at < stop:
-            upto = min(at + self._bytes, stop)
-            run = self._reader.read(at, upto, resync=is_resync)
-            sound = None if run is None else self._sound(run)
+        for stretch, findings in self._reader.read_all(start, stop, self._bytes, self._findings):
+            assert isinstance(findings, Findings)
+            sound = self._sound(findings.run(stretch))
             if sound is not None:
                 joined = _joined(found[-1], sound) if found else None
                 if joined is None:
                     found.append(sound)
                 else:
                     found[-1] = joined
-            is_resync = run is None or run.end < upto
-            at = upto if run is None or is_resync else run.end
         return found
+
+    def _findings(self) -> Findings:
+        return Findings(self.layout.config.max_message_size)
 
     def _sound(self, run: CheckedRun) -> SoundRun | None:
         """What there is to say of a run, None where something of it is not as it should be."""

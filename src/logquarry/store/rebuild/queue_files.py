@@ -27,6 +27,7 @@ from logquarry.store.queue.log_queues import QueueKey
 
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 _MOST_HELD: Final = 64 << 20
+_FILLERS_AT_ONCE: Final = 1 << 16
 _ANY_SAFE_NAME: Final = "store"
 
 
@@ -96,6 +97,8 @@ class QueueFiles:
         self._room = file_size // UNIT_SIZE
         self._held = 0
         self._faults: dict[str, str | None] = {}
+        self._here: dict[QueueKey, list[tuple[int, Units]]] = {}
+        self._touched: dict[Path, None] = {}
 
     def add(self, parts: Mapping[QueueKey, QueuePart]) -> None:
         """What some more frames bring to their queues, in the log's order.
@@ -159,6 +162,66 @@ class QueueFiles:
             queue.written = offset
         queue.stop = offset
 
+    # --------------------------------------------------------------------------- built by many
+    def takes(self, key: QueueKey) -> bool:
+        """Whether there can be a queue of that name."""
+        return self._why_not(key, 0, None) is None
+
+    def reserve(self, key: QueueKey, first: int, stop: int) -> None:
+        """Units that somebody else puts in place, behind all that there are.
+
+        Raises:
+            StoreUnavailable: if the disk fails, or is full.
+        """
+        queue = self.queues.get(key)
+        if queue is None:
+            queue = self.queues[key] = BuiltQueue(first, first, first - first % self._room)
+        elif queue.parts:
+            self._write(key, queue)
+        if first > queue.stop:
+            queue.gaps.append((queue.stop, first))
+        for at in range(queue.written, first, _FILLERS_AT_ONCE):
+            self._write_at(key, at, _FILLER * (min(at + _FILLERS_AT_ONCE, first) - at))
+        queue.written = queue.stop = stop
+
+    def put(self, key: QueueKey, part: QueuePart) -> None:
+        """Units that stand where their offsets say; what is around them is somebody else's.
+
+        Raises:
+            StoreUnavailable: if the disk fails, or is full.
+        """
+        cuts = np.flatnonzero(np.diff(part.offsets) != 1) + 1
+        for start, stop in pairwise([0, *cuts.tolist(), len(part.offsets)]):
+            if start < stop:
+                here = self._here.setdefault(key, [])
+                here.append((int(part.offsets[start]), part.units[start:stop].copy()))
+                self._held += here[-1][1].nbytes
+        if self._held > _MOST_HELD:
+            self._write_here()
+
+    def _write_here(self) -> None:
+        for key, pieces in self._here.items():
+            at, data = pieces[0][0], bytearray()
+            for offset, units in pieces:
+                if offset != at + len(data) // UNIT_SIZE:
+                    self._write_at(key, at, data)
+                    at, data = offset, bytearray()
+                data += units.tobytes()
+            self._write_at(key, at, data)
+        self._here.clear()
+        self._held = 0
+
+    def finish_put(self) -> None:
+        """Write what is held of those, and wait until it is on the disk.
+
+        Raises:
+            StoreUnavailable: if the disk fails.
+        """
+        self._write_here()
+        for path in self._touched:
+            sync_file(self._disk, path)
+        self._touched.clear()
+
     # ------------------------------------------------------------------------------------ files
     def _write_all(self) -> None:
         for key, queue in self.queues.items():
@@ -175,7 +238,11 @@ class QueueFiles:
             at = offset + len(units)
         queue.parts.clear()
         queue.written = at
-        rest, position = memoryview(data), start * UNIT_SIZE
+        self._write_at(key, start, data)
+
+    def _write_at(self, key: QueueKey, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write units from an offset on, over as many files as they take."""
+        rest, position = memoryview(data), offset * UNIT_SIZE
         while rest:
             count = min(len(rest), self._file_size - position % self._file_size)
             path = self._path(key, position)
@@ -189,6 +256,7 @@ class QueueFiles:
                     self._disk.close(descriptor)
             except OSError as error:
                 raise self._disk.refused(path, error) from error
+            self._touched[path] = None
             rest, position = rest[count:], position + count
 
     def _cut_files(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:

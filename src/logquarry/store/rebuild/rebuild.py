@@ -25,19 +25,16 @@ from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE, INDEX, SIDECAR, St
 from logquarry.format import index as index_format
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.scan.ahead import ahead
-from logquarry.scan.follow import Follower, follow_run
 from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.name_guard import NameGuard
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.disk.store_lock import StoreLock
 from logquarry.store.dispatch.queue_table import quarantine
-from logquarry.store.dispatch.queue_units import add_copies, parts_of
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.log_bound import consume_queues, last_entries
 from logquarry.store.read.store_sizes import with_sizes
-from logquarry.store.rebuild.index_files import IndexFiles
+from logquarry.store.rebuild.build import Builder, BuildJob, build_here
 from logquarry.store.rebuild.queue_files import QueueFiles
 from logquarry.store.rebuild.report import FileCount, QueueReport, RebuildReport
 from logquarry.store.recover import local_store
@@ -62,6 +59,7 @@ def rebuild(
     config: StoreConfig | None = None,
     clock: Clock | None = None,
     disk: Disk | None = None,
+    builder: Builder = build_here,
     progress: Progress | None = None,
 ) -> RebuildReport:
     """Make consume queues and index anew from the log.
@@ -77,6 +75,7 @@ def rebuild(
         config: its settings; sizes that are not stated are read off the files.
         clock: names index files and the quarantine, in milliseconds.
         disk: what it is on.
+        builder: builds the files in their folder.
         progress: told of the bytes of the log that are read.
 
     Returns:
@@ -101,7 +100,7 @@ def rebuild(
     if into is None and not apply:
         return _report(layout, None, names, is_live=layout.is_live())
     disk = disk or LocalDisk()
-    work = _Rebuild(root, target, names, settings, disk, clock or now_ms)
+    work = _Rebuild(root, target, names, settings, disk, clock or now_ms, builder)
     if into is not None:
         return work.run(progress)
     lock = StoreLock(disk, root)
@@ -157,6 +156,7 @@ class _Rebuild:
         config: as stated.
         disk: what both are on.
         clock: names what is made.
+        builder: builds the files.
     """
 
     def __init__(
@@ -167,6 +167,7 @@ class _Rebuild:
         config: StoreConfig,
         disk: Disk,
         clock: Clock,
+        builder: Builder,
     ) -> None:
         self._root = root
         self._target = target
@@ -174,6 +175,7 @@ class _Rebuild:
         self._config = config
         self._disk = disk
         self._clock = clock
+        self._builder = builder
         self._build = target / SIDECAR / _BUILD
 
     def run(self, progress: Progress | None) -> RebuildReport:
@@ -207,31 +209,19 @@ class _Rebuild:
         queue_size, shape = config.queue_file_size, config.index_shape
         assert queue_size is not None and shape is not None
         look, likely_end = self._look(layout, queue_size, is_live=report.is_live)
-        follower = Follower(config.delay_levels_ms)
-        queues, index = None, None
-        if CONSUME_QUEUE in self._names:
-            queues = QueueFiles(self._disk, self._build / CONSUME_QUEUE, queue_size)
-        if INDEX in self._names:
-            index = IndexFiles(self._disk, self._build / INDEX, shape, self._clock)
-        try:
-            for run in ahead(look.runs()):
-                for window, found in follow_run(follower, run):
-                    if index is not None:
-                        index.add(found)
-                    if queues is not None:
-                        parts = parts_of(found)
-                        if config.enable_multi_dispatch:
-                            add_copies(window, found, parts, config)
-                        queues.add(parts)
-                if progress is not None:
-                    progress(run.end - look.start, max(run.end, likely_end) - look.start)
-            if queues is not None:
-                queues.finish()
-            if index is not None:
-                index.finish()
-        finally:
-            if index is not None:
-                index.close()
+        job = BuildJob(
+            layout=layout,
+            config=config,
+            disk=self._disk,
+            clock=self._clock,
+            folder=self._build,
+            names=tuple(self._names),
+            look=look,
+            likely_end=likely_end,
+            is_live=report.is_live,
+        )
+        built = self._builder(job, progress)
+        queues = built.queues
         report = dataclasses.replace(
             report, log_end=look.end, messages=look.count, damage=tuple(look.damage)
         )
@@ -242,9 +232,9 @@ class _Rebuild:
                 left_out=tuple(queues.left_out),
             )
             self._disk.sync_names(self._build / CONSUME_QUEUE)
-        if index is not None:
-            count = FileCount(index.files, index.files * shape.file_size)
-            report = dataclasses.replace(report, index=count, keys=index.keys)
+        if INDEX in self._names:
+            count = FileCount(built.index_files, built.index_files * shape.file_size)
+            report = dataclasses.replace(report, index=count, keys=built.keys)
         self._disk.replace(self._build / _COMPLETE, b"complete\n")
         return report
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from logquarry.files.layout import StoreLayout
 from logquarry.format.checkpoint import Checkpoint
@@ -24,10 +25,12 @@ from logquarry.format.frame import FIXED_SIZE_V1, DamageKind
 from logquarry.format.rows import SIZE
 from logquarry.scan import codec
 from logquarry.scan.codec import Window
+from logquarry.scan.guided import guided
 from logquarry.scan.walk import (
     MISSING_FILE,
     BlankSpan,
     DamagedSpan,
+    Event,
     ExpiredSpan,
     LogEnd,
     LogReader,
@@ -86,6 +89,36 @@ def find_bounds(
     )
 
 
+class Found(Protocol):
+    """Frames one after the other that were found apart from the walk.
+
+    Their bodies are what their CRCs say. Times are store times in milliseconds.
+    """
+
+    @property
+    def start(self) -> int:
+        """Physical offset of the first."""
+
+    @property
+    def end(self) -> int:
+        """Physical offset behind the last."""
+
+    @property
+    def count(self) -> int:
+        """How many."""
+
+    @property
+    def first_time(self) -> int:
+        """Of the first."""
+
+    @property
+    def last_time(self) -> int:
+        """Of the last."""
+
+
+F = TypeVar("F", bound=Found)
+
+
 class LogLook:
     """One walk over a log.
 
@@ -129,8 +162,19 @@ class LogLook:
 
         The latter have their places in queues, and keep them.
         """
+        return self._runs(self._reader().events(stop=self._stop))
+
+    def guided_runs(self, guesses: Iterable[F]) -> Iterator[Run | F]:
+        """The same, some of them as others have found them. Not for a part of a log, nor live."""
+        assert self._stop is None and not self._is_live
+        return self._runs(guided(self._reader(), guesses))
+
+    def _reader(self) -> LogReader:
+        return LogReader(self._layout, live=self._is_live)
+
+    def _runs(self, events: Iterable[Event | F]) -> Iterator[Run | F]:
         broken: list[DamagedSpan] = []
-        for event in LogReader(self._layout, live=self._is_live).events(stop=self._stop):
+        for event in events:
             if isinstance(event, LogEnd):
                 break
             if isinstance(event, ExpiredSpan):
@@ -146,7 +190,7 @@ class LogLook:
                 broken.append(_lost_file(event))
                 continue
             if broken:
-                assert isinstance(event, Run)
+                assert not isinstance(event, BlankSpan)
                 stale = self._why_stale(event)
                 if stale is not None:
                     # What the queues know of it is left over as well.
@@ -154,11 +198,12 @@ class LogLook:
                     return
                 yield from self._confirmed(broken)
                 broken = []
-            if isinstance(event, BlankSpan) and self._stands_for_file(event):
-                self.damage.append(_lost_file(event))
-            if isinstance(event, Run):
-                self._last_of(event)
-                self.count += len(event.rows)
+            if isinstance(event, BlankSpan):
+                if self._stands_for_file(event):
+                    self.damage.append(_lost_file(event))
+            else:
+                self.last_timestamp = max(self.last_timestamp, self._times(event)[1])
+                self.count += len(event.rows) if isinstance(event, Run) else event.count
                 yield event
             self.end = event.end
         yield from self._rest(broken)
@@ -172,7 +217,7 @@ class LogLook:
         least = self._bounds.least
         return least is not None and offset >= least
 
-    def _why_stale(self, event: Run) -> str | None:
+    def _why_stale(self, event: Run | Found) -> str | None:
         """Why what stands behind a break is no part of the log, None if it is."""
         bounds = self._bounds
         if event.start < (bounds.durable or 0):
@@ -181,7 +226,7 @@ class LogLook:
         least = bounds.least
         if bounds.durable is None and least is not None and event.start >= least:
             return f"{where} is in no queue"
-        stored = self._time_of(event, 0)
+        stored, _ = self._times(event)
         if stored < self.last_timestamp:
             return f"{where} is older: an earlier recovery left it there"
         known = bounds.dispatched_timestamp
@@ -191,8 +236,11 @@ class LogLook:
             return f"{where} is newer than what the checkpoint knows to be dispatched"
         return None
 
-    def _last_of(self, run: Run) -> None:
-        self.last_timestamp = max(self.last_timestamp, self._time_of(run, -1))
+    def _times(self, event: Run | Found) -> tuple[int, int]:
+        """The store times of the first message and of the last."""
+        if isinstance(event, Run):
+            return self._time_of(event, 0), self._time_of(event, -1)
+        return event.first_time, event.last_time
 
     def _time_of(self, run: Run, row: int) -> int:
         at, size = run.window.base + int(run.rows[row, 0]), int(run.rows[row, SIZE])

@@ -1,0 +1,107 @@
+"""Parts of a log that are followed apart from each other, by threads or on other machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from logquarry.files.layout import StoreLayout
+from logquarry.scan.codec import Window
+from logquarry.scan.follow import Followed, Follower
+from logquarry.scan.walk import LogReader
+
+Each = Callable[[Window, Followed], None]
+"""Gets some frames and what they mean, both good until it returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Sound frames one after the other.
+
+    Attributes:
+        start: physical offset of the first,
+        end: and behind the last.
+        count: how many.
+    """
+
+    start: int
+    end: int
+    count: int
+
+
+def tiles(layout: StoreLayout, size: int) -> Iterator[tuple[int, int]]:
+    """Stretches that tile the log: (from, to). None goes on beyond the end of its file."""
+    room = layout.commit_log.file_size
+    for file in layout.commit_log.files:
+        for start in range(file.base, file.base + room, size):
+            yield start, min(start + size, file.base + room)
+
+
+class StretchReader:
+    """Follows stretches of a log. For one thread at a time.
+
+    Args:
+        layout: the store's files.
+        check_crc: whether bodies are compared with their CRC.
+    """
+
+    def __init__(self, layout: StoreLayout, *, check_crc: bool = True) -> None:
+        self._log = layout.commit_log
+        self._reader = LogReader(layout, check_crc=check_crc)
+        self._follower = Follower(layout.delay_levels_ms, check_crc=check_crc)
+        # Room for the last frame of a stretch, which goes on beyond it.
+        self._more = layout.config.max_message_size
+
+    def read(self, start: int, stop: int, each: Each, *, resync: bool) -> Stretch | None:
+        """The frames that start in a stretch, up to the first place where there is none.
+
+        Args:
+            start: where the stretch begins,
+            stop: and ends, in the same file.
+            each: gets the frames, some at a time.
+            resync: whether ``start`` may lie within a frame, unless a file begins there.
+
+        Returns:
+            What was read, None where no frame is found.
+        """
+        file = self._log.at(start)
+        if file is None or not file.size:
+            return None
+        at: int | None = start
+        if resync and start != file.base:
+            at = self._reader.find(start, stop)
+        if at is None:
+            return None
+        first, count = at, 0
+        window = self._reader.window(at, stop - at + self._more)
+        while at < stop:
+            done = at - window.base
+            rest = Window(window.data[done:], at, window.end - done)
+            followed, after, _ = self._follower.follow(rest, stop - at)
+            if followed is None:
+                break
+            each(rest, followed)
+            count += len(followed.rows)
+            at += after
+        return Stretch(first, at, count) if count else None
+
+    def read_all(
+        self, start: int, stop: int, size: int, make: Callable[[], Each]
+    ) -> Iterator[tuple[Stretch, Each]]:
+        """All the frames that start between two places of one file, a stretch at a time.
+
+        Args:
+            start: where the first stretch begins; it may lie within a frame.
+            stop: where the last one ends.
+            size: bytes of a stretch.
+            make: makes what gets the frames of the next stretch.
+        """
+        at, resync = start, True
+        while at < stop:
+            upto = min(at + size, stop)
+            each = make()
+            found = self.read(at, upto, each, resync=resync)
+            if found is not None:
+                yield found, each
+            resync = found is None or found.end < upto
+            at = upto if found is None or resync else found.end

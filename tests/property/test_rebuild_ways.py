@@ -1,0 +1,137 @@
+"""Queues and index built by many have the bytes of those built in one walk."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logquarry.config import StoreConfig
+from logquarry.spark import rebuilding
+from logquarry.store.rebuild.rebuild import rebuild
+from logquarry.store.rebuild.report import RebuildReport
+from tests.conformance.golden_facts import SOUND, UNCLEAN, Scenario
+from tests.damage import damaged
+from tests.store_maker import StoreMaker
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+CONFIG = StoreConfig(
+    max_hash_slot_num=16,
+    max_index_num=50,
+    mapped_file_size_commit_log=4096,
+    mapped_file_size_consume_queue=200,
+)
+
+
+def run_here(
+    _spark: object,
+    _name: str,
+    tasks: Sequence[T],
+    work: Callable[[int, T], R],
+    *,
+    weight: Callable[[T], int],
+    progress: object = None,
+) -> list[R]:
+    """What Spark does with tasks, without Spark; in another order."""
+    found: list[R] = []
+    for number, task in reversed(list(enumerate(tasks))):
+        sent_work, sent_task = pickle.loads(pickle.dumps((work, task)))
+        assert weight(task) >= 0
+        found.append(pickle.loads(pickle.dumps(sent_work(number, sent_task))))
+    return found[::-1]
+
+
+def both(
+    store: Path, folder: Path, config: StoreConfig, split_size: int
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What is built in one walk, and what by many: reports and files."""
+    alone = rebuild(store, into=folder / "alone", config=config)
+    with mock.patch.object(rebuilding, "run_tasks", run_here):
+        many = rebuilding.rebuild_on_spark(
+            None,  # type: ignore[arg-type]
+            store,
+            into=folder / "many",
+            config=config,
+            split_size=split_size,
+        )
+    return made(alone, folder / "alone"), made(many, folder / "many")
+
+
+def made(report: RebuildReport, folder: Path) -> tuple[Any, ...]:
+    document = report.to_json() | {"into": None}
+    paths = sorted(path for path in folder.rglob("*"))
+    queues = {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in paths
+        if "index" not in path.relative_to(folder).parts
+    }
+    index = [path.read_bytes() for path in paths if path.parent == folder / "index"]
+    return document, queues, index
+
+
+@pytest.mark.parametrize("name", [*SOUND, *(f"unclean/{name}" for name in UNCLEAN)])
+@pytest.mark.parametrize("split_size", [7_000, 60_000])
+def test_golden_stores(golden: Path, tmp_path: Path, name: str, split_size: int) -> None:
+    scenario = Scenario(golden / name)
+    alone, many = both(scenario.store, tmp_path, scenario.config, split_size)
+    assert many == alone
+
+
+def store(restarts: int, rolls: int) -> dict[str, bytes]:
+    """Files of a store of small files; queues whose offsets fall back, and full index files."""
+    maker = StoreMaker()
+    for number in range(rolls):
+        maker.put(f"t{number % 2}", number % 3, b"body", keys=f"k{number} all", tags="T")
+    if restarts:
+        maker.units["t0", 0].clear()
+        for offset in (0, 1, 2):
+            maker.put("t0", 0, b"again", queue_offset=offset)
+    maker.put("t1", 7, b"no keys")
+    with TemporaryDirectory() as folder:
+        root = maker.write(Path(folder))
+        paths = sorted(path for path in root.rglob("*") if path.is_file())
+        return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+STORES = {(restarts, rolls): store(restarts, rolls) for restarts in (0, 1) for rolls in (24, 49)}
+"""The index files of 49 messages with two keys are just full."""
+
+
+@given(st.sampled_from(sorted(STORES)).flatmap(lambda which: damaged(STORES[which], most=2)))
+def test_stores_with_damage(files: dict[str, bytes]) -> None:
+    with TemporaryDirectory() as folder:
+        root = Path(folder, "store")
+        (root / "commitlog").mkdir(parents=True)
+        for path, content in files.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_bytes(content)
+        try:
+            rebuild(root, into=Path(folder, "first"), config=CONFIG)
+        except Exception as error:
+            with pytest.raises(type(error)):
+                both(root, Path(folder), CONFIG, 900)
+            return
+        alone, many = both(root, Path(folder), CONFIG, 900)
+        assert many == alone
+
+
+@pytest.mark.parametrize("which", sorted(STORES))
+@pytest.mark.parametrize("split_size", [300, 1_500])
+def test_sound_stores(tmp_path: Path, which: tuple[int, int], split_size: int) -> None:
+    for path, content in STORES[which].items():
+        (tmp_path / "store" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "store" / path).write_bytes(content)
+    alone, many = both(tmp_path / "store", tmp_path, CONFIG, split_size)
+    assert many == alone
+    document, _, index = many
+    assert document["messages"] == sum(which) + which[0] * 2 + 1
+    assert len(index) == (3 if which[1] == 49 else 1)
