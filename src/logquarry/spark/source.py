@@ -1,4 +1,4 @@
-"""The batch source `rocketmq`: stores as DataFrames.
+"""The source `rocketmq`: stores as DataFrames, once or as a stream.
 
 Options choose what is read, instead of filters that Spark would push down (see `pushFilters`
 below). Bodies are compared with their CRC exactly where the column `body` is read: a subset of the
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamReader,
     DataSourceWriter,
     InputPartition,
 )
@@ -75,6 +76,21 @@ class RocketMQDataSource(DataSource):
             for remark in options.remarks:
                 logger.warning("%s: %s", FORMAT, remark)
             return RocketMQReader(options, checked(schema, options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """A reader for `readStream` of the columns of `schema`: all, or some, in any order.
+
+        Raises:
+            UsageError: if one of them is no column of ours, or an option makes no sense here.
+        """
+        from logquarry.spark.stream_reader import RocketMQStreamReader
+
+        let_hang_up()
+        with told_plainly():
+            options = parse_read_options(self.options, is_stream=True)
+            for remark in options.remarks:
+                logger.warning("%s: %s", FORMAT, remark)
+            return RocketMQStreamReader(options, checked(schema, options), schema)
 
     # PySpark's own words for what is not there are a traceback about "not implemented".
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -99,15 +99,24 @@ def open_stores(options: ReadOptions) -> list[tuple[str, str, StoreLayout]]:
     """
     locations = find_stores(options.paths, options.storage_options)
     brokers = broker_names(locations)
+    check_brokers(options, brokers)
+    return [
+        (location, broker, StoreLayout.open(location, options.config, options.storage_options))
+        for location, broker in zip(locations, brokers, strict=True)
+    ]
+
+
+def check_brokers(options: ReadOptions, brokers: Sequence[str]) -> None:
+    """Whether the options name only brokers that there are.
+
+    Raises:
+        UsageError: if not.
+    """
     for name, limit in (("startingOffsets", options.start), ("endingOffsets", options.stop)):
         for broker in limit.brokers:
             if broker not in brokers:
                 known = ", ".join(brokers)
                 raise UsageError(f"{name}: there is no broker {broker!r} among {known}")
-    return [
-        (location, broker, StoreLayout.open(location, options.config, options.storage_options))
-        for location, broker in zip(locations, brokers, strict=True)
-    ]
 
 
 def plan_tasks(
@@ -134,7 +143,7 @@ def plan_tasks(
             start_offset=options.start.of(broker),
             stop_offset=options.stop.of(broker),
         )
-        _check_start(layout, selection, fail=options.fail_on_data_loss)
+        check_start(layout, selection, fail=options.fail_on_data_loss)
         layout.warn_without_log()
         stores.append(_Store(location, broker, layout, selection))
     whole = sum(file.size for store in stores for file in store.layout.commit_log.files)
@@ -170,6 +179,12 @@ def plan_tasks(
         for store, whole_plan in zip(stores, plans, strict=True)
         for plan in _packed(whole_plan, size)
     ]
+
+
+def even_size(length: int, options: ReadOptions) -> int:
+    """Bytes of a task, where it is known how many there are in all."""
+    stated = min(options.split_size or _split_size(length, 1), -(-length // options.min_partitions))
+    return max(stated, _least_split(length))
 
 
 def _split_size(whole: int, min_tasks: int) -> int:
@@ -229,11 +244,15 @@ def _only(plan: ReadPlan, parts: Sequence[Part]) -> ReadPlan:
     return replace(plan, parts=tuple(parts), walked=walked)
 
 
-def _check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> None:
-    """Whether what is wanted first is still there (Kafka's failOnDataLoss)."""
+def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> None:
+    """Whether what is wanted first is still there (Kafka's failOnDataLoss).
+
+    Raises:
+        MessageNotFound: if it is not, and that is an error.
+    """
     start, oldest = selection.start_offset, layout.commit_log.start
     if start is not None and layout.commit_log.files and start < oldest:
-        _lost(
+        lost(
             f"{layout.root}: the log starts at offset {oldest}, and startingOffsets wants it from "
             f"{start} on: what lies between was deleted",
             fail=fail,
@@ -243,7 +262,7 @@ def _check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> No
             continue
         found = _oldest_in_queue(layout, topic, queue_id)
         if found is not None and first < found:
-            _lost(
+            lost(
                 f"{layout.root}: queue {queue_id} of {topic} starts at offset {found}, and "
                 f"startingQueueOffsets wants it from {first} on: what lies between was deleted",
                 fail=fail,
@@ -259,7 +278,12 @@ def _oldest_in_queue(layout: StoreLayout, topic: str, queue_id: int) -> int | No
     return queue.min_offset
 
 
-def _lost(text: str, *, fail: bool) -> None:
+def lost(text: str, *, fail: bool) -> None:
+    """Tell that what was wanted is gone.
+
+    Raises:
+        MessageNotFound: if that is an error.
+    """
     if fail:
         raise MessageNotFound(f"{text} (failOnDataLoss=false reads what is left)")
     logger.warning("%s", text)
@@ -347,7 +371,7 @@ def _not_deleted(
         else:
             yield event
     if gone:
-        _lost(
+        lost(
             f"{layout.root}: the log starts at offset {oldest} now: what was before it was deleted "
             "while it was read",
             fail=task.options.fail_on_data_loss,
