@@ -381,8 +381,8 @@ def test_damage_in_the_middle_of_an_open_log(load: Load, golden: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"onDamage": "quarantine"}, "onDamage: 'quarantine' comes with a later version"),
-        ({"schema": "kafka"}, "schema: 'kafka' comes with a later version"),
+        ({"onDamage": "quarantine"}, "onDamage: quarantine wants a folder"),
+        ({"schema": "avro"}, "schema: takes native or kafka"),
         ({"splitSize": "lots"}, "splitSize: takes a size such as 64m, not 'lots'"),
         ({"columns": "topic,nope"}, "columns: there is no column 'nope'"),
     ],

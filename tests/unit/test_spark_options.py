@@ -197,8 +197,8 @@ def test_remarks() -> None:
         ("minPartitions", "0", "takes a number from 1 on"),
         ("batchSize", "two", "takes a size such as 64m"),
         ("onDamage", "explode", "takes fail or skip or quarantine"),
-        ("onDamage", "quarantine", "'quarantine' comes with a later version"),
-        ("schema", "kafka", "'kafka' comes with a later version"),
+        ("onDamage", "quarantine", "quarantine wants a folder"),
+        ("quarantinePath", "/q", "goes with onDamage=quarantine alone"),
         ("schema", "avro", "takes native or kafka"),
         ("failOnDataLoss", "maybe", "takes true or false"),
         ("decompress", "1", "takes true or false"),
@@ -254,3 +254,30 @@ def test_one_option_under_two_names() -> None:
 
 def test_errors_are_ours() -> None:
     assert issubclass(UsageError, LogquarryError)
+
+
+def test_quarantine_and_schema() -> None:
+    options = parse(onDamage="quarantine", quarantinePath="/q", schema="Kafka")
+    assert (options.on_damage, options.quarantine_path) == ("skip", "/q")
+    assert options.is_kafka
+    assert "headers" not in options.names
+    assert parse(schema="kafka", includeHeaders="true").names[-1] == "headers"
+
+
+def test_options_of_a_stream() -> None:
+    def stream(**options: str) -> ReadOptions:
+        return parse_read_options({"path": "/store", **options}, is_stream=True)
+
+    options = stream(maxBytesPerTrigger="64m", maxOffsetsPerTrigger="1000")
+    assert (options.max_bytes, options.max_rows, options.remarks) == (64 << 20, 1000, ())
+    for name, value in (
+        ("endingOffsets", "latest"),
+        ("endingTimestamp", "5"),
+        ("endingQueueOffsets", "{}"),
+    ):
+        with pytest.raises(UsageError, match=f"^{name}: a stream has no end"):
+            stream(**{name: value})
+    for name in ("maxBytesPerTrigger", "maxOffsetsPerTrigger"):
+        for value in ("0", "-1", "many"):
+            with pytest.raises(UsageError, match=f"^{name}: takes"):
+                stream(**{name: value})

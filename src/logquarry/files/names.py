@@ -44,6 +44,52 @@ def find_stores(
     return tuple(found)
 
 
+def stores_by_name(
+    locations: Iterable[str | os.PathLike[str]],
+    storage_options: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """The stores that some paths, URLs and globs stand for, by names that stay.
+
+    Other than with :func:`broker_names`, the name of a store that a glob found does not depend on
+    which others there are: it is what stands in the place of the wildcards
+    (``/data/*/store``: ``b1``; ``/r*/b*/store``: ``r1/b1``).
+
+    Returns:
+        Name to location, in the order of the locations, each store once.
+
+    Raises:
+        StoreNotFound, UsageError: as :func:`find_stores`; also if two stores share a name.
+    """
+    stated: dict[str, None] = {}
+    globbed: dict[str, str] = {}
+    for location in locations:
+        for path in find_stores([location], storage_options):
+            pattern = absolute(location)
+            if path == pattern:
+                stated[path] = None
+            else:
+                globbed.setdefault(path, _in_wildcards(pattern, path))
+    names = list(stated)
+    found = dict(zip(broker_names(names), names, strict=True)) if names else {}
+    for path, name in globbed.items():
+        if path in stated:
+            continue
+        if name in found:
+            raise UsageError(
+                f"the stores {found[name]} and {path} would both be called {name!r}: say it with "
+                "one glob, or give their paths"
+            )
+        found[name] = path
+    if not found:
+        raise UsageError("there is no store to read: a path is missing")
+    return found
+
+
+def _in_wildcards(pattern: str, path: str) -> str:
+    parts = zip(pattern.strip("/").split("/"), path.strip("/").split("/"), strict=True)
+    return "/".join(name for wanted, name in parts if _WILDCARD.search(wanted))
+
+
 def absolute(location: str | os.PathLike[str]) -> str:
     """A path or URL that means the same wherever it is used on; ``file:`` URLs become paths."""
     text = os.fsdecode(location)

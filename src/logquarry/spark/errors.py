@@ -19,6 +19,7 @@ from logquarry.errors import CorruptStore, LogquarryError
 from logquarry.format.frame import DamageKind
 from logquarry.scan.batches import BAD_COMPRESSION
 from logquarry.scan.walk import MISSING_FILE, TORN_TAIL
+from logquarry.spark.certain import LOST_END
 from logquarry.spark.worker import in_worker
 
 _HIDE = "SPARK_HIDE_TRACEBACK"
@@ -27,7 +28,9 @@ _OURS = re.compile(r"\blogquarry\.errors\.(\w+): (.*)")
 _TRACEBACK = "Traceback (most recent call last):"
 _CAUSE = "Caused by: "
 _PLACE = re.compile(r"(.*?): at offset (-?\d+): (.*)")
-_KINDS = frozenset({*(kind.label for kind in DamageKind), MISSING_FILE, TORN_TAIL, BAD_COMPRESSION})
+_KINDS = frozenset(
+    {*(kind.label for kind in DamageKind), MISSING_FILE, TORN_TAIL, BAD_COMPRESSION, LOST_END}
+)
 
 
 @contextmanager

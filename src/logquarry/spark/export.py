@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from logquarry.errors import UsageError
-from logquarry.scan import schema
 from logquarry.signals import held
 from logquarry.spark.commit import ExportCommit
 from logquarry.spark.jobs import run_tasks
@@ -100,7 +99,7 @@ def export_parquet(
     """
     began = time.monotonic()
     read = _read_options(stores, options)
-    columns = read.columns or schema.NAMES
+    columns = read.names
     partition_by = check_partition_columns(partition_by, columns)
     folder = OutputFolder(dest, dest_storage_options or read.storage_options)
     tasks = plan_tasks(read, min_tasks=_cores(spark))
@@ -171,6 +170,8 @@ def _read_options(stores: Stores, options: ReadOptions | Mapping[str, str] | Non
     read = parse_read_options({**given, "path": paths[0] if paths else ""})
     if read.remarks:
         raise UsageError("; ".join(read.remarks))
+    if read.is_kafka:
+        raise UsageError("schema: an export has our columns; kafka's are for DataFrames")
     return replace(read, paths=paths)
 
 

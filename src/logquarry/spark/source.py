@@ -1,4 +1,4 @@
-"""The batch source `rocketmq`: stores as DataFrames.
+"""The source `rocketmq`: stores as DataFrames, once or as a stream.
 
 Options choose what is read, instead of filters that Spark would push down (see `pushFilters`
 below). Bodies are compared with their CRC exactly where the column `body` is read: a subset of the
@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamReader,
     DataSourceWriter,
     InputPartition,
 )
 
 from logquarry.errors import UsageError
-from logquarry.scan import schema
 from logquarry.spark.errors import told_plainly
 from logquarry.spark.options import LATER, ReadOptions, parse_read_options
-from logquarry.spark.worker import let_hang_up, settle
+from logquarry.spark.rows import task_rows
+from logquarry.spark.struct import checked, struct_of
+from logquarry.spark.worker import let_hang_up
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from logquarry.spark.tasks import ReadTask
@@ -60,7 +61,7 @@ class RocketMQDataSource(DataSource):
         with told_plainly():
             options = parse_read_options(self.options)
             open_stores(options)
-            return struct_of(options.columns or schema.NAMES)
+            return struct_of(options)
 
     # The parameter's name is PySpark's: it is passed by keyword.
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -74,7 +75,22 @@ class RocketMQDataSource(DataSource):
             options = parse_read_options(self.options)
             for remark in options.remarks:
                 logger.warning("%s: %s", FORMAT, remark)
-            return RocketMQReader(options, _checked(schema, options.columns), schema)
+            return RocketMQReader(options, checked(schema, options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """A reader for `readStream` of the columns of `schema`: all, or some, in any order.
+
+        Raises:
+            UsageError: if one of them is no column of ours, or an option makes no sense here.
+        """
+        from logquarry.spark.stream_reader import RocketMQStreamReader
+
+        let_hang_up()
+        with told_plainly():
+            options = parse_read_options(self.options, is_stream=True)
+            for remark in options.remarks:
+                logger.warning("%s: %s", FORMAT, remark)
+            return RocketMQStreamReader(options, checked(schema, options), schema)
 
     # PySpark's own words for what is not there are a traceback about "not implemented".
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -121,108 +137,4 @@ class RocketMQReader(DataSourceReader):
         task: ReadTask | None = partition.value
         if task is None:
             return
-        settle()
-        # Spark hangs up once it has all the rows it needs (a limit, show()).
-        let_hang_up()
-        with told_plainly():
-            yield from _batches(task, self._struct)
-
-
-def _batches(task: ReadTask, struct: StructType) -> Iterator[pa.RecordBatch]:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    from logquarry.scan.batches import DamageLog
-    from logquarry.spark.tasks import read_batches
-
-    wanted = to_arrow_schema(struct, timezone="UTC")
-    damage = DamageLog()
-    told = 0
-    for batch in read_batches(task, damage):
-        yield _with_schema(batch, wanted)
-        told = _tell(damage, told)
-    _tell(damage, told)
-
-
-def _with_schema(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
-    """The same arrays as a schema calls them, which also says what may be null."""
-    import pyarrow as pa
-
-    arrays = [
-        array if array.type.equals(field.type) else _as_map(array, field.type)
-        for array, field in zip(batch.columns, wanted, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
-
-
-def _as_map(array: pa.MapArray, kind: pa.MapType) -> pa.Array:
-    """A map of which the type says otherwise whether values may be null.
-
-    A cast would do; it takes longer than all else about such a batch.
-    """
-    import pyarrow as pa
-
-    entries = pa.struct([kind.key_field, kind.item_field])
-    pairs = pa.Array.from_buffers(entries, len(array.keys), [None], 0, 0, [array.keys, array.items])
-    validity, offsets = array.buffers()[:2]
-    return pa.Array.from_buffers(
-        kind, len(array), [validity, offsets], array.null_count, array.offset, [pairs]
-    )
-
-
-def _tell(damage: Any, told: int) -> int:
-    for span in damage.spans[told:]:
-        logger.warning(
-            "%s: at offset %d: %s: %s (%d bytes passed over)",
-            span.path,
-            span.offset,
-            span.kind,
-            span.reason,
-            span.length,
-        )
-    return len(damage.spans)
-
-
-def struct_of(names: Sequence[str]) -> StructType:
-    """The schema of some columns.
-
-    It says which of them every message has: for the others alone does Spark look, value by value,
-    whether there is one. DDL could not say so of the values of a map.
-    """
-    from pyspark.sql import types
-
-    kinds: dict[str, types.DataType] = {
-        "string": types.StringType(),
-        "int": types.IntegerType(),
-        "bigint": types.LongType(),
-        "timestamp": types.TimestampType(),
-        "binary": types.BinaryType(),
-        "map<string,string>": types.MapType(
-            types.StringType(), types.StringType(), valueContainsNull=False
-        ),
-    }
-    by_name = {column.name: column for column in schema.COLUMNS}
-    chosen = [by_name[name] for name in names]
-    return types.StructType(
-        [types.StructField(column.name, kinds[column.spark], column.optional) for column in chosen]
-    )
-
-
-def _checked(struct: StructType, chosen: Sequence[str] | None) -> tuple[str, ...]:
-    """The columns of a schema that a user may have written, in our spelling."""
-    given = struct.fieldNames()
-    if not given:
-        raise UsageError("schema: it has no columns")
-    # In Spark `TOPIC` is the column `topic`.
-    ours = {name.lower(): name for name in schema.NAMES}
-    names = schema.check_names(ours.get(name.lower(), name) for name in given)
-    if chosen is not None and set(names) != set(chosen):
-        raise UsageError(
-            f"columns: the option says {', '.join(chosen)}, and the schema {', '.join(names)}: "
-            "give one of them"
-        )
-    types = {column.name: column.spark for column in schema.COLUMNS}
-    for name, field in zip(names, struct.fields, strict=True):
-        theirs = field.dataType.simpleString()
-        if theirs != types[name]:
-            raise UsageError(f"schema: the column {field.name} is {types[name]}, not {theirs}")
-    return names
+        yield from task_rows(task, self._struct)

@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING
 from logquarry.errors import MessageNotFound, StoreNotFound, UsageError
 from logquarry.files.layout import StoreLayout
 from logquarry.files.names import broker_names, find_stores
-from logquarry.scan import schema
+from logquarry.scan import kafka
 from logquarry.scan.batches import BadBodies, DamageLog, record_batches, sound_runs
 from logquarry.scan.columns import Decoding
 from logquarry.scan.filters import MessageFilter
 from logquarry.scan.splits import LogSplit
 from logquarry.scan.walk import MISSING_FILE, DamagedSpan, Event, ExpiredSpan
+from logquarry.spark.certain import certain_events
 from logquarry.spark.options import ReadOptions
+from logquarry.spark.output import OutputFolder
+from logquarry.spark.quarantine import Quarantine
 from logquarry.store.read.selection import (
     Part,
     ReadPlan,
@@ -58,8 +61,10 @@ class ReadTask:
         broker: what it is called.
         plan: how it is read; its parts are those of this task alone.
         options: how to read.
-        columns: which columns, in order.
+        columns: which columns of the table that the options name, in order.
         delay_levels_ms: for tags codes.
+        certain_to: where it is a stream's: up to here (and the end of its parts) all of the log
+            was there when it was planned, and what is behind that is not looked at.
     """
 
     location: str
@@ -68,6 +73,7 @@ class ReadTask:
     options: ReadOptions
     columns: tuple[str, ...]
     delay_levels_ms: tuple[int, ...]
+    certain_to: int | None = None
 
     @property
     def length(self) -> int:
@@ -93,15 +99,24 @@ def open_stores(options: ReadOptions) -> list[tuple[str, str, StoreLayout]]:
     """
     locations = find_stores(options.paths, options.storage_options)
     brokers = broker_names(locations)
+    check_brokers(options, brokers)
+    return [
+        (location, broker, StoreLayout.open(location, options.config, options.storage_options))
+        for location, broker in zip(locations, brokers, strict=True)
+    ]
+
+
+def check_brokers(options: ReadOptions, brokers: Sequence[str]) -> None:
+    """Whether the options name only brokers that there are.
+
+    Raises:
+        UsageError: if not.
+    """
     for name, limit in (("startingOffsets", options.start), ("endingOffsets", options.stop)):
         for broker in limit.brokers:
             if broker not in brokers:
                 known = ", ".join(brokers)
                 raise UsageError(f"{name}: there is no broker {broker!r} among {known}")
-    return [
-        (location, broker, StoreLayout.open(location, options.config, options.storage_options))
-        for location, broker in zip(locations, brokers, strict=True)
-    ]
 
 
 def plan_tasks(
@@ -128,7 +143,7 @@ def plan_tasks(
             start_offset=options.start.of(broker),
             stop_offset=options.stop.of(broker),
         )
-        _check_start(layout, selection, fail=options.fail_on_data_loss)
+        check_start(layout, selection, fail=options.fail_on_data_loss)
         layout.warn_without_log()
         stores.append(_Store(location, broker, layout, selection))
     whole = sum(file.size for store in stores for file in store.layout.commit_log.files)
@@ -158,12 +173,18 @@ def plan_tasks(
             broker=store.broker,
             plan=plan,
             options=options,
-            columns=tuple(columns or options.columns or schema.NAMES),
+            columns=tuple(columns or options.names),
             delay_levels_ms=store.layout.delay_levels_ms,
         )
         for store, whole_plan in zip(stores, plans, strict=True)
         for plan in _packed(whole_plan, size)
     ]
+
+
+def even_size(length: int, options: ReadOptions) -> int:
+    """Bytes of a task, where it is known how many there are in all."""
+    stated = min(options.split_size or _split_size(length, 1), -(-length // options.min_partitions))
+    return max(stated, _least_split(length))
 
 
 def _split_size(whole: int, min_tasks: int) -> int:
@@ -223,11 +244,15 @@ def _only(plan: ReadPlan, parts: Sequence[Part]) -> ReadPlan:
     return replace(plan, parts=tuple(parts), walked=walked)
 
 
-def _check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> None:
-    """Whether what is wanted first is still there (Kafka's failOnDataLoss)."""
+def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> None:
+    """Whether what is wanted first is still there (Kafka's failOnDataLoss).
+
+    Raises:
+        MessageNotFound: if it is not, and that is an error.
+    """
     start, oldest = selection.start_offset, layout.commit_log.start
     if start is not None and layout.commit_log.files and start < oldest:
-        _lost(
+        lost(
             f"{layout.root}: the log starts at offset {oldest}, and startingOffsets wants it from "
             f"{start} on: what lies between was deleted",
             fail=fail,
@@ -237,7 +262,7 @@ def _check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> No
             continue
         found = _oldest_in_queue(layout, topic, queue_id)
         if found is not None and first < found:
-            _lost(
+            lost(
                 f"{layout.root}: queue {queue_id} of {topic} starts at offset {found}, and "
                 f"startingQueueOffsets wants it from {first} on: what lies between was deleted",
                 fail=fail,
@@ -253,7 +278,12 @@ def _oldest_in_queue(layout: StoreLayout, topic: str, queue_id: int) -> int | No
     return queue.min_offset
 
 
-def _lost(text: str, *, fail: bool) -> None:
+def lost(text: str, *, fail: bool) -> None:
+    """Tell that what was wanted is gone.
+
+    Raises:
+        MessageNotFound: if that is an error.
+    """
     if fail:
         raise MessageNotFound(f"{text} (failOnDataLoss=false reads what is left)")
     logger.warning("%s", text)
@@ -277,35 +307,63 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
     options, plan = task.options, task.plan
     layout = StoreLayout.open(task.location, options.config, options.storage_options)
     seen = DamageLog() if damage is None else damage
+    names = kafka.sources(task.columns) if options.is_kafka else task.columns
+    quarantine = _quarantine(task)
+    bad_bodies = BadBodies(layout, options.on_damage, seen)
     decoding = Decoding(
-        columns=task.columns,
+        columns=names,
         broker=task.broker,
         delay_levels_ms=task.delay_levels_ms,
         decompress=options.decompress,
         decompress_limit=options.config.decompress_limit,
-        on_bad_body=BadBodies(layout, options.on_damage, seen),
+        on_bad_body=bad_bodies,
     )
     try:
         for part in plan.parts:
-            events = _not_deleted(task, layout, part)
+            events = _not_deleted(task, layout, part, check_crc="body" in names)
+            if quarantine is not None:
+                events = _kept(events, layout, quarantine, live=plan.live)
             wanted = filter_of(plan, part)
             runs = sound_runs(events, options.on_damage, seen)
-            yield from record_batches(runs, decoding, None if wanted.is_empty else wanted)
+            for batch in record_batches(runs, decoding, None if wanted.is_empty else wanted):
+                yield kafka.kafka_batch(batch, task.columns) if options.is_kafka else batch
             if options.on_damage == "stop" and seen.spans:
                 return
     except OSError as error:
         raise StoreNotFound(f"{error.filename or layout.root}: {error.strerror}") from error
 
 
-def _not_deleted(task: ReadTask, layout: StoreLayout, part: Part) -> Iterator[Event]:
+def _quarantine(task: ReadTask) -> Quarantine | None:
+    path = task.options.quarantine_path
+    if path is None:
+        return None
+    return Quarantine(OutputFolder(path, task.options.storage_options), task.broker)
+
+
+def _kept(
+    events: Iterator[Event], layout: StoreLayout, quarantine: Quarantine, *, live: bool
+) -> Iterator[Event]:
+    for event in events:
+        # A torn tail of a log that is being written is a message on its way.
+        if isinstance(event, DamagedSpan) and not (live and event.is_tail):
+            quarantine.keep(layout, event)
+        yield event
+
+
+def _not_deleted(
+    task: ReadTask, layout: StoreLayout, part: Part, *, check_crc: bool
+) -> Iterator[Event]:
     """What stands in a part. What retention deleted since the plan was made is no damage."""
     oldest = layout.commit_log.start
     gone = isinstance(part, LogSplit) and part.start < oldest
     # Without a body among the columns none is looked at, except to search it.
-    check_crc = "body" in task.columns or task.options.wanted.grep is not None
-    for event in read_part(
+    check_crc |= task.options.wanted.grep is not None
+    events = read_part(
         layout, task.plan, part, check_crc=check_crc, batch_bytes=task.options.batch_bytes
-    ):
+    )
+    if task.certain_to is not None:
+        events = certain_events(events, task.certain_to, layout.log_path)
+    for event in events:
         if isinstance(event, ExpiredSpan) or (
             isinstance(event, DamagedSpan) and event.kind == MISSING_FILE and event.offset < oldest
         ):
@@ -313,7 +371,7 @@ def _not_deleted(task: ReadTask, layout: StoreLayout, part: Part) -> Iterator[Ev
         else:
             yield event
     if gone:
-        _lost(
+        lost(
             f"{layout.root}: the log starts at offset {oldest} now: what was before it was deleted "
             "while it was read",
             fail=task.options.fail_on_data_loss,

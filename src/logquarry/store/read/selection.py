@@ -144,7 +144,7 @@ def plan_read(
         if end is not None and end < bound:
             # With the byte at which the log breaks: the part that holds it tells of the damage.
             extent = LogExtent(extent.start, end + 1, bound)
-    start, stop = _time_range(layout, selection.wanted, extent)
+    start, stop = time_range(layout, selection.wanted, extent)
     if selection.start_offset is not None:
         start = max(start, selection.start_offset)
     if selection.stop_offset is not None:
@@ -279,8 +279,8 @@ def _places(
 
 
 # ------------------------------------------------------------------------------------- by time
-def _time_range(layout: StoreLayout, wanted: MessageFilter, extent: LogExtent) -> tuple[int, int]:
-    """The files whose messages may lie between two times: the log is ordered by store time.
+def time_range(layout: StoreLayout, wanted: MessageFilter, extent: LogExtent) -> tuple[int, int]:
+    """Offsets of the files whose messages may lie between two times: the log is ordered by those.
 
     Only as long as the clock was never set back: files whose first messages are out of order are
     all read.

@@ -1,0 +1,124 @@
+"""Messages as Spark's Kafka source shows them: one table of columns, made of ours.
+
+The key is the first word of KEYS, or null. The timestamp is the store's, as with Kafka's
+LogAppendTime. A message's properties are its headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from logquarry.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaColumn:
+    """One column.
+
+    Attributes:
+        name: as Kafka's source calls it.
+        spark: its type as Spark writes it.
+        source: our column that it is made of; None where it is the same for all messages.
+    """
+
+    name: str
+    spark: str
+    source: str | None
+
+
+HEADERS: Final = "headers"
+COLUMNS: Final = (
+    KafkaColumn("key", "binary", "keys"),
+    KafkaColumn("value", "binary", "body"),
+    KafkaColumn("topic", "string", "topic"),
+    KafkaColumn("partition", "int", "queue_id"),
+    KafkaColumn("offset", "bigint", "queue_offset"),
+    KafkaColumn("timestamp", "timestamp", "store_timestamp"),
+    KafkaColumn("timestampType", "int", None),
+    KafkaColumn(HEADERS, "array<struct<key:string,value:binary>>", "properties"),
+)
+LOG_APPEND_TIME: Final = 1
+"""Kafka's number for a timestamp that the broker set."""
+
+_BY_NAME = {column.name: column for column in COLUMNS}
+
+
+def names(*, headers: bool) -> tuple[str, ...]:
+    """The columns, the last of them only if it is asked for."""
+    return tuple(column.name for column in COLUMNS if headers or column.name != HEADERS)
+
+
+def check_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
+    """``given`` as a tuple.
+
+    Raises:
+        UsageError: if there is none, one is no column, or one comes twice.
+    """
+    found = tuple(given)
+    if not found:
+        raise UsageError("no column is named; to count messages, offset alone will do")
+    known = names(headers=headers)
+    for name in found:
+        if name == HEADERS and not headers:
+            raise UsageError(f"the column {HEADERS} is there with includeHeaders=true alone")
+        if name not in known:
+            raise UsageError(f"there is no column {name!r}; Kafka's are {', '.join(known)}")
+    if len(set(found)) != len(found):
+        raise UsageError(f"a column comes twice in {', '.join(found)}")
+    return found
+
+
+def sources(wanted: Sequence[str]) -> tuple[str, ...]:
+    """Our columns that some of Kafka's are made of, each once; one at least, to count by."""
+    found = (_BY_NAME[name].source for name in wanted)
+    return tuple(dict.fromkeys(name for name in found if name is not None)) or ("queue_offset",)
+
+
+def kafka_batch(batch: pa.RecordBatch, wanted: Sequence[str]) -> pa.RecordBatch:
+    """Some of Kafka's columns, in order, of a batch with their :func:`sources`."""
+    import pyarrow as pa
+
+    arrays = [_array(batch, _BY_NAME[name]) for name in wanted]
+    return pa.RecordBatch.from_arrays(arrays, names=list(wanted))
+
+
+def _array(batch: pa.RecordBatch, column: KafkaColumn) -> pa.Array:
+    import pyarrow as pa
+
+    if column.source is None:
+        return pa.repeat(pa.scalar(LOG_APPEND_TIME, pa.int32()), batch.num_rows)
+    array = batch.column(column.source)
+    if column.name == "key":
+        return _first_words(array)
+    return _headers(array) if column.name == HEADERS else array
+
+
+def _first_words(keys: pa.Array) -> pa.Array:
+    """The first word of each text, as bytes; null where there is none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    first = pc.list_element(pc.split_pattern(pc.utf8_ltrim(keys, " "), " ", max_splits=1), 0)
+    return pc.if_else(pc.equal(first, ""), pa.scalar(None, pa.string()), first).cast(pa.binary())
+
+
+def _headers(properties: pa.MapArray) -> pa.Array:
+    """A list of (key, value) for each map; null for one that is empty, as Kafka's source has it."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    pairs = pa.StructArray.from_arrays(
+        [properties.keys, properties.items.cast(pa.binary())], fields=list(pair)
+    )
+    offsets = properties.offsets
+    empty = pc.equal(offsets[1:], offsets[:-1])
+    if not pc.any(empty).as_py():
+        return pa.ListArray.from_arrays(offsets, pairs)
+    # pyarrow takes a mask only beside offsets that are no slice.
+    return pa.ListArray.from_arrays(pa.array(offsets.to_numpy()), pairs, mask=empty)

@@ -1,0 +1,18 @@
+"""The options of the source `rocketmq`.
+
+given      what the user gave, by name, and the parsers of single values
+offsets    where reading starts and ends
+read       the options of a read, batch or stream
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from logquarry.spark.options.offsets import OffsetLimit
+from logquarry.spark.options.read import DEFAULT_BATCH_BYTES, ReadOptions, parse_read_options
+
+LATER: Final = "comes with a later version"
+"""What is said of uses that have their place already."""
+
+__all__ = ["DEFAULT_BATCH_BYTES", "LATER", "OffsetLimit", "ReadOptions", "parse_read_options"]

@@ -1,0 +1,193 @@
+"""The options of a read, batch or stream, from text to values. Knows nothing of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+from logquarry.config import StoreConfig
+from logquarry.errors import UsageError
+from logquarry.files.names import absolute
+from logquarry.scan import kafka, schema
+from logquarry.scan.batches import OnDamage
+from logquarry.scan.filters import MessageFilter
+from logquarry.spark.options import given as parse
+from logquarry.spark.options.given import Given
+from logquarry.spark.options.offsets import (
+    OffsetLimit,
+    assigned,
+    check_order,
+    offsets,
+    queue_offsets,
+    ranges,
+)
+from logquarry.values import byte_count, time_ms
+
+DEFAULT_BATCH_BYTES: Final = 3 << 20
+"""Bytes of log in one Arrow batch: measured, see docs/performance.md."""
+
+Schema = Literal["native", "kafka"]
+"""Which table messages are shown as: ours, or that of Spark's Kafka source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """What to read, and how. Picklable.
+
+    Attributes:
+        paths: paths, URLs and globs of stores.
+        schema: which table they are shown as.
+        include_headers: whether Kafka's table has the headers.
+        columns: columns in order; None for all.
+        wanted: which messages.
+        start: physical offset of the first byte that is wanted.
+        stop: physical offset that is just too large.
+        split_size: most bytes of log in one partition; None for what suits the machine.
+        min_partitions: fewest partitions, if there is enough to read.
+        batch_bytes: bytes of log in one Arrow batch, about.
+        on_damage: see :data:`~logquarry.scan.batches.OnDamage`.
+        fail_on_data_loss: whether a wanted start that retention has deleted is an error.
+        quarantine_path: folder that damage is copied to, where it is passed over; None for none.
+        decompress: whether ``body`` is the content instead of what is stored.
+        config: what the files of the stores do not tell.
+        storage_options: what the file system of a URL takes.
+        max_bytes: most bytes of log in one batch of a stream; None for any.
+        max_rows: most messages in one batch of a stream; None for any.
+        remarks: what the user should be told, once: options that have no effect.
+    """
+
+    paths: tuple[str, ...]
+    schema: Schema = "native"
+    include_headers: bool = False
+    columns: tuple[str, ...] | None = None
+    wanted: MessageFilter = field(default_factory=MessageFilter)
+    start: OffsetLimit = field(default_factory=OffsetLimit)
+    stop: OffsetLimit = field(default_factory=OffsetLimit)
+    split_size: int | None = None
+    min_partitions: int = 1
+    batch_bytes: int = DEFAULT_BATCH_BYTES
+    on_damage: OnDamage = "default"
+    fail_on_data_loss: bool = True
+    quarantine_path: str | None = None
+    decompress: bool = False
+    config: StoreConfig = field(default_factory=StoreConfig)
+    storage_options: Mapping[str, Any] | None = None
+    max_bytes: int | None = None
+    max_rows: int | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that are shown, in order."""
+        if self.columns is not None:
+            return self.columns
+        return kafka.names(headers=self.include_headers) if self.is_kafka else schema.NAMES
+
+    @property
+    def is_kafka(self) -> bool:
+        """Whether messages are shown as Kafka's source shows them."""
+        return self.schema == "kafka"
+
+    def check_names(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Some columns of the table that is shown.
+
+        Raises:
+            UsageError: if there is none, one is no column, or one comes twice.
+        """
+        if self.is_kafka:
+            return kafka.check_names(names, headers=self.include_headers)
+        return schema.check_names(names)
+
+
+def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -> ReadOptions:
+    """The options of a read.
+
+    Files are read only for ``config``; no store is looked at.
+
+    Args:
+        options: by name, in any case.
+        is_stream: whether it is ``readStream`` that they are given to.
+
+    Raises:
+        UsageError: if an option's value cannot be meant, or a store is missing.
+    """
+    given = Given(options)
+    if is_stream:
+        given.refuse_ends()
+    start, first_queues = offsets(given, "startingOffsets", is_start=True)
+    stop, last_queues = offsets(given, "endingOffsets", is_start=False)
+    first_queues |= queue_offsets(given, "startingQueueOffsets")
+    last_queues |= queue_offsets(given, "endingQueueOffsets")
+    single_queues = given.parsed("assign", assigned)
+    topics = given.parsed("topics", parse.names)
+    if single_queues is not None:
+        if topics is not None or given.text("topicPattern") is not None:
+            raise UsageError("assign: goes with neither topics nor topicPattern")
+        topics = frozenset(topic for topic, _ in single_queues)
+    since = given.parsed("startingTimestamp", time_ms)
+    until = given.parsed("endingTimestamp", time_ms)
+    if since is not None and until is not None and since > until:
+        raise UsageError(f"startingTimestamp: {since} is later than endingTimestamp, {until}")
+    check_order(start, stop)
+    wanted = MessageFilter(
+        topics=topics,
+        topic_pattern=given.parsed("topicPattern", parse.pattern),
+        queue_ids=given.parsed("queueIds", parse.queue_ids),
+        queues=single_queues,
+        tags=given.parsed("tags", parse.tags),
+        keys=given.parsed("keys", parse.keys),
+        since_ms=since,
+        until_ms=until,
+        queue_ranges=ranges(first_queues, last_queues),
+    )
+    found = ReadOptions(
+        paths=parse.paths(given),
+        wanted=wanted,
+        start=start,
+        stop=stop,
+        split_size=given.parsed("splitSize", byte_count),
+        min_partitions=given.parsed("minPartitions", parse.positive) or 1,
+        batch_bytes=given.parsed("batchSize", byte_count) or DEFAULT_BATCH_BYTES,
+        fail_on_data_loss=given.parsed("failOnDataLoss", parse.boolean) is not False,
+        decompress=given.parsed("decompress", parse.boolean) or False,
+        config=given.parsed("config", parse.config) or StoreConfig(),
+        storage_options=given.parsed("storageOptions", parse.json_object),
+        remarks=tuple(given.remarks(is_stream=is_stream)),
+    )
+    found = _with_table(found, given)
+    found = _with_damage(found, given)
+    if is_stream:
+        found = replace(
+            found,
+            max_bytes=given.parsed("maxBytesPerTrigger", byte_count),
+            max_rows=given.parsed("maxOffsetsPerTrigger", parse.positive),
+        )
+    return found
+
+
+def _with_table(options: ReadOptions, given: Given) -> ReadOptions:
+    word = given.parsed("schema", parse.one_of("native", "kafka"))
+    headers = given.parsed("includeHeaders", parse.boolean) or False
+    table: Schema = "kafka" if word == "kafka" else "native"
+    options = replace(options, schema=table, include_headers=headers)
+    return replace(options, columns=given.parsed("columns", _columns(options)))
+
+
+def _columns(options: ReadOptions) -> Callable[[str], tuple[str, ...]]:
+    return lambda text: options.check_names(parse.some(parse.words(text), text))
+
+
+def _with_damage(options: ReadOptions, given: Given) -> ReadOptions:
+    word = given.parsed("onDamage", parse.one_of("fail", "skip", "quarantine"))
+    path = given.text("quarantinePath")
+    if word != "quarantine":
+        if path is not None:
+            raise UsageError("quarantinePath: goes with onDamage=quarantine alone")
+        # A torn tail is how a log ends that nobody closed: reading up to it is no failure.
+        return replace(options, on_damage="skip" if word == "skip" else "default")
+    if not path:
+        raise UsageError(
+            "onDamage: quarantine wants a folder for what is damaged: give quarantinePath"
+        )
+    return replace(options, on_damage="skip", quarantine_path=absolute(path))

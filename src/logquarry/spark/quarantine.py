@@ -1,0 +1,108 @@
+"""Damage set aside while reading goes on: the bytes, and where and why, for who looks later.
+
+::
+
+    FOLDER/BROKER/00000000000000078237.bin    the damaged bytes, without the zeros at their end
+    FOLDER/BROKER/00000000000000078237.json   file, offset, length, kind and reason
+
+Names depend on nothing but broker and offset: whoever meets the same damage again finds it there.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import quote
+
+from logquarry.errors import StoreUnavailable
+from logquarry.files.layout import NAME_DIGITS, StoreLayout
+from logquarry.scan.walk import DamagedSpan
+from logquarry.spark.output import OutputFolder
+
+_PIECE: Final = 8 << 20
+
+
+class Quarantine:
+    """Where damage of one store is set aside.
+
+    Args:
+        folder: the folder for all stores.
+        broker: what the store is called.
+    """
+
+    def __init__(self, folder: OutputFolder, broker: str) -> None:
+        self._folder = folder
+        self._broker = broker
+
+    def keep(self, layout: StoreLayout, span: DamagedSpan) -> None:
+        """Copy a span, unless it is there already.
+
+        Raises:
+            StoreUnavailable: if it cannot be written.
+        """
+        # A broker's name may have slashes in it.
+        name = f"{quote(self._broker, safe=' ')}/{span.offset:0{NAME_DIGITS}d}"
+        try:
+            self._keep(layout, span, name)
+        except OSError as error:
+            where = f"{self._folder.location}/{name}"
+            raise StoreUnavailable(f"{where}: damage cannot be set aside: {error}") from error
+
+    def _keep(self, layout: StoreLayout, span: DamagedSpan, name: str) -> None:
+        document: dict[str, Any] = {
+            "broker": self._broker,
+            "file": span.path,
+            "offset": span.offset,
+            "length": span.length,
+            "kind": span.kind,
+            "reason": span.reason,
+        }
+        known = self._known(f"{name}.json")
+        if known is not None and _length(known) >= span.length:
+            return
+        # Tasks that run twice write files of their own, and the last one's stays.
+        passing = f"{name}.{uuid.uuid4().hex}.tmp"
+        self._folder.make(name.rpartition("/")[0])
+        document["bytes"] = 0
+        with self._folder.create(passing) as sink:
+            for piece in _pieces(layout, span):
+                sink.write(piece)
+                document["bytes"] += len(piece)
+        self._folder.move(passing, f"{name}.bin")
+        self._folder.write_json(f"{name}.json", document, by_way_of=passing)
+
+    def _known(self, path: str) -> Any:
+        try:
+            return self._folder.read_json(path)
+        except ValueError:
+            return None
+
+
+def _length(document: Any) -> int:
+    length = document.get("length") if isinstance(document, dict) else None
+    return length if isinstance(length, int) else -1
+
+
+def _pieces(layout: StoreLayout, span: DamagedSpan) -> Iterator[bytes]:
+    """The bytes of a span, as far as there are any, up to the last that is not zero."""
+    file = layout.commit_log.at(span.offset)
+    if file is None:
+        return
+    try:
+        view = layout.open_file(file.path)
+    except FileNotFoundError:
+        return
+    at, stop = span.offset - file.base, min(span.offset - file.base + span.length, view.size)
+    zeros = 0
+    while at < stop:
+        length = min(_PIECE, stop - at)
+        piece = bytes(view.window(at, length)[:length])
+        data = piece.rstrip(b"\0")
+        if data:
+            while zeros:
+                yield bytes(min(zeros, _PIECE))
+                zeros -= min(zeros, _PIECE)
+            yield data
+        zeros += len(piece) - len(data)
+        at += length

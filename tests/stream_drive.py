@@ -1,0 +1,89 @@
+"""A stream without Spark: what Spark asks of a planner, asked in its order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from logquarry.scan.batches import DamageLog
+from logquarry.spark.options import ReadOptions, parse_read_options
+from logquarry.spark.stream.planner import Limits, StreamPlanner
+from logquarry.spark.tasks import read_batches
+
+Document = dict[str, Any]
+
+
+class Stream:
+    """One query: its checkpoint, and the rows of its batches so far.
+
+    Args:
+        path: of the stores.
+        options: as for `readStream`.
+    """
+
+    def __init__(self, path: Path | str | list[str], **options: str) -> None:
+        where = {"paths": json.dumps(path)} if isinstance(path, list) else {"path": str(path)}
+        self.given = {**where, **options}
+        self.rows: list[dict[str, Any]] = []
+        self.batches: list[int] = []
+        self.damage = DamageLog()
+        self.at: Document | None = None
+        self.planned: tuple[Document, Document] | None = None
+        self.restart()
+
+    def restart(self, **options: str) -> None:
+        """Another process with the same checkpoint."""
+        self.given |= options
+        self.options: ReadOptions = parse_read_options(self.given, is_stream=True)
+        self.planner = StreamPlanner(self.options, self.options.names)
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.options.max_bytes, self.options.max_rows)
+
+    def plan(self) -> bool:
+        """Write the next batch into the offset log; whether there is one."""
+        start = _through_json(self.planner.initial()) if self.at is None else self.at
+        end = _through_json(self.planner.latest(start, self.limits))
+        if json.dumps(end) == json.dumps(start):
+            return False
+        self.planned = start, end
+        return True
+
+    def run(self) -> int:
+        """Run what is planned; the rows of the batch."""
+        assert self.planned is not None
+        start, end = self.planned
+        if self.at is None:
+            # As Spark has it after a restart.
+            start = _through_json(self.planner.initial())
+        found = list(self.read(start, end))
+        self.rows += found
+        self.batches.append(len(found))
+        self.at, self.planned = end, None
+        return len(found)
+
+    def read(self, start: Document, end: Document) -> Iterator[dict[str, Any]]:
+        for task in self.planner.tasks(start, end):
+            for batch in read_batches(task, self.damage):
+                yield from batch.to_pylist()
+
+    def drain(self, most: int = 10_000) -> list[dict[str, Any]]:
+        """All that there is now, batch by batch."""
+        for _ in range(most):
+            if not self.plan():
+                break
+            self.run()
+        return self.rows
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """Broker and physical offset of each row, in order."""
+        return sorted((row["broker"], row["physical_offset"]) for row in self.rows)
+
+
+def _through_json(document: Document) -> Document:
+    found: Document = json.loads(json.dumps(document))
+    return found
