@@ -181,7 +181,7 @@ def test_our_stores_are_read_up_to_their_mark(tmp_path: Path) -> None:
         stream = Stream(tmp_path / "store")
         for n in range(40):
             store.put(lq.Message(topic="t", body=b"%d" % n))
-        durable = StoreLayout.open(tmp_path / "store").read_durable()
+        durable = StoreLayout.open(tmp_path / "store").durable_end
         stream.drain()
         assert all(row["physical_offset"] < (durable or 0) for row in stream.rows)
         few = len(stream.rows)

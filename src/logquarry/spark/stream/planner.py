@@ -253,7 +253,7 @@ class StreamPlanner:
         offset: StreamOffset,
         size: int,
     ) -> Iterator[ReadTask]:
-        durable = layout.read_durable()
+        durable = layout.durable_end
         # With a bound that the durable mark covers, a reader takes no damage for the log's end.
         bound = stop if durable is not None and stop <= durable else None
         extent = LogExtent(layout.commit_log.start, stop, bound)

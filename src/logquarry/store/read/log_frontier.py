@@ -63,7 +63,7 @@ class LogFrontier:
         log = layout.commit_log
         if not log.files:
             return log.start
-        durable = layout.read_durable()
+        durable = layout.durable_end
         if durable is not None:
             return max(log.start, min(durable, log.end))
         is_live = layout.is_live()
