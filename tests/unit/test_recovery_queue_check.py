@@ -179,6 +179,13 @@ def test_the_only_message_of_a_queue_has_a_hostile_offset(tmp_path: Path) -> Non
     assert (plan.end, dict(plan.moved)) == (1, {0: 0})
 
 
+def test_two_messages_agree_on_their_offsets_against_the_queue(tmp_path: Path) -> None:
+    """Else the queue would be cut in front of the second one, and look wrong once more."""
+    disk = queue(tmp_path, [unit(number) for number in (0, 1, 2)])
+    plan = planned(disk, [(1, 2), (2, 4)], start=2)
+    assert (plan.keep_until, plan.end, dict(plan.moved)) == (1, 3, {})
+
+
 def test_a_last_file_that_is_empty_goes(tmp_path: Path) -> None:
     queue(tmp_path, [unit(number) for number in range(10)])
     (tmp_path / "consumequeue" / "t" / "0" / f"{FILE_SIZE:020d}").touch()

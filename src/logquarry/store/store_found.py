@@ -11,7 +11,7 @@ frames); it is made zeros, unless there are whole messages in it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -134,7 +134,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     _check_stated(layout, config)
     if layout.has_abort and not is_recovered and (has_log or queued):
         raise NeedsRecovery(f"it was not closed in order: {ABORT} is there")
-    _check_sizes(layout, settings, queues)
+    _check_sizes(layout, settings)
     ends = {(queue.topic, queue.queue_id): queue.max_offset for queue in queues}
     entries = last_entries(layout, queues)
     log = CommitLog(layout, files=files, last_entries=lambda: entries)
@@ -223,7 +223,7 @@ def _is_store(root: Path) -> bool:
     return any((root / name).is_dir() for name in (COMMIT_LOG, CONSUME_QUEUE))
 
 
-def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Sequence[ConsumeQueue]) -> None:
+def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
     """Each file is as large as the settings say, but for an empty last one (a crash leaves that).
 
     And each begins where the one before it ends.
@@ -232,7 +232,8 @@ def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Sequence[Cons
         NeedsRecovery: if one is not (RocketMQ's load() says no).
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
-    sequences += [(queue.files, config.queue_file_size) for queue in queues]
+    queues = (layout.queue(*name).files for name in layout.queue_names)
+    sequences += [(files, config.queue_file_size) for files in queues]
     for files, size in sequences:
         for file in files:
             if file.size != size and (file.size or file is not files[-1]):

@@ -139,29 +139,14 @@ class QueueCheck:
         so. Otherwise a topic came again, or messages are lost.
         """
         self._settle(offset)
-        if len(units) == 1 and offset != self._next:
-            right = self._place_in_queue(offset, units)
-            if right is None:
-                self._odd = offset, units.copy()
+        expected = self._next
+        if len(units) == 1 and offset != expected:
+            if expected is not None and self._has(expected, units):
+                self._move(units, expected)
             else:
-                self._move(units, right)
+                self._odd = offset, units.copy()
             return
         self._take_run(offset, units)
-
-    def _place_in_queue(self, offset: int, units: Units) -> int | None:
-        """Where the queue has a message, None if it does not, or does not agree with the log."""
-        if self._next is not None:
-            return self._next if self._has(self._next, units) else None
-        if self._disk is None:
-            return None
-        if offset >= 0 and self._has(offset, units):
-            return offset
-        place = units["physical_offset"][0]
-        for start, there in self._disk.runs(0, self._had):
-            for at in np.flatnonzero(there["physical_offset"] == place).tolist():
-                if _same(there[at : at + 1], units):
-                    return int(start + at)
-        return None
 
     def _settle(self, following: int | None) -> None:
         """Take the single message that did not fit, now that the offset behind it is known."""
@@ -171,12 +156,7 @@ class QueueCheck:
         offset, units = odd
         expected = self._next
         if expected is None:
-            if following is not None and following > 0 and not 0 <= offset < following:
-                self._move(units, following - 1)
-            elif 0 <= offset <= MOST_OFFSET:
-                self._take_run(offset, units)
-            elif following is None:
-                self._move(units, self._had)
+            self._take_first(offset, units, following)
             return
         lost = int(units["physical_offset"][0]) - self._known_until
         is_far = offset - expected > max(0, lost) // FIXED_SIZE_V1 + _GAP_SLACK
@@ -184,6 +164,32 @@ class QueueCheck:
             self._move(units, expected)
         else:
             self._take_run(offset, units)
+
+    def _take_first(self, offset: int, units: Units, following: int | None) -> None:
+        """The first message of the queue: the one behind it and the queue tell if it is right."""
+        if following == offset + 1 or (offset >= 0 and self._has(offset, units)):
+            self._take_run(offset, units)
+            return
+        right = self._place_in_queue(units)
+        if right is not None:
+            self._move(units, right)
+        elif following is not None and following > 0 and not 0 <= offset < following:
+            self._move(units, following - 1)
+        elif 0 <= offset <= MOST_OFFSET:
+            self._take_run(offset, units)
+        elif following is None:
+            self._move(units, self._had)
+
+    def _place_in_queue(self, units: Units) -> int | None:
+        """Where the queue has a message, None if it does not."""
+        if self._disk is None:
+            return None
+        place = units["physical_offset"][0]
+        for start, there in self._disk.runs(0, self._had):
+            for at in np.flatnonzero(there["physical_offset"] == place).tolist():
+                if _same(there[at : at + 1], units):
+                    return int(start + at)
+        return None
 
     def _move(self, units: Units, offset: int) -> None:
         """A message whose own queue offset may be harmed stands at another one."""
