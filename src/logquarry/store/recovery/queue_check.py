@@ -160,7 +160,10 @@ class QueueCheck:
             return
         lost = int(units["physical_offset"][0]) - self._known_until
         is_far = offset - expected > max(0, lost) // FIXED_SIZE_V1 + _GAP_SLACK
-        if following == expected + 1 or offset < 0 or (is_far and following != offset + 1):
+        # A topic that came again has begun at 0.
+        falls_back = offset < expected and (offset != 0 or (following or 0) > expected)
+        agrees = offset >= 0 and following == offset + 1
+        if following == expected + 1 or (not agrees and (is_far or falls_back)):
             self._move(units, expected)
         else:
             self._take_run(offset, units)
@@ -286,7 +289,7 @@ class QueueCheck:
             self._differs(at, physical_offset, reason)
 
     def _may_stay(self, unit: QueueEntry) -> bool:
-        return unit.is_filler or _names_damage(unit, self._damage)
+        return unit.is_filler or names_damage(unit, self._damage)
 
     def _differs(self, offset: int, physical_offset: int, reason: str) -> None:
         self._bad_from, self._resume_at, self._reason = offset, physical_offset, reason
@@ -425,7 +428,7 @@ def _same(there: Units, wanted: Units) -> int:
     return len(there) if same.all() else int(np.argmin(same))
 
 
-def _names_damage(unit: QueueEntry, damage: Container[int]) -> bool:
+def names_damage(unit: QueueEntry, damage: Container[int]) -> bool:
     """Whether a unit is of a message that the log has lost: all of that lies in damage."""
     first, size = unit.physical_offset, unit.size
     return size > 0 and first in damage and first + size - 1 in damage
@@ -436,5 +439,5 @@ def kept_units(
 ) -> Iterator[tuple[int, bytes]]:
     """The units of a range that name damage of the log, by their offsets."""
     for offset, unit in queue.entries(start, stop):
-        if not unit.is_filler and _names_damage(unit, damage):
+        if not unit.is_filler and names_damage(unit, damage):
             yield offset, queue_entry.encode(unit)
