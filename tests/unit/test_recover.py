@@ -251,6 +251,21 @@ def test_a_log_file_with_a_name_far_away_is_not_reached(tmp_path: Path) -> None:
     assert len(list(log.iterdir())) == 1
 
 
+@pytest.mark.parametrize("name", [1, 401, 1 << 60])
+def test_a_queue_file_of_another_name_is_seen(tmp_path: Path, name: int) -> None:
+    """Also one whose name is no offset of a unit, which readers pass over."""
+    with opened(tmp_path) as store:
+        for number in range(50):
+            store.put(lq.Message("t", b"%d" % number, keys="k"))
+    folder = tmp_path / "consumequeue" / "t" / "0"
+    shutil.copy(folder / f"{0:020d}", folder / f"{name:020d}")
+    plan = lq.recover(tmp_path, config=config())
+    assert [step.kind for step in plan.steps] == [StepKind.SET_ASIDE, StepKind.BUILD_QUEUE]
+    with opened(tmp_path) as store:
+        assert store.put(lq.Message("t", b"next")).queue_offset == 50
+    assert not lq.recover(tmp_path, config=config()).is_needed
+
+
 def test_what_stands_behind_zeros_in_its_file_is_read(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         for number in range(20):

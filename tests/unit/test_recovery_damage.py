@@ -114,3 +114,15 @@ def test_a_blank_behind_a_break_tells_nothing(tmp_path: Path, later: int) -> Non
     else:
         assert found.end > 3 * size
         assert [span.offset for span in found.damage] == [size, 2 * size]
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"damage": [{"offset": 1e999, "length": 1}]}', '{"damage": 1}', "9"]
+)
+def test_notes_of_damage_that_cannot_be_read(tmp_path: Path, text: str) -> None:
+    written(tmp_path)
+    (tmp_path / ".logquarry" / "damage.json").write_text(text)
+    (tmp_path / "abort").touch()
+    assert lq.recover(tmp_path, apply=True, config=config()).is_needed
+    with opened(tmp_path) as store:
+        assert len(list(store.scan())) == COUNT

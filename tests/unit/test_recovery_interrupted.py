@@ -5,6 +5,8 @@ What is known of a store when its recovery begins must be known when it begins a
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.store.disk.disk import LocalDisk
+from logquarry.store.recovery.apply import disk_json
 from logquarry.store.writable_store import WritableStore
 from tests.faulty_disk import StoppedDisk
 from tests.small_store import NOW, config, opened
@@ -122,3 +126,45 @@ def test_a_lost_file_stays_known(tmp_path: Path) -> None:
     assert [span.length for span in plan.damage] == [16_384]
     assert in_queue(whole) == left
     assert (whole / "consumequeue" / "t" / "0" / queue.name).read_bytes() == units
+
+
+def test_units_of_lost_messages_stay_known(tmp_path: Path) -> None:
+    """Where their queue is cut in front of them only they say where the message stood."""
+    root = tmp_path / "harmed"
+    with opened(root) as store:
+        for number in range(COUNT):
+            store.put(lq.Message("t", b"body %d" % number))
+        at = [message.physical_offset for message in store.scan()]
+    queue = root / "consumequeue" / "t" / "0" / f"{0:020d}"
+    units = queue.read_bytes()
+    rot(root, at[10])
+    with queue.open("r+b") as file:
+        file.seek(3 * 20)
+        file.write(bytes(range(20)))
+
+    def in_file(root: Path) -> list[bytes]:
+        return [(root / queue.relative_to(tmp_path / "harmed")).read_bytes()]
+
+    assert comes_to(root, tmp_path, in_file) == [units]
+    quarantine = tmp_path / "whole" / ".logquarry" / "quarantine"
+    assert "kept_units.json" not in [path.name for path in quarantine.iterdir()]
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", '[{"topic": "t"}]', '[{"topic": 1, "units": 2}]'])
+def test_a_note_that_cannot_be_read_is_passed_over(tmp_path: Path, text: str) -> None:
+    with opened(tmp_path) as store:
+        for number in range(COUNT):
+            store.put(lq.Message("t", b"body %d" % number))
+    (tmp_path / "abort").touch()
+    folder = tmp_path / ".logquarry" / "quarantine"
+    folder.mkdir()
+    (folder / "kept_units.json").write_text(text)
+    lq.recover(tmp_path, apply=True, config=config())
+    assert len(in_queue(tmp_path)) == COUNT
+
+
+def test_a_folder_whose_name_is_no_utf8_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "recovery.json"
+    document = {"file": os.fsdecode(b"consumequeue/\xff\xfe/0")}
+    disk_json(LocalDisk(), path, document)
+    assert json.loads(path.read_bytes()) == document

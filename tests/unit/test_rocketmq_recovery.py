@@ -14,6 +14,7 @@ from logquarry.config import StoreConfig
 from logquarry.errors import StoreUnavailable
 from logquarry.store.disk.disk import LocalDisk
 from logquarry.store.recovery.rocketmq import apply_rocketmq, plan_rocketmq, recover_as_rocketmq
+from logquarry.store.writable_store import WritableStore
 from tests.store_maker import StoreMaker
 
 SIZES: dict[str, Any] = {
@@ -255,3 +256,59 @@ def test_queues_and_index_made_anew_are_those_that_were_lost(tmp_path: Path) -> 
 def test_a_store_that_is_not_there_is_made(tmp_path: Path) -> None:
     with lq.MessageStore.open(tmp_path / "new", mode="rw", config=CONFIG) as store:
         assert store.put(lq.Message("t", b"x")).queue_offset == 0
+
+
+class _NotingDisk(LocalDisk):
+    """Notes what is opened and renamed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def open(self, path: Path, *, create: bool = False, exclusive: bool = False) -> int:
+        self.calls.append(path.name)
+        return super().open(path, create=create, exclusive=exclusive)
+
+    def rename(self, path: Path, to: Path) -> None:
+        self.calls.append(f"rename {path.name}")
+        super().rename(path, to)
+
+
+def test_abort_is_made_before_anything_is_changed(tmp_path: Path) -> None:
+    """And the store counts as closed in order for what is done to it then."""
+    maker = made(tmp_path)
+    patch(tmp_path, maker, 50, 4, b"rot.")
+    # The last file goes, and queues are cut.
+    disk = _NotingDisk()
+    plan = plan_rocketmq(tmp_path, CONFIG)
+    with WritableStore.start(tmp_path, config=CONFIG, disk=disk):
+        changes = [call for call in disk.calls if call.startswith("rename") or call == "abort"]
+        assert changes[0] == "abort" and len(changes) > 1
+        assert (tmp_path / "abort").exists()
+    assert not any("not closed in order" in line for line in plan.looked_at)
+    assert not (tmp_path / "abort").exists()
+
+
+@pytest.mark.parametrize("was_closed", [False, True])
+def test_a_store_that_is_refused_stays_as_it_was(tmp_path: Path, was_closed: bool) -> None:
+    made(tmp_path)
+    (tmp_path / "commitlog" / "odd").write_bytes(b"odd")
+    if not was_closed:
+        (tmp_path / "abort").touch()
+    before = content(tmp_path)
+    with pytest.raises(StoreUnavailable, match="odd"):
+        WritableStore.start(tmp_path, config=CONFIG)
+    assert {name: data for name, data in content(tmp_path).items() if name != "lock"} == before
+
+
+def test_notes_of_damage_go_with_the_log_that_they_were_of(tmp_path: Path) -> None:
+    """Beside the mark that is made then they would make readers pass over sound messages."""
+    made(tmp_path)
+    note = tmp_path / ".logquarry" / "damage.json"
+    note.parent.mkdir()
+    note.write_text('{"log_end": 4096, "damage": [{"offset": 0, "length": 4096}]}')
+    with WritableStore.start(tmp_path, config=CONFIG) as store:
+        assert not note.exists()
+        assert store.get("orders", 0, 0).messages[0].queue_offset == 0
+    with lq.MessageStore.open(tmp_path, config=CONFIG) as store:
+        assert store.get("orders", 0, 0).messages[0].queue_offset == 0

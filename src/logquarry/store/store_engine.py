@@ -150,9 +150,7 @@ class StoreEngine:
     def _find(self, root: Path, config: StoreConfig) -> StoreFound:
         """Look at what there is, and recover it where it needs that; ``abort`` is there then."""
         if config.recovery == "rocketmq":
-            found = recovered_store(root, config, self._disk, self._clock)
-            self._abort.make()
-            return found
+            return recovered_store(root, config, self._disk, self._clock, self._abort)
         try:
             found = find_store(root, config)
         except NeedsRecovery as error:

@@ -11,7 +11,7 @@ frames); it is made zeros, unless there are whole messages in it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,7 @@ from logquarry.files.layout import (
     COMMIT_LOG,
     CONFIG,
     CONSUME_QUEUE,
+    DAMAGE,
     INDEX,
     LOCK,
     SIDECAR,
@@ -34,6 +35,7 @@ from logquarry.format.frame import Frame
 from logquarry.scan.walk import DamagedSpan, LogReader, Run
 from logquarry.store.disk.disk import Disk
 from logquarry.store.disk.open_files import OpenFiles
+from logquarry.store.disk.store_lock import AbortFile
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.commit_log import CommitLog
@@ -48,7 +50,11 @@ from logquarry.store.read.log_bound import (
 from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.recovery.index_check import index_fault
 from logquarry.store.recovery.queue_check import QueueChecks
-from logquarry.store.recovery.rocketmq import RocketmqResult, recover_as_rocketmq
+from logquarry.store.recovery.rocketmq import (
+    RocketmqRefuses,
+    RocketmqResult,
+    recover_as_rocketmq,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +140,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     _check_stated(layout, config)
     if layout.has_abort and not is_recovered and (has_log or queued):
         raise NeedsRecovery(f"it was not closed in order: {ABORT} is there")
-    _check_sizes(layout, settings, queues)
+    _check_sizes(layout, settings)
     ends = {(queue.topic, queue.queue_id): queue.max_offset for queue in queues}
     entries = last_entries(layout, queues)
     log = CommitLog(layout, files=files, last_entries=lambda: entries)
@@ -205,16 +211,30 @@ def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
 
 
 def recovered_store(
-    root: Path, config: StoreConfig, disk: Disk, clock: Callable[[], int]
+    root: Path, config: StoreConfig, disk: Disk, clock: Callable[[], int], abort: AbortFile
 ) -> StoreFound:
     """What a store has after it was recovered as RocketMQ does: any store, however it was closed.
+
+    ``abort`` is there then. It is made before anything is changed, and taken away again if RocketMQ
+    would not start on a store that was closed in order.
 
     Raises:
         StoreUnavailable: if RocketMQ would not start, or the disk fails.
     """
     if not _is_store(root):
-        return find_store(root, config)
-    result = recover_as_rocketmq(root, config, disk, clock=clock)
+        found = find_store(root, config)
+        abort.make()
+        return found
+    is_clean = not abort.exists
+    abort.make()
+    try:
+        result = recover_as_rocketmq(root, config, disk, clock=clock, is_clean=is_clean)
+    except RocketmqRefuses:
+        if is_clean:
+            abort.remove()
+        raise
+    # What an earlier recovery noted is of another log, and the mark that is made next of this one.
+    disk.remove(root / DAMAGE)
     plan = result.plan
     return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=result)
 
@@ -223,7 +243,7 @@ def _is_store(root: Path) -> bool:
     return any((root / name).is_dir() for name in (COMMIT_LOG, CONSUME_QUEUE))
 
 
-def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Sequence[ConsumeQueue]) -> None:
+def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
     """Each file is as large as the settings say, but for an empty last one (a crash leaves that).
 
     And each begins where the one before it ends.
@@ -232,7 +252,8 @@ def _check_sizes(layout: StoreLayout, config: StoreConfig, queues: Sequence[Cons
         NeedsRecovery: if one is not (RocketMQ's load() says no).
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
-    sequences += [(queue.files, config.queue_file_size) for queue in queues]
+    queues = (layout.queue(*name).files for name in layout.queue_names)
+    sequences += [(files, config.queue_file_size) for files in queues]
     for files, size in sequences:
         for file in files:
             if file.size != size and (file.size or file is not files[-1]):

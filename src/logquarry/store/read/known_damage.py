@@ -65,7 +65,7 @@ def known_damage(layout: StoreLayout) -> DamageMap:
         spans = [Noted(int(span["offset"]), int(span["length"])) for span in document["damage"]]
     except FileNotFoundError:
         return DamageMap()
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         logger.warning("%s: %s: %s", layout.root, DAMAGE, error)
         return DamageMap()
     # Another program that opened the store since may have cut the log, and gone on otherwise.

@@ -27,7 +27,7 @@ from logquarry.files.layout import (
     SIDECAR,
     StoreLayout,
 )
-from logquarry.format import frame
+from logquarry.format import frame, queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.scan.requests import DispatchRequests
 from logquarry.store.disk.checkpoint_file import CheckpointFile
@@ -46,8 +46,10 @@ from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.known_damage import DamageMap
 from logquarry.store.recovery.index_check import IndexPlan
 from logquarry.store.recovery.plan import StepKind
-from logquarry.store.recovery.queue_check import QueueAction, kept_units
+from logquarry.store.recovery.queue_check import QueueAction, kept_units, names_damage
 from logquarry.store.recovery.safe import SafePlan
+from logquarry.store.recovery.saved_units import NAME as KEPT_UNITS
+from logquarry.store.recovery.saved_units import load_units, save_units
 from logquarry.units import Progress
 
 logger = logging.getLogger(__name__)
@@ -139,6 +141,7 @@ class _Work:
             times = max(checkpoint.physic_timestamp, self._plan.last_timestamp)
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
             checkpoint.flush()
+            self._disk.remove(self._kept_path)
         finally:
             log.close()
 
@@ -287,16 +290,33 @@ class _Work:
         layout = StoreLayout.open(self._root, self._config)
         files = OpenFiles(layout)
         damage = DamageMap(self._plan.damage)
+        # Those of a run that was interrupted, if its queues are cut already.
+        noted = load_units(self._kept_path)
         for queue in self._plan.queues:
             if queue.resume_at is None:
                 continue
             kept: dict[int, bytes] = {}
+            if damage:
+                kept = {
+                    offset: queue_entry.encode(unit)
+                    for offset, unit in noted.get(queue.key, {}).items()
+                    if queue.keep_until <= offset < queue.end and names_damage(unit, damage)
+                }
             if damage and queue.had_until > queue.keep_until:
                 start = self._plan.log_start
                 disk = ConsumeQueue(layout, *queue.key, log_min_offset=start, files=files)
-                kept = dict(kept_units(disk, queue.keep_until, queue.end, damage))
+                kept |= kept_units(disk, queue.keep_until, queue.end, damage)
             aside = quarantine(self._root, CONSUME_QUEUE, queue.key[0], str(queue.key[1]))
             self._mendings[queue.key] = Mending(queue.resume_at, kept, aside, queue.moved)
+        save_units(
+            self._disk,
+            self._kept_path,
+            {key: mending.kept for key, mending in self._mendings.items()},
+        )
+
+    @property
+    def _kept_path(self) -> Path:
+        return quarantine(self._root) / KEPT_UNITS
 
     def _mend_queues_and_index(self, log: MappedFileQueue, checkpoint: CheckpointFile) -> None:
         plan, root, disk = self._plan, self._root, self._disk
@@ -392,7 +412,9 @@ class _Work:
 
 def disk_json(disk: Disk, path: Path, document: object) -> None:
     """Write a document, durably, in place of the one before."""
-    disk.replace(path, json.dumps(document, ensure_ascii=False, indent=1).encode() + b"\n")
+    text = json.dumps(document, ensure_ascii=False, indent=1)
+    # A folder's name need not be UTF-8: what stands for its bytes is escaped as JSON does.
+    disk.replace(path, text.encode(errors="backslashreplace") + b"\n")
 
 
 def _damage_document(plan: SafePlan) -> dict[str, object]:

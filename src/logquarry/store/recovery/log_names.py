@@ -8,6 +8,7 @@ belongs is none of the log, and goes to quarantine.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from typing import Final
 
 from logquarry.errors import StoreUnavailable
@@ -16,6 +17,7 @@ from logquarry.format import frame
 from logquarry.format.rows import REACHED_STOP
 from logquarry.scan import codec
 from logquarry.scan.codec import Window
+from logquarry.store.read.known_damage import known_damage
 
 _MOST_BLANKS: Final = 1 << 12
 """Files of the log that may be missing in a row: four terabytes of RocketMQ's size."""
@@ -37,11 +39,13 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
     # Java's are multiples of the size. Where no file's is, most of them tell.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
     found: list[tuple[StoreFile, str]] = []
+    # What an earlier recovery found there is no news: it has kept what stands elsewhere.
+    known = known_damage(layout)
     last: StoreFile | None = None
     for file in files.files:
         fits = file.base % size == start
         is_far = last is not None and file.base - last.base > _MOST_BLANKS * size
-        reason = _why_wrong(layout, file, start, may_be_right=fits and not is_far)
+        reason = _why_wrong(layout, file, start, known, may_be_right=fits and not is_far)
         if not fits or is_far:
             reason = reason or "nothing in it says that it is of this log"
             where = "no place where a file of the log begins" if not fits else "far behind the log"
@@ -52,7 +56,12 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
 
 
 def _why_wrong(
-    layout: StoreLayout, file: StoreFile, start: int, *, may_be_right: bool
+    layout: StoreLayout,
+    file: StoreFile,
+    start: int,
+    known: Container[int],
+    *,
+    may_be_right: bool,
 ) -> str | None:
     """What the messages of a file say against its name, None if they do not.
 
@@ -65,7 +74,7 @@ def _why_wrong(
     data = layout.open_file(file.path).window(0, min(file.size, files.file_size))
     magic, told = (_field(data, name) for name in ("magic", "physical_offset"))
     is_message = magic % (1 << 32) in (frame.MAGIC_V1, frame.MAGIC_V2)
-    if may_be_right and (told == file.base or not is_message):
+    if may_be_right and (told == file.base or not is_message or file.base in known):
         return None
     path = layout.filesystem.full_path(file.path)
     window = Window.of(data, file.base, files.file_size)

@@ -118,29 +118,14 @@ class QueueCheck:
         so. Otherwise a topic came again, or messages are lost.
         """
         self._settle(offset)
-        if len(units) == 1 and offset != self._next:
-            right = self._place_in_queue(offset, units)
-            if right is None:
-                self._odd = offset, units.copy()
+        expected = self._next
+        if len(units) == 1 and offset != expected:
+            if expected is not None and self._has(expected, units):
+                self._move(units, expected)
             else:
-                self._move(units, right)
+                self._odd = offset, units.copy()
             return
         self._take_run(offset, units)
-
-    def _place_in_queue(self, offset: int, units: Units) -> int | None:
-        """Where the queue has a message, None if it does not, or does not agree with the log."""
-        if self._next is not None:
-            return self._next if self._has(self._next, units) else None
-        if self._disk is None:
-            return None
-        if offset >= 0 and self._has(offset, units):
-            return offset
-        place = units["physical_offset"][0]
-        for start, there in self._disk.runs(0, self._had):
-            for at in np.flatnonzero(there["physical_offset"] == place).tolist():
-                if _same(there[at : at + 1], units):
-                    return int(start + at)
-        return None
 
     def _settle(self, following: int | None) -> None:
         """Take the single message that did not fit, now that the offset behind it is known."""
@@ -150,19 +135,43 @@ class QueueCheck:
         offset, units = odd
         expected = self._next
         if expected is None:
-            if following is not None and following > 0 and not 0 <= offset < following:
-                self._move(units, following - 1)
-            elif 0 <= offset <= MOST_OFFSET:
-                self._take_run(offset, units)
-            elif following is None:
-                self._move(units, self._had)
+            self._take_first(offset, units, following)
             return
         lost = int(units["physical_offset"][0]) - self._known_until
         is_far = offset - expected > max(0, lost) // FIXED_SIZE_V1 + _GAP_SLACK
-        if following == expected + 1 or offset < 0 or (is_far and following != offset + 1):
+        # A topic that came again has begun at 0.
+        falls_back = offset < expected and (offset != 0 or (following or 0) > expected)
+        agrees = offset >= 0 and following == offset + 1
+        if following == expected + 1 or (not agrees and (is_far or falls_back)):
             self._move(units, expected)
         else:
             self._take_run(offset, units)
+
+    def _take_first(self, offset: int, units: Units, following: int | None) -> None:
+        """The first message of the queue: the one behind it and the queue tell if it is right."""
+        if following == offset + 1 or (offset >= 0 and self._has(offset, units)):
+            self._take_run(offset, units)
+            return
+        right = self._place_in_queue(units)
+        if right is not None:
+            self._move(units, right)
+        elif following is not None and following > 0 and not 0 <= offset < following:
+            self._move(units, following - 1)
+        elif 0 <= offset <= MOST_OFFSET:
+            self._take_run(offset, units)
+        elif following is None:
+            self._move(units, self._had)
+
+    def _place_in_queue(self, units: Units) -> int | None:
+        """Where the queue has a message, None if it does not."""
+        if self._disk is None:
+            return None
+        place = units["physical_offset"][0]
+        for start, there in self._disk.runs(0, self._had):
+            for at in np.flatnonzero(there["physical_offset"] == place).tolist():
+                if _same(there[at : at + 1], units):
+                    return int(start + at)
+        return None
 
     def _move(self, units: Units, offset: int) -> None:
         """A message whose own queue offset may be harmed stands at another one."""
@@ -259,7 +268,7 @@ class QueueCheck:
             self._differs(at, physical_offset, reason)
 
     def _may_stay(self, unit: QueueEntry) -> bool:
-        return unit.is_filler or _names_damage(unit, self._damage)
+        return unit.is_filler or names_damage(unit, self._damage)
 
     def _differs(self, offset: int, physical_offset: int, reason: str) -> None:
         self._bad_from, self._resume_at, self._reason = offset, physical_offset, reason
@@ -398,7 +407,7 @@ def _same(there: Units, wanted: Units) -> int:
     return len(there) if same.all() else int(np.argmin(same))
 
 
-def _names_damage(unit: QueueEntry, damage: Container[int]) -> bool:
+def names_damage(unit: QueueEntry, damage: Container[int]) -> bool:
     """Whether a unit is of a message that the log has lost: all of that lies in damage."""
     first, size = unit.physical_offset, unit.size
     return size > 0 and first in damage and first + size - 1 in damage
@@ -409,5 +418,5 @@ def kept_units(
 ) -> Iterator[tuple[int, bytes]]:
     """The units of a range that name damage of the log, by their offsets."""
     for offset, unit in queue.entries(start, stop):
-        if not unit.is_filler and _names_damage(unit, damage):
+        if not unit.is_filler and names_damage(unit, damage):
             yield offset, queue_entry.encode(unit)

@@ -128,7 +128,12 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk) -> RocketmqPlan:
 
 
 def recover_as_rocketmq(
-    root: Path, config: StoreConfig, disk: Disk, *, clock: Clock | None = None
+    root: Path,
+    config: StoreConfig,
+    disk: Disk,
+    *,
+    clock: Clock | None = None,
+    is_clean: bool | None = None,
 ) -> RocketmqResult:
     """Do what RocketMQ would, reading the log once. To be called with the lock held.
 
@@ -137,13 +142,15 @@ def recover_as_rocketmq(
         config: its settings; sizes that are not stated are read off the files.
         disk: what it is on.
         clock: names index files, in milliseconds.
+        is_clean: whether it was closed in order (default: as ``abort`` says).
 
     Raises:
-        StoreUnavailable: if RocketMQ would not start; or if the disk fails. What was done until
-            then stays: none of it is a byte of the log.
+        RocketmqRefuses: if RocketMQ would not start.
+        StoreUnavailable: if the disk fails. What was done until then stays: none of it is a byte
+            of the log.
     """
     target = Applied(root, disk)
-    recovery = _Recovery(root, config, target, disk=disk, clock=clock)
+    recovery = _Recovery(root, config, target, disk=disk, clock=clock, is_clean=is_clean)
     try:
         plan = recovery.plan()
     finally:
@@ -151,7 +158,7 @@ def recover_as_rocketmq(
         recovery.close()
         target.close()
     if plan.refused is not None:
-        raise StoreUnavailable(f"{root}: {plan.refused}")
+        raise RocketmqRefuses(f"{root}: {plan.refused}")
     written = target.written | ({last_index} if last_index else set())
     return RocketmqResult(plan, WrittenFiles(root, disk, written), recovery.dispatched_timestamp)
 
@@ -159,6 +166,10 @@ def recover_as_rocketmq(
 def now_ms() -> int:
     """The time by the machine's clock."""
     return time.time_ns() // _NS_PER_MS
+
+
+class RocketmqRefuses(StoreUnavailable):
+    """RocketMQ would not start on a store."""
 
 
 class _Recovery:
@@ -172,8 +183,10 @@ class _Recovery:
         *,
         disk: Disk | None = None,
         clock: Clock | None = None,
+        is_clean: bool | None = None,
     ) -> None:
         layout = StoreLayout.open(root, config)
+        self._is_clean = not layout.has_abort if is_clean is None else is_clean
         self.config = with_sizes(config, layout)
         self.root = root
         self._layout = layout
@@ -241,7 +254,7 @@ class _Recovery:
             self.root, files, log_size, config.delay_levels_ms, self._after_run
         )
         self._times = self._read_checkpoint()
-        is_clean = not self._layout.has_abort
+        is_clean = self._is_clean
         state = "was closed in order" if is_clean else f"was not closed in order: {ABORT} is there"
         self._say(f"the store {state}")
         self._load_index(is_clean)

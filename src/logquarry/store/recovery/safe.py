@@ -211,7 +211,8 @@ class _Planner:
         self._queues: dict[QueueKey, ConsumeQueue | None] = {}
         for queue in consume_queues(self._layout, self._files):
             key = queue.topic, queue.queue_id
-            reason = queue_fault(queue.files, size)
+            # The queue itself passes over names that are no offset of a unit.
+            reason = queue_fault(self._layout.queue(*key).files, size)
             if reason is not None:
                 self._unusable[key] = reason
             self._queues[key] = queue if reason is None else None
