@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final, TypeVar
 
 from logquarry.files.layout import StoreLayout
 from logquarry.scan.codec import Window
 from logquarry.scan.follow import Followed, Follower
 from logquarry.scan.walk import LogReader
 
+STRETCH_BYTES: Final = 8 << 20
+_THREADS: Final = 2
+_MOST_AHEAD: Final = 4
+
 Each = Callable[[Window, Followed], None]
 """Gets some frames and what they mean, both good until it returns."""
+E = TypeVar("E", bound=Each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +95,8 @@ class StretchReader:
         return Stretch(first, at, count) if count else None
 
     def read_all(
-        self, start: int, stop: int, size: int, make: Callable[[], Each]
-    ) -> Iterator[tuple[Stretch, Each]]:
+        self, start: int, stop: int, size: int, make: Callable[[], E]
+    ) -> Iterator[tuple[Stretch, E]]:
         """All the frames that start between two places of one file, a stretch at a time.
 
         Args:
@@ -105,3 +114,50 @@ class StretchReader:
                 yield found, each
             resync = found is None or found.end < upto
             at = upto if found is None or resync else found.end
+
+
+def stretches_ahead(
+    layout: StoreLayout, size: int, make: Callable[[], E]
+) -> Generator[tuple[Stretch, E]]:
+    """The sound stretches of a log as threads find them, a few ahead of who asks.
+
+    None of a log of one stretch, which is not worth a thread. Whoever stops early closes it.
+
+    Args:
+        layout: the store's files.
+        size: bytes of a stretch.
+        make: makes what gets the frames of the next stretch.
+    """
+    log = layout.commit_log
+    if log.end - log.start <= size:
+        return
+    places = tiles(layout, size)
+    coming: deque[tuple[int, E, Future[Stretch | None]]] = deque()
+    # A thread needs a reader of its own, and any of them will do.
+    idle: deque[StretchReader] = deque(StretchReader(layout) for _ in range(_THREADS))
+
+    def read(start: int, stop: int, each: Each) -> Stretch | None:
+        reader = idle.pop()
+        try:
+            return reader.read(start, stop, each, resync=True)
+        finally:
+            idle.append(reader)
+
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="stretches")
+    rest = LogReader(layout)
+    try:
+        while True:
+            for start, stop in islice(places, _MOST_AHEAD - len(coming)):
+                each = make()
+                coming.append((start, each, pool.submit(read, start, stop, each)))
+            if not coming:
+                return
+            start, each, future = coming.popleft()
+            found = future.result()
+            if found is not None:
+                yield found, each
+            elif rest.data_end(start) <= start:
+                # Nothing at all follows.
+                return
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -49,7 +49,7 @@ from logquarry.store.read.log_bound import (
 )
 from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.recovery.index_check import index_fault
-from logquarry.store.recovery.queue_check import QueueChecks
+from logquarry.store.recovery.queue_checks import QueueChecks
 from logquarry.store.recovery.rocketmq import (
     RocketmqRefuses,
     RocketmqResult,

@@ -7,12 +7,9 @@ walk takes or does not (:mod:`logquarry.scan.guided`).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Final, Generic
+from typing import Generic
 
 import numpy as np
 
@@ -22,7 +19,7 @@ from logquarry.scan import columns
 from logquarry.scan.codec import Window
 from logquarry.scan.follow import Followed, Follower, follow_run
 from logquarry.scan.guided import G, guided
-from logquarry.scan.stretches import Stretch, StretchReader, tiles
+from logquarry.scan.stretches import STRETCH_BYTES, Stretch, stretches_ahead
 from logquarry.scan.walk import (
     BlankSpan,
     DamagedSpan,
@@ -31,10 +28,6 @@ from logquarry.scan.walk import (
     LogReader,
     Run,
 )
-
-STRETCH_BYTES: Final = 8 << 20
-_THREADS: Final = 2
-_MOST_AHEAD: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,41 +140,11 @@ def _kept(followed: Followed) -> Followed:
 
 
 def followed_ahead(layout: StoreLayout, stretch_bytes: int = STRETCH_BYTES) -> Iterator[CheckedRun]:
-    """The stretches of a log as threads find them, a few ahead of who asks.
+    """The sound stretches of a log as threads find them; see :func:`stretches_ahead`."""
+    most = layout.config.max_message_size
 
-    None of a log of one stretch, which is not worth a thread. Whoever stops early closes it.
-    """
-    log = layout.commit_log
-    if log.end - log.start <= stretch_bytes:
-        return
-    stretches = tiles(layout, stretch_bytes)
-    coming: deque[tuple[int, Future[CheckedRun | None]]] = deque()
-    # A thread needs a reader of its own, and any of them will do.
-    idle: deque[StretchReader] = deque(StretchReader(layout) for _ in range(_THREADS))
+    def make() -> Findings:
+        return Findings(most)
 
-    def read(start: int, stop: int) -> CheckedRun | None:
-        reader = idle.pop()
-        findings = Findings(layout.config.max_message_size)
-        try:
-            found = reader.read(start, stop, findings, resync=True)
-            return None if found is None else findings.run(found)
-        finally:
-            idle.append(reader)
-
-    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="verify")
-    rest = LogReader(layout)
-    try:
-        while True:
-            for start, stop in islice(stretches, _MOST_AHEAD - len(coming)):
-                coming.append((start, pool.submit(read, start, stop)))
-            if not coming:
-                return
-            start, future = coming.popleft()
-            run = future.result()
-            if run is not None:
-                yield run
-            elif rest.data_end(start) <= start:
-                # Nothing at all follows.
-                return
-    finally:
-        pool.shutdown(cancel_futures=True)
+    for found, findings in stretches_ahead(layout, stretch_bytes, make):
+        yield findings.run(found)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from logquarry.files.layout import StoreLayout
-from logquarry.scan.stretches import StretchReader
+from logquarry.scan.stretches import STRETCH_BYTES, StretchReader
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.dispatch.queue_units import QueuePart, parts_of
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.index_file import Index
-from logquarry.verify.checked_runs import STRETCH_BYTES, CheckedRun, Findings
+from logquarry.verify.checked_runs import CheckedRun, Findings
 from logquarry.verify.index_stream import EntryStream, IndexEntries, Place
 
 
@@ -85,7 +85,6 @@ class SoundReader:
         """The sound runs that begin between two places of one file of the log."""
         found: list[SoundRun] = []
         for stretch, findings in self._reader.read_all(start, stop, self._bytes, self._findings):
-            assert isinstance(findings, Findings)
             sound = self._sound(findings.run(stretch))
             if sound is not None:
                 joined = _joined(found[-1], sound) if found else None

@@ -19,12 +19,12 @@ from logquarry.files.layout import (
 from logquarry.format import broker_config, durable_mark, fastjson
 from logquarry.scan.follow import Followed
 from logquarry.scan.requests import dispatch_requests
+from logquarry.scan.stretches import STRETCH_BYTES
 from logquarry.scan.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.store.read.known_damage import known_damage
 from logquarry.store.read.log_bound import log_bound
 from logquarry.units import Progress
 from logquarry.verify.checked_runs import (
-    STRETCH_BYTES,
     Checked,
     CheckedRun,
     CheckedRuns,

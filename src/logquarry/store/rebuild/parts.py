@@ -27,7 +27,7 @@ from logquarry.files.layout import StoreLayout
 from logquarry.format.index import IndexHeader, IndexShape
 from logquarry.scan.codec import Window
 from logquarry.scan.follow import Followed
-from logquarry.scan.stretches import Stretch, StretchReader
+from logquarry.scan.stretches import STRETCH_BYTES, Stretch, StretchReader
 from logquarry.store.disk.disk import Disk
 from logquarry.store.dispatch.index_writer import IndexFileWriter
 from logquarry.store.dispatch.queue_units import QueuePart
@@ -40,7 +40,6 @@ Int64 = npt.NDArray[np.int64]
 T = TypeVar("T")
 Segments = tuple[tuple[int, int], ...]
 
-_STRETCH_BYTES: Final = 8 << 20
 _MOST_SEGMENTS: Final = 1 << 10
 """Of one queue in one run: with more its offsets make no sense, and are looked at one by one."""
 
@@ -129,12 +128,8 @@ class RunSummary:
 def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -> list[FoundRun]:
     """What stands between two places of one file of the log, with its CRCs."""
     reader = StretchReader(layout)
-    made: Callable[[], RunSummary] = lambda: RunSummary(config)  # noqa: E731
-    found = []
-    for stretch, summary in reader.read_all(start, stop, _STRETCH_BYTES, made):
-        assert isinstance(summary, RunSummary)
-        found.append(summary.run(stretch))
-    return found
+    found = reader.read_all(start, stop, STRETCH_BYTES, lambda: RunSummary(config))
+    return [summary.run(stretch) for stretch, summary in found]
 
 
 def _again(
@@ -157,7 +152,7 @@ def _again(
         at = start
         while at < end:
             taken: list[T] = []
-            upto = min(at + _STRETCH_BYTES, end)
+            upto = min(at + STRETCH_BYTES, end)
             found = reader.read(at, upto, _Taking(take, taken), resync=False)
             if found is None:
                 raise CorruptFrame(layout.root, at, "the log was changed while it was read")

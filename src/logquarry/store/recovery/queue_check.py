@@ -15,14 +15,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from logquarry.config import StoreConfig
 from logquarry.format import java, queue_entry
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.scan.follow import Follower, follow_run
-from logquarry.scan.walk import Run
-from logquarry.store.dispatch.dispatcher import queue_name_fault
-from logquarry.store.dispatch.queue_units import add_copies, parts_of
 from logquarry.store.dispatch.queue_writer import MOST_GAP, MOST_OFFSET
 from logquarry.store.queue.consume_queue import Queue, Units
 from logquarry.store.queue.log_queues import QueueKey
@@ -349,50 +344,6 @@ class QueueCheck:
                 if not self._may_stay(QueueEntry(*units[at].item())):
                     return offset + at
         return stop
-
-
-class QueueChecks:
-    """All queues of a store, compared with its log as that goes by.
-
-    Args:
-        queues: those that there are; None for one whose files are of no use.
-        config: the store's settings.
-        damage: the damage of the log up to where it was read.
-
-    Attributes:
-        has_keys: whether any message so far has keys for the index.
-    """
-
-    def __init__(
-        self,
-        queues: Mapping[QueueKey, Queue | None],
-        config: StoreConfig,
-        damage: Container[int],
-    ) -> None:
-        self.has_keys = False
-        self._config = config
-        self._damage = damage
-        self._follower = Follower(config.delay_levels_ms)
-        self._checks = {key: QueueCheck(key, disk, damage) for key, disk in queues.items()}
-
-    def __iter__(self) -> Iterator[QueueCheck]:
-        return (check for _, check in sorted(self._checks.items()))
-
-    def take(self, run: Run) -> None:
-        """Some more frames of the log."""
-        for window, found in follow_run(self._follower, run):
-            self.has_keys = self.has_keys or len(found.key_numbers) > 0
-            parts = parts_of(found)
-            if self._config.enable_multi_dispatch:
-                add_copies(window, found, parts, self._config)
-            for key, piece in parts.items():
-                check = self._checks.get(key)
-                if check is None:
-                    if queue_name_fault(key[0]) is not None:
-                        # It gets no queue.
-                        continue
-                    check = self._checks[key] = QueueCheck(key, None, self._damage)
-                check.take(piece.offsets, piece.units)
 
 
 def _same(there: Units, wanted: Units) -> int:

@@ -7,6 +7,7 @@ is moved to quarantine.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,7 @@ from logquarry.files.layout import (
 )
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.scan.ahead import ahead
+from logquarry.scan.stretches import STRETCH_BYTES
 from logquarry.scan.walk import LogReader
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue
@@ -32,7 +33,8 @@ from logquarry.store.recovery.index_check import IndexPlan, plan_index
 from logquarry.store.recovery.log_names import leave_out, misnamed_files
 from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds
 from logquarry.store.recovery.plan import RecoveryPlan, Step, StepKind
-from logquarry.store.recovery.queue_check import QueueAction, QueueChecks, QueuePlan
+from logquarry.store.recovery.queue_check import QueueAction, QueuePlan
+from logquarry.store.recovery.queue_checks import QueueChecks, queued_ahead
 from logquarry.units import Progress
 
 
@@ -59,19 +61,26 @@ class SafePlan(RecoveryPlan):
     misnamed: tuple[str, ...] = ()
 
 
-def plan_safe(root: Path, config: StoreConfig, *, progress: Progress | None = None) -> SafePlan:
+def plan_safe(
+    root: Path,
+    config: StoreConfig,
+    *,
+    progress: Progress | None = None,
+    stretch_bytes: int = STRETCH_BYTES,
+) -> SafePlan:
     """What is to be done to a store; nothing is changed.
 
     Args:
         root: its folder.
         config: its settings, with all sizes (:func:`logquarry.store.read.store_sizes.with_sizes`).
         progress: told of the bytes of the log that are read.
+        stretch_bytes: bytes of the log that one thread looks at in one go.
 
     Raises:
         StoreNotFound: if there is no store.
         StoreUnavailable: if a file of the log was renamed.
     """
-    return _Planner(StoreLayout.open(root, config), config).plan(progress)
+    return _Planner(StoreLayout.open(root, config), config).plan(progress, stretch_bytes)
 
 
 class _Planner:
@@ -86,7 +95,7 @@ class _Planner:
         self._words: list[str] = []
         self._unusable: dict[QueueKey, str] = {}
 
-    def plan(self, progress: Progress | None) -> SafePlan:
+    def plan(self, progress: Progress | None, stretch_bytes: int) -> SafePlan:
         layout, config = self._layout, self._config
         misnamed = misnamed_files(layout)
         leave_out(layout, misnamed)
@@ -104,14 +113,15 @@ class _Planner:
         checks = QueueChecks(self._queues, config, damage)
         pieces: list[tuple[int, int]] = []
         likely_end = bounds.likely_end or layout.commit_log.end
-        for run in ahead(look.runs()):
-            checks.take(run)
-            if progress is not None:
-                progress(run.end - look.start, max(run.end, likely_end) - look.start)
-            if pieces and pieces[-1][1] == run.start:
-                pieces[-1] = pieces[-1][0], run.end
-            else:
-                pieces.append((run.start, run.end))
+        with closing(queued_ahead(layout, config, stretch_bytes)) as guesses:
+            for run in look.guided_runs(guesses):
+                checks.take(run)
+                if progress is not None:
+                    progress(run.end - look.start, max(run.end, likely_end) - look.start)
+                if pieces and pieces[-1][1] == run.start:
+                    pieces[-1] = pieces[-1][0], run.end
+                else:
+                    pieces.append((run.start, run.end))
         self._words += look.words
         self._plan_log(look)
         queues = tuple(check.plan(look.start, look.end) for check in checks)
