@@ -26,13 +26,13 @@ COUNT, KILLS = 600_000, 20
 def test_kills(spark: SparkSession, tmp_path: Path) -> None:
     store = tmp_path / "store"
     rng = random.Random(2)
-    writer = _start("tests.spark.stream_writer", str(store), str(COUNT), "15")
+    writer = _start("tests.spark.stream_writer", str(store), str(COUNT), "25")
     try:
         _wait_for(writer, "open")
         for number in range(KILLS):
             query = _start("tests.spark.stream_query", str(store), str(tmp_path), "on")
             _wait_for(query, "started")
-            time.sleep(rng.uniform(0, 5))
+            time.sleep(rng.uniform(0, 15))
             if number % 3 == 2:
                 _kill_a_worker(query, rng)
             _kill(query)
