@@ -78,19 +78,11 @@ class RocketMQDataSource(DataSource):
             return RocketMQReader(options, checked(schema, options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """A reader for `readStream` of the columns of `schema`: all, or some, in any order.
-
-        Raises:
-            UsageError: if one of them is no column of ours, or an option makes no sense here.
-        """
+        """A reader for `readStream` of the columns of `schema`: all, or some, in any order."""
         from logquarry.spark.stream_reader import RocketMQStreamReader
 
         let_hang_up()
-        with told_plainly():
-            options = parse_read_options(self.options, is_stream=True)
-            for remark in options.remarks:
-                logger.warning("%s: %s", FORMAT, remark)
-            return RocketMQStreamReader(options, checked(schema, options), schema)
+        return RocketMQStreamReader(self.options, schema)
 
     # PySpark's own words for what is not there are a traceback about "not implemented".
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
