@@ -134,10 +134,7 @@ class Stager:
             MessageRejected: if no store takes a row, and that is to end the load.
             StoreUnavailable: if the rows cannot be staged.
         """
-        batch = _with_our_names(rows)
-        check_columns(batch)
-        # Whether the types can be meant is told of no row in particular.
-        list(messages_of(batch.slice(0, 0)))
+        batch = check_rows(rows)
         numbers = np.arange(batch.num_rows)
         refused = _without_text(batch)
         if refused:
@@ -297,13 +294,22 @@ class Stager:
         self._dead.add(rows.take(pa.array(numbers)), [refused[number] for number in numbers])
 
 
-def _with_our_names(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """In Spark ``TOPIC`` is the column ``topic``."""
+def check_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Refuse rows whose columns can be no messages; else the rows, with the names as we have them.
+
+    Raises:
+        UsageError: if the columns are of no use.
+    """
+    # In Spark `TOPIC` is the column `topic`.
     names = [name.lower() for name in batch.schema.names]
     for name in _NEEDED:
         if name not in names:
             raise UsageError(f"rows to be written need a column {name}")
-    return batch if names == batch.schema.names else batch.rename_columns(names)
+    batch = batch if names == batch.schema.names else batch.rename_columns(names)
+    check_columns(batch)
+    # Of which types they have to be.
+    list(messages_of(batch.slice(0, 0)))
+    return batch
 
 
 def _without_text(batch: pa.RecordBatch) -> dict[int, str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceWriter,
     InputPartition,
 )
@@ -21,7 +22,7 @@ from pyspark.sql.datasource import (
 from logquarry.errors import UsageError
 from logquarry.scan import schema
 from logquarry.spark.errors import told_plainly
-from logquarry.spark.options import LATER, ReadOptions, parse_read_options
+from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.worker import let_hang_up, settle
 
 if TYPE_CHECKING:
@@ -76,15 +77,32 @@ class RocketMQDataSource(DataSource):
                 logger.warning("%s: %s", FORMAT, remark)
             return RocketMQReader(options, _checked(schema, options.columns), schema)
 
-    # PySpark's own words for what is not there are a traceback about "not implemented".
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Not there yet.
+        """What writes rows of `schema` into stores.
 
         Raises:
-            UsageError: always.
+            UsageError: if an option cannot be meant, or the rows can be no messages.
         """
+        from logquarry.spark.sink.writer import batch_writer
+
+        let_hang_up()
         with told_plainly():
-            raise UsageError(f"{FORMAT}: writing {LATER}; this one reads")
+            return batch_writer(self.options, schema, overwrite)
+
+    # PySpark's name.
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamArrowWriter:
+        """What writes the batches of a stream of rows of `schema` into stores.
+
+        Raises:
+            UsageError: if an option cannot be meant, or the rows can be no messages.
+        """
+        from logquarry.spark.sink.writer import stream_writer
+
+        let_hang_up()
+        with told_plainly():
+            return stream_writer(self.options, schema, overwrite)
 
 
 class RocketMQReader(DataSourceReader):
