@@ -1,4 +1,4 @@
-"""A load dies at any moment: it is there as a whole or not at all, and once when it is done again."""
+"""A load dies at any moment: it is there whole or not at all, and once if it is done again."""
 
 from __future__ import annotations
 

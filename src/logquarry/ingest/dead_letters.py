@@ -35,7 +35,7 @@ def dead_letter_folder(path: str) -> Path:
     """
     name = without_file_scheme(path)
     if "://" in name:
-        raise UsageError(f"deadLetterPath: {name}: only a folder that is mounted can be used")
+        raise UsageError(f"{name}: only a folder that is mounted can be used")
     return Path(name).absolute()
 
 

@@ -69,7 +69,7 @@ def load(
 
     Raises:
         UsageError: if an argument cannot be meant, or the rows can be no messages.
-        MessageRejected: if no store takes a row, and that is to end the load.
+        StoreError: if no store takes a row, and that is to end the load.
         StoreUnavailable: if a store cannot be written.
     """
     from logquarry.spark.sink.writer import check_schema, load_id
