@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -307,3 +308,17 @@ def test_a_stream_by_tasks(spark: SparkSession, batches: Path, tmp_path: Path) -
     query.awaitTermination(120)
     assert query.exception() is None
     assert sum(len(places(root)) for root in stores(tmp_path / "s")) == 195
+
+
+def test_the_examples_of_the_page_run(spark: SparkSession, tmp_path: Path) -> None:
+    """In their order, in one folder."""
+    page = Path(__file__).parents[2] / "docs" / "sink.md"
+    names: dict[str, object] = {"CONFIG": CONFIG, "SETTINGS": json.dumps(SETTINGS)}
+    folders = "store|stores|dead|incoming|checkpoint|streamed|loaded|by-tasks"
+    for example in re.finditer(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+        # Spark's paths begin in the folder where its JVM was started. And files are small.
+        code = re.sub(rf'"({folders})(/\*|-by-tasks)?"', rf'"{tmp_path}/\1\2"', example[1])
+        code = code.replace('"rocketmq")', '"rocketmq").option("config", SETTINGS)')
+        code = code.replace("brokers=2, ", "config=CONFIG, brokers=2, ")
+        exec(compile(code, "docs/sink.md", "exec"), names)
+    assert {path.name for path in tmp_path.iterdir()} >= {"store", "stores", "streamed", "by-tasks"}
