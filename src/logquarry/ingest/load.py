@@ -14,6 +14,7 @@ with another one, finishes what was decided; segments that a second try of it st
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +47,7 @@ from logquarry.store.writable_store import WritableStore
 logger = logging.getLogger(__name__)
 
 _DECISION: Final = "decision.json"
-_PATIENCE_SECONDS: Final = 10.0
+_PATIENCE_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.05
 
 T = TypeVar("T")
@@ -129,10 +130,11 @@ def _is_held(store: str) -> bool:
 
 
 def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
-    """All of them in this process, a thread for each store."""
+    """All of them in this process, as many at a time as it has processors for, or four."""
     if len(appendings) == 1:
         return [append_to_store(appendings[0])]
-    with ThreadPoolExecutor(max(1, len(appendings)), "load") as pool:
+    most = max(4, os.cpu_count() or 1)
+    with ThreadPoolExecutor(max(1, min(most, len(appendings))), "load") as pool:
         return list(pool.map(append_to_store, appendings))
 
 

@@ -209,6 +209,9 @@ class SegmentReader:
                 if size != segment.size or size < _TAIL.size:
                     raise CorruptFile(str(path), 0, f"it has {size} bytes, and not {segment.size}")
                 self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        except FileNotFoundError as error:
+            reason = "it is not there: do all who stage and load see the same folder?"
+            raise CorruptFile(str(path), 0, reason) from error
         except OSError as error:
             raise CorruptFile(str(path), 0, f"cannot be read: {error.strerror}") from error
         self._view = memoryview(self._map)
