@@ -19,6 +19,7 @@ Readers take what is in the log for what it is: whole messages.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,7 @@ class Loads:
         writer: CommitLogWriter,
         flush: Callable[[], int],
     ) -> None:
+        self._disk = disk
         self._root = root
         self._log = log
         self._writer = writer
@@ -119,6 +121,7 @@ class Loads:
         for segment in segments:
             SegmentReader(intent.folder(self._root), segment).close()
         if segments:
+            self._sync_names(intent)
             self.ledger.begin(intent)
             self._append(intent, 0, 0)
         self._done(intent)
@@ -136,6 +139,15 @@ class Loads:
             self._append(intent, first, start)
         self._done(intent)
         logger.warning("%s: a load that was begun is finished: %s", self._root, intent.load)
+
+    def _sync_names(self, intent: Intent) -> None:
+        """Let the segments be found after a crash: tasks sync their files and the last folder."""
+        folder = Path(os.path.normpath(intent.folder(self._root)))
+        top = Path(os.path.normpath(self._root / intent.loads)).parents[1]
+        for place in (folder, *folder.parents):
+            self._disk.sync_names(place)
+            if place == top:
+                break
 
     def _find(self, intent: Intent) -> tuple[int, int]:
         """The first frame that is not in the log: number of its segment, byte in that."""
