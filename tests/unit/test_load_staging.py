@@ -268,6 +268,15 @@ def test_loads_without_a_name_leave_nothing(tmp_path: Path) -> None:
         assert not [path for path in plan.loads.rglob("*") if path.suffix in (".json", ".frames")]
 
 
+@pytest.mark.parametrize("brokers", [1, 2])
+def test_a_load_without_rows_is_known(tmp_path: Path, brokers: int) -> None:
+    plan = planned(tmp_path / "s", brokers=brokers)
+    for was_there in (False, True):
+        summary = commit_load(plan, LOAD, staged(plan, [], []))
+        assert (summary.rows, summary.was_there) == (0, was_there)
+    assert not commit_load(plan, LoadId("job", 2), []).was_there
+
+
 def test_older_leftovers_of_the_same_application_go(tmp_path: Path) -> None:
     plan = planned(tmp_path / "s")
     first, second, third = (LoadId("job", version) for version in (1, 2, 3))
