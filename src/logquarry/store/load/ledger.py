@@ -217,7 +217,7 @@ def read_document(path: Path) -> dict[str, Any] | None:
     """
     try:
         document = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise CorruptFile(str(path), 0, f"cannot be read: {error}") from error
