@@ -56,6 +56,7 @@ from logquarry.store.flush.timed_flush import (
     FlushRealTimeService,
 )
 from logquarry.store.housekeeping import Housekeeping
+from logquarry.store.load.loading import Loads, pending_load
 from logquarry.store.mapped.allocate import AllocateMappedFileService
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.mapped.transient_pool import TransientStorePool
@@ -103,6 +104,7 @@ class StoreEngine:
         checkpoint: the checkpoint.
         wait: settles puts.
         listeners: told of what was dispatched.
+        loads: appends staged segments.
         recorder: counts.
         keeps_tails: whether bytes of an earlier log stand behind the log's end.
 
@@ -129,6 +131,7 @@ class StoreEngine:
         self._lock = StoreLock(disk, root)
         self._abort = AbortFile(disk, root)
         try:
+            pending = pending_load(root, config, disk, clock)
             found = self._find(root, config)
             self.config = found.config
             self.keeps_tails = found.keeps_tails
@@ -145,6 +148,13 @@ class StoreEngine:
         except BaseException:
             self._give_up()
             raise
+        self.loads = Loads(disk, root, self.log, self.writer, self.flush)
+        if pending is not None:
+            try:
+                self.loads.finish(pending)
+            except BaseException:
+                self.close()
+                raise
 
     # ------------------------------------------------------------------------------------ start
     def _find(self, root: Path, config: StoreConfig) -> StoreFound:
