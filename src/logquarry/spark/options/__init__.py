@@ -7,8 +7,6 @@ read       the options of a read, batch or stream
 
 from __future__ import annotations
 
-from typing import Final
-
 from logquarry.spark.options.offsets import OffsetLimit
 from logquarry.spark.options.read import DEFAULT_BATCH_BYTES, ReadOptions, parse_read_options
 
