@@ -162,7 +162,7 @@ class _Work:
                 assert step.offset is not None and step.length is not None
                 position = step.offset - int(path.name)
                 self._save(path, position, step.length, COMMIT_LOG)
-            elif step.kind is StepKind.CUT and path.parent.name == COMMIT_LOG:
+            elif step.kind is StepKind.CUT and path.parent == root / COMMIT_LOG:
                 assert step.length is not None
                 self._shorten(path, size, step.length)
             elif step.kind is StepKind.EXTEND:
@@ -196,7 +196,10 @@ class _Work:
         self._disk.sync_names(path.parent)
 
     def _extend(self, path: Path, size: int) -> None:
-        descriptor = self._disk.open(path)
+        try:
+            descriptor = self._disk.open(path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
         try:
             self._disk.allocate(descriptor, size)
             self._disk.sync(descriptor, path)
@@ -223,7 +226,10 @@ class _Work:
         self._copy(path, position, length, target)
 
     def _copy(self, path: Path, position: int, length: int, target: Path) -> None:
-        source = self._disk.open(path)
+        try:
+            source = self._disk.open(path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
         try:
             copy = self._disk.make_file(target, length)
             try:

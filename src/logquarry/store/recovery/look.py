@@ -5,8 +5,8 @@ damage within it (rot, a lost page). In this order, it is the end
 
 1. from the durable mark on, where there is one: what was on the disk had no break,
 2. in a store that was closed in order, from the last queued message on,
-3. where the frames behind it are older than those before it: they are left over from an earlier
-   recovery (of a store that was closed in order also those that no checkpoint knows),
+3. where the frame behind it is older than the one before it: what an earlier recovery left over (in
+   a store that was closed in order also where it is newer than the checkpoint knows),
 4. where no frame is behind it.
 
 Anywhere else it is damage, and what stands behind it is kept.
@@ -202,7 +202,8 @@ class LogLook:
                 if self._stands_for_file(event):
                     self.damage.append(_lost_file(event))
             else:
-                self.last_timestamp = max(self.last_timestamp, self._times(event)[1])
+                # Not the latest: a clock that was set back would make all behind a break stale.
+                self.last_timestamp = self._times(event)[1]
                 self.count += len(event.rows) if isinstance(event, Run) else event.count
                 yield event
             self.end = event.end
