@@ -296,3 +296,35 @@ def test_a_topic_of_the_name_of_the_logs_folder(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         for number in range(COUNT):
             assert store.get("commitlog", 0, number).messages[0].body == b"%d" % number
+
+
+def test_as_rocketmq_does_abort_comes_first_too(tmp_path: Path) -> None:
+    """A store that was closed in order says so no more once a queue of it may be torn."""
+    root = tmp_path / "closed"
+    with opened(root) as store:
+        for number in range(COUNT):
+            store.put(lq.Message("t", b"%d" % number, queue_id=number % 2))
+    for queue_id in "01":
+        (root / "consumequeue" / "t" / queue_id / f"{400:020d}").unlink()
+    before = {name.removeprefix(str(root)): data for name, (data, _) in facts(root).items()}
+    whole, changed = StoppedDisk(), 0
+    for number in (None, *range(1_000)):
+        copy = tmp_path / f"copy-{number}"
+        shutil.copytree(root, copy)
+        if number is None:
+            lq.recover(copy, mode="rocketmq", apply=True, disk=whole, config=config())
+            continue
+        # The last call is the sync behind the removal of `abort`.
+        if number == len(whole.order) - 1:
+            break
+        with pytest.raises(KeyboardInterrupt):
+            lq.recover(
+                copy, mode="rocketmq", apply=True, disk=StoppedDisk(number), config=config()
+            )
+        if not (copy / "abort").exists():
+            after = {name.removeprefix(str(copy)): data for name, (data, _) in facts(copy).items()}
+            assert after.keys() - before.keys() <= {"/lock"}
+            assert all(after[name] == data for name, data in before.items()), f"call {number}"
+        else:
+            changed += 1
+    assert changed > 5

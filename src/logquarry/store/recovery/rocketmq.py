@@ -95,14 +95,17 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
     return _Recovery(root, config, Noted(root)).plan()
 
 
-def apply_rocketmq(plan: RocketmqPlan, disk: Disk) -> RocketmqPlan:
+def apply_rocketmq(
+    plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = None
+) -> RocketmqPlan:
     """Carry a plan out, and wait until all of it is on the disk. To be called with the lock held.
 
-    What ``abort`` says is left to whoever opens or closes the store.
+    ``abort`` is left to the caller, who makes it before and takes it away behind.
 
     Args:
         plan: of a store that nobody has written since.
         disk: what it is on.
+        is_clean: whether it was closed in order (default: as ``abort`` says).
 
     Returns:
         What was done, which is what was planned.
@@ -116,7 +119,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk) -> RocketmqPlan:
     # They speak of the log as it was, and the checkpoint need not change.
     disk.remove(root / DURABLE)
     disk.remove(root / DAMAGE)
-    result = recover_as_rocketmq(root, plan.config, disk)
+    result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
     result.written.flush(0)
     file = CheckpointFile(disk, root / CHECKPOINT)
     try:
