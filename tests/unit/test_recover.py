@@ -318,9 +318,7 @@ def test_as_rocketmq_does_abort_comes_first_too(tmp_path: Path) -> None:
         if number == len(whole.order) - 1:
             break
         with pytest.raises(KeyboardInterrupt):
-            lq.recover(
-                copy, mode="rocketmq", apply=True, disk=StoppedDisk(number), config=config()
-            )
+            lq.recover(copy, mode="rocketmq", apply=True, disk=StoppedDisk(number), config=config())
         if not (copy / "abort").exists():
             after = {name.removeprefix(str(copy)): data for name, (data, _) in facts(copy).items()}
             assert after.keys() - before.keys() <= {"/lock"}

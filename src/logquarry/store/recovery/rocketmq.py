@@ -43,6 +43,7 @@ from logquarry.store.recovery.java_files import Applied, Noted, Target, WrittenF
 from logquarry.store.recovery.java_log import JavaLog
 from logquarry.store.recovery.java_queues import LARGEST_BASE, JavaFile, JavaQueue, JavaRefusal
 from logquarry.store.recovery.plan import RecoveryPlan, Step, StepKind
+from logquarry.store.recovery.sync_files import sync_files
 
 Clock = Callable[[], int]
 
@@ -95,9 +96,7 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
     return _Recovery(root, config, Noted(root)).plan()
 
 
-def apply_rocketmq(
-    plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = None
-) -> RocketmqPlan:
+def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = None) -> RocketmqPlan:
     """Carry a plan out, and wait until all of it is on the disk. To be called with the lock held.
 
     ``abort`` is left to the caller, who makes it before and takes it away behind.
@@ -120,7 +119,8 @@ def apply_rocketmq(
     disk.remove(root / DURABLE)
     disk.remove(root / DAMAGE)
     result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
-    result.written.flush(0)
+    end = result.plan.log_end
+    sync_files(disk, root, write_from=end, log_end=end)
     file = CheckpointFile(disk, root / CHECKPOINT)
     try:
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
