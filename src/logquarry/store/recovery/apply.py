@@ -162,6 +162,7 @@ class _Work:
                 assert step.offset is not None and step.length is not None
                 position = step.offset - int(path.name)
                 self._save(path, position, step.length, COMMIT_LOG)
+                self._zero(path, position, step.length)
             elif step.kind is StepKind.CUT and path.parent == root / COMMIT_LOG:
                 assert step.length is not None
                 self._shorten(path, size, step.length)
@@ -194,6 +195,21 @@ class _Work:
         except OSError as error:
             raise self._disk.refused(path, error) from error
         self._disk.sync_names(path.parent)
+
+    def _zero(self, path: Path, position: int, length: int) -> None:
+        try:
+            descriptor = self._disk.open(path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        try:
+            for done in range(0, length, _COPY_BYTES):
+                zeros = bytes(min(_COPY_BYTES, length - done))
+                self._disk.write_all(descriptor, zeros, position + done)
+            self._disk.sync(descriptor, path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        finally:
+            self._disk.let_go(descriptor)
 
     def _extend(self, path: Path, size: int) -> None:
         try:

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from logquarry.files.layout import StoreLayout
+from logquarry.files.layout import StoreFile, StoreLayout
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import FIXED_SIZE_V1, DamageKind
-from logquarry.format.rows import SIZE
+from logquarry.format.rows import REACHED_STOP, SIZE
 from logquarry.scan import codec
 from logquarry.scan.codec import Window
 from logquarry.scan.guided import guided
@@ -325,3 +325,35 @@ def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
     count, _, _ = codec.walk(window, 0, span.length, rows, check_crc=False)
     if count:
         yield Run(window, rows[:count], span.path)
+
+
+def made_whole(layout: StoreLayout, file: StoreFile, look: LogLook) -> int | None:
+    """The message within which a file of the log ends, if zeros behind it would make it whole.
+
+    No CRC covers properties: a message that has lost the end of them would be served without.
+
+    Args:
+        layout: the store's files.
+        file: one that is too short.
+        look: a walk over the log, which is through.
+
+    Returns:
+        Its physical offset; None where there is none.
+    """
+    stop, room = file.base + file.size, layout.commit_log.file_size
+    spans = [span for span in look.damage if span.offset < stop <= span.offset + span.length]
+    start = max(file.base, min([look.end, *(span.offset for span in spans)]))
+    if start >= stop:
+        return None
+    data = layout.open_file(file.path).window(start - file.base, stop - start)[: stop - start]
+    window = Window.of(bytes(data).ljust(file.base + room - start, b"\0"), start)
+    at = 0
+    while at < stop - start:
+        at, code = codec.find_frame(window, at, stop - start, check_crc=True)
+        if code != REACHED_STOP:
+            return None
+        _, after, _ = codec.walk(window, at, at + 1, codec.empty_rows(1), check_crc=False)
+        if after > stop - start:
+            return start + at
+        at = after
+    return None
