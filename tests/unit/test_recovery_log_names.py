@@ -44,6 +44,20 @@ def test_a_renamed_file_keeps_all(tmp_path: Path, number: int, name: int, opens:
         assert len(bodies(store)) == COUNT
 
 
+@pytest.mark.parametrize("step", [20, SIZE // 2])
+def test_all_files_renamed_alike(tmp_path: Path, step: int) -> None:
+    """Then their names agree with one another, and only the messages say otherwise."""
+    root = tmp_path / "store"
+    names = written(root)
+    folder = root / "commitlog"
+    for name in reversed(names):
+        (folder / name).rename(folder / f"{int(name) + step:020d}")
+    before = facts(root)
+    with pytest.raises(StoreUnavailable, match=rf"it was renamed.*{names[0]}"):
+        lq.recover(root, apply=True, config=config())
+    assert all(facts(root)[key][0] == data for key, (data, _) in before.items())
+
+
 @pytest.mark.parametrize("name", [7, SIZE + 100, 1 << 41, 10**20 - 1])
 @pytest.mark.parametrize("content", ["a copy", "zeros", "garbage", "short"])
 def test_what_is_none_of_the_log_is_set_aside(tmp_path: Path, content: str, name: int) -> None:

@@ -85,7 +85,7 @@ def recover(
             raise StoreUnavailable(f"{root}: {plan.refused}")
         if plan.is_needed:
             abort = AbortFile(disk, root)
-            _carry_out(plan, disk, clock or now_ms, progress)
+            _carry_out(plan, disk, abort, clock or now_ms, progress)
             abort.remove()
     finally:
         lock.release()
@@ -130,12 +130,16 @@ def _planned(
     return dataclasses.replace(plan, steps=tuple(steps))
 
 
-def _carry_out(plan: RecoveryPlan, disk: Disk, clock: Clock, progress: Progress | None) -> None:
+def _carry_out(
+    plan: RecoveryPlan, disk: Disk, abort: AbortFile, clock: Clock, progress: Progress | None
+) -> None:
     """Do what a plan says, and see that the store is in order by the rules of its mode."""
     root = Path(plan.root)
     if isinstance(plan, RocketmqPlan):
-        # It looks whether there is an `abort`, and goes another way then.
-        apply_rocketmq(plan, disk)
+        # Whether there was an `abort` says which way it goes.
+        is_clean = not abort.exists
+        abort.make()
+        apply_rocketmq(plan, disk, is_clean=is_clean)
         return
     assert isinstance(plan, SafePlan)
     apply_safe(plan, disk, clock, progress=progress)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -50,6 +49,7 @@ from logquarry.store.recovery.queue_check import QueueAction, kept_units, names_
 from logquarry.store.recovery.safe import SafePlan
 from logquarry.store.recovery.saved_units import NAME as KEPT_UNITS
 from logquarry.store.recovery.saved_units import load_units, save_units
+from logquarry.store.recovery.sync_files import sync_files
 from logquarry.units import Progress
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class _Work:
                 disk_json(self._disk, self._root / DAMAGE, _damage_document(self._plan))
             self._mend_queues_and_index(log, checkpoint)
             log.flush(0)
-            self._sync_what_is_there(durable_until)
+            sync_files(self._disk, self._root, write_from=durable_until, log_end=self._plan.log_end)
             self._mark(checkpoint, self._plan.log_end)
             times = max(checkpoint.physic_timestamp, self._plan.last_timestamp)
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
@@ -162,7 +162,8 @@ class _Work:
                 assert step.offset is not None and step.length is not None
                 position = step.offset - int(path.name)
                 self._save(path, position, step.length, COMMIT_LOG)
-            elif step.kind is StepKind.CUT and path.parent.name == COMMIT_LOG:
+                self._zero(path, position, step.length)
+            elif step.kind is StepKind.CUT and path.parent == root / COMMIT_LOG:
                 assert step.length is not None
                 self._shorten(path, size, step.length)
             elif step.kind is StepKind.EXTEND:
@@ -195,8 +196,26 @@ class _Work:
             raise self._disk.refused(path, error) from error
         self._disk.sync_names(path.parent)
 
+    def _zero(self, path: Path, position: int, length: int) -> None:
+        try:
+            descriptor = self._disk.open(path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        try:
+            for done in range(0, length, _COPY_BYTES):
+                zeros = bytes(min(_COPY_BYTES, length - done))
+                self._disk.write_all(descriptor, zeros, position + done)
+            self._disk.sync(descriptor, path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        finally:
+            self._disk.let_go(descriptor)
+
     def _extend(self, path: Path, size: int) -> None:
-        descriptor = self._disk.open(path)
+        try:
+            descriptor = self._disk.open(path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
         try:
             self._disk.allocate(descriptor, size)
             self._disk.sync(descriptor, path)
@@ -223,7 +242,10 @@ class _Work:
         self._copy(path, position, length, target)
 
     def _copy(self, path: Path, position: int, length: int, target: Path) -> None:
-        source = self._disk.open(path)
+        try:
+            source = self._disk.open(path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
         try:
             copy = self._disk.make_file(target, length)
             try:
@@ -242,47 +264,6 @@ class _Work:
             raise self._disk.refused(target, error) from error
         finally:
             self._disk.let_go(source)
-
-    def _sync_what_is_there(self, durable_until: int) -> None:
-        """Bring to the disk what was only read, and so may be nowhere but in the page cache.
-
-        The process that wrote it may have died before its sync, or of a sync that failed. Of the
-        latter the system takes the pages for written, so that those of the log behind its durable
-        mark are written again; without a mark the last ones.
-        """
-        for part in (COMMIT_LOG, CONSUME_QUEUE, INDEX):
-            for folder, _, names in os.walk(self._root / part):
-                for name in names:
-                    if name.isascii() and name.isdigit():
-                        self._sync_file(Path(folder, name), part == COMMIT_LOG, durable_until)
-                self._disk.sync_names(Path(folder))
-        self._disk.sync_names(self._root)
-        self._disk.sync_parent(self._root)
-
-    def _sync_file(self, path: Path, is_log: bool, durable_until: int) -> None:
-        try:
-            descriptor = self._disk.open(path)
-        except OSError as error:
-            raise self._disk.refused(path, error) from error
-        try:
-            if is_log:
-                self._write_again(descriptor, int(path.name), durable_until)
-            self._disk.sync(descriptor, path)
-        except OSError as error:
-            raise self._disk.refused(path, error) from error
-        finally:
-            self._disk.let_go(descriptor)
-
-    def _write_again(self, descriptor: int, base: int, start: int) -> None:
-        """Write the bytes of a file of the log that stand there from an offset to the end."""
-        position = max(0, start - base)
-        stop = min(self._disk.size(descriptor), self._plan.log_end - base)
-        while position < stop:
-            data = self._disk.read(descriptor, min(_COPY_BYTES, stop - position), position)
-            if not data:
-                break
-            self._disk.write_all(descriptor, data, position)
-            position += len(data)
 
     # ------------------------------------------------------------------------- queues and index
     def _find_mendings(self) -> None:

@@ -31,7 +31,7 @@ from logquarry.store.read.known_damage import DamageMap
 from logquarry.store.read.log_bound import consume_queues
 from logquarry.store.recovery.index_check import IndexPlan, plan_index
 from logquarry.store.recovery.log_names import leave_out, misnamed_files
-from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds
+from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds, made_whole
 from logquarry.store.recovery.plan import RecoveryPlan, Step, StepKind
 from logquarry.store.recovery.queue_check import QueueAction, QueuePlan
 from logquarry.store.recovery.queue_checks import QueueChecks, queued_ahead
@@ -107,7 +107,6 @@ class _Planner:
             checkpoint = None
         self._find_queues()
         bounds = self._bounds(checkpoint or Checkpoint())
-        self._check_log_files()
         look = LogLook(layout, bounds)
         damage = DamageMap(look.damage)
         checks = QueueChecks(self._queues, config, damage)
@@ -123,6 +122,7 @@ class _Planner:
                 else:
                     pieces.append((run.start, run.end))
         self._words += look.words
+        self._check_log_files(look)
         self._plan_log(look)
         queues = tuple(check.plan(look.start, look.end) for check in checks)
         self._plan_queues(queues)
@@ -163,11 +163,20 @@ class _Planner:
         return bounds
 
     # -------------------------------------------------------------------------------------- log
-    def _check_log_files(self) -> None:
+    def _check_log_files(self, look: LogLook) -> None:
         """Files of another name or size than the settings say, and files that are not there."""
         files, size = self._layout.commit_log.files, self._layout.commit_log.file_size
         for file in files:
             if file.size < size:
+                torn = made_whole(self._layout, file, look)
+                if torn is not None:
+                    self._step(
+                        StepKind.ZERO,
+                        file.path,
+                        torn,
+                        file.base + file.size - torn,
+                        "the file ends within this message, and zeros would seem to be the rest",
+                    )
                 self._step(
                     StepKind.EXTEND,
                     file.path,
