@@ -44,6 +44,7 @@ from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.known_damage import DamageMap
+from logquarry.store.recovery.entries import REPORT
 from logquarry.store.recovery.index_check import IndexPlan
 from logquarry.store.recovery.plan import StepKind
 from logquarry.store.recovery.queue_check import QueueAction, kept_units, names_damage
@@ -54,7 +55,6 @@ from logquarry.units import Progress
 
 logger = logging.getLogger(__name__)
 
-REPORT: Final = "recovery.json"
 _COPY_BYTES: Final = 1 << 20
 _UNSURE_BYTES: Final = 128 << 20
 """How much of its end is written again of a log that no durable mark speaks of.

@@ -12,8 +12,15 @@ from collections.abc import Container
 from typing import Final
 
 from logquarry.errors import StoreUnavailable
-from logquarry.files.layout import NAME_DIGITS, FileSequence, StoreFile, StoreLayout
-from logquarry.format import frame
+from logquarry.files.layout import (
+    COMMIT_LOG,
+    LARGEST_BASE,
+    NAME_DIGITS,
+    FileSequence,
+    StoreFile,
+    StoreLayout,
+)
+from logquarry.format import frame, java
 from logquarry.format.rows import REACHED_STOP
 from logquarry.scan import codec
 from logquarry.scan.codec import Window
@@ -32,6 +39,7 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
         StoreUnavailable: if a file was renamed, or is too far off to be of this log.
     """
     files = layout.commit_log
+    _check_others(layout)
     size = files.file_size
     if not size:
         return []
@@ -96,11 +104,46 @@ def _why_wrong(
         return None
     right = f"{told:0{NAME_DIGITS}d}"
     if all(other.base != told for other in files.files):
-        raise StoreUnavailable(
-            f"{path}: it was renamed: its messages say that it is {right}. Give it that name, and "
-            "recover again. Nothing was changed"
-        )
+        raise _renamed(path, told)
     return f"its messages are those of {right}, which is there"
+
+
+def _check_others(layout: StoreLayout) -> None:
+    """See that no file of the log has a name that is no number, ``00000000000000000000.bak``.
+
+    Copies of files that are there do not matter, nor do those of files from before the log's start.
+
+    Raises:
+        StoreUnavailable: if one has.
+    """
+    files = layout.commit_log
+    bases = {file.base for file in files.files}
+    paths = {file.path for file in files.files}
+    for entry in layout.filesystem.list(COMMIT_LOG):
+        path = f"{COMMIT_LOG}/{entry.name}"
+        if entry.is_dir or path in paths or entry.size < frame.HEAD.size:
+            continue
+        try:
+            file = layout.open_file(path)
+        except FileNotFoundError:
+            continue
+        size = files.file_size or min(file.size, java.INT_MAX)
+        data = file.window(0, file.size)[:size]
+        magic, told = (_field(data, name) for name in ("magic", "physical_offset"))
+        if magic % (1 << 32) not in (frame.MAGIC_V1, frame.MAGIC_V2) or told in bases:
+            continue
+        if not 0 <= told <= LARGEST_BASE or (bases and told < files.start - size):
+            continue
+        rows = codec.empty_rows(1)
+        if codec.walk(Window.of(data, told, size), 0, len(data), rows, check_crc=True)[0]:
+            raise _renamed(layout.filesystem.full_path(path), told)
+
+
+def _renamed(path: str, told: int) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{path}: it was renamed: its messages say that it is {told:0{NAME_DIGITS}d}. Give it that "
+        "name, and recover again. Nothing was changed"
+    )
 
 
 def _field(data: memoryview, name: str) -> int:

@@ -29,6 +29,7 @@ from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.known_damage import DamageMap
 from logquarry.store.read.log_bound import consume_queues
+from logquarry.store.recovery.entries import check_entries
 from logquarry.store.recovery.index_check import IndexPlan, plan_index
 from logquarry.store.recovery.log_names import leave_out, misnamed_files
 from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds
@@ -78,8 +79,9 @@ def plan_safe(
 
     Raises:
         StoreNotFound: if there is no store.
-        StoreUnavailable: if a file of the log was renamed.
+        StoreUnavailable: if a file of the log was renamed, or something else is in a file's place.
     """
+    check_entries(root)
     return _Planner(StoreLayout.open(root, config), config).plan(progress, stretch_bytes)
 
 
