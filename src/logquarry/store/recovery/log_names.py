@@ -43,6 +43,8 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
     size = files.file_size
     if not size:
         return []
+    for file in files.files:
+        _check_length(layout, file)
     names = Counter(file.base % size for file in files.files)
     # Java's are multiples of the size. Where no file's is, most of them tell.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
@@ -106,6 +108,31 @@ def _why_wrong(
     if all(other.base != told for other in files.files):
         raise _renamed(path, told)
     return f"its messages are those of {right}, which is there"
+
+
+def _check_length(layout: StoreLayout, file: StoreFile) -> None:
+    """See that no messages of a file stand behind the room that it is said to have.
+
+    Raises:
+        StoreUnavailable: if there are: the settings are of another store.
+    """
+    size = layout.commit_log.file_size
+    if file.size <= size:
+        return
+    view = layout.open_file(file.path)
+    stop = min(view.size, java.INT_MAX)
+    data = view.window(0, stop)[:stop]
+    start = view.next_data(size)
+    if start >= stop:
+        return
+    window = Window.of(data, file.base, stop)
+    position, code = codec.find_frame(window, start, stop, check_crc=True)
+    if code == REACHED_STOP:
+        raise StoreUnavailable(
+            f"{layout.filesystem.full_path(file.path)}: it has {file.size} bytes, and there is a "
+            f"message of it at {position}: is {size} the size of the log's files? Nothing was "
+            "changed"
+        )
 
 
 def _check_others(layout: StoreLayout) -> None:
