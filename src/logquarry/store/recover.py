@@ -21,6 +21,7 @@ from logquarry.store.disk.store_lock import AbortFile, StoreLock
 from logquarry.store.read.known_damage import known_damage
 from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.recovery.apply import apply_safe
+from logquarry.store.recovery.entries import check_entries
 from logquarry.store.recovery.plan import RecoveryMode, RecoveryPlan, Step, StepKind
 from logquarry.store.recovery.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
 from logquarry.store.recovery.safe import SafePlan, plan_safe
@@ -78,6 +79,7 @@ def recover(
     disk = disk or LocalDisk()
     lock = StoreLock(disk, root)
     try:
+        check_entries(root)
         # Files that a writer gave a second name before it crashed, which is their only one now.
         NameGuard(disk).restore([root / COMMIT_LOG, root / INDEX])
         plan = _planned(root, mode, settings, progress)

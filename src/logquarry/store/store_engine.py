@@ -65,6 +65,7 @@ from logquarry.store.put.put_result import PutResult, PutStatus, refusal
 from logquarry.store.queue.log_queues import is_lmq
 from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.recovery.apply import apply_safe
+from logquarry.store.recovery.entries import check_entries
 from logquarry.store.recovery.safe import plan_safe
 from logquarry.store.stats import StatsRecorder
 from logquarry.store.store_found import (
@@ -166,6 +167,7 @@ class StoreEngine:
         except NeedsRecovery as error:
             # Its text: whoever keeps the error keeps all the files open that were looked at.
             logger.warning("%s: it has to be recovered: %s", root, str(error))
+            check_entries(root)
             if self._abort.exists:
                 # What a crash left with its second name only is to be looked at, and what is set
                 # aside must not come back by that name.

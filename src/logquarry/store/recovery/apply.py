@@ -43,6 +43,7 @@ from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.known_damage import DamageMap
+from logquarry.store.recovery.entries import REPORT
 from logquarry.store.recovery.index_check import IndexPlan
 from logquarry.store.recovery.plan import StepKind
 from logquarry.store.recovery.queue_check import QueueAction, kept_units, names_damage
@@ -54,7 +55,6 @@ from logquarry.units import Progress
 
 logger = logging.getLogger(__name__)
 
-REPORT: Final = "recovery.json"
 _COPY_BYTES: Final = 1 << 20
 _UNSURE_BYTES: Final = 128 << 20
 """How much of its end is written again of a log that no durable mark speaks of.
@@ -186,15 +186,7 @@ class _Work:
             raise self._disk.refused(made, error) from error
         finally:
             self._disk.let_go(descriptor)
-        self._put_in_place(made, path)
-
-    def _put_in_place(self, made: Path, path: Path) -> None:
-        """At no moment is there no file, or half of one: the log would end there."""
-        try:
-            self._disk.rename(made, path)
-        except OSError as error:
-            raise self._disk.refused(path, error) from error
-        self._disk.sync_names(path.parent)
+        self._disk.move(made, path)
 
     def _zero(self, path: Path, position: int, length: int) -> None:
         try:
@@ -225,12 +217,15 @@ class _Work:
             self._disk.let_go(descriptor)
 
     def _shorten(self, path: Path, size: int, excess: int) -> None:
-        """A copy takes the place of a file that is too long; what it lacks goes to quarantine."""
+        """A copy takes the place of a file that is too long; what it lacks goes to quarantine.
+
+        At no moment is there no file, or half of one: the log would end there.
+        """
         self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
         self._disk.remove(made)
-        self._copy(path, 0, size, made)
-        self._put_in_place(made, path)
+        self._disk.copy(path, 0, size, made)
+        self._disk.move(made, path)
 
     def _save(self, path: Path, position: int, length: int, *folder: str) -> None:
         """Copy bytes that are about to be made zeros to quarantine."""
@@ -239,31 +234,7 @@ class _Work:
         while target.exists():
             number += 1
             target = target.with_name(f"{path.name}.from-{position}.{number}")
-        self._copy(path, position, length, target)
-
-    def _copy(self, path: Path, position: int, length: int, target: Path) -> None:
-        try:
-            source = self._disk.open(path)
-        except OSError as error:
-            raise self._disk.refused(path, error) from error
-        try:
-            copy = self._disk.make_file(target, length)
-            try:
-                done = 0
-                while done < length:
-                    count = min(_COPY_BYTES, length - done)
-                    data = self._disk.read(source, count, position + done)
-                    if not data:
-                        break
-                    self._disk.write_all(copy, data, done)
-                    done += len(data)
-                self._disk.sync(copy, target)
-            finally:
-                self._disk.let_go(copy)
-        except OSError as error:
-            raise self._disk.refused(target, error) from error
-        finally:
-            self._disk.let_go(source)
+        self._disk.copy(path, position, length, target)
 
     # ------------------------------------------------------------------------- queues and index
     def _find_mendings(self) -> None:

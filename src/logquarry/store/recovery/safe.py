@@ -11,8 +11,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 from logquarry.config import StoreConfig
+from logquarry.errors import StoreUnavailable
 from logquarry.files.layout import (
     COMMIT_LOG,
     CONSUME_QUEUE,
@@ -29,6 +31,7 @@ from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.known_damage import DamageMap
 from logquarry.store.read.log_bound import consume_queues
+from logquarry.store.recovery.entries import check_entries
 from logquarry.store.recovery.index_check import IndexPlan, plan_index
 from logquarry.store.recovery.log_names import leave_out, misnamed_files
 from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds, made_whole
@@ -36,6 +39,9 @@ from logquarry.store.recovery.plan import RecoveryPlan, Step, StepKind
 from logquarry.store.recovery.queue_check import QueueAction, QueuePlan
 from logquarry.store.recovery.queue_checks import QueueChecks, queued_ahead
 from logquarry.units import Progress
+
+_LEAST_FILES: Final = 2
+"""Files that have to agree on a size before the settings count as wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +84,10 @@ def plan_safe(
 
     Raises:
         StoreNotFound: if there is no store.
-        StoreUnavailable: if a file of the log was renamed.
+        StoreUnavailable: if a file of the log was renamed, or something else is in a file's place;
+            for settings with the sizes of another store.
     """
+    check_entries(root)
     return _Planner(StoreLayout.open(root, config), config).plan(progress, stretch_bytes)
 
 
@@ -228,6 +236,7 @@ class _Planner:
         size = self._config.queue_file_size
         assert size is not None
         self._queues: dict[QueueKey, ConsumeQueue | None] = {}
+        self._check_queue_size(size)
         for queue in consume_queues(self._layout, self._files):
             key = queue.topic, queue.queue_id
             # The queue itself passes over names that are no offset of a unit.
@@ -235,6 +244,21 @@ class _Planner:
             if reason is not None:
                 self._unusable[key] = reason
             self._queues[key] = queue if reason is None else None
+
+    def _check_queue_size(self, size: int) -> None:
+        """See that the size of queue files is theirs, where all of them agree on another one.
+
+        Raises:
+            StoreUnavailable: if it is not: the settings are of another store.
+        """
+        layout = self._layout
+        files = [file for name in layout.queue_names for file in layout.queue(*name).files]
+        sizes = {file.size for file in files if file.size}
+        if len(files) >= _LEAST_FILES and len(sizes) == 1 and size not in sizes:
+            raise StoreUnavailable(
+                f"{layout.filesystem.full_path(files[0].path)}: it has {files[0].size} bytes, as "
+                f"all files of queues have, and the settings say {size}. Nothing was changed"
+            )
 
     def _plan_queues(self, queues: tuple[QueuePlan, ...]) -> None:
         for queue in queues:
