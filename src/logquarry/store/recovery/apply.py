@@ -38,7 +38,7 @@ from logquarry.store.dispatch.dispatcher import Dispatcher, Lacking
 from logquarry.store.dispatch.index_keeper import IndexKeeper
 from logquarry.store.dispatch.index_writer import IndexWriter, Int64
 from logquarry.store.dispatch.queue_table import QueueTable, quarantine
-from logquarry.store.dispatch.queue_writer import Mending
+from logquarry.store.dispatch.queue_writer import MOST_GAP, Mending
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
@@ -259,7 +259,9 @@ class _Work:
                 disk = ConsumeQueue(layout, *queue.key, log_min_offset=start, files=files)
                 kept |= kept_units(disk, queue.keep_until, queue.end, damage)
             aside = quarantine(self._root, CONSUME_QUEUE, queue.key[0], str(queue.key[1]))
-            self._mendings[queue.key] = Mending(queue.resume_at, kept, aside, queue.moved)
+            self._mendings[queue.key] = Mending(
+                queue.resume_at, kept, aside, queue.moved, max(MOST_GAP, queue.largest_gap)
+            )
         save_units(
             self._disk,
             self._kept_path,
