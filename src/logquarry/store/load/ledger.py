@@ -30,7 +30,7 @@ from logquarry.store.recovery.apply import disk_json
 
 LOADS: Final = f"{SIDECAR}/loads"
 STAGED: Final = "staged"
-_INTENT: Final = "intent.json"
+INTENT: Final = "intent.json"
 _LEDGER: Final = "ledger"
 _WRITTEN_BY: Final = "logquarry load"
 _RUN: Final = re.compile(r"run-[0-9a-f]{32}")
@@ -172,7 +172,7 @@ class Ledger:
         Raises:
             CorruptFile: if it cannot be read.
         """
-        path = self.folder / _INTENT
+        path = self.folder / INTENT
         document = read_document(path)
         if document is None:
             return None
@@ -197,11 +197,11 @@ class Ledger:
             "loads": intent.loads,
             "segments": [segment.to_json() for segment in intent.segments],
         }
-        write_document(self._disk, self.folder / _INTENT, document)
+        write_document(self._disk, self.folder / INTENT, document)
 
     def end(self) -> None:
         """Nothing is being appended any more."""
-        self._disk.remove(self.folder / _INTENT)
+        self._disk.remove(self.folder / INTENT)
 
 
 def staged_folder(folder: Path, load: LoadId) -> Path:
