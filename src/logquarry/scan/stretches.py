@@ -17,6 +17,8 @@ from logquarry.scan.walk import LogReader
 STRETCH_BYTES: Final = 8 << 20
 _THREADS: Final = 2
 _MOST_AHEAD: Final = 4
+_FRAMES_AT_ONCE: Final = 1 << 15
+"""All of a stretch of frames of 256 bytes: what is done once a queue is done less often."""
 
 Each = Callable[[Window, Followed], None]
 """Gets some frames and what they mean, both good until it returns."""
@@ -57,7 +59,9 @@ class StretchReader:
     def __init__(self, layout: StoreLayout, *, check_crc: bool = True) -> None:
         self._log = layout.commit_log
         self._reader = LogReader(layout, check_crc=check_crc)
-        self._follower = Follower(layout.delay_levels_ms, check_crc=check_crc)
+        self._follower = Follower(
+            layout.delay_levels_ms, most_frames=_FRAMES_AT_ONCE, check_crc=check_crc
+        )
         # Room for the last frame of a stretch, which goes on beyond it.
         self._more = layout.config.max_message_size
 
