@@ -23,7 +23,10 @@ from tests.lake_drive import KINDS, Lake, run_here
 pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
 
-SMALL = {"mapped_file_size_commit_log": 1 << 14, "mapped_file_size_consume_queue": 2_000}
+SMALL: dict[str, Any] = {
+    "mapped_file_size_commit_log": 1 << 14,
+    "mapped_file_size_consume_queue": 2_000,
+}
 
 
 @pytest.fixture(params=KINDS)
