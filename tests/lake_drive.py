@@ -85,7 +85,12 @@ class Lake:
     def parquet_files(self) -> set[str]:
         """All files on the disk that are or look like the table's."""
         places = [self.dest, Path(f"{self.dest}_dead_letters")]
-        return {str(p) for place in places for p in place.rglob("*.parquet")}
+        return {
+            str(p)
+            for place in places
+            for p in place.rglob("*.parquet")
+            if "_delta_log" not in p.parts
+        }
 
     def known_files(self) -> set[str]:
         """Those that the tables know."""

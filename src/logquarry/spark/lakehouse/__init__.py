@@ -8,6 +8,7 @@
     identity    what an export puts into a table, kept in the table
     advance     from one commit to the next: backfill, then follow
     export      what users call
+    compact     small files into larger ones
 
 The workers write Parquet files where they stay, under names that nobody else uses. They are no
 part of the table until the driver commits them, all at once and together with the offsets up to

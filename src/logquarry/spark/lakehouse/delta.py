@@ -118,6 +118,12 @@ class Delta:
             check_unmoved(self.name, _marks(later, marks), before)
             raise
 
+    def compact(self, target_size: int | None) -> dict[str, Any]:
+        """Merge small files; what `deltalake` tells of it."""
+        table = self._open()
+        assert table is not None
+        return table.optimize.compact(target_size=target_size)
+
 
 @dataclass(frozen=True)
 class _State:
