@@ -321,6 +321,45 @@ def test_a_commit_that_is_overtaken_in_the_middle(
     assert bodies(lake) == numbers(0, 9)
 
 
+def test_somebody_else_changes_the_table_in_the_middle_of_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No export: then the commit is made behind that change."""
+    from pyiceberg.catalog import load_catalog
+
+    from logquarry.spark.lakehouse import iceberg
+
+    lake, store = Lake("iceberg", tmp_path / "table"), tmp_path / "store"
+    put(store, *numbers(0, 3))
+    lake.export(store)
+    put(store, *numbers(3, 6))
+    plain, calls = iceberg._data_file, []
+
+    def late(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            catalog = load_catalog("logquarry", type="sql", uri=f"sqlite:///{lake.dest}/catalog.db")
+            catalog.load_table("logquarry.messages").delete("physical_offset = 0")
+            catalog.close()
+        return plain(*arguments)
+
+    monkeypatch.setattr(iceberg, "_data_file", late)
+    lake.export(store)
+    assert (len(calls), bodies(lake)) == (2, numbers(1, 6))
+
+
+def test_troubles_of_the_libraries_are_told_in_words(lake: Lake, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    put(store, b"a")
+    lake.export(store)
+    if lake.kind == "delta":
+        (lake.dest / "_delta_log" / f"{1:020d}.json").write_text("no JSON")
+    else:
+        (lake.dest / "catalog.db").write_bytes(b"no SQLite" * 100)
+    with pytest.raises(StoreUnavailable, match=str(lake.dest)):
+        lake.export(store)
+
+
 # ----------------------------------------------------------------------------------------- crashes
 class Power(BaseException):
     """The process is gone: nothing runs behind it."""

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from logquarry.errors import UsageError
+from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.spark.lakehouse.table import (
     PROPERTY,
     Marks,
@@ -62,9 +63,28 @@ class Delta:
         from deltalake import DeltaTable
 
         where = self.folder.location
-        if not DeltaTable.is_deltatable(where, self._options):
-            return None
-        return DeltaTable(where, storage_options=self._options)
+        with self._told():
+            if not DeltaTable.is_deltatable(where, self._options):
+                return None
+            return DeltaTable(where, storage_options=self._options)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """The library's own troubles as one of ours."""
+        from deltalake.exceptions import CommitFailedError, DeltaError
+
+        try:
+            yield
+        except CommitFailedError:
+            raise
+        except DeltaError as error:
+            raise StoreUnavailable(f"{self.name}: {error}") from error
+
+    def _there(self) -> DeltaTable:
+        table = self._open()
+        if table is None:
+            raise StoreUnavailable(f"{self.name}: the table is not there any more")
+        return table
 
     def look(self) -> TableState | None:
         """How it stands now."""
@@ -82,47 +102,47 @@ class Delta:
 
         if _DAY in partition_by:
             schema = schema.append(pa.field(_DAY, pa.date32()))
-        DeltaTable.create(
-            self.folder.location,
-            schema=Schema.from_arrow(schema),
-            mode="error",
-            partition_by=list(partition_by) or None,
-            configuration={PROPERTY: document},
-            storage_options=self._options,
-            raise_if_key_not_exists=False,
-        )
+        with self._told():
+            DeltaTable.create(
+                self.folder.location,
+                schema=Schema.from_arrow(schema),
+                mode="error",
+                partition_by=list(partition_by) or None,
+                configuration={PROPERTY: document},
+                storage_options=self._options,
+                raise_if_key_not_exists=False,
+            )
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
         """Add files and move marks, in one commit."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 
-        table = self._open()
-        assert table is not None
+        table = self._there()
         check_unmoved(self.name, _marks(table, marks), before)
         types = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
         now = int(time.time() * 1000)
         moved = [Transaction(_APP + name, value, now) for name, value in marks.items()]
         told = {PROPERTY: json.dumps({"from": dict(before), "to": dict(marks)})}
         try:
-            table.create_write_transaction(
-                [_add_action(file, types, now) for file in files],
-                mode="append",
-                schema=table.schema(),
-                partition_by=table.metadata().partition_columns or None,
-                commit_properties=CommitProperties(custom_metadata=told, app_transactions=moved),
-            )
-        except CommitFailedError:
-            later = self._open()
-            assert later is not None
-            check_unmoved(self.name, _marks(later, marks), before)
-            raise
+            with self._told():
+                table.create_write_transaction(
+                    [_add_action(file, types, now) for file in files],
+                    mode="append",
+                    schema=table.schema(),
+                    partition_by=table.metadata().partition_columns or None,
+                    commit_properties=CommitProperties(
+                        custom_metadata=told, app_transactions=moved
+                    ),
+                )
+        except CommitFailedError as error:
+            check_unmoved(self.name, _marks(self._there(), marks), before)
+            raise StoreUnavailable(f"{self.name}: {error}") from error
 
     def compact(self, target_size: int | None) -> dict[str, Any]:
         """Merge small files; what `deltalake` tells of it."""
-        table = self._open()
-        assert table is not None
-        return table.optimize.compact(target_size=target_size)
+        with self._told():
+            return self._there().optimize.compact(target_size=target_size)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ MARKS: Final = "logquarry.offsets"
 CATALOG_FILE: Final = "catalog.db"
 _EPOCH: Final = date(1970, 1, 1)
 _DAY: Final = "day"
+_TRIES: Final = 5
+_LIBRARIES: Final = ("pyiceberg", "sqlalchemy", "requests", "pydantic", "pydantic_core")
 _TIME: Final = "store_timestamp"
 
 
@@ -82,14 +84,20 @@ class Iceberg:
 
     @contextmanager
     def _catalog(self) -> Iterator[Catalog]:
+        """The catalog, open; its own troubles as one of ours."""
         from pyiceberg.catalog import load_catalog
 
         properties = dict(self._properties)
-        catalog = load_catalog(properties.pop("name", "logquarry"), **properties)
         try:
-            yield catalog
-        finally:
-            catalog.close()
+            catalog = load_catalog(properties.pop("name", "logquarry"), **properties)
+            try:
+                yield catalog
+            finally:
+                catalog.close()
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] not in _LIBRARIES:
+                raise
+            raise StoreUnavailable(f"{self.name}: {error}") from error
 
     def _load(self, catalog: Catalog) -> IcebergTable | None:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -142,27 +150,32 @@ class Iceberg:
         from pyiceberg.exceptions import CommitFailedException
 
         with self._catalog() as catalog:
-            table = self._load(catalog)
-            assert table is not None
-            found = _marks(table)
-            check_unmoved(self.name, _some(found, marks), before)
-            text = json.dumps({**found, **marks}, sort_keys=True)
-            with _one_try(table):
-                change = table.transaction()
-                change.set_properties({MARKS: text})
-                with change.update_snapshot({MARKS: text}).fast_append() as added:
-                    for file in files:
-                        added.append_data_file(_data_file(table, self.folder, file))
+            for left in reversed(range(_TRIES)):
+                table = self._load(catalog)
+                if table is None:
+                    raise StoreUnavailable(f"{self.name}: the table is not there any more")
+                found = _marks(table)
+                check_unmoved(self.name, _some(found, marks), before)
                 try:
-                    change.commit_transaction()
+                    self._append(table, files, {**found, **marks})
+                    return
                 except CommitFailedException as error:
-                    later = self._load(catalog)
-                    assert later is not None
-                    check_unmoved(self.name, _some(_marks(later), marks), before)
-                    raise StoreUnavailable(
-                        f"{self.name}: somebody else has changed the table meanwhile: nothing was "
-                        "added; export again"
-                    ) from error
+                    # Somebody changed the table between the look and the commit. Where that was
+                    # no export, the marks are as they were, and the next try finds them so.
+                    if not left:
+                        raise StoreUnavailable(
+                            f"{self.name}: others change the table all the time: {error}"
+                        ) from error
+
+    def _append(self, table: IcebergTable, files: Sequence[TableFile], marks: Marks) -> None:
+        text = json.dumps(dict(marks), sort_keys=True)
+        with _one_try(table):
+            change = table.transaction()
+            change.set_properties({MARKS: text})
+            with change.update_snapshot({MARKS: text}).fast_append() as added:
+                for file in files:
+                    added.append_data_file(_data_file(table, self.folder, file))
+            change.commit_transaction()
 
 
 @dataclass(frozen=True)
