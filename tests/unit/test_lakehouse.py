@@ -148,6 +148,37 @@ def test_filters_and_columns(lake: Lake, tmp_path: Path) -> None:
     assert lake.table().column_names == ["topic", "body"]
 
 
+def test_the_columns_of_kafka(lake: Lake, tmp_path: Path) -> None:
+    store = make_small_store(tmp_path / "store")
+    options = {"schema": "kafka", "includeHeaders": "true"}
+    lake.export(store, options, partition_by=["topic", "day"])
+    assert lake.export(store, options, partition_by=["topic", "day"]).messages == 0
+    table = lake.table()
+    names = [
+        "key",
+        "value",
+        "topic",
+        "partition",
+        "offset",
+        "timestamp",
+        "timestampType",
+        "headers",
+    ]
+    assert [name for name in table.column_names if name != "day"] == names
+    found = sorted((r["topic"], r["partition"], r["offset"], r["value"]) for r in table.to_pylist())
+    assert found == sorted((m[1], m[2], m[3], m[4]) for m in stored(store))
+    first = next(row for row in table.to_pylist() if row["value"].startswith(b"body 1 "))
+    assert first["key"] == b"key1"
+    assert {"key": "city", "value": "Zürich".encode()} in first["headers"]
+    with pytest.raises(UsageError, match="begun with schema"):
+        lake.export(store, partition_by=["topic", "day"])
+    other = Lake(lake.kind, tmp_path / "other")
+    with pytest.raises(UsageError, match="value is the body"):
+        other.export(store, options, decode="json")
+    with pytest.raises(UsageError, match="queue_id is not exported"):
+        other.export(store, options, partition_by=["queue_id"])
+
+
 # ------------------------------------------------------------------------------------------ damage
 def test_damage_adds_nothing(lake: Lake, tmp_path: Path) -> None:
     store = harm(make_small_store(tmp_path / "store"))

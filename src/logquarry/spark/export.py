@@ -161,7 +161,11 @@ def summarize(
 
 
 def read_options(
-    stores: Stores, options: ReadOptions | Mapping[str, str] | None, *, is_stream: bool = False
+    stores: Stores,
+    options: ReadOptions | Mapping[str, str] | None,
+    *,
+    is_stream: bool = False,
+    takes_kafka: bool = False,
 ) -> ReadOptions:
     """What an export reads.
 
@@ -169,6 +173,7 @@ def read_options(
         stores: a path, URL or glob, or several.
         options: as users give them.
         is_stream: whether it goes on from where the last one ended.
+        takes_kafka: whether the columns may be those of Spark's Kafka source.
 
     Raises:
         UsageError: if an option makes no sense, or has no effect.
@@ -182,7 +187,7 @@ def read_options(
     read = parse_read_options({**given, "path": paths[0] if paths else ""}, is_stream=is_stream)
     if read.remarks:
         raise UsageError("; ".join(read.remarks))
-    if read.is_kafka:
+    if read.is_kafka and not takes_kafka:
         raise UsageError("schema: an export has our columns; kafka's are for DataFrames")
     return replace(read, paths=paths)
 

@@ -24,6 +24,7 @@ from logquarry.spark.lakehouse.write import (
     TableResult,
     TableWriter,
     dead_letter_schema,
+    table_schema,
 )
 from logquarry.spark.options import OffsetLimit, ReadOptions
 from logquarry.spark.stream.offsets import START, StreamOffset
@@ -241,6 +242,7 @@ class Advance:
             partition_by=target.partition_by,
             partitions_in_files=target.table.partitions_in_files,
             decoder=self._decoder,
+            is_kafka=target.read.is_kafka,
             dead_folder=None if target.dead_letters is None else target.dead_letters.folder,
             dead_from=dead_from,
         )
@@ -273,10 +275,8 @@ class Advance:
     def _create(self) -> None:
         if self._created:
             return
-        from logquarry.scan import schema
-
         target = self._target
-        columns = schema.arrow_schema(target.read.names)
+        columns = table_schema(target.read.names, is_kafka=target.read.is_kafka)
         if self._decoder is not None:
             columns = columns.append(self._decoder.field(VALUE))
         start = self._at.get(START, {})

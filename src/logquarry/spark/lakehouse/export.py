@@ -333,13 +333,18 @@ def _target(
     table: Table,
     letters: Table,
 ) -> Target:
-    read = read_options(stores, options, is_stream=True)
+    read = read_options(stores, options, is_stream=True, takes_kafka=True)
     ranges = (read.wanted.queue_ranges or {}).values()
     if read.stop.default is not None or read.stop.brokers or any(stop for _, stop in ranges):
         raise UsageError("endingOffsets: a table gets all that comes: bound it by time instead")
     decode = chosen.decode
     if isinstance(decode, str):
         decode = parse_decode_options(decode)
+    columns = list(read.names)
+    if read.is_kafka:
+        if decode is not None:
+            raise UsageError("decode: in Kafka's table the column value is the body: take ours")
+        columns += ["store_timestamp"] if "timestamp" in columns else []
     if decode is not None:
         # What is compressed decodes to nothing.
         read = replace(read, decompress=True)
@@ -349,7 +354,7 @@ def _target(
         table=table,
         dead_letters=None if decode is None else letters,
         read=read,
-        partition_by=check_partition_columns(chosen.partition_by, read.names),
+        partition_by=check_partition_columns(chosen.partition_by, columns),
         decode=decode,
         moved=chosen.moved,
     )

@@ -42,7 +42,8 @@ _EPOCH: Final = date(1970, 1, 1)
 _DAY: Final = "day"
 _TRIES: Final = 5
 _LIBRARIES: Final = ("pyiceberg", "sqlalchemy", "requests", "pydantic", "pydantic_core")
-_TIME: Final = "store_timestamp"
+_TIMES: Final = ("store_timestamp", "timestamp")
+"""What the store time is called, in our table and in Kafka's."""
 
 
 class Iceberg:
@@ -138,7 +139,8 @@ class Iceberg:
                 with change.update_spec() as spec:
                     for name in partition_by:
                         if name == _DAY:
-                            spec.add_field(_TIME, DayTransform(), _DAY)
+                            time = next(name for name in _TIMES if name in schema.names)
+                            spec.add_field(time, DayTransform(), _DAY)
                         else:
                             spec.add_field(name, IdentityTransform(), name)
                 # The files have no ids of columns: readers find these by their names.

@@ -36,6 +36,7 @@ def identity(
         if field.name not in _STARTS and (value := getattr(read.wanted, field.name)) is not None
     }
     return {
+        "schema": read.schema,
         "columns": list(read.names),
         "partition_by": list(partition_by),
         "filters": wanted,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from logquarry.scan import schema
+from logquarry.scan import kafka, schema
 from logquarry.scan.batches import DamageLog
 from logquarry.scan.schema import EXACT_PROPERTIES
 from logquarry.scan.splits import LogSplit
@@ -71,6 +71,7 @@ class TableWriter:
         partition_by: what files are parted by.
         partitions_in_files: whether they have those columns all the same.
         decoder: what makes the column ``value``; None for none.
+        is_kafka: whether the columns are those of Spark's Kafka source.
         dead_folder: that of the dead letters' table.
         dead_from: by broker, the physical offset up to which that table has been written.
     """
@@ -81,6 +82,7 @@ class TableWriter:
     partition_by: tuple[str, ...]
     partitions_in_files: bool
     decoder: BodyDecoder | None = None
+    is_kafka: bool = False
     dead_folder: OutputFolder | None = None
     dead_from: Mapping[str, int] = field(default_factory=dict)
 
@@ -90,7 +92,7 @@ class TableWriter:
         Raises:
             CorruptFrame: on damage, as the task's options say.
         """
-        wanted = schema.arrow_schema(self.columns)
+        wanted = table_schema(self.columns, is_kafka=self.is_kafka)
         if self.decoder is not None:
             wanted = wanted.append(pa.field(VALUE, self.decoder.arrow_type))
         left_out = () if self.partitions_in_files else self.partition_by
@@ -104,7 +106,11 @@ class TableWriter:
         damage = DamageLog()
         summary = Summary()
         letters = _DeadLetters(self, task)
-        batches = read_batches(replace(task, columns=self._needed()), damage)
+        # Kafka's columns are made here, beside those that files are parted and counted by.
+        native = replace(task.options, schema="native", columns=None)
+        batches = read_batches(replace(task, columns=self._needed(), options=native), damage)
+        if self.is_kafka:
+            batches = map(self._with_kafka, batches)
         try:
             for rows in chunks(letters.sorted_out(batches)):
                 summary.add_rows(rows)
@@ -126,10 +132,19 @@ class TableWriter:
         )
 
     def _needed(self) -> tuple[str, ...]:
-        needed = [*self.columns, *TALLY_COLUMNS, "physical_offset"]
+        own = kafka.sources(self.columns) if self.is_kafka else self.columns
+        needed = [*own, *TALLY_COLUMNS, "physical_offset"]
         needed += [EXACT_PROPERTIES.name] if "properties" in self.columns else []
         needed += [*_PLACE, "body"] if self.decoder is not None else []
         return tuple(dict.fromkeys(needed))
+
+    def _with_kafka(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        made = kafka.kafka_batch(batch, self.columns)
+        for name in made.schema.names:
+            # The topic is called the same in both.
+            if name not in batch.schema.names:
+                batch = batch.append_column(made.schema.field(name), made.column(name))
+        return batch
 
 
 class _DeadLetters:
@@ -178,6 +193,14 @@ class _DeadLetters:
     def remove_all(self) -> None:
         if self._folder is not None:
             self._names.remove_all(self._folder)
+
+
+def table_schema(columns: Sequence[str], *, is_kafka: bool) -> pa.Schema:
+    """The columns of a table, before what is decoded."""
+    if not is_kafka:
+        return schema.arrow_schema(columns)
+    empty = pa.RecordBatch.from_pylist([], schema=schema.arrow_schema(kafka.sources(columns)))
+    return kafka.kafka_batch(empty, columns).schema
 
 
 def dead_letter_schema() -> pa.Schema:
