@@ -86,6 +86,16 @@ def test_command(kind: str, tmp_path: Path) -> None:
     assert "the table was begun with filters" in result.stderr
 
 
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_command_with_the_columns_of_kafka(tmp_path: Path) -> None:
+    store, lake = make_small_store(tmp_path / "store"), Lake("delta", tmp_path / "table")
+    words = ["export", store, "--to", lake.dest, "--format", "delta", "--schema", "kafka"]
+    run(*words, "--columns", "offset,headers")
+    assert lake.table().column_names == ["offset", "headers"]
+    assert lake.table().num_rows == 40
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

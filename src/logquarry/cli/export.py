@@ -94,6 +94,7 @@ def export(
     from logquarry.config import StoreConfig
     from logquarry.files.layout import StoreLayout
     from logquarry.files.names import find_stores
+    from logquarry.scan.kafka import HEADERS
     from logquarry.spark.options import ReadOptions
 
     read = ReadOptions(
@@ -103,8 +104,11 @@ def export(
         decompress=decompress,
         config=options.store_config(config) or StoreConfig(),
     )
-    if columns is not None:
-        read = replace(read, columns=read.check_names(_words(columns)))
+    names = None if columns is None else _words(columns)
+    if flags.schema == "kafka":
+        read = replace(read, schema="kafka", include_headers=HEADERS in (names or ()))
+    if names is not None:
+        read = replace(read, columns=read.check_names(names))
     folders = _words(partition_by or "")
     if kind in tables.KINDS:
         export = tables.prepared(kind, stores, target, read, folders, flags)

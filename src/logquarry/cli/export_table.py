@@ -65,6 +65,11 @@ _OPTIONS = (
         metavar="NAME=VALUE",
         help="Properties of an Iceberg catalog.  [default: SQLite in DEST/catalog.db]",
     ),
+    click.option(
+        "--schema",
+        type=click.Choice(["native", "kafka"]),
+        help="Our columns, or those of Spark's Kafka source (tables only).  [default: native]",
+    ),
     click.option("--moved", is_flag=True, help="A store lies elsewhere than at the export before."),
 )
 
@@ -81,6 +86,7 @@ class TableFlags(NamedTuple):
     dead_letters: str | None = None
     table: str | None = None
     catalog: tuple[str, ...] = ()
+    schema: str | None = None
     moved: bool = False
 
     def refuse(self, kind: str, *names: str) -> None:
