@@ -592,6 +592,29 @@ def test_an_interrupt_leaves_the_table_as_it_was(lake: Lake, tmp_path: Path) -> 
     assert bodies(lake) == numbers(0, 4)
 
 
+def test_a_note_that_a_power_cut_emptied(lake: Lake, tmp_path: Path) -> None:
+    put(tmp_path / "store", b"a")
+    lake.export(tmp_path / "store")
+    note = lake.dest / runs.CONTROL / "0123456789ab.json"
+    note.touch()
+    put(tmp_path / "store", b"b")
+    lake.export(tmp_path / "store")
+    assert (bodies(lake), note.exists()) == ([b"a", b"b"], False)
+
+
+def test_files_are_on_the_disk_before_a_table_names_them(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    plain = OutputFolder.sync
+    monkeypatch.setattr(
+        OutputFolder, "sync", lambda self, path: (synced.append(path), plain(self, path))[1]
+    )
+    put(tmp_path / "store", b"a")
+    lake.export(tmp_path / "store")
+    assert {Path(path).name for path in lake.known_files()} == {Path(p).name for p in synced}
+
+
 def test_follow(lake: Lake, tmp_path: Path) -> None:
     """Backfill, then what comes; whoever calls ends it."""
     store = tmp_path / "store"

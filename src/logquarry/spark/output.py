@@ -121,6 +121,17 @@ class OutputFolder:
         """A file to be read, open."""
         return self._fs.open_input_file(self._full(path))
 
+    def sync(self, path: str) -> None:
+        """Have a file on the disk, and its name; an object store has what it has taken."""
+        if not self.is_local:
+            return
+        for place in (self._full(path), os.path.dirname(self._full(path))):  # noqa: PTH120
+            descriptor = os.open(place, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
     def move(self, source: str, target: str) -> None:
         """Move a file, within the file system; what was there is replaced."""
         if not self.is_local:

@@ -95,7 +95,11 @@ class Run:
                 self._clear_run(path.rpartition("/")[2].removesuffix(_NOTE))
 
     def _clear_run(self, run: str) -> None:
-        document = self._folder.read_json(self._note(run))
+        try:
+            document = self._folder.read_json(self._note(run))
+        except ValueError:
+            # A power cut may leave an empty one. Its run's files stay, and are nobody's.
+            document = None
         wanted = document.get("marks") if isinstance(document, dict) else None
         if run.isalnum() and isinstance(wanted, dict):
             for table in self._tables:

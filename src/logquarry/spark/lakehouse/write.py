@@ -255,6 +255,8 @@ def _plain(value: Any) -> str:
 def _as_table_file(
     folder: OutputFolder, file: WrittenFile, partition_by: Sequence[str]
 ) -> TableFile:
+    # Before a table names it: what a power cut takes is not in the table, then.
+    folder.sync(file.path)
     return TableFile(
         path=file.path,
         rows=file.rows,
