@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.errors import UsageError
-from logquarry.format import delay, index, queue_entry
+from logquarry.format import delay, index, java, queue_entry
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,9 @@ class LayoutConfig:
             value = getattr(self, field.name)
             if value is not None and value <= 0:
                 raise UsageError(f"{field.name} is {value}, and must be above 0")
+            # RocketMQ's are ints, and what is reckoned from one is to stay within 64 bits.
+            if value is not None and value > java.INT_MAX:
+                raise UsageError(f"{field.name} is {value}, and must not be above {java.INT_MAX}")
 
     @property
     def queue_file_size(self) -> int | None:

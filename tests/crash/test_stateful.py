@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -141,8 +142,10 @@ def test_any_sequence() -> None:
         max_examples=count(EXAMPLES),
         stateful_step_count=100 if IS_BY_HAND else STEPS,
         deadline=None,
-        derandomize=not IS_BY_HAND or SEED != 1,
+        derandomize=not IS_BY_HAND,
         print_blob=True,
         suppress_health_check=list(HealthCheck),
     )
+    if IS_BY_HAND:
+        seeded(SEED)(StoreMachine)
     run_state_machine_as_test(StoreMachine, settings=machine)

@@ -66,13 +66,13 @@ def files_of(root: Path, folder: str) -> list[Path]:
 
 
 def mix_up(root: Path, rng: random.Random) -> str:
-    """Files renamed, lost, swapped, copied over one another; ``abort`` comes or goes."""
+    """Files renamed, lost, cut, swapped, copied over one another; ``abort`` comes or goes."""
     here = files_of(root, rng.choice(FOLDERS))
     others = files_of(root, rng.choice(FOLDERS))
     if not here or not others:
         return "nothing"
     one, two = rng.choice(here), rng.choice(others)
-    kind = rng.choice(("rename", "lose", "swap", "copy", "add", "abort"))
+    kind = rng.choice(("rename", "lose", "cut", "swap", "copy", "add", "abort"))
     if kind == "rename":
         step = rng.choice(
             (1, 20, -20, one.stat().st_size, 7 * one.stat().st_size, 1 << 40, 1 << 60)
@@ -82,6 +82,11 @@ def mix_up(root: Path, rng: random.Random) -> str:
             one.rename(target)
     elif kind == "lose":
         one.unlink()
+    elif kind == "cut":
+        data = one.read_bytes()
+        # Within what was written, mostly.
+        used = len(data.rstrip(b"\0")) if rng.random() < 0.8 else len(data)
+        one.write_bytes(data[: rng.randrange(used + 1)])
     elif kind == "swap":
         first, second = one.read_bytes(), two.read_bytes()
         one.write_bytes(second)

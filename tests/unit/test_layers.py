@@ -25,6 +25,7 @@ LAYERS = (
     "store.flush",
     "store.dispatch",
     "store.recovery",
+    "store.load",
     "store",
     "verify",
     "compare",

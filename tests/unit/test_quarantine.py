@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from logquarry.spark.quarantine import Quarantine
 from logquarry.spark.tasks import plan_tasks, read_batches
 from tests.small_store import facts
 from tests.spark.golden_rows import harmed_stores, whole_messages
+from tests.store_maker import StoreMaker
 
 
 def read(store: Path, folder: Path, **options: str) -> tuple[list[int], DamageLog]:
@@ -110,3 +112,15 @@ def test_a_folder_that_cannot_be_written(golden: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreUnavailable, match="damage cannot be set aside"):
         read(harmed_stores(golden)["crc-third-last-file"], tmp_path / "file")
+
+
+def test_a_body_that_does_not_decompress_is_noted(tmp_path: Path) -> None:
+    maker = StoreMaker()
+    maker.put(body=zlib.compress(b"one"), sys_flag=1)
+    bad = maker.put(body=b"no zlib", sys_flag=1)
+    maker.write(tmp_path / "store")
+    offsets, _ = read(tmp_path / "store", tmp_path / "aside", decompress="true")
+    assert len(offsets) == 2
+    (document,) = kept(tmp_path / "aside")
+    assert (document["offset"], document["length"]) == (bad.physical_offset, 0)
+    assert document["kind"] == "bad_compression"

@@ -11,6 +11,7 @@ import logquarry as lq
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.files.layout import StoreLayout
 from logquarry.format import frame
+from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.store.recovery.plan import StepKind
 from logquarry.testing.builder import StoreBuilder
 from tests.faulty_disk import StoppedDisk
@@ -279,3 +280,49 @@ def test_what_stands_behind_zeros_in_its_file_is_read(tmp_path: Path) -> None:
         assert [int(message.body) for message in answer.messages] == [
             number for number in range(20) if number != 5
         ]
+
+
+def test_a_topic_of_the_name_of_the_logs_folder(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for number in range(COUNT):
+            store.put(lq.Message("commitlog", b"%d" % number))
+    path = tmp_path / "consumequeue" / "commitlog" / "0" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[5 * UNIT_SIZE] ^= 1
+    path.write_bytes(data)
+    (tmp_path / "abort").touch()
+    plan = lq.recover(tmp_path, apply=True, config=config())
+    assert StepKind.CUT in [step.kind for step in plan.steps]
+    with opened(tmp_path) as store:
+        for number in range(COUNT):
+            assert store.get("commitlog", 0, number).messages[0].body == b"%d" % number
+
+
+def test_as_rocketmq_does_abort_comes_first_too(tmp_path: Path) -> None:
+    """A store that was closed in order says so no more once a queue of it may be torn."""
+    root = tmp_path / "closed"
+    with opened(root) as store:
+        for number in range(COUNT):
+            store.put(lq.Message("t", b"%d" % number, queue_id=number % 2))
+    for queue_id in "01":
+        (root / "consumequeue" / "t" / queue_id / f"{400:020d}").unlink()
+    before = {name.removeprefix(str(root)): data for name, (data, _) in facts(root).items()}
+    whole, changed = StoppedDisk(), 0
+    for number in (None, *range(1_000)):
+        copy = tmp_path / f"copy-{number}"
+        shutil.copytree(root, copy)
+        if number is None:
+            lq.recover(copy, mode="rocketmq", apply=True, disk=whole, config=config())
+            continue
+        # The last call is the sync behind the removal of `abort`.
+        if number == len(whole.order) - 1:
+            break
+        with pytest.raises(KeyboardInterrupt):
+            lq.recover(copy, mode="rocketmq", apply=True, disk=StoppedDisk(number), config=config())
+        if not (copy / "abort").exists():
+            after = {name.removeprefix(str(copy)): data for name, (data, _) in facts(copy).items()}
+            assert after.keys() - before.keys() <= {"/lock"}
+            assert all(after[name] == data for name, data in before.items()), f"call {number}"
+        else:
+            changed += 1
+    assert changed > 5

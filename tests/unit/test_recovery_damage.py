@@ -126,3 +126,35 @@ def test_notes_of_damage_that_cannot_be_read(tmp_path: Path, text: str) -> None:
     assert lq.recover(tmp_path, apply=True, config=config()).is_needed
     with opened(tmp_path) as store:
         assert len(list(store.scan())) == COUNT
+
+
+@pytest.mark.parametrize("has_mark", [True, False])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_file_that_ends_within_properties(tmp_path: Path, is_last: bool, has_mark: bool) -> None:
+    """No CRC covers them: the zeros that the file gets must not stand for the rest of them."""
+    live = tmp_path / "live"
+    places = written(live)
+    (live / "abort").touch()
+    if not has_mark:
+        shutil.rmtree(live / ".logquarry")
+    number = COUNT - 1 if is_last else max(n for n in range(COUNT) if places[n] < FILE_SIZE)
+    base = places[number] - places[number] % FILE_SIZE
+    end = places[number + 1] if is_last else None
+    data = (live / "commitlog" / f"{base:020d}").read_bytes()
+    body_end = data.index(b"%03d" % number * 200) + 600
+    first = body_end - 2
+    stop = (end - base) if end is not None else data.index(b"KEYS", first) + 40
+    lost = 0
+    for length in range(first, stop):
+        root = tmp_path / str(length)
+        shutil.copytree(live, root)
+        (root / "commitlog" / f"{base:020d}").write_bytes(data[:length])
+        lq.recover(root, apply=True, config=config())
+        assert not lq.recover(root, config=config()).is_needed
+        with lq.MessageStore.open(root, config=config()) as store:
+            for message in store.scan(on_damage="skip"):
+                assert 0 not in message.frame.properties
+                assert message.keys == f"k{int(message.body[:3])}"
+            lost += sum(1 for _ in store.scan(on_damage="skip")) < COUNT
+        shutil.rmtree(root)
+    assert lost >= 8

@@ -44,6 +44,20 @@ def test_a_renamed_file_keeps_all(tmp_path: Path, number: int, name: int, opens:
         assert len(bodies(store)) == COUNT
 
 
+@pytest.mark.parametrize("step", [20, SIZE // 2])
+def test_all_files_renamed_alike(tmp_path: Path, step: int) -> None:
+    """Then their names agree with one another, and only the messages say otherwise."""
+    root = tmp_path / "store"
+    names = written(root)
+    folder = root / "commitlog"
+    for name in reversed(names):
+        (folder / name).rename(folder / f"{int(name) + step:020d}")
+    before = facts(root)
+    with pytest.raises(StoreUnavailable, match=rf"it was renamed.*{names[0]}"):
+        lq.recover(root, apply=True, config=config())
+    assert all(facts(root)[key][0] == data for key, (data, _) in before.items())
+
+
 @pytest.mark.parametrize("name", [7, SIZE + 100, 1 << 41, 10**20 - 1])
 @pytest.mark.parametrize("content", ["a copy", "zeros", "garbage", "short"])
 def test_what_is_none_of_the_log_is_set_aside(tmp_path: Path, content: str, name: int) -> None:
@@ -88,3 +102,53 @@ def test_another_size_than_the_settings_say(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="size of the log's files"):
         lq.recover(tmp_path, config=settings)
     assert facts(tmp_path) == before
+
+
+@pytest.mark.parametrize("opens", [False, True])
+@pytest.mark.parametrize("name", ["0", "x", "{}.bak", "old-{}"])
+@pytest.mark.parametrize("number", [0, 1, -1, None])
+def test_a_name_that_is_no_number(
+    tmp_path: Path, number: int | None, name: str, opens: bool
+) -> None:
+    """Also of a log that has no other file: it is not gone, and nothing is written in its place."""
+    root = tmp_path / "store"
+    names = written(root)
+    # A closed store without its first file is one whose oldest messages have expired.
+    (root / "abort").touch()
+    folder = root / "commitlog"
+    if number is None:
+        number = 0
+        for other in names[1:]:
+            (folder / other).unlink()
+    renamed = folder / name.format(names[number])
+    (folder / names[number]).rename(renamed)
+    before = facts(root)
+    with pytest.raises(StoreUnavailable, match=rf"{renamed.name}: it was renamed.*{names[number]}"):
+        if opens:
+            opened(root)
+        else:
+            lq.recover(root, apply=True, config=config())
+    assert before.items() <= facts(root).items()
+
+
+def test_a_copy_under_another_name_is_let_alone(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    names = written(root)
+    copy = root / "commitlog" / f"{names[1]}.bak"
+    shutil.copy(root / "commitlog" / names[1], copy)
+    (root / "commitlog" / "notes").write_bytes(b"what was done to this store " * 9)
+    (root / "abort").touch()
+    lq.recover(root, apply=True, config=config())
+    assert copy.exists() and not lq.recover(root, config=config()).is_needed
+
+
+def test_an_old_copy_of_an_expired_file_is_let_alone(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    names = written(root)
+    for name in names[:3]:
+        (root / "commitlog" / name).rename(root / "commitlog" / f"{name}.bak")
+    with pytest.raises(StoreUnavailable, match=rf"{names[2]}.bak: it was renamed"):
+        lq.recover(root, config=config())
+    (root / "commitlog" / f"{names[2]}.bak").unlink()
+    lq.recover(root, apply=True, config=config())
+    assert not lq.recover(root, config=config()).is_needed

@@ -126,3 +126,23 @@ def test_a_torn_tail_ends_the_log_unless_it_was_on_the_disk(tmp_path: Path) -> N
     assert found.end == places[BROKEN] and "bytes are lost" in found.words[-1]
     found = look(tmp_path, bounds(durable=places[8] + 10 * FILE_SIZE))
     assert found.end == FILE_SIZE and "bytes are lost" in found.words[-1]
+
+
+def test_a_clock_set_back_makes_nothing_stale(tmp_path: Path) -> None:
+    """What is behind a break is compared with what stands right before it, however it is read."""
+    with StoreBuilder(tmp_path, file_size=FILE_SIZE) as builder:
+        while builder.offset < FILE_SIZE:
+            builder.put("t", b"before" * 50, store_timestamp=TIME + 3_600_000)
+        places = []
+        for number in range(COUNT):
+            places.append(builder.offset)
+            builder.put("t", b"body %d" % number, store_timestamp=TIME + number)
+        places.append(builder.offset)
+    path = tmp_path / "commitlog" / f"{FILE_SIZE:020d}"
+    data = bytearray(path.read_bytes())
+    data[places[BROKEN] - FILE_SIZE + 4] ^= 1
+    path.write_bytes(data)
+    found = look(tmp_path, bounds())
+    assert found.end == places[-1]
+    assert [span.offset for span in found.damage] == [places[BROKEN]]
+    assert found.last_timestamp == TIME + COUNT - 1

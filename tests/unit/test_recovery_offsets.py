@@ -10,7 +10,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.format import frame
-from tests.small_store import bodies, opened
+from tests.small_store import bodies, config, opened
 
 COUNT = 40
 POSITION = frame.HEAD.offsets["queue_offset"]
@@ -69,3 +69,35 @@ def test_a_topic_that_came_again(tmp_path: Path) -> None:
         assert store.wait_dispatched(timeout=60)
         assert store.queue_offsets("t", 0) == (0, 4)
         assert [m.body for m in store.get("t", 0).messages] == [b"old %d" % n for n in range(6, 10)]
+
+
+@pytest.mark.parametrize("queues", ["there", "lost"])
+@pytest.mark.parametrize("first", [0, 1, 5])
+@pytest.mark.parametrize("leap", [1 << 25, 1 << 50, -(1 << 40)])
+def test_neighbours_that_agree_on_an_offset_that_cannot_be(
+    first: int, leap: int, queues: str, tmp_path: Path
+) -> None:
+    with opened(tmp_path) as store:
+        places = [store.put(lq.Message("t", b"%d" % n)).physical_offset for n in range(10)]
+    log = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    for number, place in list(enumerate(places))[first:]:
+        struct.pack_into(">q", data, place + POSITION, number + leap)
+    log.write_bytes(data)
+    (tmp_path / "abort").touch()
+    if queues == "lost":
+        shutil.rmtree(tmp_path / "consumequeue")
+    with opened(tmp_path) as store:
+        assert store.wait_dispatched(timeout=60)
+        bounds = store.queue_offsets("t", 0)
+        found: list[bytes] = []
+        offset = bounds.min
+        while offset < bounds.max:
+            answer = store.get("t", 0, offset)
+            found += [message.body for message in answer.messages]
+            assert answer.next_offset > offset
+            offset = answer.next_offset
+        assert found == [b"%d" % n for n in range(10)]
+    assert not lq.recover(tmp_path, config=config()).steps
+    with opened(tmp_path) as store:
+        assert store.put(lq.Message("t", b"next")).queue_offset == bounds.max

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import shutil
 import struct
 from pathlib import Path
@@ -15,6 +17,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.store.disk.disk import LocalDisk
 from logquarry.store.recovery.rocketmq import apply_rocketmq, plan_rocketmq, recover_as_rocketmq
 from logquarry.store.writable_store import WritableStore
+from logquarry.testing.faulty_disk import FaultyDisk
 from tests.store_maker import StoreMaker
 
 SIZES: dict[str, Any] = {
@@ -312,3 +315,40 @@ def test_notes_of_damage_go_with_the_log_that_they_were_of(tmp_path: Path) -> No
         assert store.get("orders", 0, 0).messages[0].queue_offset == 0
     with lq.MessageStore.open(tmp_path, config=CONFIG) as store:
         assert store.get("orders", 0, 0).messages[0].queue_offset == 0
+
+
+@pytest.mark.parametrize("way", ["command", "opened"])
+def test_what_a_dead_process_left_in_the_page_cache_is_on_the_disk_then(
+    tmp_path: Path, way: str
+) -> None:
+    """A store that is said to be in order, or a mark of how far its log is, must not be wrong."""
+    live = tmp_path / "live"
+    live.mkdir()
+    disk, config = FaultyDisk(live), dataclasses.replace(CONFIG, recovery="safe")
+    # Nothing is flushed while it is open.
+    slow: dict[str, Any] = {
+        "flush_interval_commit_log": 60_000,
+        "flush_commit_log_thorough_interval": 600_000,
+        "flush_interval_consume_queue": 60_000,
+        "flush_consume_queue_thorough_interval": 600_000,
+    }
+    store = WritableStore.start(live / "s", config=dataclasses.replace(config, **slow), disk=disk)
+    for number in range(30):
+        store.put(lq.Message("t", b"%d" % number * 50))
+    assert store.wait_dispatched(timeout=30)
+    disk.stop_at(disk.faults.total + 1)
+    with contextlib.suppress(OSError, StoreUnavailable):
+        store.close()
+    disk.restart()
+    if way == "command":
+        lq.recover(live / "s", mode="rocketmq", apply=True, config=config, disk=disk)
+        state = disk.state()
+    else:
+        with WritableStore.start(
+            live / "s", config=dataclasses.replace(CONFIG, **slow), disk=disk
+        ) as store:
+            state = disk.state()
+    image = state.synced().write(tmp_path / "image") / "s"
+    with lq.MessageStore.open(image, config=config) as reader:
+        assert (image / "abort").exists() == (way == "opened")
+        assert [message.body for message in reader.scan()] == [b"%d" % n * 50 for n in range(30)]

@@ -16,6 +16,7 @@ from logquarry.files.layout import DAMAGE, DURABLE, StoreLayout
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.checkpoint import encode as encode_checkpoint
 from logquarry.salvage.salvage import salvage
+from logquarry.store.load.ledger import INTENT, LOADS
 from logquarry.verify import verify_store
 from logquarry.verify.findings import VerifyReport
 from tests.small_store import config, opened
@@ -214,3 +215,12 @@ def test_damage_that_a_recovery_has_noted_says_so(ours: Path) -> None:
 def test_what_interrupted_work_has_left_is_a_note(ours: Path) -> None:
     (ours / ".logquarry/rebuild/consumequeue").mkdir(parents=True)
     assert kinds_of_ours(ours) == [("note", "leftover")]
+
+
+def test_an_interrupted_load_is_told(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"one"))
+    (tmp_path / LOADS).mkdir()
+    (tmp_path / LOADS / INTENT).write_text("{}")
+    shape = {"max_hash_slot_num": 50, "max_index_num": 200}
+    assert told(check(tmp_path, **shape)) == [("note", "unfinished_load")]

@@ -14,7 +14,7 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logquarry.errors import StoreNotFound, UsageError
 
@@ -275,8 +275,9 @@ def open_filesystem(
 
     Args:
         location: a local path, ``file:`` URL, or a URL that pyarrow.fs or fsspec knows.
-        storage_options: what fsspec's file system takes to be made. With any, fsspec reads the
-            URL; without, pyarrow.fs does if it knows the URL.
+        storage_options: what the file system takes to be made. For ``s3:`` these may be those of
+            ``pyarrow.fs.S3FileSystem`` (``endpoint_override``, ``access_key``, ...), which reads
+            the URL then; with others fsspec does; without any pyarrow.fs, if it knows the URL.
 
     Raises:
         StoreNotFound: if a local path is no folder.
@@ -290,6 +291,28 @@ def open_filesystem(
         return LocalFileSystem(text)
     folder, base = arrow_folder(text, storage_options)
     return ArrowFileSystem(folder, base, text)
+
+
+_S3_OPTIONS: Final = frozenset(
+    {
+        "access_key",
+        "secret_key",
+        "session_token",
+        "anonymous",
+        "region",
+        "request_timeout",
+        "connect_timeout",
+        "scheme",
+        "endpoint_override",
+        "proxy_options",
+        "role_arn",
+        "session_name",
+        "external_id",
+        "force_virtual_addressing",
+    }
+)
+_ARROW_OPTIONS: Final = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
+"""Options with which pyarrow.fs makes the file system of a scheme by itself."""
 
 
 def without_file_scheme(location: str) -> str:
@@ -308,10 +331,13 @@ def arrow_folder(
     from pyarrow import fs as pafs
 
     trouble = f"{url}: "
-    if not storage_options:
+    takes = _ARROW_OPTIONS.get(url.partition("://")[0], frozenset())
+    if not storage_options or takes.issuperset(storage_options):
         try:
+            if storage_options:
+                return pafs.S3FileSystem(**storage_options), url.partition("://")[2]
             arrow, base = pafs.FileSystem.from_uri(url)
-        except (ValueError, NotImplementedError) as error:
+        except (ValueError, TypeError, NotImplementedError) as error:
             trouble += f"{error}; "
         except OSError as error:
             raise UsageError(f"{url}: {error}") from error

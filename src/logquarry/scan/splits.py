@@ -73,8 +73,10 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
         # The queues may name only messages that are older than the log's first file.
         known = max(bound, files.start)
         end = _chain_end(reader, known)
-        if end == known and reader.data_end(known) > known:
-            # It may lie within a frame: the unit that says so is wrong.
+        most = known + layout.config.max_message_size
+        if end == known and reader.data_end(known, most) > known:
+            # It may lie within a frame: the unit that says so is wrong. No further than a frame
+            # reaches: of a file that is far away each byte that is looked at is fetched.
             known = _frame_end(reader, known)
             end = _chain_end(reader, known)
         return LogExtent(files.start, end, bound, known if end > known else None)

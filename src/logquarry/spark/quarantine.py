@@ -11,12 +11,13 @@ Names depend on nothing but broker and offset: whoever meets the same damage aga
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 from urllib.parse import quote
 
 from logquarry.errors import StoreUnavailable
 from logquarry.files.layout import NAME_DIGITS, StoreLayout
+from logquarry.scan.batches import BAD_COMPRESSION, BadBodies
 from logquarry.scan.walk import DamagedSpan
 from logquarry.spark.output import OutputFolder
 
@@ -48,6 +49,20 @@ class Quarantine:
         except OSError as error:
             where = f"{self._folder.location}/{name}"
             raise StoreUnavailable(f"{where}: damage cannot be set aside: {error}") from error
+
+    def of_bodies(self, layout: StoreLayout, told: BadBodies) -> Callable[[int, str], None]:
+        """For :attr:`Decoding.on_bad_body`: a note of a message whose body does not decompress.
+
+        The message is read all the same, so that there are no bytes to copy.
+        """
+
+        def keep(offset: int, reason: str) -> None:
+            told(offset, reason)
+            self.keep(
+                layout, DamagedSpan(offset, 0, BAD_COMPRESSION, reason, layout.log_path(offset))
+            )
+
+        return keep
 
     def _keep(self, layout: StoreLayout, span: DamagedSpan, name: str) -> None:
         document: dict[str, Any] = {

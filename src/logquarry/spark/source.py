@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceWriter,
     InputPartition,
 )
 
-from logquarry.errors import UsageError
 from logquarry.spark.errors import told_plainly
-from logquarry.spark.options import LATER, ReadOptions, parse_read_options
+from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.rows import task_rows
 from logquarry.spark.struct import checked, struct_of
 from logquarry.spark.worker import let_hang_up
@@ -78,29 +78,38 @@ class RocketMQDataSource(DataSource):
             return RocketMQReader(options, checked(schema, options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """A reader for `readStream` of the columns of `schema`: all, or some, in any order.
-
-        Raises:
-            UsageError: if one of them is no column of ours, or an option makes no sense here.
-        """
+        """A reader for `readStream` of the columns of `schema`: all, or some, in any order."""
         from logquarry.spark.stream_reader import RocketMQStreamReader
 
         let_hang_up()
-        with told_plainly():
-            options = parse_read_options(self.options, is_stream=True)
-            for remark in options.remarks:
-                logger.warning("%s: %s", FORMAT, remark)
-            return RocketMQStreamReader(options, checked(schema, options), schema)
+        return RocketMQStreamReader(self.options, schema)
 
-    # PySpark's own words for what is not there are a traceback about "not implemented".
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Not there yet.
+        """What writes rows of `schema` into stores.
 
         Raises:
-            UsageError: always.
+            UsageError: if an option cannot be meant, or the rows can be no messages.
         """
+        from logquarry.spark.sink.writer import batch_writer
+
+        let_hang_up()
         with told_plainly():
-            raise UsageError(f"{FORMAT}: writing {LATER}; this one reads")
+            return batch_writer(self.options, schema, overwrite)
+
+    # PySpark's name.
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamArrowWriter:
+        """What writes the batches of a stream of rows of `schema` into stores.
+
+        Raises:
+            UsageError: if an option cannot be meant, or the rows can be no messages.
+        """
+        from logquarry.spark.sink.writer import stream_writer
+
+        let_hang_up()
+        with told_plainly():
+            return stream_writer(self.options, schema, overwrite)
 
 
 class RocketMQReader(DataSourceReader):

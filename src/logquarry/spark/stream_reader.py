@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -15,24 +17,46 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from logquarry.spark.errors import told_plainly
-from logquarry.spark.options import ReadOptions
+from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.rows import task_rows
 from logquarry.spark.stream.planner import Limits, StreamPlanner
+from logquarry.spark.struct import checked
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+logger = logging.getLogger(__name__)
+
+
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans beside the driver, in one process for as long as the query runs; reads in the workers.
 
-    Spark makes another one to take :meth:`read` from, and hands that to the workers.
+    Spark makes another one to take :meth:`read` from, and hands that to the workers. Options are
+    looked at when the query asks its first question: of what is raised before that, PySpark up to
+    4.3 tells nothing but an error of its own.
+
+    Args:
+        given: the options, as the user gave them.
+        struct: the schema of what is read.
     """
 
-    def __init__(self, options: ReadOptions, columns: tuple[str, ...], struct: StructType) -> None:
-        self._options = options
+    def __init__(self, given: Mapping[str, str], struct: StructType) -> None:
+        self._given = dict(given)
         self._struct = struct
-        self._planner = StreamPlanner(options, columns)
+
+    @cached_property
+    def _options(self) -> ReadOptions:
+        with told_plainly():
+            options = parse_read_options(self._given, is_stream=True)
+        for remark in options.remarks:
+            logger.warning("rocketmq: %s", remark)
+        return options
+
+    @cached_property
+    def _planner(self) -> StreamPlanner:
+        with told_plainly():
+            return StreamPlanner(self._options, checked(self._struct, self._options))
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query starts.

@@ -316,7 +316,7 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
         delay_levels_ms=task.delay_levels_ms,
         decompress=options.decompress,
         decompress_limit=options.config.decompress_limit,
-        on_bad_body=bad_bodies,
+        on_bad_body=bad_bodies if quarantine is None else quarantine.of_bodies(layout, bad_bodies),
     )
     try:
         for part in plan.parts:

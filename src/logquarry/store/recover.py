@@ -21,6 +21,7 @@ from logquarry.store.disk.store_lock import AbortFile, StoreLock
 from logquarry.store.read.known_damage import known_damage
 from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.recovery.apply import apply_safe
+from logquarry.store.recovery.entries import check_entries
 from logquarry.store.recovery.plan import RecoveryMode, RecoveryPlan, Step, StepKind
 from logquarry.store.recovery.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
 from logquarry.store.recovery.safe import SafePlan, plan_safe
@@ -78,6 +79,7 @@ def recover(
     disk = disk or LocalDisk()
     lock = StoreLock(disk, root)
     try:
+        check_entries(root)
         # Files that a writer gave a second name before it crashed, which is their only one now.
         NameGuard(disk).restore([root / COMMIT_LOG, root / INDEX])
         plan = _planned(root, mode, settings, progress)
@@ -85,7 +87,7 @@ def recover(
             raise StoreUnavailable(f"{root}: {plan.refused}")
         if plan.is_needed:
             abort = AbortFile(disk, root)
-            _carry_out(plan, disk, clock or now_ms, progress)
+            _carry_out(plan, disk, abort, clock or now_ms, progress)
             abort.remove()
     finally:
         lock.release()
@@ -130,12 +132,16 @@ def _planned(
     return dataclasses.replace(plan, steps=tuple(steps))
 
 
-def _carry_out(plan: RecoveryPlan, disk: Disk, clock: Clock, progress: Progress | None) -> None:
+def _carry_out(
+    plan: RecoveryPlan, disk: Disk, abort: AbortFile, clock: Clock, progress: Progress | None
+) -> None:
     """Do what a plan says, and see that the store is in order by the rules of its mode."""
     root = Path(plan.root)
     if isinstance(plan, RocketmqPlan):
-        # It looks whether there is an `abort`, and goes another way then.
-        apply_rocketmq(plan, disk)
+        # Whether there was an `abort` says which way it goes.
+        is_clean = not abort.exists
+        abort.make()
+        apply_rocketmq(plan, disk, is_clean=is_clean)
         return
     assert isinstance(plan, SafePlan)
     apply_safe(plan, disk, clock, progress=progress)

@@ -56,6 +56,7 @@ from logquarry.store.flush.timed_flush import (
     FlushRealTimeService,
 )
 from logquarry.store.housekeeping import Housekeeping
+from logquarry.store.load.loading import Loads, pending_load
 from logquarry.store.mapped.allocate import AllocateMappedFileService
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.mapped.transient_pool import TransientStorePool
@@ -64,6 +65,7 @@ from logquarry.store.put.put_result import PutResult, PutStatus, refusal
 from logquarry.store.queue.log_queues import is_lmq
 from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.recovery.apply import apply_safe
+from logquarry.store.recovery.entries import check_entries
 from logquarry.store.recovery.safe import plan_safe
 from logquarry.store.stats import StatsRecorder
 from logquarry.store.store_found import (
@@ -103,6 +105,7 @@ class StoreEngine:
         checkpoint: the checkpoint.
         wait: settles puts.
         listeners: told of what was dispatched.
+        loads: appends staged segments.
         recorder: counts.
         keeps_tails: whether bytes of an earlier log stand behind the log's end.
 
@@ -129,6 +132,7 @@ class StoreEngine:
         self._lock = StoreLock(disk, root)
         self._abort = AbortFile(disk, root)
         try:
+            pending = pending_load(root, config, disk, clock)
             found = self._find(root, config)
             self.config = found.config
             self.keeps_tails = found.keeps_tails
@@ -145,6 +149,13 @@ class StoreEngine:
         except BaseException:
             self._give_up()
             raise
+        self.loads = Loads(disk, root, self.log, self.writer, self.flush)
+        if pending is not None:
+            try:
+                self.loads.finish(pending)
+            except BaseException:
+                self.close()
+                raise
 
     # ------------------------------------------------------------------------------------ start
     def _find(self, root: Path, config: StoreConfig) -> StoreFound:
@@ -156,6 +167,7 @@ class StoreEngine:
         except NeedsRecovery as error:
             # Its text: whoever keeps the error keeps all the files open that were looked at.
             logger.warning("%s: it has to be recovered: %s", root, str(error))
+            check_entries(root)
             if self._abort.exists:
                 # What a crash left with its second name only is to be looked at, and what is set
                 # aside must not come back by that name.

@@ -55,6 +55,7 @@ from logquarry.store.recovery.rocketmq import (
     RocketmqResult,
     recover_as_rocketmq,
 )
+from logquarry.store.recovery.sync_files import sync_files
 
 logger = logging.getLogger(__name__)
 
@@ -236,6 +237,9 @@ def recovered_store(
     # What an earlier recovery noted is of another log, and the mark that is made next of this one.
     disk.remove(root / DAMAGE)
     plan = result.plan
+    if not is_clean:
+        # The mark says that it is on the disk; who wrote it may have died before that.
+        sync_files(disk, root, write_from=plan.log_end, log_end=plan.log_end, parts=(COMMIT_LOG,))
     return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=result)
 
 

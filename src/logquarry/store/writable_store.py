@@ -20,6 +20,9 @@ from logquarry.store.disk.lifetime import close_at_exit, was_closed
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.dispatch.arrivals import MessageArrival
 from logquarry.store.flush.put_future import failed_future
+from logquarry.store.load.ledger import LOADS, LoadId
+from logquarry.store.load.loading import Loaded
+from logquarry.store.load.segment import Segment
 from logquarry.store.message_store import Clock, MessageStore
 from logquarry.store.put.put_many import ManyWriter, PutManyResult
 from logquarry.store.put.put_result import PutResult
@@ -188,6 +191,17 @@ class WritableStore(MessageStore):
     def check_stored(self, batch: pa.RecordBatch) -> None:
         """Refuse what :meth:`put_stored` would refuse; see :meth:`ManyWriter.check_stored`."""
         self._many.check_stored(batch)
+
+    def load_staged(self, load: LoadId, segments: Sequence[Segment], loads: str = LOADS) -> Loaded:
+        """Append staged segments exactly once; see :meth:`logquarry.store.load.loading.Loads.load`.
+
+        Args:
+            load: which load it is.
+            segments: in their order.
+            loads: the folder that they are staged in, as seen from the store.
+        """
+        self._engine.adopt()
+        return self._engine.loads.load(load, segments, loads)
 
     def _last_time(self) -> int:
         """The store time of the log's last message when this is first asked for, 0 without one.

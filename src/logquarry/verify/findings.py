@@ -69,6 +69,7 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     "durable_mark_foreign": ("note", "another program has opened the store since the durable mark"),
     "durable_mark_ahead": ("note", "the durable mark lies behind the last frame"),
     "leftover": ("note", "files of work that was interrupted"),
+    "unfinished_load": ("note", "rows that a Spark job was bringing into the log when it ended"),
     "new_epoch": ("note", "a queue's offsets start again: its topic was deleted and made anew"),
     "unknown_file": ("note", "a name that is no store file's"),
     "empty_file": (

@@ -21,6 +21,7 @@ from logquarry.scan.follow import Followed
 from logquarry.scan.requests import dispatch_requests
 from logquarry.scan.stretches import STRETCH_BYTES
 from logquarry.scan.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
+from logquarry.store.load.ledger import INTENT, LOADS
 from logquarry.store.read.known_damage import known_damage
 from logquarry.store.read.log_bound import log_bound
 from logquarry.units import Progress
@@ -337,6 +338,9 @@ class _Verification:
             for entry in files.list(folder):
                 reason = "work that was interrupted has left it; it can be removed"
                 self.report.add("leftover", f"{folder}/{entry.name}", 0, reason)
+        if files.exists(f"{LOADS}/{INTENT}") and not self.live:
+            reason = "a load was interrupted; whoever opens the store to write finishes it"
+            self.report.add("unfinished_load", f"{LOADS}/{INTENT}", 0, reason)
         try:
             mark = durable_mark.decode(files.read(DURABLE))
         except FileNotFoundError:

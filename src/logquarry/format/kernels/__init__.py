@@ -36,6 +36,12 @@ from logquarry.format.kernels.properties import (
     parse_properties,
     tags_codes,
 )
+from logquarry.format.kernels.staged import (
+    first_word_hashes,
+    number_frames,
+    place_staged,
+    same_staged,
+)
 from logquarry.format.kernels.strings import look_into, property_strings
 from logquarry.format.kernels.units import group_units, put_index_keys
 from logquarry.format.kernels.walk import (
@@ -62,6 +68,7 @@ __all__ = [
     "encode_frames",
     "find_frame",
     "first_nonzero",
+    "first_word_hashes",
     "first_wrong_crc",
     "follow",
     "gather",
@@ -76,11 +83,14 @@ __all__ = [
     "look_into",
     "mark_suspects",
     "message_ids",
+    "number_frames",
     "offsets_of",
     "parse_properties",
     "place_frames",
+    "place_staged",
     "property_strings",
     "put_index_keys",
+    "same_staged",
     "spans_of",
     "tags_codes",
     "topic_spans",

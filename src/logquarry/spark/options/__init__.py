@@ -7,12 +7,7 @@ read       the options of a read, batch or stream
 
 from __future__ import annotations
 
-from typing import Final
-
 from logquarry.spark.options.offsets import OffsetLimit
 from logquarry.spark.options.read import DEFAULT_BATCH_BYTES, ReadOptions, parse_read_options
 
-LATER: Final = "comes with a later version"
-"""What is said of uses that have their place already."""
-
-__all__ = ["DEFAULT_BATCH_BYTES", "LATER", "OffsetLimit", "ReadOptions", "parse_read_options"]
+__all__ = ["DEFAULT_BATCH_BYTES", "OffsetLimit", "ReadOptions", "parse_read_options"]

@@ -30,6 +30,7 @@ from logquarry.store.disk.lifetime import abandon_in_children
 logger = logging.getLogger(__name__)
 
 _ZEROS: Final = bytes(1 << 20)
+_COPY_BYTES: Final = 1 << 20
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -250,7 +251,7 @@ class Disk(ABC):
             self.sync_names(folder.parent)
 
     def set_aside(self, path: Path, folder: Path) -> Path:
-        """Move a file to a folder on the same disk, durably: its new path.
+        """Move a file to a folder, durably: its new path.
 
         The name stays, with a number behind it where there is one of that name.
 
@@ -262,14 +263,71 @@ class Disk(ABC):
         while target.exists():
             number += 1
             target = folder / f"{path.name}.{number}"
-        try:
-            self.rename(path, target)
-        except OSError as error:
-            raise self.refused(target, error) from error
-        self.sync_names(folder)
-        self.sync_names(path.parent)
+        self.move(path, target)
         logger.warning("%s: set aside as %s", path, target)
         return target
+
+    def move(self, path: Path, to: Path) -> None:
+        """Give a file another name, durably; on another disk a copy of it, in place of none.
+
+        Parts of a store may be links to other disks.
+
+        Raises:
+            StoreUnavailable: if that cannot be done.
+        """
+        try:
+            self.rename(path, to)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise self.refused(to, error) from error
+            self._copy_over(path, to)
+        self.sync_names(to.parent)
+        self.sync_names(path.parent)
+
+    def _copy_over(self, path: Path, to: Path) -> None:
+        """Copy a file to another disk under a name that nobody reads, and take it away here."""
+        made = to.with_name(f"{to.name}.new")
+        self.remove(made)
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise self.refused(path, error) from error
+        try:
+            self.copy(path, 0, size, made)
+            self.rename(made, to)
+            self.sync_names(to.parent)
+            self.unlink(path)
+        except OSError as error:
+            raise self.refused(to, error) from error
+
+    def copy(self, path: Path, position: int, length: int, target: Path) -> None:
+        """Copy bytes of a file to a new one, durably.
+
+        Raises:
+            StoreUnavailable: if that cannot be done.
+        """
+        try:
+            source = self.open(path)
+        except OSError as error:
+            raise self.refused(path, error) from error
+        try:
+            copy = self.make_file(target, length)
+            try:
+                done = 0
+                while done < length:
+                    count = min(_COPY_BYTES, length - done)
+                    data = self.read(source, count, position + done)
+                    if not data:
+                        break
+                    self.write_all(copy, data, done)
+                    done += len(data)
+                self.sync(copy, target)
+            finally:
+                self.let_go(copy)
+        except OSError as error:
+            raise self.refused(target, error) from error
+        finally:
+            self.let_go(source)
 
     def remove(self, path: Path) -> None:
         """Take a file away, durably; nothing happens if it is not there.

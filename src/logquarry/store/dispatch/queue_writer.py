@@ -165,12 +165,14 @@ class Mending:
             a filler stands for the message: no reader stops at it, RocketMQ's neither.
         aside: the folder for files that have to go.
         moved: the right queue offsets of messages whose own is harmed, by their physical offsets.
+        largest_gap: fillers in a row at the most; what stands further on has a wrong offset.
     """
 
     resume_at: int
     kept: Mapping[int, bytes]
     aside: Path
     moved: Mapping[int, int] = field(default_factory=dict)
+    largest_gap: int = MOST_GAP
 
 
 class ConsumeQueueMender(ConsumeQueueWriter):
@@ -207,7 +209,7 @@ class ConsumeQueueMender(ConsumeQueueWriter):
             start = max(first, offset) * UNIT_SIZE
             self.files.truncate_to(start, aside=self._mending.aside)
             return units[max(0, first - offset) :]
-        if offset > expected + MOST_GAP:
+        if offset > expected + self._mending.largest_gap:
             return units[:0]
         kept = self._mending.kept
         for start in range(expected, offset, _GAP_AT_ONCE):

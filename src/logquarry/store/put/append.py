@@ -389,19 +389,7 @@ class CommitLogWriter:
         Raises:
             MessageRejected: if it is one.
         """
-        # QUIRK: RocketMQ says PUT_OK, writes nothing and blanks two files
-        # (test_append_vectors: vectors 36 and 38).
-        most = self._files.file_size - _BLANK
-        if len(encoded.data) > most:
-            raise self._larger_than_file(len(encoded.data))
-
-    def _larger_than_file(self, size: int) -> Exception:
-        return refusal(
-            PutStatus.MESSAGE_ILLEGAL,
-            f"{size} bytes do not fit into a file of {self._files.file_size}, of which "
-            f"{_BLANK} are kept for its end",
-            reason="larger_than_file",
-        )
+        require_fit(encoded, self._files.file_size)
 
     def file(self) -> MappedFile:
         """The file to append to, made if the last one is full; with the log held.
@@ -436,8 +424,7 @@ class CommitLogWriter:
         if encoded.copies is not None:
             copied = [self.queue_offsets.setdefault(copy, 0) for copy in encoded.copies.keys]
             encoded.data = encoded.copies.frame(copied)
-            if len(encoded.data) > self._files.file_size - _BLANK:
-                raise self._larger_than_file(len(encoded.data))
+            require_fit(encoded, self._files.file_size)
         if not encoded.advances:
             queue_offset = encoded.own_offset
         physical_offset, size = file.base + file.wrote, len(encoded.data)
@@ -476,6 +463,24 @@ class CommitLogWriter:
         if encoded.copies is not None:
             for copy, offset in zip(encoded.copies.keys, copied, strict=True):
                 self.queue_offsets[copy] = offset + 1
+
+
+def require_fit(encoded: Encoded, file_size: int) -> None:
+    """Refuse a frame that no file of a log could hold.
+
+    Raises:
+        MessageRejected: if it is one.
+    """
+    # QUIRK: RocketMQ says PUT_OK, writes nothing and blanks two files
+    # (test_append_vectors: vectors 36 and 38).
+    size = len(encoded.data)
+    if size > file_size - _BLANK:
+        raise refusal(
+            PutStatus.MESSAGE_ILLEGAL,
+            f"{size} bytes do not fit into a file of {file_size}, of which "
+            f"{_BLANK} are kept for its end",
+            reason="larger_than_file",
+        )
 
 
 def end_file(file: MappedFile) -> int:

@@ -11,6 +11,7 @@ bytes. All messages are checked before the first is appended.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -170,6 +171,7 @@ def outgoing(
     config: StoreConfig,
     check: Callable[[Encoded], None],
     largest: int,
+    refused: dict[int, str] | None = None,
 ) -> Outgoing:
     """The table of some messages, and the frames of those among them that are odd.
 
@@ -179,9 +181,11 @@ def outgoing(
         config: the store's settings.
         check: refuses a frame that no file could hold.
         largest: bytes of the largest frame that a file can hold.
+        refused: gets the messages that are refused, with the reason of each, where the others are
+            to go on: those have neither a frame nor a row to be written then.
 
     Raises:
-        MessageRejected, UsageError: as :func:`plain_outgoing`.
+        MessageRejected, UsageError: as :func:`plain_outgoing`, without ``refused``.
     """
     numbers, odd = columns.numbers, columns.odd
     rows = r.empty_put_rows(columns.count)
@@ -216,10 +220,15 @@ def outgoing(
         if values.max() > most:
             odd |= values > most
     queues = _queues(columns, rows)
-    found = {
-        number: _encoded(columns.message(number), columns.first + number, encode, check)
-        for number in np.flatnonzero(odd).tolist()
-    }
+    found: dict[int, Encoded] = {}
+    for number in np.flatnonzero(odd).tolist():
+        try:
+            message = columns.message(number)
+            found[number] = _encoded(message, columns.first + number, encode, check)
+        except (MessageRejected, UsageError) as error:
+            if refused is None:
+                raise
+            refused[number] = without_number(error)
     store_hosts, host_ids = _store_hosts(heads, rows[r.HEAD], found)
     for number, encoded in found.items():
         sizes[number] = _size(encoded)
@@ -261,6 +270,11 @@ def _encoded(
     except UsageError as error:
         raise UsageError(f"message {number}: {error}") from error
     return encoded
+
+
+def without_number(error: MessageRejected | UsageError) -> str:
+    """What was wrong with a message, without the words that say which one it was."""
+    return re.sub(r"\Amessage \d+: ", "", str(error))
 
 
 def _size(encoded: Encoded) -> int:

@@ -103,13 +103,14 @@ class LogFrontier:
     def _chain_end(self, layout: StoreLayout, known: int, *, is_live: bool) -> int:
         log = layout.commit_log
         reader = LogReader(layout, live=True)
-        # What comes before the last file that was begun is there, or is damage: whoever reads it
-        # will see. So a start far behind is not walked up from.
+        # What comes before the last file with a frame is there, or is damage: whoever reads it will
+        # see. So a start far behind is not walked up from.
         start = last_file_start(layout)
         start = log.start if start is None else start
-        if start <= known < log.end:
-            start = known
-        end = _follow(reader, start)
+        at = known if start <= known < log.end else start
+        while (end := _follow(reader, at)) == start and known < start and start > log.start:
+            start = max(file.base for file in log.files if file.base < start)
+            at = max(start, known)
         # Other machines' locks are not seen from here.
         if is_live or not isinstance(layout.filesystem, LocalFileSystem):
             if end == self._end and end != self._searched:

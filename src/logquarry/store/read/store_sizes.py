@@ -9,7 +9,7 @@ from logquarry.config import DEFAULT_COMMIT_LOG_FILE, StoreConfig
 from logquarry.errors import UsageError
 from logquarry.files import delay_levels
 from logquarry.files.layout import StoreLayout
-from logquarry.format import index, queue_entry
+from logquarry.format import index, java, queue_entry
 from logquarry.format.index import IndexShape
 from logquarry.store.read.index_file import Index
 
@@ -52,7 +52,7 @@ def _common_size(layout: StoreLayout) -> int:
         file.size
         for topic, queue_id in layout.queue_names
         for file in layout.queue(topic, queue_id).files
-        if file.size and file.size % queue_entry.UNIT_SIZE == 0
+        if 0 < file.size <= java.INT_MAX and file.size % queue_entry.UNIT_SIZE == 0
     )
     return max(sizes, key=lambda size: (sizes[size], size), default=0)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -39,22 +38,23 @@ from logquarry.store.dispatch.dispatcher import Dispatcher, Lacking
 from logquarry.store.dispatch.index_keeper import IndexKeeper
 from logquarry.store.dispatch.index_writer import IndexWriter, Int64
 from logquarry.store.dispatch.queue_table import QueueTable, quarantine
-from logquarry.store.dispatch.queue_writer import Mending
+from logquarry.store.dispatch.queue_writer import MOST_GAP, Mending
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.known_damage import DamageMap
+from logquarry.store.recovery.entries import REPORT
 from logquarry.store.recovery.index_check import IndexPlan
 from logquarry.store.recovery.plan import StepKind
 from logquarry.store.recovery.queue_check import QueueAction, kept_units, names_damage
 from logquarry.store.recovery.safe import SafePlan
 from logquarry.store.recovery.saved_units import NAME as KEPT_UNITS
 from logquarry.store.recovery.saved_units import load_units, save_units
+from logquarry.store.recovery.sync_files import sync_files
 from logquarry.units import Progress
 
 logger = logging.getLogger(__name__)
 
-REPORT: Final = "recovery.json"
 _COPY_BYTES: Final = 1 << 20
 _UNSURE_BYTES: Final = 128 << 20
 """How much of its end is written again of a log that no durable mark speaks of.
@@ -136,7 +136,7 @@ class _Work:
                 disk_json(self._disk, self._root / DAMAGE, _damage_document(self._plan))
             self._mend_queues_and_index(log, checkpoint)
             log.flush(0)
-            self._sync_what_is_there(durable_until)
+            sync_files(self._disk, self._root, write_from=durable_until, log_end=self._plan.log_end)
             self._mark(checkpoint, self._plan.log_end)
             times = max(checkpoint.physic_timestamp, self._plan.last_timestamp)
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
@@ -162,7 +162,8 @@ class _Work:
                 assert step.offset is not None and step.length is not None
                 position = step.offset - int(path.name)
                 self._save(path, position, step.length, COMMIT_LOG)
-            elif step.kind is StepKind.CUT and path.parent.name == COMMIT_LOG:
+                self._zero(path, position, step.length)
+            elif step.kind is StepKind.CUT and path.parent == root / COMMIT_LOG:
                 assert step.length is not None
                 self._shorten(path, size, step.length)
             elif step.kind is StepKind.EXTEND:
@@ -185,18 +186,28 @@ class _Work:
             raise self._disk.refused(made, error) from error
         finally:
             self._disk.let_go(descriptor)
-        self._put_in_place(made, path)
+        self._disk.move(made, path)
 
-    def _put_in_place(self, made: Path, path: Path) -> None:
-        """At no moment is there no file, or half of one: the log would end there."""
+    def _zero(self, path: Path, position: int, length: int) -> None:
         try:
-            self._disk.rename(made, path)
+            descriptor = self._disk.open(path)
         except OSError as error:
             raise self._disk.refused(path, error) from error
-        self._disk.sync_names(path.parent)
+        try:
+            for done in range(0, length, _COPY_BYTES):
+                zeros = bytes(min(_COPY_BYTES, length - done))
+                self._disk.write_all(descriptor, zeros, position + done)
+            self._disk.sync(descriptor, path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        finally:
+            self._disk.let_go(descriptor)
 
     def _extend(self, path: Path, size: int) -> None:
-        descriptor = self._disk.open(path)
+        try:
+            descriptor = self._disk.open(path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
         try:
             self._disk.allocate(descriptor, size)
             self._disk.sync(descriptor, path)
@@ -206,12 +217,15 @@ class _Work:
             self._disk.let_go(descriptor)
 
     def _shorten(self, path: Path, size: int, excess: int) -> None:
-        """A copy takes the place of a file that is too long; what it lacks goes to quarantine."""
+        """A copy takes the place of a file that is too long; what it lacks goes to quarantine.
+
+        At no moment is there no file, or half of one: the log would end there.
+        """
         self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
         self._disk.remove(made)
-        self._copy(path, 0, size, made)
-        self._put_in_place(made, path)
+        self._disk.copy(path, 0, size, made)
+        self._disk.move(made, path)
 
     def _save(self, path: Path, position: int, length: int, *folder: str) -> None:
         """Copy bytes that are about to be made zeros to quarantine."""
@@ -220,69 +234,7 @@ class _Work:
         while target.exists():
             number += 1
             target = target.with_name(f"{path.name}.from-{position}.{number}")
-        self._copy(path, position, length, target)
-
-    def _copy(self, path: Path, position: int, length: int, target: Path) -> None:
-        source = self._disk.open(path)
-        try:
-            copy = self._disk.make_file(target, length)
-            try:
-                done = 0
-                while done < length:
-                    count = min(_COPY_BYTES, length - done)
-                    data = self._disk.read(source, count, position + done)
-                    if not data:
-                        break
-                    self._disk.write_all(copy, data, done)
-                    done += len(data)
-                self._disk.sync(copy, target)
-            finally:
-                self._disk.let_go(copy)
-        except OSError as error:
-            raise self._disk.refused(target, error) from error
-        finally:
-            self._disk.let_go(source)
-
-    def _sync_what_is_there(self, durable_until: int) -> None:
-        """Bring to the disk what was only read, and so may be nowhere but in the page cache.
-
-        The process that wrote it may have died before its sync, or of a sync that failed. Of the
-        latter the system takes the pages for written, so that those of the log behind its durable
-        mark are written again; without a mark the last ones.
-        """
-        for part in (COMMIT_LOG, CONSUME_QUEUE, INDEX):
-            for folder, _, names in os.walk(self._root / part):
-                for name in names:
-                    if name.isascii() and name.isdigit():
-                        self._sync_file(Path(folder, name), part == COMMIT_LOG, durable_until)
-                self._disk.sync_names(Path(folder))
-        self._disk.sync_names(self._root)
-        self._disk.sync_parent(self._root)
-
-    def _sync_file(self, path: Path, is_log: bool, durable_until: int) -> None:
-        try:
-            descriptor = self._disk.open(path)
-        except OSError as error:
-            raise self._disk.refused(path, error) from error
-        try:
-            if is_log:
-                self._write_again(descriptor, int(path.name), durable_until)
-            self._disk.sync(descriptor, path)
-        except OSError as error:
-            raise self._disk.refused(path, error) from error
-        finally:
-            self._disk.let_go(descriptor)
-
-    def _write_again(self, descriptor: int, base: int, start: int) -> None:
-        """Write the bytes of a file of the log that stand there from an offset to the end."""
-        position = max(0, start - base)
-        stop = min(self._disk.size(descriptor), self._plan.log_end - base)
-        while position < stop:
-            data = self._disk.read(descriptor, min(_COPY_BYTES, stop - position), position)
-            if not data:
-                break
-            self._disk.write_all(descriptor, data, position)
-            position += len(data)
+        self._disk.copy(path, position, length, target)
 
     # ------------------------------------------------------------------------- queues and index
     def _find_mendings(self) -> None:
@@ -307,7 +259,9 @@ class _Work:
                 disk = ConsumeQueue(layout, *queue.key, log_min_offset=start, files=files)
                 kept |= kept_units(disk, queue.keep_until, queue.end, damage)
             aside = quarantine(self._root, CONSUME_QUEUE, queue.key[0], str(queue.key[1]))
-            self._mendings[queue.key] = Mending(queue.resume_at, kept, aside, queue.moved)
+            self._mendings[queue.key] = Mending(
+                queue.resume_at, kept, aside, queue.moved, max(MOST_GAP, queue.largest_gap)
+            )
         save_units(
             self._disk,
             self._kept_path,

@@ -12,8 +12,15 @@ from collections.abc import Container
 from typing import Final
 
 from logquarry.errors import StoreUnavailable
-from logquarry.files.layout import NAME_DIGITS, FileSequence, StoreFile, StoreLayout
-from logquarry.format import frame
+from logquarry.files.layout import (
+    COMMIT_LOG,
+    LARGEST_BASE,
+    NAME_DIGITS,
+    FileSequence,
+    StoreFile,
+    StoreLayout,
+)
+from logquarry.format import frame, java
 from logquarry.format.rows import REACHED_STOP
 from logquarry.scan import codec
 from logquarry.scan.codec import Window
@@ -32,9 +39,12 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
         StoreUnavailable: if a file was renamed, or is too far off to be of this log.
     """
     files = layout.commit_log
+    _check_others(layout)
     size = files.file_size
     if not size:
         return []
+    for file in files.files:
+        _check_length(layout, file)
     names = Counter(file.base % size for file in files.files)
     # Java's are multiples of the size. Where no file's is, most of them tell.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
@@ -87,7 +97,8 @@ def _why_wrong(
             f"belong where it says: is {files.file_size} the size of the log's files? Nothing was "
             "changed"
         )
-    if told < 0 or told % files.file_size != start:
+    # Where all files were renamed alike, their names say nothing of where the log begins.
+    if told < 0 or (not may_be_right and told % files.file_size != start):
         return None
     rows = codec.empty_rows(_LEAST_FRAMES)
     window = Window.of(data, told, files.file_size)
@@ -96,11 +107,71 @@ def _why_wrong(
         return None
     right = f"{told:0{NAME_DIGITS}d}"
     if all(other.base != told for other in files.files):
-        raise StoreUnavailable(
-            f"{path}: it was renamed: its messages say that it is {right}. Give it that name, and "
-            "recover again. Nothing was changed"
-        )
+        raise _renamed(path, told)
     return f"its messages are those of {right}, which is there"
+
+
+def _check_length(layout: StoreLayout, file: StoreFile) -> None:
+    """See that no messages of a file stand behind the room that it is said to have.
+
+    Raises:
+        StoreUnavailable: if there are: the settings are of another store.
+    """
+    size = layout.commit_log.file_size
+    if file.size <= size:
+        return
+    view = layout.open_file(file.path)
+    stop = min(view.size, java.INT_MAX)
+    data = view.window(0, stop)[:stop]
+    start = view.next_data(size)
+    if start >= stop:
+        return
+    window = Window.of(data, file.base, stop)
+    position, code = codec.find_frame(window, start, stop, check_crc=True)
+    if code == REACHED_STOP:
+        raise StoreUnavailable(
+            f"{layout.filesystem.full_path(file.path)}: it has {file.size} bytes, and there is a "
+            f"message of it at {position}: is {size} the size of the log's files? Nothing was "
+            "changed"
+        )
+
+
+def _check_others(layout: StoreLayout) -> None:
+    """See that no file of the log has a name that is no number, ``00000000000000000000.bak``.
+
+    Copies of files that are there do not matter, nor do those of files from before the log's start.
+
+    Raises:
+        StoreUnavailable: if one has.
+    """
+    files = layout.commit_log
+    bases = {file.base for file in files.files}
+    paths = {file.path for file in files.files}
+    for entry in layout.filesystem.list(COMMIT_LOG):
+        path = f"{COMMIT_LOG}/{entry.name}"
+        if entry.is_dir or path in paths or entry.size < frame.HEAD.size:
+            continue
+        try:
+            file = layout.open_file(path)
+        except FileNotFoundError:
+            continue
+        size = files.file_size or min(file.size, java.INT_MAX)
+        data = file.window(0, file.size)[:size]
+        magic, told = (_field(data, name) for name in ("magic", "physical_offset"))
+        if magic % (1 << 32) not in (frame.MAGIC_V1, frame.MAGIC_V2) or told in bases:
+            continue
+        if not 0 <= told <= LARGEST_BASE or (bases and told < files.start - size):
+            continue
+        rows = codec.empty_rows(1)
+        if codec.walk(Window.of(data, told, size), 0, len(data), rows, check_crc=True)[0]:
+            raise _renamed(layout.filesystem.full_path(path), told)
+
+
+def _renamed(path: str, told: int) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{path}: it was renamed: its messages say that it is {told:0{NAME_DIGITS}d}. Give it that "
+        "name, and recover again. Nothing was changed"
+    )
 
 
 def _field(data: memoryview, name: str) -> int:

@@ -5,8 +5,8 @@ damage within it (rot, a lost page). In this order, it is the end
 
 1. from the durable mark on, where there is one: what was on the disk had no break,
 2. in a store that was closed in order, from the last queued message on,
-3. where the frames behind it are older than those before it: they are left over from an earlier
-   recovery (of a store that was closed in order also those that no checkpoint knows),
+3. where the frame behind it is older than the one before it: what an earlier recovery left over (in
+   a store that was closed in order also where it is newer than the checkpoint knows),
 4. where no frame is behind it.
 
 Anywhere else it is damage, and what stands behind it is kept.
@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from logquarry.files.layout import StoreLayout
+from logquarry.files.layout import StoreFile, StoreLayout
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import FIXED_SIZE_V1, DamageKind
-from logquarry.format.rows import SIZE
+from logquarry.format.rows import REACHED_STOP, SIZE
 from logquarry.scan import codec
 from logquarry.scan.codec import Window
 from logquarry.scan.guided import guided
@@ -202,7 +202,8 @@ class LogLook:
                 if self._stands_for_file(event):
                     self.damage.append(_lost_file(event))
             else:
-                self.last_timestamp = max(self.last_timestamp, self._times(event)[1])
+                # Not the latest: a clock that was set back would make all behind a break stale.
+                self.last_timestamp = self._times(event)[1]
                 self.count += len(event.rows) if isinstance(event, Run) else event.count
                 yield event
             self.end = event.end
@@ -324,3 +325,35 @@ def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
     count, _, _ = codec.walk(window, 0, span.length, rows, check_crc=False)
     if count:
         yield Run(window, rows[:count], span.path)
+
+
+def made_whole(layout: StoreLayout, file: StoreFile, look: LogLook) -> int | None:
+    """The message within which a file of the log ends, if zeros behind it would make it whole.
+
+    No CRC covers properties: a message that has lost the end of them would be served without.
+
+    Args:
+        layout: the store's files.
+        file: one that is too short.
+        look: a walk over the log, which is through.
+
+    Returns:
+        Its physical offset; None where there is none.
+    """
+    stop, room = file.base + file.size, layout.commit_log.file_size
+    spans = [span for span in look.damage if span.offset < stop <= span.offset + span.length]
+    start = max(file.base, min([look.end, *(span.offset for span in spans)]))
+    if start >= stop:
+        return None
+    data = layout.open_file(file.path).window(start - file.base, stop - start)[: stop - start]
+    window = Window.of(bytes(data).ljust(file.base + room - start, b"\0"), start)
+    at = 0
+    while at < stop - start:
+        at, code = codec.find_frame(window, at, stop - start, check_crc=True)
+        if code != REACHED_STOP:
+            return None
+        _, after, _ = codec.walk(window, at, at + 1, codec.empty_rows(1), check_crc=False)
+        if after > stop - start:
+            return start + at
+        at = after
+    return None

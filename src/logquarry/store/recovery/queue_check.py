@@ -26,8 +26,8 @@ Offsets = npt.NDArray[np.int64]
 
 _GAP_SLACK = 16
 """Messages that one alone may leave out, beyond those that the log had room for since."""
-_MOST_MOVED = 10_000
-"""Harmed queue offsets of one queue that are looked into."""
+_MOST_MOVED = 1 << 20
+"""Harmed queue offsets of one queue that are set right."""
 
 
 class QueueAction(Enum):
@@ -53,6 +53,7 @@ class QueuePlan:
         resume_at: physical offset of the first message that it lacks, None if it lacks none.
         reason: why, in words.
         moved: queue offsets of messages whose own is harmed, by their physical offsets.
+        largest_gap: messages that are missing at one place at the most.
     """
 
     key: QueueKey
@@ -63,6 +64,7 @@ class QueuePlan:
     resume_at: int | None
     reason: str
     moved: Mapping[int, int] = field(default_factory=dict)
+    largest_gap: int = 0
 
     @property
     def is_sound(self) -> bool:
@@ -98,6 +100,7 @@ class QueueCheck:
         # A single message whose offset does not go on: what comes behind it tells why.
         self._odd: tuple[int, Units] | None = None
         self._moved: dict[int, int] = {}
+        self._largest_gap = 0
 
     def take(self, offsets: Offsets, units: Units) -> None:
         """Some more messages of the queue, in the log's order."""
@@ -181,24 +184,34 @@ class QueueCheck:
             for at, place in enumerate(units["physical_offset"][:_MOST_MOVED].tolist()):
                 self._moved[place] = expected + at
             offset = expected
-        if offset < 0:
-            # A negative one is no place in a queue.
-            units, offset = units[-offset:], 0
+        is_far = expected is not None and offset > expected + self._room(units)
+        if is_far or not 0 <= offset <= MOST_OFFSET:
+            # Neighbours agree on it, and yet no queue gets there: they go on where it ended.
+            right = self._place_in_queue(units[:1]) if expected is None else expected
+            units = units[: _MOST_MOVED - len(self._moved)]
             if not len(units):
                 return
-        if offset > MOST_OFFSET or (expected is not None and offset > expected + MOST_GAP):
-            return
+            offset = 0 if right is None else right
+            for at, place in enumerate(units["physical_offset"].tolist()):
+                self._moved[place] = offset + at
         if expected is None:
             self._first = offset
             self._first_at = int(units["physical_offset"][0])
         elif offset < expected:
             self._begin_anew(offset)
-        elif offset > expected and self._bad_from is None:
+        elif offset > expected:
+            self._largest_gap = max(self._largest_gap, offset - expected)
+        if expected is not None and offset > expected and self._bad_from is None:
             self._compare_gap(expected, offset, int(units["physical_offset"][0]))
         self._next = offset + len(units)
         self._known_until = int(units["physical_offset"][-1]) + int(units["size"][-1])
         if self._bad_from is None:
             self._compare(offset, units)
+
+    def _room(self, units: Units) -> int:
+        """The messages that may be missing in front of some."""
+        lost = max(0, int(units["physical_offset"][0]) - self._known_until)
+        return max(MOST_GAP, lost // FIXED_SIZE_V1 + _GAP_SLACK)
 
     def _has(self, offset: int, units: Units) -> bool:
         """Whether the queue, which agrees with the log so far, has these units from there on."""
@@ -288,7 +301,15 @@ class QueueCheck:
         if action is QueueAction.REBUILD:
             keep = 0
         return QueuePlan(
-            self.key, action, keep, self._had, end, self._resume_at, self._reason, self._moved
+            self.key,
+            action,
+            keep,
+            self._had,
+            end,
+            self._resume_at,
+            self._reason,
+            self._moved,
+            self._largest_gap,
         )
 
     def _look_before(self, log_start: int) -> None:

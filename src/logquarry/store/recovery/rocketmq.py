@@ -43,6 +43,7 @@ from logquarry.store.recovery.java_files import Applied, Noted, Target, WrittenF
 from logquarry.store.recovery.java_log import JavaLog
 from logquarry.store.recovery.java_queues import LARGEST_BASE, JavaFile, JavaQueue, JavaRefusal
 from logquarry.store.recovery.plan import RecoveryPlan, Step, StepKind
+from logquarry.store.recovery.sync_files import sync_files
 
 Clock = Callable[[], int]
 
@@ -95,14 +96,15 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
     return _Recovery(root, config, Noted(root)).plan()
 
 
-def apply_rocketmq(plan: RocketmqPlan, disk: Disk) -> RocketmqPlan:
+def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = None) -> RocketmqPlan:
     """Carry a plan out, and wait until all of it is on the disk. To be called with the lock held.
 
-    What ``abort`` says is left to whoever opens or closes the store.
+    ``abort`` is left to the caller, who makes it before and takes it away behind.
 
     Args:
         plan: of a store that nobody has written since.
         disk: what it is on.
+        is_clean: whether it was closed in order (default: as ``abort`` says).
 
     Returns:
         What was done, which is what was planned.
@@ -116,8 +118,9 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk) -> RocketmqPlan:
     # They speak of the log as it was, and the checkpoint need not change.
     disk.remove(root / DURABLE)
     disk.remove(root / DAMAGE)
-    result = recover_as_rocketmq(root, plan.config, disk)
-    result.written.flush(0)
+    result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
+    end = result.plan.log_end
+    sync_files(disk, root, write_from=end, log_end=end)
     file = CheckpointFile(disk, root / CHECKPOINT)
     try:
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint

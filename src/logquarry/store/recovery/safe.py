@@ -11,8 +11,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 from logquarry.config import StoreConfig
+from logquarry.errors import StoreUnavailable
 from logquarry.files.layout import (
     COMMIT_LOG,
     CONSUME_QUEUE,
@@ -29,13 +31,17 @@ from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.known_damage import DamageMap
 from logquarry.store.read.log_bound import consume_queues
+from logquarry.store.recovery.entries import check_entries
 from logquarry.store.recovery.index_check import IndexPlan, plan_index
 from logquarry.store.recovery.log_names import leave_out, misnamed_files
-from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds
+from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds, made_whole
 from logquarry.store.recovery.plan import RecoveryPlan, Step, StepKind
 from logquarry.store.recovery.queue_check import QueueAction, QueuePlan
 from logquarry.store.recovery.queue_checks import QueueChecks, queued_ahead
 from logquarry.units import Progress
+
+_LEAST_FILES: Final = 2
+"""Files that have to agree on a size before the settings count as wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +84,10 @@ def plan_safe(
 
     Raises:
         StoreNotFound: if there is no store.
-        StoreUnavailable: if a file of the log was renamed.
+        StoreUnavailable: if a file of the log was renamed, or something else is in a file's place;
+            for settings with the sizes of another store.
     """
+    check_entries(root)
     return _Planner(StoreLayout.open(root, config), config).plan(progress, stretch_bytes)
 
 
@@ -107,7 +115,6 @@ class _Planner:
             checkpoint = None
         self._find_queues()
         bounds = self._bounds(checkpoint or Checkpoint())
-        self._check_log_files()
         look = LogLook(layout, bounds)
         damage = DamageMap(look.damage)
         checks = QueueChecks(self._queues, config, damage)
@@ -123,6 +130,7 @@ class _Planner:
                 else:
                     pieces.append((run.start, run.end))
         self._words += look.words
+        self._check_log_files(look)
         self._plan_log(look)
         queues = tuple(check.plan(look.start, look.end) for check in checks)
         self._plan_queues(queues)
@@ -163,11 +171,20 @@ class _Planner:
         return bounds
 
     # -------------------------------------------------------------------------------------- log
-    def _check_log_files(self) -> None:
+    def _check_log_files(self, look: LogLook) -> None:
         """Files of another name or size than the settings say, and files that are not there."""
         files, size = self._layout.commit_log.files, self._layout.commit_log.file_size
         for file in files:
             if file.size < size:
+                torn = made_whole(self._layout, file, look)
+                if torn is not None:
+                    self._step(
+                        StepKind.ZERO,
+                        file.path,
+                        torn,
+                        file.base + file.size - torn,
+                        "the file ends within this message, and zeros would seem to be the rest",
+                    )
                 self._step(
                     StepKind.EXTEND,
                     file.path,
@@ -219,6 +236,7 @@ class _Planner:
         size = self._config.queue_file_size
         assert size is not None
         self._queues: dict[QueueKey, ConsumeQueue | None] = {}
+        self._check_queue_size(size)
         for queue in consume_queues(self._layout, self._files):
             key = queue.topic, queue.queue_id
             # The queue itself passes over names that are no offset of a unit.
@@ -226,6 +244,21 @@ class _Planner:
             if reason is not None:
                 self._unusable[key] = reason
             self._queues[key] = queue if reason is None else None
+
+    def _check_queue_size(self, size: int) -> None:
+        """See that the size of queue files is theirs, where all of them agree on another one.
+
+        Raises:
+            StoreUnavailable: if it is not: the settings are of another store.
+        """
+        layout = self._layout
+        files = [file for name in layout.queue_names for file in layout.queue(*name).files]
+        sizes = {file.size for file in files if file.size}
+        if len(files) >= _LEAST_FILES and len(sizes) == 1 and size not in sizes:
+            raise StoreUnavailable(
+                f"{layout.filesystem.full_path(files[0].path)}: it has {files[0].size} bytes, as "
+                f"all files of queues have, and the settings say {size}. Nothing was changed"
+            )
 
     def _plan_queues(self, queues: tuple[QueuePlan, ...]) -> None:
         for queue in queues:

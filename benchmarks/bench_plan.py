@@ -1,0 +1,155 @@
+"""How long the driver plans, of how many files: a fleet that only pretends to have its bytes.
+
+    python -m benchmarks.bench_plan --brokers 100 --files 10000
+
+Each broker has so many log files of a gibibyte, all of which say their size and hold nothing but
+the first frame of each file, and four consume queues that know of the last message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import resource
+import time
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any
+
+import fsspec
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+from logquarry.format import frame, queue_entry
+from logquarry.format.frame import Frame
+from logquarry.format.queue_entry import QueueEntry
+from logquarry.spark.options import parse_read_options
+from logquarry.spark.tasks import plan_tasks
+
+_LOG_SIZE = 1 << 30
+_QUEUE_SIZE = 6_000_000
+_QUEUES = 4
+
+
+class Pretended(AbstractFileSystem):  # type: ignore[misc]
+    """Brokers with many log files: ``pretended://B/F/broker-N/store``."""
+
+    protocol = "pretended"
+    cachable = False
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        """What is in a folder."""
+        found = self._entries(self._strip_protocol(path).strip("/").split("/"))
+        if found is None:
+            raise FileNotFoundError(path)
+        base = self._strip_protocol(path).rstrip("/")
+        rows = [
+            {"name": f"{base}/{name}", "size": size, "type": "file" if size else "directory"}
+            for name, size in found.items()
+        ]
+        return rows if detail else [row["name"] for row in rows]
+
+    @staticmethod
+    def _entries(parts: list[str]) -> Mapping[str, int] | None:
+        """Name to bytes, 0 for folders."""
+        brokers, files, *rest = parts
+        match rest:
+            case []:
+                return {f"broker-{number:03d}": 0 for number in range(int(brokers))}
+            case [_]:
+                return {"store": 0}
+            case [_, "store"]:
+                return {"commitlog": 0, "consumequeue": 0}
+            case [_, "store", "commitlog"]:
+                return {f"{n * _LOG_SIZE:020d}": _LOG_SIZE for n in range(int(files))}
+            case [_, "store", "consumequeue"]:
+                return {"orders": 0}
+            case [_, "store", "consumequeue", "orders"]:
+                return {str(number): 0 for number in range(_QUEUES)}
+            case [_, "store", "consumequeue", "orders", _]:
+                return {f"{0:020d}": _QUEUE_SIZE}
+        return None
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """One file or folder."""
+        stripped = self._strip_protocol(path).strip("/")
+        folder, _, name = stripped.rpartition("/")
+        if self._entries(stripped.split("/")) is not None:
+            return {"name": stripped, "size": 0, "type": "directory"}
+        found = self._entries(folder.split("/")) or {}
+        if name not in found:
+            raise FileNotFoundError(path)
+        return {"name": stripped, "size": found[name], "type": "file"}
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> _File:
+        return _File(self, self._strip_protocol(path).strip("/"), mode)
+
+
+class _File(AbstractBufferedFile):  # type: ignore[misc]
+    """A file of zeros behind what it begins with."""
+
+    def __init__(self, folder: Pretended, path: str, mode: str) -> None:
+        super().__init__(folder, path, mode, size=folder.info(path)["size"], cache_type="none")
+        *_, parent, name = path.split("/")
+        if parent == "commitlog":
+            self._head = _message(int(name))
+        else:
+            last = (int(path.split("/")[1]) - 1) * _LOG_SIZE
+            unit = QueueEntry(last, len(_message(last)), 0)
+            self._head = queue_entry.encode(unit)
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return BytesIO(self._head[start:end]).read().ljust(end - start, b"\0")
+
+
+def _message(offset: int) -> bytes:
+    return frame.encode(
+        Frame(
+            topic=b"orders",
+            body=b"{}",
+            properties=b"",
+            queue_id=0,
+            queue_offset=0,
+            physical_offset=offset,
+            sys_flag=0,
+            born_timestamp=1_700_000_000_000,
+            born_host=bytes(8),
+            store_timestamp=1_700_000_000_000 + offset // 1_000_000,
+            store_host=bytes(8),
+            body_crc=0x1FDC66DE & 0x7FFFFFFF,
+        )
+    )
+
+
+def main() -> None:
+    """Plan, and tell how long it took."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--brokers", type=int, default=100)
+    parser.add_argument("--files", type=int, default=10_000)
+    parser.add_argument("--split-size", default="")
+    given = parser.parse_args()
+    fsspec.register_implementation("pretended", Pretended)
+    options = {"path": f"pretended://{given.brokers}/{given.files}/*/store"}
+    if given.split_size:
+        options["splitSize"] = given.split_size
+    began = time.perf_counter()
+    tasks = plan_tasks(parse_read_options(options), min_tasks=400)
+    seconds = time.perf_counter() - began
+    print(
+        json.dumps(
+            {
+                "brokers": given.brokers,
+                "log_files": given.brokers * given.files,
+                "bytes": given.brokers * given.files * _LOG_SIZE,
+                "seconds": round(seconds, 2),
+                "tasks": len(tasks),
+                "bytes_a_task": len(pickle.dumps(tasks[len(tasks) // 2])),
+                "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+            },
+            indent=1,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

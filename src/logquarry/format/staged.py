@@ -1,0 +1,76 @@
+"""Staged frames: whole but for what only the log's lock can tell.
+
+Until a frame is placed, QUEUEOFFSET says the number of its queue in a table that the frames bring
+along; PHYSICALOFFSET and STORETIMESTAMP say nothing yet.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from logquarry.format import frame, sys_flag
+
+PLACED, NO_ROOM, NO_FRAME = range(3)
+"""Why placing frames came to an end: all are placed, the next one does not fit, or it is none."""
+
+_SIZE: Final = struct.Struct(">i")
+_NUMBER: Final = struct.Struct(">q")
+_OFFSETS: Final = struct.Struct(">qq")
+_AT_NUMBER: Final = frame.HEAD.offsets["queue_offset"]
+_BEHIND_OFFSETS: Final = _AT_NUMBER + _OFFSETS.size
+_AT_FLAGS: Final = frame.HEAD.offsets["sys_flag"]
+
+Span = tuple[int, int]
+
+
+def sizes_of(data: memoryview, start: int = 0) -> list[int]:
+    """Bytes of each staged frame from a position on; ends before what is no frame."""
+    found = []
+    while (size := _size_at(data, start)) is not None:
+        found.append(size)
+        start += size
+    return found
+
+
+def _size_at(data: memoryview, start: int) -> int | None:
+    if len(data) - start < frame.FIXED_SIZE_V1:
+        return None
+    (size,) = _SIZE.unpack_from(data, start)
+    return size if frame.FIXED_SIZE_V1 <= size <= len(data) - start else None
+
+
+def queue_number(data: memoryview, start: int) -> int:
+    """The number of the queue of the frame at a position."""
+    return int(_NUMBER.unpack_from(data, start + _AT_NUMBER)[0])
+
+
+def advances_queue(data: memoryview, start: int) -> bool:
+    """Whether the frame at a position takes a place in its queue."""
+    return sys_flag.advances_queue(_flags(data, start))
+
+
+def place(data: memoryview, queue_offset: int, physical_offset: int, now: int) -> None:
+    """Fill in what the lock told of the one frame in ``data``."""
+    _OFFSETS.pack_into(data, _AT_NUMBER, queue_offset, physical_offset)
+    frame.STORE_TIME.struct.pack_into(data, _time_at(data), now)
+
+
+def same(one: memoryview, other: memoryview) -> bool:
+    """Whether two frames are one message, be they placed or not, wherever that is."""
+    at = _time_at(one)
+    parts = (
+        slice(0, _AT_NUMBER),
+        slice(_BEHIND_OFFSETS, at),
+        slice(at + frame.STORE_TIME.size, None),
+    )
+    return len(one) == len(other) and all(one[part] == other[part] for part in parts)
+
+
+def _flags(data: memoryview, start: int) -> int:
+    return int(_SIZE.unpack_from(data, start + _AT_FLAGS)[0])
+
+
+def _time_at(data: memoryview) -> int:
+    is_v6 = _flags(data, 0) & sys_flag.BORN_HOST_V6
+    return frame.HEAD.size + (frame.HOST_SIZE_V6 if is_v6 else frame.HOST_SIZE_V4)

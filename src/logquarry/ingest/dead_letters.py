@@ -1,0 +1,144 @@
+"""Rows that no store takes, in a folder of their own: Parquet files with the rows and the reasons.
+
+A load's files are staged, and put in place when the load is: their names say which load it is, so
+that one that is done again replaces what it wrote before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from logquarry.errors import StoreUnavailable, UsageError
+from logquarry.files.filesystem import without_file_scheme
+from logquarry.store.disk.disk import Disk
+from logquarry.store.load.ledger import LoadId, remove_staged
+
+REASON: Final = "reason"
+_STAGED: Final = "_logquarry"
+"""Readers of Parquet pass over names that begin like this."""
+
+
+def dead_letter_folder(path: str) -> Path:
+    """The folder of a path.
+
+    Raises:
+        UsageError: if it is elsewhere.
+    """
+    name = without_file_scheme(path)
+    if "://" in name:
+        raise UsageError(f"{name}: only a folder that is mounted can be used")
+    return Path(name).absolute()
+
+
+class DeadLetters:
+    """Takes the rejected rows of one task.
+
+    Args:
+        folder: where they are to be.
+        load: which load they are of.
+        partition: of the task.
+    """
+
+    def __init__(self, folder: Path, load: LoadId, partition: int) -> None:
+        name = f"{partition:05d}-{uuid.uuid4().hex}.parquet"
+        self.path = folder / _STAGED / load.staged / name
+        self.rows = 0
+        self._writer: pq.ParquetWriter | None = None
+
+    def add(self, rows: pa.RecordBatch, reasons: Sequence[str]) -> None:
+        """Take some rows, with the reason for each.
+
+        Raises:
+            UsageError: if they have a column ``reason`` of their own.
+            StoreUnavailable: if they cannot be written.
+        """
+        if REASON in rows.schema.names:
+            raise UsageError(f"a rejected row has a column {REASON!r} already")
+        rows = rows.append_column(REASON, pa.array(reasons, pa.string()))
+        try:
+            if self._writer is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._writer = pq.ParquetWriter(self.path, rows.schema, compression="zstd")
+            self._writer.write_batch(rows)
+        except OSError as error:
+            raise StoreUnavailable(f"{self.path}: cannot be written: {error}") from error
+        self.rows += rows.num_rows
+
+    def finish(self) -> str | None:
+        """Bring the file to the disk: its name, None where nothing was rejected.
+
+        Raises:
+            StoreUnavailable: if it cannot be written.
+        """
+        if self._writer is None:
+            return None
+        try:
+            self._writer.close()
+            descriptor = os.open(self.path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StoreUnavailable(f"{self.path}: cannot be written: {error}") from error
+        return self.path.name
+
+    def discard(self) -> None:
+        """Take the file away."""
+        if self._writer is not None:
+            with suppress(OSError):
+                self._writer.close()
+            with suppress(OSError):
+                self.path.unlink()
+
+
+def put_in_place(folder: Path, load: LoadId, names: Sequence[str], disk: Disk) -> None:
+    """Let these be all files of a load, whatever an earlier try of it left.
+
+    Args:
+        folder: the folder of the rejected rows.
+        load: which load.
+        names: of the staged files.
+        disk: what they are on.
+
+    Raises:
+        StoreUnavailable: if that cannot be done.
+    """
+    prefix = f"rejected-{load.folder}-{load.version:012d}-"
+    wanted = {f"{prefix}{number:05d}.parquet": name for number, name in enumerate(names)}
+    for name in disk.names_in(folder):
+        if name.startswith(prefix) and name not in wanted:
+            disk.remove(folder / name)
+    staged = folder / _STAGED / load.staged
+    for to, name in wanted.items():
+        try:
+            disk.rename(staged / name, folder / to)
+        except OSError as error:
+            raise disk.refused(staged / name, error) from error
+    if wanted:
+        disk.sync_names(folder)
+
+
+def forget_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None) -> None:
+    """Take away what is staged; see :func:`logquarry.store.load.ledger.remove_staged`."""
+    remove_staged(folder / _STAGED, load, names)
+    for place in (f"{_STAGED}/staged", _STAGED):
+        with suppress(OSError):
+            (folder / place).rmdir()
+
+
+def names_of(folder: Path, load: LoadId) -> list[str]:
+    """The files of a load that are in place."""
+    wanted = re.compile(rf"rejected-{load.folder}-{load.version:012d}-\d+\.parquet")
+    with suppress(OSError):
+        return sorted(name for name in os.listdir(folder) if wanted.fullmatch(name))  # noqa: PTH208
+    return []

@@ -1,0 +1,407 @@
+"""A load of many tasks into one store or several: all of it, exactly once, or nothing.
+
+One store has its intent (:mod:`logquarry.store.load.loading`), which is all that it takes. Of
+several some may have their part and others not when a load dies; so it is decided first, in one
+document for all of them, which segments are the load. Whoever comes next, with the same load or
+with another one, finishes what was decided; segments that a second try of it staged are dropped.
+
+::
+
+    lock -> finish what was decided -> in the ledger? -> dead letters in place -> DECIDE
+         -> each store: intent, append, ledger (in parallel) -> ledger -> segments go
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+from logquarry.config import StoreConfig
+from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
+from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE, StoreLayout
+from logquarry.ingest import dead_letters
+from logquarry.ingest.staging import LoadPlan, Staged, by_broker
+from logquarry.store.disk.disk import Disk, LocalDisk
+from logquarry.store.disk.store_lock import StoreLock
+from logquarry.store.load.ledger import (
+    LOADS,
+    LOADS_PLACES,
+    Ledger,
+    LoadId,
+    read_document,
+    remove_staged,
+    write_document,
+)
+from logquarry.store.load.loading import Loaded
+from logquarry.store.load.segment import Segment
+from logquarry.store.read.store_sizes import with_sizes
+from logquarry.store.writable_store import WritableStore
+
+logger = logging.getLogger(__name__)
+
+_DECISION: Final = "decision.json"
+_PATIENCE_SECONDS: Final = 30.0
+_POLL_SECONDS: Final = 0.05
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Appending:
+    """What one store is to get. Small and picklable.
+
+    Attributes:
+        store: its folder.
+        config: its settings, as they were stated.
+        load: which load.
+        segments: in their order.
+        loads: the folder that these are in, as seen from the store.
+    """
+
+    store: str
+    config: StoreConfig
+    load: LoadId
+    segments: tuple[Segment, ...]
+    loads: str
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of frames."""
+        return sum(segment.bytes for segment in self.segments)
+
+
+class RunAppends(Protocol):
+    """Runs :func:`append_to_store` for each of some stores, wherever that is."""
+
+    def __call__(self, appendings: Sequence[Appending], /) -> Sequence[Loaded]:
+        """What each of them came to."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSummary:
+    """What a load came to.
+
+    Attributes:
+        rows: messages that are in the logs, by this call.
+        bytes: of their frames.
+        rejected: rows that went to the dead letters.
+        was_there: whether the ledger had it already, and nothing was done.
+        stores: by folder: where each store's log ended before, and where it ends now.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    rejected: int = 0
+    was_there: bool = False
+    stores: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
+    """Append segments to one store, unless it has them.
+
+    Raises:
+        StoreUnavailable: if somebody else has the store, or the disk fails.
+        CorruptFile: if a segment cannot be seen from here, or is not what was written.
+    """
+    with _opened(appending, disk) as store:
+        return store.load_staged(appending.load, appending.segments, appending.loads)
+
+
+def _opened(appending: Appending, disk: Disk | None) -> WritableStore:
+    """The store, also if a try of the same that was given up has it for a moment more."""
+    return _patiently(
+        lambda: WritableStore.start(appending.store, config=appending.config, disk=disk),
+        lambda: _is_held(appending.store),
+    )
+
+
+def _is_held(store: str) -> bool:
+    try:
+        return StoreLayout.open(store).is_live()
+    except StoreNotFound:
+        return False
+
+
+def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
+    """All of them in this process, as many at a time as it has processors for, or four."""
+    if len(appendings) == 1:
+        return [append_to_store(appendings[0])]
+    most = max(4, os.cpu_count() or 1)
+    with ThreadPoolExecutor(max(1, min(most, len(appendings))), "load") as pool:
+        return list(pool.map(append_to_store, appendings))
+
+
+def plan_load(plan: LoadPlan) -> LoadPlan:
+    """A plan with the sizes that its stores have.
+
+    Raises:
+        UsageError: if the stores cannot be where the plan says.
+    """
+    root = Path(plan.path)
+    is_store = any((root / name).is_dir() for name in (COMMIT_LOG, CONSUME_QUEUE))
+    if plan.brokers > 1 and is_store:
+        raise UsageError(
+            f"{root}: it is a store, and no folder for the stores of {plan.brokers} brokers"
+        )
+    sizes: StoreConfig | None = None
+    for broker in range(plan.brokers):
+        try:
+            layout: StoreLayout | None = StoreLayout.open(plan.store(broker), plan.config)
+        except StoreNotFound:
+            layout = None
+        found = with_sizes(plan.config, layout)
+        if sizes is None or _log_size(found) < _log_size(sizes):
+            sizes = found
+    assert sizes is not None
+    return LoadPlan(
+        path=plan.path,
+        brokers=plan.brokers,
+        queues=plan.queues,
+        config=plan.config,
+        sizes=sizes,
+        on_rejected=plan.on_rejected,
+        dead_letters=plan.dead_letters,
+    )
+
+
+def _log_size(config: StoreConfig) -> int:
+    size = config.mapped_file_size_commit_log
+    assert size is not None
+    return size
+
+
+def commit_load(
+    plan: LoadPlan,
+    load: LoadId,
+    tasks: Sequence[Staged],
+    *,
+    run: RunAppends = append_here,
+    disk: Disk | None = None,
+) -> LoadSummary:
+    """Bring what all tasks have staged into the stores, unless that was done before.
+
+    Args:
+        plan: where it goes.
+        load: which load it is.
+        tasks: all of them.
+        run: appends to the stores.
+        disk: what the folder of the loads is on.
+
+    Raises:
+        UsageError: if the tasks are of another load.
+        CorruptFile: if a segment is not what its task wrote; nothing is appended then.
+        StoreUnavailable: if a store cannot be written. What was decided is finished by whoever
+            loads into the same path next.
+    """
+    if any(task.load != load for task in tasks):
+        raise UsageError(f"{plan.path}: not all tasks are of {load}")
+    return _Commit(plan, load, tasks, run, disk or LocalDisk()).run()
+
+
+def discard_load(
+    plan: LoadPlan, load: LoadId, tasks: Sequence[Staged | None], disk: Disk | None = None
+) -> None:
+    """Take away what tasks have staged for a load that is not to be; unless it is decided.
+
+    Raises:
+        StoreUnavailable: if somebody else is at work there for long.
+    """
+    disk = disk or LocalDisk()
+    if not plan.loads.is_dir():
+        return
+    with _locked(disk, plan.loads):
+        if _began(plan, load, disk):
+            return
+        done = [task for task in tasks if task is not None]
+        names = [segment.name for task in done for _, segment in task.segments]
+        # Nobody else stages anything by the name of a run that has no other.
+        remove_staged(plan.loads, load, names if load.is_named else None)
+        if plan.dead_letters is not None:
+            letters = [task.dead_letters for task in done if task.dead_letters is not None]
+            folder = Path(plan.dead_letters)
+            dead_letters.forget_staged(folder, load, letters if load.is_named else None)
+
+
+def finish_loads(
+    plan: LoadPlan, *, run: RunAppends = append_here, disk: Disk | None = None
+) -> bool:
+    """Finish a load of several brokers that was decided and then died; whether there was one.
+
+    Raises:
+        CorruptFile, StoreUnavailable: as :func:`commit_load`.
+    """
+    disk = disk or LocalDisk()
+    if not (plan.loads / _DECISION).is_file():
+        return False
+    with _locked(disk, plan.loads):
+        return _Decision(plan, disk).finish(run) is not None
+
+
+def _began(plan: LoadPlan, load: LoadId, disk: Disk) -> bool:
+    decided = _Decision(plan, disk).load
+    intent = Ledger(disk, Path(plan.path)).intent() if plan.brokers == 1 else None
+    return load in (decided, None if intent is None else intent.load)
+
+
+class _Commit:
+    """One call of :func:`commit_load`."""
+
+    def __init__(
+        self, plan: LoadPlan, load: LoadId, tasks: Sequence[Staged], run: RunAppends, disk: Disk
+    ) -> None:
+        self._plan = plan
+        self._load = load
+        self._tasks = tasks
+        self._run = run
+        self._disk = disk
+        self._ledger = Ledger(disk, Path(plan.path))
+
+    def run(self) -> LoadSummary:
+        plan, disk = self._plan, self._disk
+        disk.make_folders(plan.loads)
+        with _locked(disk, plan.loads):
+            decision = _Decision(plan, disk)
+            decision.finish(self._run)
+            if self._ledger.has(self._load):
+                self._forget()
+                return LoadSummary(was_there=True)
+            if not _began(plan, self._load, disk):
+                self._place_dead_letters()
+            found = self._append(decision)
+            self._forget()
+            if not self._load.is_named:
+                self._ledger.forget(self._load)
+        return LoadSummary(
+            rows=sum(loaded.rows for loaded in found.values()),
+            bytes=sum(loaded.bytes for loaded in found.values()),
+            rejected=sum(task.rejected for task in self._tasks),
+            was_there=any(loaded.was_there for loaded in found.values()),
+            stores={store: (loaded.start, loaded.end) for store, loaded in found.items()},
+        )
+
+    def _append(self, decision: _Decision) -> dict[str, Loaded]:
+        plan, load = self._plan, self._load
+        segments = by_broker(self._tasks)
+        if plan.brokers == 1:
+            # Also without rows: a load that had none is known, and the store is there.
+            store = plan.store(0)
+            appending = Appending(str(store), plan.config, load, segments.get(0, ()), LOADS)
+            return {str(store): self._run([appending])[0]}
+        if not segments:
+            self._ledger.add(load)
+            return {}
+        decision.make(load, {plan.store(b).name: found for b, found in segments.items()})
+        done = decision.finish(self._run)
+        assert done is not None
+        return done
+
+    def _place_dead_letters(self) -> None:
+        plan = self._plan
+        if plan.dead_letters is None:
+            return
+        folder = Path(plan.dead_letters)
+        tasks = sorted(self._tasks, key=lambda task: task.partition)
+        names = [task.dead_letters for task in tasks if task.dead_letters is not None]
+        if names or folder.is_dir():
+            self._disk.make_folders(folder)
+            dead_letters.put_in_place(folder, self._load, names, self._disk)
+
+    def _forget(self) -> None:
+        remove_staged(self._plan.loads, self._load)
+        if self._plan.dead_letters is not None:
+            dead_letters.forget_staged(Path(self._plan.dead_letters), self._load)
+
+
+class _Decision:
+    """What was decided for several brokers, as long as it is not done."""
+
+    def __init__(self, plan: LoadPlan, disk: Disk) -> None:
+        self._plan = plan
+        self._disk = disk
+        self._path = plan.loads / _DECISION
+
+    @property
+    def load(self) -> LoadId | None:
+        """Which load was decided, None if there is none."""
+        found = self._read()
+        return None if found is None else found[0]
+
+    def make(self, load: LoadId, stores: Mapping[str, Sequence[Segment]]) -> None:
+        """Decide: from here on these segments are the load."""
+        document: dict[str, Any] = {
+            "load": load.to_json(),
+            "stores": {
+                name: [segment.to_json() for segment in segments]
+                for name, segments in stores.items()
+            },
+        }
+        write_document(self._disk, self._path, document)
+
+    def finish(self, run: RunAppends) -> dict[str, Loaded] | None:
+        """Do what was decided: what came of it in each store; None if nothing was."""
+        found = self._read()
+        if found is None:
+            return None
+        load, stores = found
+        root = Path(self._plan.path)
+        appendings = [
+            Appending(str(root / name), self._plan.config, load, segments, LOADS_PLACES[1])
+            for name, segments in stores.items()
+        ]
+        done = dict(zip(stores, run(appendings), strict=True))
+        if load.is_named:
+            Ledger(self._disk, root).add(load)
+        else:
+            for name in stores:
+                Ledger(self._disk, root / name).forget(load)
+        self._disk.remove(self._path)
+        remove_staged(self._plan.loads, load)
+        return {str(root / name): loaded for name, loaded in done.items()}
+
+    def _read(self) -> tuple[LoadId, dict[str, tuple[Segment, ...]]] | None:
+        document = read_document(self._path)
+        if document is None:
+            return None
+        try:
+            load = LoadId.from_json(document["load"])
+            stores = {}
+            for name, segments in document["stores"].items():
+                if not name.removeprefix("broker-").isdecimal():
+                    raise ValueError(f"no name of a broker: {name!r}")
+                stores[name] = tuple(map(Segment.from_json, segments))
+            return load, stores
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise CorruptFile(str(self._path), 0, f"no decision of ours: {error}") from error
+
+
+@contextmanager
+def _locked(disk: Disk, folder: Path) -> Iterator[None]:
+    """One load at a time decides; others wait a moment.
+
+    Raises:
+        StoreUnavailable: if it takes them too long.
+    """
+    lock = _patiently(lambda: StoreLock(disk, folder), lambda: True)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _patiently(take: Callable[[], T], is_held: Callable[[], bool]) -> T:
+    """What somebody else may have for a moment more."""
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return take()
+        except StoreUnavailable:
+            if time.monotonic() > until or not is_held():
+                raise
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,355 @@
+"""Rows on their way into stores: checked, made into frames, and staged, by one task of a load.
+
+What a frame lacks only the store's lock can tell, so that nothing but copying is left to be done
+there. One task writes one segment for each broker that gets rows of it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logquarry.config import StoreConfig
+from logquarry.errors import MessageRejected, UsageError
+from logquarry.format import frame
+from logquarry.format import put_rows as r
+from logquarry.ingest.dead_letters import DeadLetters
+from logquarry.ingest.placing import place_rows
+from logquarry.message import Message
+from logquarry.scan import codec
+from logquarry.store.load.ledger import LOADS, LoadId
+from logquarry.store.load.segment import ENDING, Segment, SegmentWriter
+from logquarry.store.put.append import require_fit
+from logquarry.store.put.encode import MessageEncoder
+from logquarry.store.put.encoded import Encoded
+from logquarry.store.put.outgoing import Outgoing, outgoing, without_number
+from logquarry.store.put.outgoing_arrow import check_columns, columns_of_batch, messages_of
+
+OnRejected = Literal["fail", "deadLetter"]
+Int64 = npt.NDArray[np.int64]
+
+_BLANK: Final = frame.BLANK.size
+_NEEDED: Final = ("topic", "body")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPlan:
+    """Where rows are to go, and how. Picklable.
+
+    Attributes:
+        path: the store; of several brokers the folder that holds their stores.
+        brokers: how many stores.
+        queues: how many queues each has of a topic, for rows that name none.
+        config: of the stores, as it was stated.
+        sizes: the same with the sizes of the files that are there.
+        on_rejected: what becomes of a row that no store takes: it ends the load, or goes to
+        dead_letters: this folder.
+    """
+
+    path: str
+    brokers: int = 1
+    queues: int = 4
+    config: StoreConfig = field(default_factory=StoreConfig)
+    sizes: StoreConfig = field(default_factory=StoreConfig)
+    on_rejected: OnRejected = "fail"
+    dead_letters: str | None = None
+
+    @property
+    def loads(self) -> Path:
+        """The folder of the loads."""
+        return Path(self.path) / LOADS
+
+    def store(self, broker: int) -> Path:
+        """The store of a broker."""
+        root = Path(self.path)
+        return root if self.brokers == 1 else root / f"broker-{broker}"
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What one task has staged. Small and picklable.
+
+    Attributes:
+        load: of which load.
+        partition: number of the task, in whose order the rows are loaded.
+        segments: by number of the broker.
+        rejected: how many rows went to the dead letters,
+        dead_letters: and in which file they wait.
+    """
+
+    load: LoadId
+    partition: int
+    segments: tuple[tuple[int, Segment], ...]
+    rejected: int = 0
+    dead_letters: str | None = None
+
+
+class Stager:
+    """Stages the rows of one task.
+
+    Args:
+        plan: where they go.
+        load: which load it is.
+        partition: number of the task.
+        clock: gives the born time of rows that have none, in milliseconds.
+    """
+
+    def __init__(
+        self,
+        plan: LoadPlan,
+        load: LoadId,
+        partition: int,
+        *,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._plan = plan
+        self._load = load
+        self._partition = partition
+        self._clock = clock
+        self._encoder = MessageEncoder(plan.sizes, clock)
+        size = plan.sizes.mapped_file_size_commit_log
+        assert size is not None, "the plan has the sizes"
+        self._file_size = size
+        self._seen = 0
+        self._writers: dict[int, SegmentWriter] = {}
+        self._dead: DeadLetters | None = None
+        if plan.on_rejected == "deadLetter":
+            assert plan.dead_letters is not None, "the plan has a folder"
+            self._dead = DeadLetters(Path(plan.dead_letters), load, partition)
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Take some rows.
+
+        Raises:
+            UsageError: if the columns are of no use.
+            MessageRejected: if no store takes a row, and that is to end the load.
+            StoreUnavailable: if the rows cannot be staged.
+        """
+        batch = check_rows(rows)
+        numbers = np.arange(batch.num_rows)
+        refused = _without_text(batch)
+        if refused:
+            numbers = np.delete(numbers, list(refused))
+            batch = batch.take(pa.array(numbers))
+        if batch.num_rows:
+            version = self._load.version if self._load.is_named else 0
+            turn = version + self._partition + self._seen
+            plan = self._plan
+            batch, brokers = place_rows(batch, brokers=plan.brokers, queues=plan.queues, turn=turn)
+            unfit: dict[int, str] = {}
+            part = self._outgoing(batch, unfit)
+            refused |= {int(numbers[number]): reason for number, reason in unfit.items()}
+            if refused and self._dead is None:
+                self._reject(refused)
+            self._write(part, brokers, unfit)
+        if refused:
+            self._reject(refused, rows)
+        self._seen += rows.num_rows
+
+    def finish(self) -> Staged:
+        """Bring all of it to the disk: what it is."""
+        segments = tuple((b, writer.finish()) for b, writer in sorted(self._writers.items()))
+        name, rejected = None, 0
+        if self._dead is not None:
+            name, rejected = self._dead.finish(), self._dead.rows
+        return Staged(self._load, self._partition, segments, rejected, name)
+
+    def discard(self) -> None:
+        """Take all of it away."""
+        for writer in self._writers.values():
+            writer.discard()
+        if self._dead is not None:
+            self._dead.discard()
+
+    # ---------------------------------------------------------------------------------- frames
+    def _outgoing(self, batch: pa.RecordBatch, refused: dict[int, str]) -> Outgoing:
+        if codec.kernels_enabled():
+            part = outgoing(
+                columns_of_batch(batch, self._clock),
+                self._encoder.encode,
+                self._plan.sizes,
+                self._check,
+                self._file_size - _BLANK,
+                refused,
+            )
+        else:
+            part = self._plain(batch, refused)
+        return part
+
+    def _plain(self, batch: pa.RecordBatch, refused: dict[int, str]) -> Outgoing:
+        """The reference."""
+        odd: dict[int, Encoded] = {}
+        sizes = np.zeros(batch.num_rows, np.int64)
+        for number in range(batch.num_rows):
+            try:
+                (message,) = messages_of(batch.slice(number, 1), number)
+                odd[number] = self._encoded(message)
+                sizes[number] = len(odd[number].data)
+            except (MessageRejected, UsageError) as error:
+                refused[number] = without_number(error)
+        nothing = np.zeros(0, np.int64)
+        return Outgoing(batch.num_rows, sizes, odd, [], nothing, [], nothing, False)
+
+    def _encoded(self, message: Message) -> Encoded:
+        encoded = self._encoder.encode(message)
+        self._check(encoded)
+        return encoded
+
+    def _check(self, encoded: Encoded) -> None:
+        if encoded.copies is not None:
+            raise UsageError("it goes to further queues, whose offsets only its store can tell")
+        require_fit(encoded, self._file_size)
+
+    def _write(self, part: Outgoing, brokers: Int64, refused: dict[int, str]) -> None:
+        fits = np.ones(part.count, np.bool_)
+        fits[list(refused)] = False
+        for broker in range(self._plan.brokers):
+            chosen = np.flatnonzero(fits & (brokers == broker))
+            if len(chosen):
+                self._write_to(self._writer(broker), part, chosen)
+
+    def _writer(self, broker: int) -> SegmentWriter:
+        writer = self._writers.get(broker)
+        if writer is None:
+            # A task may be tried twice at a time, and each try has files of its own.
+            name = f"{self._partition:05d}-{broker:04d}-{uuid.uuid4().hex}{ENDING}"
+            path = self._plan.loads / self._load.staged / name
+            writer = self._writers[broker] = SegmentWriter(path)
+        return writer
+
+    def _write_to(self, writer: SegmentWriter, part: Outgoing, chosen: Int64) -> None:
+        sizes = part.sizes[chosen]
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
+        data = np.empty(int(ends[-1]), np.uint8)
+        odd = [at for at, number in enumerate(chosen.tolist()) if number in part.odd]
+        counts: dict[int, int] = {}
+        if len(odd) < len(chosen):
+            is_plain = np.ones(len(chosen), np.bool_)
+            is_plain[odd] = False
+            rows = part.rows
+            if len(chosen) < part.count:
+                rows = np.ascontiguousarray(rows[:, chosen])
+            self._encode(part, rows, data, starts, odd)
+            used, each = np.unique(rows[r.QUEUE, is_plain], return_counts=True)
+            numbers = np.zeros(len(part.queues), np.int64)
+            for queue, count in zip(used.tolist(), each.tolist(), strict=True):
+                number = numbers[queue] = writer.number(part.queues[queue])
+                counts[int(number)] = counts.get(int(number), 0) + count
+            kernels = codec.kernels()
+            assert kernels is not None
+            kernels.number_frames(
+                data.ctypes.data, starts[is_plain], numbers[rows[r.QUEUE, is_plain]]
+            )
+        for at in odd:
+            encoded = part.odd[int(chosen[at])]
+            number = writer.number(encoded.key)
+            encoded.place(number, 0, 0)
+            data[starts[at] : ends[at]] = np.frombuffer(encoded.data, np.uint8)
+            counts[number] = counts.get(number, 0) + 1
+        writer.add(data.data, counts.items())
+
+    @staticmethod
+    def _encode(
+        part: Outgoing, rows: r.PutRows, data: npt.NDArray[np.uint8], starts: Int64, odd: list[int]
+    ) -> None:
+        """Write the frames of rows, and leave room for those that the reference makes."""
+        kernels = codec.kernels()
+        assert kernels is not None
+        count = len(starts)
+        told = np.empty((3, count), np.int64)
+        offsets = np.zeros(len(part.queues), np.int64)
+        at = 0
+        for stop in (*odd, count):
+            if at < stop:
+                done, _ = kernels.encode_frames(
+                    *(rows, at, stop),
+                    *(part.heads, part.head_facts, part.topics, part.topic_ends),
+                    *(data.ctypes.data, int(starts[at]), len(data) + _BLANK, 0, 0),
+                    *(codec.crc32_address(), offsets, told[0], told[1], told[2]),
+                )
+                assert done == stop, "there is room for all of them"
+            at = stop + 1
+
+    # ----------------------------------------------------------------------------- rejected rows
+    def _reject(self, refused: dict[int, str], rows: pa.RecordBatch | None = None) -> None:
+        numbers = sorted(refused)
+        if self._dead is None:
+            first = numbers[0]
+            raise MessageRejected(
+                f"row {self._seen + first + 1} of partition {self._partition}: {refused[first]}",
+                status="MESSAGE_ILLEGAL",
+                reason="load",
+            )
+        assert rows is not None
+        self._dead.add(rows.take(pa.array(numbers)), [refused[number] for number in numbers])
+
+
+def check_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Refuse rows whose columns can be no messages; else the rows, with the names as we have them.
+
+    Raises:
+        UsageError: if the columns are of no use.
+    """
+    # In Spark `TOPIC` is the column `topic`.
+    names = [name.lower() for name in batch.schema.names]
+    for name in _NEEDED:
+        if name not in names:
+            raise UsageError(f"rows to be written need a column {name}")
+    batch = batch if names == batch.schema.names else batch.rename_columns(names)
+    check_columns(batch)
+    # Of which types they have to be.
+    list(messages_of(batch.slice(0, 0)))
+    return batch
+
+
+def _without_text(batch: pa.RecordBatch) -> dict[int, str]:
+    """The rows that lack what every message has, or hold text that is none."""
+    refused: dict[int, str] = {}
+    for name in _NEEDED:
+        if batch[name].null_count:
+            for number in pc.indices_nonzero(batch[name].is_null()).to_pylist():
+                refused.setdefault(number, f"it has no {name}")
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid:
+        for number in range(batch.num_rows):
+            reason = _text_fault(batch, number)
+            if reason is not None:
+                refused.setdefault(number, reason)
+    return refused
+
+
+def _text_fault(batch: pa.RecordBatch, number: int) -> str | None:
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            column[number].as_py()
+        except UnicodeDecodeError as error:
+            return f"{name} is no UTF-8: {error}"
+        except (ValueError, OverflowError):
+            # A time that Python has no word for.
+            continue
+    return None
+
+
+def by_broker(tasks: Sequence[Staged]) -> dict[int, tuple[Segment, ...]]:
+    """The segments of each broker, in the order of the tasks."""
+    found: dict[int, list[Segment]] = {}
+    for task in sorted(tasks, key=lambda task: task.partition):
+        for broker, segment in task.segments:
+            found.setdefault(broker, []).append(segment)
+    return {broker: tuple(segments) for broker, segments in sorted(found.items())}
+
+
+def rows_of(tasks: Sequence[Staged]) -> int:
+    """How many rows some tasks have staged."""
+    return sum(segment.rows for task in tasks for _, segment in task.segments)

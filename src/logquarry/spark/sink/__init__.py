@@ -1,0 +1,1 @@
+"""The sinks: DataFrames and streams into stores, exactly once."""

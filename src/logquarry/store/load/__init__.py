@@ -1,0 +1,1 @@
+"""Frames that were staged beside a store, brought into its log exactly once."""

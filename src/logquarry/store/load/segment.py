@@ -1,0 +1,247 @@
+"""A staged segment: frames for one store, made by one task, in a file of their own.
+
+::
+
+    | frame | frame | ... | JSON: the queues that the frames' numbers mean | frames' bytes 8 |
+    | JSON's bytes 4 | "LQSG" |
+
+Numbers are big-endian. The CRC of the whole file travels beside it, with whoever is to load it: a
+segment that is not what its task wrote is refused as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from logquarry.errors import CorruptFile, StoreUnavailable
+from logquarry.format.crc import crc32
+from logquarry.store.put.staged_put import StagedFrames
+from logquarry.store.queue.log_queues import QueueKey
+
+_TAIL: Final = struct.Struct(">qi4s")
+_MAGIC: Final = b"LQSG"
+_STEP: Final = 16 << 20
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.frames")
+
+ENDING: Final = ".frames"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What is known of a segment by those who have not read it. Small and picklable.
+
+    Attributes:
+        name: of the file.
+        size: its bytes.
+        rows: its frames.
+        bytes: of the frames alone.
+        crc: CRC-32 of the file.
+        queues: how many frames each queue gets, by topic and queue id.
+    """
+
+    name: str
+    size: int
+    rows: int
+    bytes: int
+    crc: int
+    queues: tuple[tuple[str, int, int], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As a document; what the file itself tells is left out."""
+        return {
+            "name": self.name,
+            "size": self.size,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "crc": self.crc,
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Segment:
+        """The same read back.
+
+        Raises:
+            ValueError: if it is no such document.
+        """
+        if not isinstance(document, dict):
+            raise ValueError(f"a segment is an object, not {document!r}")
+        name = document.get("name")
+        numbers: list[Any] = [document.get(key) for key in ("size", "rows", "bytes", "crc")]
+        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+            raise ValueError(f"no name of a segment: {name!r}")
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError(f"{name}: sizes and CRC are numbers, not {numbers}")
+        size, rows, length, crc = numbers
+        return cls(name, size, rows, length, crc)
+
+
+class SegmentWriter:
+    """Writes one segment. Nobody looks at it before :meth:`finish` has said what it is.
+
+    Args:
+        path: of the file, which must not be there.
+
+    Raises:
+        StoreUnavailable: if it cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows = 0
+        self.bytes = 0
+        self._crc = 0
+        self._size = 0
+        self._numbers: dict[QueueKey, int] = {}
+        self._counts: list[int] = []
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, flags, 0o644)
+        except OSError as error:
+            raise _refused(path, error) from error
+
+    def number(self, queue: QueueKey) -> int:
+        """The number of a queue in this segment."""
+        found = self._numbers.setdefault(queue, len(self._numbers))
+        if found == len(self._counts):
+            self._counts.append(0)
+        return found
+
+    def add(self, frames: memoryview | bytes, counts: Iterable[tuple[int, int]]) -> None:
+        """Write whole frames behind the others.
+
+        Args:
+            frames: their bytes, with the numbers of their queues.
+            counts: number of a queue, and how many of the frames are for it.
+
+        Raises:
+            StoreUnavailable: if the disk does not take them.
+        """
+        self._write(frames)
+        self.bytes += len(frames)
+        for number, count in counts:
+            self._counts[number] += count
+            self.rows += count
+
+    def finish(self) -> Segment:
+        """Bring it to the disk: what it is.
+
+        Raises:
+            StoreUnavailable: if the disk does not take it.
+        """
+        text = json.dumps({"queues": [[*key] for key in self._numbers]}, ensure_ascii=False)
+        footer = text.encode()
+        self._write(footer + _TAIL.pack(self.bytes, len(footer), _MAGIC))
+        try:
+            os.fsync(self._descriptor)
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise _refused(self.path, error) from error
+        finally:
+            self.close()
+        queues = tuple(
+            (topic, queue_id, count)
+            for (topic, queue_id), count in zip(self._numbers, self._counts, strict=True)
+        )
+        return Segment(self.path.name, self._size, self.rows, self.bytes, self._crc, queues)
+
+    def close(self) -> None:
+        """Let go of the file; once more does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def discard(self) -> None:
+        """Take the file away."""
+        self.close()
+        with suppress(OSError):
+            self.path.unlink()
+
+    def _write(self, data: memoryview | bytes) -> None:
+        self._crc = crc32(data, self._crc)
+        self._size += len(data)
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        except OSError as error:
+            raise _refused(self.path, error) from error
+
+
+def _refused(path: Path, error: OSError) -> StoreUnavailable:
+    return StoreUnavailable(f"{path}: cannot be staged: {error.strerror or error}")
+
+
+class SegmentReader:
+    """A segment, opened and found to be what its task wrote.
+
+    Args:
+        folder: where it is.
+        segment: what is known of it.
+        check: whether to look at all of it; not where that was done a moment ago.
+
+    Attributes:
+        frames: its frames, good until :meth:`close`.
+
+    Raises:
+        CorruptFile: if it is not there, or not what was written.
+    """
+
+    def __init__(self, folder: Path, segment: Segment, *, check: bool = True) -> None:
+        path = folder / segment.name
+        self._map: mmap.mmap | None = None
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != segment.size or size < _TAIL.size:
+                    raise CorruptFile(str(path), 0, f"it has {size} bytes, and not {segment.size}")
+                self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        except FileNotFoundError as error:
+            reason = "it is not there: do all who stage and load see the same folder?"
+            raise CorruptFile(str(path), 0, reason) from error
+        except OSError as error:
+            raise CorruptFile(str(path), 0, f"cannot be read: {error.strerror}") from error
+        self._view = memoryview(self._map)
+        try:
+            self.frames = self._opened(path, segment, check)
+        except BaseException:
+            self.close()
+            raise
+
+    def _opened(self, path: Path, segment: Segment, check: bool) -> StagedFrames:
+        view, crc = self._view, 0 if check else segment.crc
+        for at in range(0, len(view) if check else 0, _STEP):
+            crc = crc32(view[at : at + _STEP], crc)
+        if crc != segment.crc:
+            reason = f"its CRC is {crc:08x}, and {segment.crc:08x} was written"
+            raise CorruptFile(str(path), 0, reason)
+        frames, footer, magic = _TAIL.unpack_from(view, len(view) - _TAIL.size)
+        end = len(view) - _TAIL.size
+        if magic != _MAGIC or frames != segment.bytes or frames + footer != end:
+            raise CorruptFile(str(path), end, "it does not end as a segment does")
+        named = json.loads(bytes(view[frames:end]))["queues"]
+        queues = [(topic, queue_id) for topic, queue_id in named]
+        return StagedFrames(view[:frames], queues, str(path))
+
+    def close(self) -> None:
+        """Let go of the file; once more does nothing."""
+        if hasattr(self, "frames"):
+            self.frames.data.release()
+        self._view.release()
+        if self._map is not None:
+            with suppress(BufferError):
+                self._map.close()
+            self._map = None

@@ -1,0 +1,216 @@
+"""A load dies at any moment: it is there whole or not at all, and once if it is done again."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import logquarry as lq
+from logquarry.errors import StoreError
+from logquarry.files.layout import StoreLayout
+from logquarry.ingest.load import Appending, append_to_store, commit_load, plan_load
+from logquarry.ingest.staging import LoadPlan, Staged, Stager
+from logquarry.store.disk.health import Health
+from logquarry.store.load.ledger import LoadId
+from logquarry.store.load.loading import Loaded
+from logquarry.store.writable_store import WritableStore
+from logquarry.testing.disk_state import DiskState
+from logquarry.testing.faulty_disk import FaultyDisk
+from logquarry.verify import verify_store
+from tests.crash.ladder import IS_BY_HAND, SEED, count, told
+from tests.small_store import config
+
+ROWS = 40
+LOAD = LoadId("job", 7)
+SETTINGS = config(mapped_file_size_commit_log=4_096, max_message_size=3_000)
+BEFORE = [b"before %d" % number for number in range(3)]
+
+
+def rows(first: int, number: int) -> pa.RecordBatch:
+    rng = random.Random(first)
+    numbers = range(first, first + number)
+    return pa.record_batch(
+        {
+            "topic": [rng.choice(["orders", "payments"]) for _ in numbers],
+            "body": pa.array([b"%d:" % n + bytes(rng.choice([0, 50, 700])) for n in numbers]),
+            "keys": [rng.choice([None, f"k{n} again"]) for n in numbers],
+            "delay_level": pa.array([rng.choice([0, 0, 0, 3]) for _ in numbers], pa.int32()),
+            "born_timestamp": pa.array([1_700_000_000_000 + n for n in numbers]),
+        }
+    )
+
+
+def planned(root: Path, brokers: int) -> LoadPlan:
+    return plan_load(LoadPlan(path=str(root), brokers=brokers, config=SETTINGS))
+
+
+def staged(plan: LoadPlan) -> list[Staged]:
+    tasks = []
+    for partition in range(2):
+        stager = Stager(plan, LOAD, partition)
+        stager.add(rows(partition * ROWS, ROWS // 2))
+        stager.add(rows(partition * ROWS + ROWS // 2, ROWS // 2))
+        tasks.append(stager.finish())
+    return tasks
+
+
+def begun(root: Path, brokers: int) -> tuple[LoadPlan, list[Staged]]:
+    """Stores with some messages, and a load that is staged."""
+    plan = planned(root, brokers)
+    for broker in range(brokers):
+        plan.store(broker).parent.mkdir(parents=True, exist_ok=True)
+        with WritableStore.start(plan.store(broker), config=SETTINGS) as store:
+            store.put_many([lq.Message("orders", body, keys="old") for body in BEFORE])
+    return plan, staged(plan)
+
+
+def committed(plan: LoadPlan, tasks: Sequence[Staged], disk: FaultyDisk | None = None) -> None:
+    def run(appendings: Sequence[Appending]) -> list[Loaded]:
+        return [appended(appending) for appending in appendings]
+
+    def appended(appending: Appending) -> Loaded:
+        if disk is None:
+            return append_to_store(appending)
+        try:
+            return append_to_store(appending, disk)
+        finally:
+            # A disk ends with its store; all of these are one, to be crashed together.
+            disk.health = Health()
+
+    commit_load(plan, LOAD, tasks, run=run, disk=disk)
+
+
+Facts = list[list[tuple[str, int, int, int, bytes]]]
+
+
+def facts(plan: LoadPlan) -> Facts:
+    """All that the stores hold, but store times; and that queues and index agree with it."""
+    found = []
+    for broker in range(plan.brokers):
+        report = verify_store(StoreLayout.open(plan.store(broker), SETTINGS))
+        assert [finding for finding in report.findings if finding.severity == "damage"] == []
+        with lq.MessageStore.open(plan.store(broker), config=SETTINGS) as store:
+            messages = list(store.scan())
+            for message in messages:
+                answer = store.get(message.topic, message.queue_id, message.queue_offset, 1)
+                assert [m.physical_offset for m in answer.messages] == [message.physical_offset]
+        found.append(
+            [(m.topic, m.queue_id, m.queue_offset, m.physical_offset, m.body) for m in messages]
+        )
+    return found
+
+
+def opened_once(plan: LoadPlan) -> None:
+    """Open each store to write, as anybody may: a load that it had begun is whole then."""
+    for broker in range(plan.brokers):
+        with WritableStore.start(plan.store(broker), config=SETTINGS):
+            pass
+
+
+class Run:
+    """A load on a disk, with the disk's state before each of its calls."""
+
+    def __init__(self, root: Path, brokers: int) -> None:
+        plan, tasks = begun(root, brokers)
+        self.before = facts(plan)
+        self.states: list[tuple[str, DiskState]] = []
+        disk = FaultyDisk(root)
+        disk.observe = lambda call: self.states.append((call, disk.state()))
+        committed(plan, tasks, disk)
+        self.states.append(("end", disk.state()))
+        self.after = facts(plan)
+        assert sum(map(len, self.after)) == 2 * ROWS + len(BEFORE) * brokers
+
+
+def check(root: Path, run: Run, brokers: int) -> None:
+    """What a crash left: opened, and loaded once more."""
+    plan = planned(root, brokers)
+    opened_once(plan)
+    for now, before, after in zip(facts(plan), run.before, run.after, strict=True):
+        assert now in (before, after)
+    committed(plan, staged(plan))
+    assert facts(plan) == run.after
+    left = [path for path in root.rglob("*.frames") if "staged" in path.parts]
+    assert left == []
+    assert not list(root.rglob("intent.json")) + list(root.rglob("decision.json"))
+
+
+@pytest.mark.timeout(0 if IS_BY_HAND else 300)
+@pytest.mark.parametrize("brokers", [1, 2])
+@pytest.mark.parametrize("how", ["killed", "power cut"])
+def test_a_load_is_there_once(how: str, brokers: int, shm: Path, tmp_path: Path) -> None:
+    run = Run(shm / "live", brokers)
+    rng = random.Random(SEED)
+    chosen = list(enumerate(run.states))
+    chosen = rng.sample(chosen, min(count(60), len(chosen)))
+    for number, (call, state) in chosen:
+        image = shm / "image"
+        with told(SEED, f"{how} before call {number}, {call}", image, tmp_path):
+            (state.killed() if how == "killed" else state.crash(rng)).write(image)
+            check(image, run, brokers)
+        shutil.rmtree(image)
+
+
+def test_a_disk_that_fails_once(shm: Path, tmp_path: Path) -> None:
+    """Any call fails: the load raises, and is there once when it is tried again."""
+    begun(shm / "first", 1)
+    rng = random.Random(SEED)
+    run = Run(shm / "live", 1)
+    for number in rng.sample(range(1, len(run.states)), count(25)):
+        root = shm / "copy"
+        shutil.copytree(shm / "first", root)
+        plan = planned(root, 1)
+        tasks = staged(plan)
+        disk = FaultyDisk(root)
+        disk.fail(nth=number)
+        with told(SEED, f"call {number} fails", root, tmp_path):
+            with contextlib.suppress(StoreError, OSError):
+                committed(plan, tasks, disk)
+            opened_once(plan)
+            assert facts(plan)[0] in (run.before[0], run.after[0])
+            committed(plan, staged(plan))
+            assert facts(plan) == run.after
+        shutil.rmtree(root)
+
+
+def test_lost_segments(shm: Path) -> None:
+    """Whatever of a load is in the log: without its segments it stays if whole, and else goes."""
+    root = shm / "live"
+    plan, tasks = begun(root, 1)
+    before = facts(plan)
+    disk = FaultyDisk(root)
+    seen = []
+
+    def observe(call: str) -> None:
+        if (root / ".logquarry/loads/intent.json").exists():
+            seen.append(disk.state())
+
+    disk.observe = observe
+    committed(plan, tasks, disk)
+    after = facts(plan)
+    outcomes = []
+    for number, state in enumerate(seen):
+        image = shm / f"image{number}"
+        state.killed().write(image)
+        copy = planned(image, 1)
+        for path in image.rglob("*.frames"):
+            path.unlink()
+        if not (image / ".logquarry/loads/intent.json").exists():
+            continue
+        opened_once(copy)
+        found = facts(copy)
+        assert found in (before, after)
+        outcomes.append(found == after)
+        if found == before and any(path.stat().st_size for path in image.rglob("*.taken-back")):
+            outcomes.append(False)
+        # It can be loaded once more either way.
+        committed(copy, staged(copy))
+        assert facts(copy) == after
+        shutil.rmtree(image)
+    assert True in outcomes and False in outcomes

@@ -1,0 +1,104 @@
+"""Frames that were staged: do they come into the log as single puts would have written them?"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logquarry.errors import LogquarryError
+from logquarry.message import Message
+from logquarry.store.put.encode import MessageEncoder
+from logquarry.store.put.staged_put import StagedFrames, StagedWriter, find_staged
+from logquarry.store.queue.log_queues import QueueKey
+from tests.property.test_put_many_twins import NOW, Log, fields
+from tests.twins import both
+
+
+def staged(messages: Sequence[Message], log: Log) -> tuple[list[Message], StagedFrames, list[int]]:
+    """Frames of the messages that are taken, and the byte behind each."""
+    encoder = MessageEncoder(log.writer.config, lambda: NOW)
+    queues: dict[QueueKey, int] = {}
+    data, ends, taken = bytearray(), [0], []
+    for message in messages:
+        try:
+            encoded = encoder.encode(message)
+            log.writer.require_fit(encoded)
+        except LogquarryError:
+            continue
+        encoded.place(queues.setdefault(encoded.key, len(queues)), -1, -1)
+        data += encoded.data
+        ends.append(len(data))
+        taken.append(message)
+    return taken, StagedFrames(memoryview(bytes(data)), list(queues), "segment"), ends
+
+
+def put(log: Log, messages: Sequence[Message]) -> None:
+    for message in messages:
+        log.writer.append(log.writer.encoder.encode(message))
+
+
+many = st.lists(fields(tame=True), max_size=14).map(
+    lambda found: [Message(**given) for given in found]
+)
+
+
+@given(many, many)
+def test_they_are_what_single_puts_write(before: list[Message], messages: list[Message]) -> None:
+    def appended() -> tuple[Any, Any]:
+        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+            log, reference = Log(one), Log(other)
+            first, _, _ = staged(before, log)
+            taken, frames, _ = staged(messages, log)
+            for each in (log, reference):
+                put(each, first)
+            put(reference, taken)
+            assert StagedWriter(log.writer).append(frames) == len(taken)
+            # What takes no place makes its queue known, too: at once, and not one by one.
+            return log.state(), reference.state()
+
+    fast, plain = both(appended)
+    assert fast == plain
+    assert fast[0] == fast[1]
+
+
+@given(many, st.integers(0, 14), many)
+def test_what_is_there_of_them_is_found(
+    messages: list[Message], count: int, others: list[Message]
+) -> None:
+    """Some of them are in the log, and what another program put behind them."""
+
+    def found() -> tuple[int, int, list[int], int]:
+        with tempfile.TemporaryDirectory() as root:
+            log = Log(root)
+            put(log, [Message("old", b"before")])
+            start = log.files.wrote_offset
+            taken, frames, ends = staged(messages, log)
+            there = min(count, len(taken))
+            put(log, taken[:there])
+            # Of another family, so that none of them is one of ours.
+            put(log, [Message("foreign", b"%d" % number) for number in range(len(others))])
+            return *find_staged(log.files, start, frames), ends, there
+
+    fast, plain = both(found)
+    assert fast == plain
+    byte, _, ends, there = fast
+    assert byte == ends[there]
+
+
+@given(st.lists(st.text(" aé\U0001f600", max_size=8) | st.none(), min_size=1, max_size=8))
+def test_hashes_of_first_words(keys: list[str | None]) -> None:
+    from logquarry.ingest.placing import first_word_hashes
+
+    for kind in (pa.string(), pa.large_string()):
+        column = pa.array(["x", *keys], kind)[1:]
+
+        def hashed(column: pa.Array = column) -> Any:
+            return first_word_hashes(column).tolist()
+
+        fast, plain = both(hashed)
+        assert fast == plain

@@ -1,0 +1,79 @@
+"""A stream over a store that stands still gives what a batch gives, whatever harmed its log."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logquarry.errors import CorruptFrame
+from logquarry.spark.tasks import plan_tasks, read_batches
+from tests.damage import damaged
+from tests.store_maker import StoreMaker
+from tests.stream_drive import Stream
+
+Places = list[tuple[str, int]]
+COLUMNS = "broker,physical_offset,body"
+
+
+def _made(root: Path) -> dict[str, bytes]:
+    rng = random.Random(8)
+    maker = StoreMaker(log_file_size=1500)
+    for n in range(22):
+        maker.put("abc"[n % 3], n % 2, rng.randbytes(rng.randrange(300)))
+    maker.write(root)
+    return {path.name: path.read_bytes() for path in sorted((root / "commitlog").iterdir())}
+
+
+def _batch(stream: Stream) -> Places | tuple[str, int]:
+    try:
+        return sorted(
+            (row["broker"], row["physical_offset"])
+            for task in plan_tasks(stream.options)
+            for batch in read_batches(task)
+            for row in batch.to_pylist()
+        )
+    except CorruptFrame as error:
+        return error.path, error.offset
+
+
+def _stream(stream: Stream) -> Places | tuple[str, int]:
+    try:
+        stream.drain()
+    except CorruptFrame as error:
+        return error.path, error.offset
+    return stream.places
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.data(),
+    st.booleans(),
+    st.sampled_from(
+        [
+            {},
+            {"maxBytesPerTrigger": "400"},
+            {"maxOffsetsPerTrigger": "3"},
+            {"maxBytesPerTrigger": "2k", "splitSize": "250"},
+        ]
+    ),
+)
+def test_like_a_batch(data: st.DataObject, abort: bool, limits: dict[str, str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "store"
+        files = _made(root)
+        harmed = data.draw(damaged(files))
+        for name in files.keys() - harmed.keys():
+            (root / "commitlog" / name).unlink()
+        for name, content in harmed.items():
+            (root / "commitlog" / name).write_bytes(content)
+        if abort:
+            (root / "abort").touch()
+        for on_damage in ("skip", "fail"):
+            stream = Stream(
+                root, onDamage=on_damage, failOnDataLoss="false", columns=COLUMNS, **limits
+            )
+            assert _stream(stream) == _batch(stream)

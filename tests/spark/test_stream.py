@@ -1,0 +1,187 @@
+"""The streaming source on Spark: what tests/unit/test_stream_planner.py cannot show."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from logquarry.errors import CorruptFrame, LogquarryError, UsageError
+from logquarry.spark.errors import explain
+from tests.spark.golden_rows import golden_messages, rows_by_broker
+from tests.store_maker import StoreMaker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+MINUTE = 60
+
+
+@pytest.fixture(scope="module")
+def real(golden: Path) -> Path:
+    return golden / "real-broker" / "store"
+
+
+@pytest.fixture
+def to_parquet(spark: SparkSession, tmp_path: Path) -> Callable[..., StreamingQuery]:
+    """Starts a query from a store into `tmp_path/out`, with one checkpoint for all its runs."""
+
+    def started(
+        store: Path | str, trigger: dict[str, Any] | None = None, **options: str
+    ) -> StreamingQuery:
+        stream = spark.readStream.format("rocketmq").options(**options).load(str(store))
+        writer = stream.writeStream.format("parquet")
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        return writer.trigger(**(trigger or {"availableNow": True})).start(str(tmp_path / "out"))
+
+    return started
+
+
+def done(query: StreamingQuery) -> list[Any]:
+    assert query.awaitTermination(2 * MINUTE)
+    return list(query.recentProgress)
+
+
+def error_of(query: StreamingQuery) -> LogquarryError:
+    with pytest.raises(Exception) as caught:
+        query.awaitTermination(2 * MINUTE)
+    ours = explain(caught.value)
+    assert ours is not None, caught.value
+    return ours
+
+
+def test_a_batch_that_is_run_again_is_there_once(
+    spark: SparkSession, real: Path, tmp_path: Path, to_parquet: Callable[..., StreamingQuery]
+) -> None:
+    progress = done(to_parquet(real, maxOffsetsPerTrigger="100"))
+    assert [p["numInputRows"] for p in progress][:4] == [100] * 4
+    source = progress[-1]["sources"][0]
+    assert json.loads(source["endOffset"]) == json.loads(source["latestOffset"])
+    assert json.loads(source["endOffset"]).keys() == {"store"}
+    # As a crash leaves it when the files of a batch are written: the third is run once more.
+    number = len(progress) - 1
+    for folder in (tmp_path / "checkpoint/commits", tmp_path / "out/_spark_metadata"):
+        (folder / f"{number}").unlink()
+        (folder / f".{number}.crc").unlink()
+    assert done(to_parquet(real))[0]["numInputRows"] == progress[-1]["numInputRows"]
+    assert sum(p["numInputRows"] for p in done(to_parquet(real))) == 0
+    found = rows_by_broker(spark.read.parquet(str(tmp_path / "out")))
+    assert found == {"store": golden_messages(real.parent / "expected.jsonl")}
+
+
+def test_a_word_count_written_for_kafka(spark: SparkSession, tmp_path: Path) -> None:
+    from pyspark.sql.functions import explode, split
+
+    rng = random.Random(4)
+    expected: Counter[str] = Counter()
+    maker = StoreMaker()
+    for n in range(60):
+        words = rng.choices(["to", "be", "or", "not", "zwölf", "日本"], k=rng.randrange(1, 9))
+        maker.put(["lines", "others"][n % 2], body=" ".join(words).encode())
+        expected.update(words if n % 2 == 0 else [])
+    maker.write(tmp_path / "store")
+
+    # structured_kafka_wordcount.py of Spark's examples, but for format, path and schema.
+    reader = spark.readStream.format("rocketmq").option("schema", "kafka")
+    lines = (
+        reader.option("kafka.bootstrap.servers", "localhost:9092")
+        .option("subscribe", "lines")
+        .load(str(tmp_path / "store"))
+        .selectExpr("CAST(value AS STRING)")
+    )
+    counts = lines.select(explode(split(lines.value, " ")).alias("word")).groupBy("word").count()
+    writer = counts.writeStream.outputMode("complete").format("memory").queryName("words")
+    done(writer.trigger(availableNow=True).start())
+    assert {row[0]: row[1] for row in spark.sql("SELECT * FROM words").collect()} == expected
+
+
+def test_kafkas_schema(spark: SparkSession, real: Path) -> None:
+    reader = spark.read.format("rocketmq").options(schema="kafka", includeHeaders="true")
+    df = reader.load(str(real))
+    assert df.schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,"
+        "timestamp:timestamp,timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+    assert all(field.nullable for field in df.schema)
+    expected = golden_messages(real.parent / "expected.jsonl")
+    rows = df.selectExpr("*", "unix_millis(timestamp) AS ms").collect()
+    assert sorted((r.topic, r.partition, r.offset, r.ms, bytes(r.value)) for r in rows) == sorted(
+        (m["topic"], m["queue_id"], m["queue_offset"], m["store_timestamp"], m["body"])
+        for m in expected
+    )
+    pairs = sum(len(row.headers or ()) for row in rows)
+    assert pairs == sum(len(m["properties"]) for m in expected)
+
+
+def test_errors_reach_the_user(
+    golden: Path, real: Path, to_parquet: Callable[..., StreamingQuery]
+) -> None:
+    ours = error_of(to_parquet(real, endingOffsets="latest"))
+    assert isinstance(ours, UsageError)
+    assert str(ours).startswith("endingOffsets: a stream has no end")
+    harmed = golden / "unclean" / "crc-third-last-file" / "store"
+    ours = error_of(to_parquet(harmed))
+    assert isinstance(ours, CorruptFrame)
+    assert ours.offset == 36796
+
+
+def test_a_store_that_is_written_meanwhile(
+    spark: SparkSession, tmp_path: Path, to_parquet: Callable[..., StreamingQuery]
+) -> None:
+    """The query is stopped at any point and started again, and every message is there once."""
+    store, count = tmp_path / "store", 4_000
+    writer = subprocess.Popen(
+        [sys.executable, "-m", "tests.spark.stream_writer", str(store), str(count), "60"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    rng = random.Random(11)
+    try:
+        assert writer.stdout is not None and writer.stdout.readline() == "open\n"
+        for _ in range(4):
+            query = to_parquet(store, {"processingTime": "0 seconds"}, maxBytesPerTrigger="32k")
+            time.sleep(rng.uniform(0.5, 2.5))
+            query.stop()
+            assert query.exception() is None
+        assert writer.wait(MINUTE) == 0
+    finally:
+        writer.kill()
+        writer.wait()
+        assert writer.stdout is not None
+        writer.stdout.close()
+    for tries in range(3):
+        try:
+            done(to_parquet(store))
+            break
+        except StreamingQueryException:
+            # Spark gives a Python ten seconds to start, which on a busy machine may be too few.
+            # As any other it goes on where this one was.
+            assert tries < 2
+    df = spark.read.parquet(str(tmp_path / "out"))
+    assert sorted(int(row[0]) for row in df.select("body").collect()) == list(range(count))
+
+
+def test_pushed_filters_still_stay_for_the_next_query(spark: SparkSession) -> None:
+    """If this fails PySpark has mended `pushFilters`: our source may take filters from queries."""
+    from tests.spark.canary import CanarySource
+
+    switch = "spark.sql.python.filterPushdown.enabled"
+    before = spark.conf.get(switch)
+    spark.dataSource.register(CanarySource)
+    try:
+        spark.conf.set(switch, "true")
+        df: DataFrame = spark.read.format("canary").load()
+        assert df.where("a >= 50").count() == 50
+        assert df.count() == 50, "100 is right: PySpark has mended it"
+    finally:
+        spark.conf.set(switch, before or "false")

@@ -1,0 +1,171 @@
+"""What is no file where a file belongs, and files with two names: told before any change."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.errors import StoreUnavailable
+from tests.small_store import bodies, config, facts, opened
+
+COUNT = 60
+QUEUE = "consumequeue/t/0"
+FILE = f"{0:020d}"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store that was not closed, of several files of the log, with two queues."""
+    root = tmp_path / "store"
+    with opened(root) as writer:
+        for number in range(COUNT):
+            message = lq.Message(
+                "t", b"%03d" % number * 200, keys=f"k{number}", queue_id=number % 2
+            )
+            writer.put(message)
+    (root / "abort").touch()
+    return root
+
+
+def folder(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir(parents=True)
+
+
+def pipe(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def link_to_nothing(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.parent / "nowhere" / "file")
+
+
+def circle(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.name)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("opens", [False, True])
+@pytest.mark.parametrize("harm", [folder, pipe, link_to_nothing, circle])
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"commitlog/{16_384:020d}",
+        f"commitlog/{1 << 30:020d}",
+        f"{QUEUE}/{FILE}",
+        "checkpoint",
+        "abort",
+        ".logquarry/durable",
+        ".logquarry/quarantine/recovery.json",
+        ".logquarry/quarantine/kept_units.json",
+    ],
+)
+def test_it_is_no_file(store: Path, name: str, harm: Callable[[Path], None], opens: bool) -> None:
+    kept = store.parent / "kept"
+    if (store / name).exists():
+        shutil.copy(store / name, kept)
+    harm(store / name)
+    before = facts(store)
+    # A link to nothing is no `abort`, so that there is nothing to recover: none can be made.
+    says = "" if opens and not (store / "abort").exists() else "it is .*Nothing was changed"
+    with pytest.raises(StoreUnavailable, match=rf"/{name}: {says}"):
+        if opens:
+            opened(store)
+        else:
+            lq.recover(store, apply=True, config=config())
+    assert facts(store) == before
+    (store / name).rmdir() if harm is folder else (store / name).unlink()
+    if kept.exists():
+        shutil.copy(kept, store / name)
+    with opened(store) as writer:
+        assert len(bodies(writer)) == COUNT
+
+
+@pytest.mark.parametrize("name", ["commitlog", "consumequeue", "index", ".logquarry/quarantine"])
+def test_it_is_no_folder(store: Path, name: str) -> None:
+    shutil.rmtree(store / name, ignore_errors=True)
+    (store / name).write_bytes(b"something")
+    before = facts(store)
+    with pytest.raises(StoreUnavailable, match=rf"/{name}: it is no folder.*Nothing was changed"):
+        lq.recover(store, config=config())
+    assert facts(store) == before
+
+
+@pytest.mark.parametrize("name", ["consumequeue/t", QUEUE])
+def test_a_queue_is_a_link_to_nothing(store: Path, name: str) -> None:
+    shutil.rmtree(store / name)
+    (store / name).symlink_to(store / "not mounted")
+    with pytest.raises(StoreUnavailable, match=f"/{name}: it is a link"):
+        lq.recover(store, apply=True, config=config())
+    assert (store / name).is_symlink()
+
+
+def hard(path: Path, to: Path) -> None:
+    path.hardlink_to(to)
+
+
+def soft(path: Path, to: Path) -> None:
+    path.symlink_to(to)
+
+
+@pytest.mark.parametrize("opens", [False, True])
+@pytest.mark.parametrize("link", [hard, soft])
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        (f"commitlog/{16_384:020d}", f"commitlog/{FILE}"),
+        (f"{QUEUE}/{FILE}", f"{QUEUE}/{400:020d}"),
+        (f"{QUEUE}/{FILE}", f"consumequeue/t/1/{FILE}"),
+        (f"{QUEUE}/{FILE}", f"commitlog/{FILE}"),
+    ],
+)
+def test_one_file_has_two_names(
+    store: Path, name: str, other: str, link: Callable[[Path, Path], None], opens: bool
+) -> None:
+    """What is cut off in one of them would be gone from the other, too."""
+    kept = (store / name).read_bytes()
+    (store / name).unlink()
+    link(store / name, store / other)
+    before = facts(store)
+    with pytest.raises(StoreUnavailable, match=r"by another name.*Nothing was changed"):
+        if opens:
+            opened(store)
+        else:
+            lq.recover(store, apply=True, config=config())
+    assert facts(store) == before
+    (store / name).unlink()
+    (store / name).write_bytes(kept)
+    with opened(store) as writer:
+        assert len(bodies(writer)) == COUNT
+
+
+@pytest.mark.parametrize(("name", "other"), [(QUEUE, "consumequeue/t/1")])
+def test_one_queue_has_two_names(store: Path, name: str, other: str) -> None:
+    """To be mended by turns: either queue's units are wrong for the other one."""
+    shutil.rmtree(store / name)
+    (store / name).symlink_to(store / other)
+    with pytest.raises(StoreUnavailable, match="by another name"):
+        lq.recover(store, apply=True, config=config())
+    (store / name).unlink()
+    with opened(store) as writer:
+        assert len(bodies(writer)) == COUNT
+
+
+def test_links_to_elsewhere_are_followed(store: Path, tmp_path: Path) -> None:
+    for name in ("commitlog", "consumequeue/t/0", "index"):
+        target = tmp_path / name.replace("/", "-")
+        (store / name).rename(target)
+        (store / name).symlink_to(target)
+    lq.recover(store, apply=True, config=config())
+    assert not lq.recover(store, config=config()).is_needed

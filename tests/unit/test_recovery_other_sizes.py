@@ -1,0 +1,94 @@
+"""Settings with the sizes of another store: nothing is cut to them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.errors import StoreUnavailable, UsageError
+from tests.small_store import bodies, config, facts, opened
+
+COUNT = 60
+
+
+def written(root: Path, count: int = COUNT) -> None:
+    """A store that was not closed, of two queues."""
+    with opened(root) as store:
+        for number in range(count):
+            message = lq.Message(
+                "t", b"%03d" % number * 200, keys=f"k{number}", queue_id=number % 2
+            )
+            store.put(message)
+    (root / "abort").touch()
+
+
+@pytest.mark.parametrize("count", [COUNT, 18])
+@pytest.mark.parametrize("size", [1_024, 4_096, 8_192])
+def test_files_of_the_log_that_are_larger(tmp_path: Path, count: int, size: int) -> None:
+    """Also where the log has one file only."""
+    root = tmp_path / "store"
+    written(root, count)
+    shutil.rmtree(root / "consumequeue" / "t" / "1")
+    before = facts(root)
+    wrong = config(mapped_file_size_commit_log=size)
+    for apply in (False, True):
+        with pytest.raises(StoreUnavailable, match=rf"is {size} the size of the log's files\?"):
+            lq.recover(root, apply=apply, config=wrong)
+    assert before.items() <= facts(root).items()
+    lq.recover(root, apply=True, config=config())
+    with opened(root) as store:
+        assert len(bodies(store)) == count
+
+
+@pytest.mark.parametrize("size", [20, 200, 4_000])
+def test_files_of_queues(tmp_path: Path, size: int) -> None:
+    root = tmp_path / "store"
+    written(root)
+    before = facts(root)
+    wrong = config(mapped_file_size_consume_queue=size)
+    with pytest.raises(
+        StoreUnavailable, match=rf"has 400 bytes.*the settings say {size}\. Nothing"
+    ):
+        lq.recover(root, apply=True, config=wrong)
+    assert before.items() <= facts(root).items()
+
+
+def test_a_file_that_is_torn_says_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    written(root, 12)
+    shutil.rmtree(root / "consumequeue" / "t" / "1")
+    os.truncate(root / "consumequeue" / "t" / "0" / f"{0:020d}", 200)
+    os.truncate(root / "commitlog" / f"{0:020d}", 12_000)
+    lq.recover(root, apply=True, config=config())
+    with opened(root) as store:
+        assert len(bodies(store)) == 12
+
+
+@pytest.mark.parametrize("size", [1 << 20, 1 << 40])
+def test_a_file_that_is_longer_without_messages(tmp_path: Path, size: int) -> None:
+    """Zeros, of which a terabyte is not read."""
+    root = tmp_path / "store"
+    written(root)
+    os.truncate(root / "commitlog" / f"{0:020d}", size)
+    plan = lq.recover(root, config=config())
+    assert any(step.kind.value == "cut" for step in plan.steps)
+
+
+@pytest.mark.parametrize("size", [1 << 31, 10**20])
+@pytest.mark.parametrize("name", ["mapped_file_size_commit_log", "max_index_num"])
+def test_sizes_that_java_has_no_number_for(name: str, size: int) -> None:
+    with pytest.raises(UsageError, match=f"{name} is {size}, and must not be above 2147483647"):
+        config(**{name: size})
+
+
+def test_a_queue_file_of_an_absurd_length(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    written(root)
+    os.truncate(root / "consumequeue" / "t" / "0" / f"{0:020d}", 1 << 40)
+    lq.recover(root, apply=True, config=lq.StoreConfig(max_hash_slot_num=50, max_index_num=200))
+    with lq.MessageStore.open(root) as store:
+        assert len(bodies(store)) == COUNT

@@ -1,0 +1,78 @@
+"""The options of the sinks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from logquarry.errors import UsageError
+from logquarry.spark.sink.options import parse_write_options
+
+
+def test_names_are_case_insensitive(tmp_path: Path) -> None:
+    found = parse_write_options(
+        {
+            "PATH": str(tmp_path / "s"),
+            "Brokers": "4",
+            "QUEUES": "8",
+            "txnappid": "job",
+            "TXNVERSION": "7",
+            "onrejected": "DEADLETTER",
+            "deadletterpath": str(tmp_path / "dead"),
+            "config": '{"mappedFileSizeCommitLog": 4096}',
+        },
+        is_stream=False,
+    )
+    plan = found.plan
+    assert (plan.brokers, plan.queues, found.app, found.version) == (4, 8, "job", 7)
+    assert (plan.on_rejected, plan.dead_letters) == ("deadLetter", str(tmp_path / "dead"))
+    assert plan.config.mapped_file_size_commit_log == 4096
+    assert found.remarks == ()
+    assert plan.store(3) == tmp_path / "s" / "broker-3"
+
+
+def test_defaults() -> None:
+    found = parse_write_options({"path": "file:///a/s"}, is_stream=False)
+    assert found.plan.path == "/a/s"
+    assert (found.plan.brokers, found.plan.queues, found.plan.on_rejected) == (1, 4, "fail")
+    assert (found.app, found.version) == (None, None)
+    assert found.plan.store(0) == Path("/a/s")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, "path: there is no store"),
+        ({"path": "s3://b/s"}, "path: s3://b/s: only a local store"),
+        ({"brokers": "0"}, "brokers: takes a whole number from 1 on, not '0'"),
+        ({"brokers": "99999"}, "brokers: takes 4096 at the most"),
+        ({"queues": "many"}, "queues: takes a whole number"),
+        ({"txnAppId": "job"}, "txnAppId: goes with txnVersion"),
+        ({"txnVersion": "1"}, "txnAppId: goes with txnVersion"),
+        ({"txnAppId": " ", "txnVersion": "1"}, "txnAppId: names nothing"),
+        ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion: takes a whole number from 0"),
+        ({"onRejected": "drop"}, "onRejected: takes fail or deadLetter, not 'drop'"),
+        ({"onRejected": "deadLetter"}, "onRejected: deadLetter wants a folder"),
+        ({"deadLetterPath": "s3://b/d"}, "deadLetterPath: s3://b/d: only a folder"),
+        ({"config": "{"}, "config: takes a file or a JSON object"),
+    ],
+)
+def test_what_cannot_be_meant(options: dict[str, str], why: str) -> None:
+    given = options if not options or "path" in options else {"path": "/a/s", **options}
+    with pytest.raises(UsageError) as caught:
+        parse_write_options(given, is_stream=False)
+    assert str(caught.value).startswith(why)
+
+
+def test_what_has_no_effect_is_told() -> None:
+    given = {"path": "/a", "broker": "2", "kafka.bootstrap.servers": "x", "checkpointLocation": "c"}
+    found = parse_write_options(given, is_stream=True)
+    assert found.remarks == (
+        "options of Kafka's client have no effect here: kafka.bootstrap.servers",
+        "there is no option broker (is brokers meant?): it has no effect",
+    )
+    found = parse_write_options({"path": "/a", "txnVersion": "3"}, is_stream=True)
+    assert len(found.remarks) == 1 and found.remarks[0].startswith("txnVersion has no effect")
+    found = parse_write_options({"path": "/a", "deadLetterPath": "/d"}, is_stream=False)
+    assert found.remarks == ("deadLetterPath has no effect without onRejected=deadLetter",)
