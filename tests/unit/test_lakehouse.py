@@ -607,9 +607,12 @@ def test_files_are_on_the_disk_before_a_table_names_them(
 ) -> None:
     synced: list[str] = []
     plain = OutputFolder.sync
-    monkeypatch.setattr(
-        OutputFolder, "sync", lambda self, path: (synced.append(path), plain(self, path))[1]
-    )
+
+    def sync(self: OutputFolder, path: str) -> None:
+        plain(self, path)
+        synced.append(path)
+
+    monkeypatch.setattr(OutputFolder, "sync", sync)
     put(tmp_path / "store", b"a")
     lake.export(tmp_path / "store")
     assert {Path(path).name for path in lake.known_files()} == {Path(p).name for p in synced}
