@@ -12,7 +12,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("page", ["jobs.md"])
+@pytest.mark.parametrize("page", ["jobs.md", "lakehouse.md"])
 def test_the_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (DOCS / page).read_text("utf-8")

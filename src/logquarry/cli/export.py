@@ -1,4 +1,4 @@
-"""``logquarry export``: the messages of stores as Parquet, through Spark, or as JSON lines."""
+"""``logquarry export``: messages as Parquet or into tables, through Spark, or as JSON lines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from logquarry import text
+from logquarry.cli import export_table as tables
 from logquarry.cli import options
 from logquarry.cli.output import Output, encoded
 from logquarry.errors import UsageError
@@ -16,7 +17,6 @@ from logquarry.errors import UsageError
 if TYPE_CHECKING:
     from logquarry.cli.reading import Reader
 
-_LATER = ("delta", "iceberg")
 _STDOUT = "-"
 
 
@@ -27,15 +27,15 @@ _STDOUT = "-"
     "target",
     metavar="DEST",
     required=True,
-    help="A folder or URL for Parquet; a file, or - for stdout, for JSON lines.",
+    help="A folder or URL for Parquet and tables; a file, or - for stdout, for JSON lines.",
 )
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(["parquet", "jsonl", *_LATER]),
+    type=click.Choice(["parquet", "jsonl", *tables.KINDS]),
     default="parquet",
     show_default=True,
-    help="Parquet is written by Spark, JSON lines without.",
+    help="Parquet and tables are written by Spark, JSON lines without.",
 )
 @click.option(
     "--spark-master",
@@ -47,9 +47,10 @@ _STDOUT = "-"
 @click.option(
     "--partition-by",
     metavar="topic,day",
-    help="Parquet in folders of some of broker, topic, queue_id, day (of the store time, UTC).",
+    help="In folders of some of broker, topic, queue_id, day (of the store time, UTC).",
 )
-@click.option("--follow", is_flag=True, hidden=True)
+@click.option("--columns", metavar="topic,body", help="Only these, in this order (not JSON lines).")
+@tables.table_flags
 @options.filters
 @options.on_damage
 @options.decompress
@@ -61,35 +62,39 @@ def export(
     kind: str,
     spark_master: str,
     partition_by: str | None,
-    follow: bool,
+    columns: str | None,
+    flags: tables.TableFlags,
     filters: options.Filters,
     on_damage: str | None,
     decompress: bool,
     config: str | None,
     quiet: bool,
 ) -> None:
-    """Write the messages of stores as Parquet or JSON lines.
+    """Write the messages of stores as Parquet or JSON lines, or into a table of a lakehouse.
 
     A store's folder names its broker in the column of that name. What is interrupted leaves no
-    half-written file, and an export that is run again replaces what it wrote.
+    half-written file. Parquet and JSON lines that are exported again replace what was written; a
+    table (delta, iceberg) gets what it has not yet, each message once.
     """
     out = Output(quiet=quiet)
-    if kind in _LATER or follow:
-        what = "--follow" if follow else f"--format {kind}"
-        raise UsageError(f"{what} comes with a later version; this one has parquet and jsonl")
+    if kind not in tables.KINDS:
+        flags.refuse(kind)
     if kind == "jsonl":
-        if partition_by is not None:
-            raise UsageError("--partition-by is for Parquet")
+        if partition_by is not None or columns is not None:
+            raise UsageError("--partition-by and --columns are for Parquet and tables")
         _jsonl(out, stores, target, filters, on_damage, config, decompress=decompress)
         return
     if target == _STDOUT:
-        raise UsageError("Parquet goes to a folder; only JSON lines go to stdout")
+        raise UsageError("Parquet and tables go to a folder; only JSON lines go to stdout")
     if filters.limit is not None:
         raise UsageError("--limit is for JSON lines: Spark's tasks do not count together")
+    from dataclasses import replace
+
     from logquarry.cli import reading, spark
     from logquarry.config import StoreConfig
     from logquarry.files.layout import StoreLayout
     from logquarry.files.names import find_stores
+    from logquarry.scan.kafka import HEADERS
     from logquarry.spark.options import ReadOptions
 
     read = ReadOptions(
@@ -99,14 +104,28 @@ def export(
         decompress=decompress,
         config=options.store_config(config) or StoreConfig(),
     )
+    names = None if columns is None else _words(columns)
+    if flags.schema == "kafka":
+        read = replace(read, schema="kafka", include_headers=HEADERS in (names or ()))
+    if names is not None:
+        read = replace(read, columns=read.check_names(names))
+    folders = _words(partition_by or "")
+    if kind in tables.KINDS:
+        export = tables.prepared(kind, stores, target, read, folders, flags)
+        added = tables.export_table(out, export, spark_master)
+        reading.tell_damage(out, added.summary.damage, read.on_damage)
+        return
     paths = find_stores(stores)
     for path in paths:
         # A wrong path is told at once, and not after Spark has started.
         StoreLayout.open(path, read.config)
-    folders = [name.strip() for name in (partition_by or "").split(",") if name.strip()]
     with spark.session(spark_master) as session:
         done = spark.export(out, session, paths, target, read, folders)
     reading.tell_damage(out, done.summary.damage, read.on_damage)
+
+
+def _words(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 # --------------------------------------------------------------------------------------- JSON lines

@@ -16,14 +16,12 @@ where Parquet files are among them the export is refused, for readers would take
 
 from __future__ import annotations
 
-import fcntl
 import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
-from logquarry.errors import StoreUnavailable, UsageError
+from logquarry.errors import UsageError
 from logquarry.spark.output import OutputFolder
 
 MANIFEST: Final = "_manifest.json"
@@ -64,7 +62,7 @@ class ExportCommit:
             StoreUnavailable: if another export is at work there.
         """
         self._folder.make()
-        self._lock = self._locked()
+        self._lock = self._folder.lock()
         try:
             self._begin()
         except BaseException:
@@ -186,37 +184,6 @@ class ExportCommit:
                     "export into a folder of its own"
                 )
         return str(path)
-
-    def _locked(self) -> int | None:
-        """A lock on the destination, held as long as the export lives; None where there are none.
-
-        It is taken before anything is looked at: what another export puts in place meanwhile
-        would stay beside what this one writes.
-
-        Raises:
-            StoreUnavailable: if another export has it.
-        """
-        if not self._folder.is_local:
-            return None
-        while True:
-            descriptor = os.open(self._folder.location, os.O_RDONLY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                raise StoreUnavailable(
-                    f"{self._folder.location}: another export is at work there"
-                ) from None
-            except OSError:
-                # Not every file system that is mounted has locks.
-                os.close(descriptor)
-                return None
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), os.stat(self._folder.location)):  # noqa: PTH116
-                    return descriptor
-            # Somebody has put another folder in its place since it was opened.
-            os.close(descriptor)
-            self._folder.make()
 
     def _remove_empty(self, places: Iterable[str]) -> None:
         for place in sorted(set(places), key=len, reverse=True):

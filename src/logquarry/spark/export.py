@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -98,12 +98,12 @@ def export_parquet(
         StoreNotFound, StoreUnavailable: if a store is not there, or ``dest`` in use.
     """
     began = time.monotonic()
-    read = _read_options(stores, options)
+    read = read_options(stores, options)
     columns = read.names
     partition_by = check_partition_columns(partition_by, columns)
     folder = OutputFolder(dest, dest_storage_options or read.storage_options)
     tasks = plan_tasks(read, min_tasks=_cores(spark))
-    _check_apart(folder.location, tasks)
+    check_apart(folder.location, [task.location for task in tasks])
     commit = ExportCommit(folder)
     commit.begin()
     try:
@@ -152,7 +152,7 @@ def summarize(
         options: as for :func:`export_parquet`.
         progress: told how many bytes of log are done, of how many.
     """
-    read = _read_options(stores, options)
+    read = read_options(stores, options)
     tasks = plan_tasks(read, TALLY_COLUMNS, min_tasks=_cores(spark))
     results = run_tasks(spark, "summary", tasks, _tally, weight=_weight, progress=progress)
     if read.on_damage == "stop":
@@ -160,17 +160,34 @@ def summarize(
     return Summary.of(result.summary for result in results)
 
 
-def _read_options(stores: Stores, options: ReadOptions | Mapping[str, str] | None) -> ReadOptions:
+def read_options(
+    stores: Stores,
+    options: ReadOptions | Mapping[str, str] | None,
+    *,
+    is_stream: bool = False,
+    takes_kafka: bool = False,
+) -> ReadOptions:
+    """What an export reads.
+
+    Args:
+        stores: a path, URL or glob, or several.
+        options: as users give them.
+        is_stream: whether it goes on from where the last one ended.
+        takes_kafka: whether the columns may be those of Spark's Kafka source.
+
+    Raises:
+        UsageError: if an option makes no sense, or has no effect.
+    """
     if isinstance(stores, str | os.PathLike):
         stores = [stores]
     paths = tuple(os.fspath(store) for store in stores)
     if isinstance(options, ReadOptions):
         return replace(options, paths=paths)
     given = {name: value for name, value in (options or {}).items() if name.lower() != "path"}
-    read = parse_read_options({**given, "path": paths[0] if paths else ""})
+    read = parse_read_options({**given, "path": paths[0] if paths else ""}, is_stream=is_stream)
     if read.remarks:
         raise UsageError("; ".join(read.remarks))
-    if read.is_kafka:
+    if read.is_kafka and not takes_kafka:
         raise UsageError("schema: an export has our columns; kafka's are for DataFrames")
     return replace(read, paths=paths)
 
@@ -225,9 +242,13 @@ def _up_to_damage(tasks: Sequence[ReadTask], results: Sequence[TaskResult]) -> l
     return kept
 
 
-def _check_apart(dest: str, tasks: Sequence[ReadTask]) -> None:
-    """That neither the destination lies in a store nor a store in the destination."""
-    for location in {task.location for task in tasks}:
+def check_apart(dest: str, locations: Iterable[str]) -> None:
+    """That neither the destination lies in a store nor a store in the destination.
+
+    Raises:
+        UsageError: if one does.
+    """
+    for location in set(locations):
         if f"{dest}/".startswith(f"{location}/") or f"{location}/".startswith(f"{dest}/"):
             raise UsageError(f"{dest}: one of it and the store {location} lies in the other")
 

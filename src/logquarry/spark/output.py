@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from logquarry.errors import StoreUnavailable
 from logquarry.files.filesystem import arrow_folder
 from logquarry.files.names import absolute
 
@@ -54,6 +56,37 @@ class OutputFolder:
     def _full(self, path: str) -> str:
         return f"{self._opened[1]}/{path}" if path else self._opened[1]
 
+    def lock(self) -> int | None:
+        """A lock on the folder, held until the descriptor is closed; None where there are none.
+
+        It is taken before anything is looked at: what another export puts in place meanwhile
+        would stay beside what this one writes.
+
+        Raises:
+            StoreUnavailable: if another export has it.
+        """
+        if not self.is_local:
+            return None
+        while True:
+            descriptor = os.open(self.location, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                raise StoreUnavailable(
+                    f"{self.location}: another export is at work there"
+                ) from None
+            except OSError:
+                # Not every file system that is mounted has locks.
+                os.close(descriptor)
+                return None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(self.location)):  # noqa: PTH116
+                    return descriptor
+            # Somebody has put another folder in its place since it was opened.
+            os.close(descriptor)
+            self.make()
+
     def files(self, path: str = "") -> Iterator[str]:
         """Paths of all files in a folder and below it; none if it is not there."""
         from pyarrow import fs as pafs
@@ -83,6 +116,21 @@ class OutputFolder:
     def create(self, path: str) -> Any:
         """A file to be written, open; what was there is replaced."""
         return self._fs.open_output_stream(self._full(path))
+
+    def open(self, path: str) -> Any:
+        """A file to be read, open."""
+        return self._fs.open_input_file(self._full(path))
+
+    def sync(self, path: str) -> None:
+        """Have a file on the disk, and its name; an object store has what it has taken."""
+        if not self.is_local:
+            return
+        for place in (self._full(path), os.path.dirname(self._full(path))):  # noqa: PTH120
+            descriptor = os.open(place, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
     def move(self, source: str, target: str) -> None:
         """Move a file, within the file system; what was there is replaced."""

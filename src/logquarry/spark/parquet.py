@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import Any, Final
@@ -73,6 +73,7 @@ class WrittenFile:
         bytes: of the file.
         first_offset: physical offset of the first message.
         last_offset: of the last.
+        values: what its rows have in common, where files are parted.
     """
 
     path: str
@@ -82,6 +83,7 @@ class WrittenFile:
     bytes: int
     first_offset: int
     last_offset: int
+    values: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,8 +131,14 @@ def write_task(
     """
     # A second attempt of the same task may run beside the first (speculation).
     attempt = f"{staging}/{number:06d}-{uuid.uuid4().hex[:12]}"
-    folder.make(attempt)
-    files = _Files(folder, attempt, task, tuple(partition_by))
+    files = PartedFiles(
+        folder,
+        task.broker,
+        FileForm(
+            schema.arrow_schema(task.columns), tuple(partition_by), "properties" in task.columns
+        ),
+        _Names(attempt, file_stem(task), tuple(partition_by)),
+    )
     damage = DamageLog()
     summary = Summary()
     # What the manifest tells is read in any case; what is not wanted of it is not written.
@@ -138,12 +146,26 @@ def write_task(
     needed += [EXACT_PROPERTIES.name] if "properties" in task.columns else []
     more = [name for name in needed if name not in task.columns]
     read = replace(task, columns=(*task.columns, *more))
-    for rows in _chunks(read_batches(read, damage)):
+    for rows in chunks(read_batches(read, damage)):
         summary.add_rows(rows)
         files.add(rows)
     written = files.close()
     summary.damage = damage.spans
     return TaskResult(task=number, files=written, summary=summary, length=task.length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Where the files of an attempt belong, and where they are until then."""
+
+    attempt: str
+    stem: str
+    partition_by: tuple[str, ...]
+
+    def __call__(self, values: tuple[Any, ...], number: int) -> tuple[str, str]:
+        name = f"{self.stem}.{number}.parquet" if number else f"{self.stem}.parquet"
+        path = f"{partition_folder(self.partition_by, values)}/{name}".lstrip("/")
+        return path, f"{self.attempt}/{path}"
 
 
 def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> WrittenFile:
@@ -163,7 +185,7 @@ def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> W
     )
 
 
-def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Batches put together to about a row group each."""
     held: list[pa.RecordBatch] = []
     size = 0
@@ -178,62 +200,98 @@ def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 # ------------------------------------------------------------------------------------------ files
-class _Files:
-    """The files of one attempt, one open at a time for each partition's values."""
+@dataclass(frozen=True, slots=True)
+class FileForm:
+    """What is in the files of a task.
+
+    Attributes:
+        schema: their columns, in order; some of those of the rows that are added.
+        partition_by: what they are parted by.
+        exact: whether the metadata tells what the column ``properties`` cannot say; the rows have
+            the column ``properties_string`` then.
+    """
+
+    schema: pa.Schema
+    partition_by: tuple[str, ...] = ()
+    exact: bool = False
+
+
+class PartedFiles:
+    """The files of one attempt, one open at a time for each partition's values.
+
+    Args:
+        folder: where they go.
+        broker: whose messages they have.
+        form: what is in them.
+        name: path of a partition's file, and where it is until it is put in place, by the
+            partition's values and the number of files that the partition has had before.
+    """
 
     def __init__(
-        self, folder: OutputFolder, attempt: str, task: ReadTask, partition_by: tuple[str, ...]
+        self,
+        folder: OutputFolder,
+        broker: str,
+        form: FileForm,
+        name: Callable[[tuple[Any, ...], int], tuple[str, str]],
     ) -> None:
         self._folder = folder
-        self._attempt = attempt
-        self._task = task
-        self._partition_by = partition_by
-        self._stem = file_stem(task)
-        self._open: dict[str, _File] = {}
-        self._begun: dict[str, int] = {}
+        self._broker = broker
+        self._form = form
+        self._name = name
+        self._open: dict[tuple[Any, ...], _File] = {}
+        self._begun: dict[tuple[Any, ...], int] = {}
         self._written: list[WrittenFile] = []
 
     def add(self, rows: pa.Table) -> None:
-        for place, part in _parted(rows, self._partition_by):
+        """Write some rows; they have ``physical_offset``, and what the form wants."""
+        for values, part in _parted(rows, self._form.partition_by):
             # The one used last goes to the end.
-            file = self._open.pop(place, None) or self._begin(place)
-            self._open[place] = file
+            file = self._open.pop(values, None) or self._begin(values)
+            self._open[values] = file
             file.add(part)
             if file.is_full:
-                self._close(place)
+                self._close(values)
 
     def close(self) -> tuple[WrittenFile, ...]:
+        """Complete all files, and tell of them."""
         while self._open:
             self._close(next(iter(self._open)))
         return tuple(sorted(self._written, key=lambda file: file.path))
 
-    def _begin(self, place: str) -> _File:
+    def _begin(self, values: tuple[Any, ...]) -> _File:
         if len(self._open) >= _MOST_FILES:
             self._close(next(iter(self._open)))
-        number = self._begun[place] = self._begun.get(place, -1) + 1
-        if place and not number:
-            self._folder.make(f"{self._attempt}/{place}")
-        name = f"{self._stem}.{number}.parquet" if number else f"{self._stem}.parquet"
-        return _File(self._folder, self._attempt, f"{place}/{name}".lstrip("/"), self._task)
+        number = self._begun[values] = self._begun.get(values, -1) + 1
+        path, staged = self._name(values, number)
+        if not number:
+            self._folder.make(staged.rpartition("/")[0])
+        return _File(self._folder, path, staged, values, self._broker, self._form)
 
-    def _close(self, place: str) -> None:
-        self._written.append(self._open.pop(place).close())
+    def _close(self, values: tuple[Any, ...]) -> None:
+        self._written.append(self._open.pop(values).close())
 
 
 class _File:
-    def __init__(self, folder: OutputFolder, attempt: str, path: str, task: ReadTask) -> None:
+    def __init__(
+        self,
+        folder: OutputFolder,
+        path: str,
+        staged: str,
+        values: tuple[Any, ...],
+        broker: str,
+        form: FileForm,
+    ) -> None:
         self._folder = folder
         self._path = path
-        self._staged = f"{attempt}/{path}"
-        self._broker = task.broker
-        self._columns = list(task.columns)
+        self._staged = staged
+        self._values = values
+        self._broker = broker
+        self._columns = form.schema.names
         self._rows = 0
         self._first = self._last = 0
-        self._exact = ExactProperties() if "properties" in task.columns else None
+        self._exact = ExactProperties() if form.exact else None
         self._sink = folder.create(self._staged)
-        self._writer = pq.ParquetWriter(
-            self._sink, schema.arrow_schema(task.columns), **_settings(task.columns)
-        )
+        self._writer = pq.ParquetWriter(self._sink, form.schema, **_settings(form.schema))
 
     @property
     def is_full(self) -> bool:
@@ -263,10 +321,12 @@ class _File:
             bytes=self._folder.size(self._staged),
             first_offset=self._first,
             last_offset=self._last,
+            values=self._values,
         )
 
 
-def _settings(columns: Sequence[str]) -> dict[str, Any]:
+def _settings(schema: pa.Schema) -> dict[str, Any]:
+    columns = schema.names
     return {
         "compression": "zstd",
         "compression_level": COMPRESSION_LEVEL,
@@ -324,10 +384,12 @@ def _day(number: int) -> date | None:
         return None
 
 
-def _parted(rows: pa.Table, partition_by: tuple[str, ...]) -> Iterator[tuple[str, pa.Table]]:
-    """Rows by the folder of their partition, each in the order they had."""
+def _parted(
+    rows: pa.Table, partition_by: tuple[str, ...]
+) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
+    """Rows by the values of their partition, each in the order they had."""
     if not partition_by:
-        yield "", rows
+        yield (), rows
         return
     codes = np.zeros(rows.num_rows, np.int64)
     for name in partition_by:
@@ -338,8 +400,7 @@ def _parted(rows: pa.Table, partition_by: tuple[str, ...]) -> Iterator[tuple[str
     together = rows.combine_chunks()
     for indices in np.split(order, cuts):
         part = together if len(indices) == len(rows) else together.take(pa.array(indices))
-        values = [_partition_value(part, name) for name in partition_by]
-        yield partition_folder(partition_by, values), part
+        yield tuple(_partition_value(part, name) for name in partition_by), part
 
 
 def _codes(rows: pa.Table, name: str) -> tuple[Any, int]:

@@ -1,0 +1,208 @@
+"""``logquarry export --format delta`` and ``iceberg``: options of their own, and what is told."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+from logquarry import text
+from logquarry.cli.output import Output
+from logquarry.errors import UsageError
+
+if TYPE_CHECKING:
+    from logquarry.spark.lakehouse.advance import Done
+    from logquarry.spark.lakehouse.export import TableExport, TableSummary
+    from logquarry.spark.options import ReadOptions
+
+KINDS = ("delta", "iceberg")
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--follow", is_flag=True, help="Go on with what comes, until interrupted (tables only)."
+    ),
+    click.option(
+        "--interval",
+        metavar="SECONDS",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Between two looks at the stores that are followed.  [default: 10]",
+    ),
+    click.option(
+        "--max-bytes",
+        metavar="SIZE",
+        help="Most bytes of log in one commit to a table, as 4g.  [default: all there is]",
+    ),
+    click.option(
+        "--decode",
+        metavar="raw|json|avro|protobuf",
+        help="Bodies as the column value, too (tables only).",
+    ),
+    click.option(
+        "--decode-schema",
+        metavar="FILE",
+        help="For json a DDL, or a file with one or with a JSON Schema (default: from a sample); "
+        "an .avsc; a descriptor set of protoc.",
+    ),
+    click.option("--decode-message", metavar="NAME", help="Full name of the Protobuf message."),
+    click.option(
+        "--dead-letters",
+        metavar="DEST",
+        help="Table of bodies that do not decode.  [default: beside the table]",
+    ),
+    click.option(
+        "--table",
+        metavar="NAMESPACE.TABLE",
+        help="In the Iceberg catalog.  [default: logquarry.messages]",
+    ),
+    click.option(
+        "--catalog",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Properties of an Iceberg catalog.  [default: SQLite in DEST/catalog.db]",
+    ),
+    click.option(
+        "--schema",
+        type=click.Choice(["native", "kafka"]),
+        help="Our columns, or those of Spark's Kafka source (tables only).  [default: native]",
+    ),
+    click.option("--moved", is_flag=True, help="A store lies elsewhere than at the export before."),
+)
+
+
+class TableFlags(NamedTuple):
+    """What the options of :func:`table_flags` say, word for word."""
+
+    follow: bool = False
+    interval: float | None = None
+    max_bytes: str | None = None
+    decode: str | None = None
+    decode_schema: str | None = None
+    decode_message: str | None = None
+    dead_letters: str | None = None
+    table: str | None = None
+    catalog: tuple[str, ...] = ()
+    schema: str | None = None
+    moved: bool = False
+
+    def refuse(self, kind: str, *names: str) -> None:
+        """Raises UsageError for options that make no sense for a format: these, or all."""
+        for name in names or self._fields:
+            if getattr(self, name):
+                takers = "iceberg" if names else " and ".join(KINDS)
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} is for --format {takers}, not {kind}")
+
+
+def table_flags(command: _Command) -> Callable[..., Any]:
+    """Give a command the options of tables, as its argument ``flags``."""
+
+    @functools.wraps(command)
+    def bundled(**arguments: Any) -> Any:
+        own = TableFlags(**{name: arguments.pop(name) for name in TableFlags._fields})
+        return command(flags=own, **arguments)
+
+    for option in reversed(_OPTIONS):
+        bundled = option(bundled)
+    return bundled
+
+
+def prepared(
+    kind: str,
+    stores: Sequence[str],
+    target: str,
+    read: ReadOptions,
+    partition_by: Sequence[str],
+    flags: TableFlags,
+) -> TableExport:
+    """The export that the options want, looked at and not begun.
+
+    Raises:
+        UsageError: if they make no sense, or a package is missing.
+    """
+    from dataclasses import replace
+
+    from logquarry.spark.decode import parse_decode_options
+    from logquarry.spark.lakehouse.export import (
+        DEFAULT_INTERVAL,
+        DEFAULT_TABLE,
+        delta_export,
+        iceberg_export,
+    )
+    from logquarry.values import byte_count
+
+    if flags.max_bytes is not None:
+        try:
+            read = replace(read, max_bytes=byte_count(flags.max_bytes))
+        except UsageError as error:
+            raise UsageError(f"--max-bytes {error}") from None
+    if flags.interval is not None and not flags.follow:
+        raise UsageError("--interval goes with --follow")
+    common: dict[str, Any] = {
+        "partition_by": partition_by,
+        "decode": parse_decode_options(
+            flags.decode or "raw", flags.decode_schema, flags.decode_message
+        ),
+        "dead_letters": flags.dead_letters,
+        "follow": flags.follow,
+        "interval": flags.interval or DEFAULT_INTERVAL,
+        "moved": flags.moved,
+    }
+    if kind == "delta":
+        flags.refuse(kind, "table", "catalog")
+        export = delta_export(stores, target, read, **common)
+    else:
+        export = iceberg_export(
+            stores,
+            target,
+            read,
+            table=flags.table or DEFAULT_TABLE,
+            catalog=_properties(flags.catalog),
+            **common,
+        )
+    export.check()
+    return export
+
+
+def _properties(words: Sequence[str]) -> dict[str, str] | None:
+    for word in words:
+        if re.match(r"[^=]+=", word) is None:
+            raise UsageError(f"--catalog takes NAME=VALUE, not {word!r}")
+    return dict(word.split("=", 1) for word in words) or None
+
+
+def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
+    """Have Spark do it, and tell what was added."""
+    from logquarry.cli import spark
+
+    follow = export.options.follow
+    where = text.printable(export.target.table.folder.location)
+
+    def told(done: Done) -> None:
+        if follow:
+            out.note(
+                f"{where}: {text.plural(done.summary.total.messages, 'message')} in "
+                f"{text.plural(done.commits, 'commit')} so far"
+            )
+
+    with spark.session(master) as session:
+        if follow:
+            done = export.run(session, on_commit=told)
+        else:
+            with out.progress("exporting", in_bytes=True) as progress:
+                done = export.run(session, progress=progress)
+    out.note(
+        f"added {text.plural(done.messages, 'message')} to {where}: "
+        f"{text.plural(done.files, 'file')}, {text.size_text(done.bytes)}, in {done.seconds:.1f} s"
+    )
+    if done.dead_messages:
+        assert done.dead_letters is not None
+        out.note(
+            f"{text.plural(done.dead_messages, 'body', 'bodies')} did not decode: see "
+            f"{text.printable(done.dead_letters)}"
+        )
+    return done

@@ -1,0 +1,192 @@
+"""Spark's DDL as Arrow types, without Spark: schemas are read before any of it starts."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import pyarrow as pa
+
+from logquarry.errors import UsageError
+
+_SIMPLE: Final = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "byte": pa.int8(),
+    "smallint": pa.int16(),
+    "short": pa.int16(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "real": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "decimal": pa.decimal128(10, 0),
+}
+_TOKEN: Final = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([A-Za-z0-9_$-]+)|([<>(),:]))")
+_DEEPEST: Final = 50
+
+
+def struct_of(text: str) -> pa.StructType:
+    """The struct of a list of columns: ``id bigint, tags array<string>``, or ``struct<...>``.
+
+    Raises:
+        UsageError: if it is none.
+    """
+    parser = _Parser(text)
+    if re.match(r"\s*struct\s*<", text, re.IGNORECASE):
+        found = parser.type()
+    else:
+        found = parser.fields(None)
+    parser.expect_end()
+    check_struct(found)
+    return found
+
+
+def check_struct(found: pa.StructType) -> None:
+    """That a struct can be a column of any table.
+
+    Raises:
+        UsageError: if not: it has no fields, or two whose names differ in case alone.
+    """
+    _check(found, "value")
+
+
+def _check(kind: pa.DataType, path: str) -> None:
+    if pa.types.is_struct(kind):
+        if not kind.num_fields:
+            raise UsageError(f"schema: {path} has no fields, and tables have no such column")
+        seen: set[str] = set()
+        for child in kind:
+            if not is_column_name(child.name):
+                raise UsageError(f"schema: {path} has a field {child.name!r}: no name of a column")
+            if child.name.lower() in seen:
+                raise UsageError(f"schema: {path} has {child.name} twice (case does not count)")
+            seen.add(child.name.lower())
+            _check(child.type, f"{path}.{child.name}")
+    elif pa.types.is_list(kind):
+        _check(kind.value_type, f"{path}[]")
+    elif pa.types.is_map(kind):
+        _check(kind.item_type, f"{path}{{}}")
+
+
+def is_column_name(name: str) -> bool:
+    """Whether all tables take a name for a column."""
+    return bool(name) and re.search(r"[ ,;{}()\n\t=.\x00]", name) is None
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """A type as we write it, of one that a library has made of ours."""
+    types = pa.types
+    if types.is_struct(kind):
+        return pa.struct([(child.name, plain(child.type)) for child in kind])
+    if types.is_map(kind):
+        return pa.map_(plain(kind.key_type), plain(kind.item_type))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_list_view(kind):
+        return pa.list_(plain(kind.value_type))
+    if types.is_large_string(kind) or types.is_string_view(kind):
+        return pa.string()
+    if types.is_large_binary(kind) or types.is_binary_view(kind):
+        return pa.binary()
+    if types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC")
+    return kind
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._depth = 0
+
+    def _look(self) -> re.Match[str] | None:
+        return _TOKEN.match(self._text, self._at)
+
+    def _symbol(self, wanted: str) -> bool:
+        found = self._look()
+        if found is not None and found[3] == wanted:
+            self._at = found.end()
+            return True
+        return False
+
+    def _name(self, what: str) -> str:
+        found = self._look()
+        if found is None or found[3] is not None:
+            raise self._error(f"takes {what} here")
+        self._at = found.end()
+        return found[2] if found[1] is None else found[1].replace("``", "`")
+
+    def _expect(self, symbol: str) -> None:
+        if not self._symbol(symbol):
+            raise self._error(f"takes {symbol!r} here")
+
+    def _error(self, text: str) -> UsageError:
+        rest = self._text[self._at :].strip()[:40]
+        return UsageError(f"schema: {text}: {rest!r} (of {self._text[:80]!r})")
+
+    def expect_end(self) -> None:
+        """Raises UsageError if anything is left."""
+        if self._text[self._at :].strip():
+            raise self._error("takes nothing more")
+
+    def fields(self, end: str | None) -> pa.StructType:
+        """Names and types up to a symbol, or to the end of the text."""
+        found: list[tuple[str, pa.DataType]] = []
+        while end is None or not self._symbol(end):
+            name = self._name("the name of a column")
+            self._symbol(":")
+            found.append((name, self.type()))
+            for word in ("not", "null"):
+                if (token := self._look()) is not None and (token[2] or "").lower() == word:
+                    # Bodies decide what is null; a column of them takes it.
+                    self._at = token.end()
+            if not self._symbol(","):
+                if end is not None:
+                    self._expect(end)
+                break
+        return pa.struct(found)
+
+    def type(self) -> pa.DataType:
+        """A type."""
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise UsageError(f"schema: more than {_DEEPEST} types in each other")
+        word = self._name("a type")
+        name = word.lower()
+        found: pa.DataType
+        if name == "struct":
+            self._expect("<")
+            found = self.fields(">")
+        elif name == "array":
+            self._expect("<")
+            found = pa.list_(self.type())
+            self._expect(">")
+        elif name == "map":
+            self._expect("<")
+            key = self.type()
+            self._expect(",")
+            found = pa.map_(key, self.type())
+            if key != pa.string():
+                raise UsageError("schema: the keys of a map are of type string")
+            self._expect(">")
+        elif name in ("decimal", "numeric", "dec") and self._symbol("("):
+            precision = self._name("a precision")
+            scale = self._name("a scale") if self._symbol(",") else "0"
+            self._expect(")")
+            try:
+                found = pa.decimal128(int(precision), int(scale))
+            except ValueError as error:
+                raise UsageError(f"schema: decimal({precision},{scale}): {error}") from None
+            if int(scale) > int(precision):
+                raise UsageError(f"schema: decimal({precision},{scale}): more behind the point")
+        elif name in _SIMPLE:
+            found = _SIMPLE[name]
+        else:
+            raise UsageError(f"schema: there is no type {word!r}")
+        self._depth -= 1
+        return found

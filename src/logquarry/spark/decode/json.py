@@ -1,0 +1,310 @@
+"""JSON bodies: objects, with the types that are given or that a sample has.
+
+A field that is not there is null, one that no column has is passed over. A column of type string
+takes any value: what is no string becomes its JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from functools import cached_property
+from typing import Any, Final
+
+import pyarrow as pa
+
+from logquarry.spark.decode.bodies import BodyDecoder, NotOfTheSchema
+from logquarry.spark.decode.ddl import is_column_name
+
+_EXACT: Final = 1 << 53
+_DEEPEST: Final = 20
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+Convert = Callable[[Any], Any]
+
+
+class JsonDecoder(BodyDecoder):
+    """Decodes JSON objects.
+
+    Args:
+        arrow_type: a struct.
+    """
+
+    def __init__(self, arrow_type: pa.DataType) -> None:
+        self.arrow_type = arrow_type
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JsonDecoder, (self.arrow_type,)
+
+    @cached_property
+    def _convert(self) -> Convert:
+        return _converter(self.arrow_type, "value")
+
+    def value(self, body: bytes) -> Any:
+        """One object."""
+        return self._convert(parsed(body))
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """A body as an object.
+
+    Raises:
+        ValueError: if it is none.
+        RecursionError: if it goes too deep.
+    """
+    # json.loads would take UTF-16 and UTF-32 for what they are; no rule says that bodies may be.
+    found = json.loads(body.decode("utf-8"), parse_float=_Number, parse_constant=_no_constant)
+    if not isinstance(found, dict):
+        raise NotOfTheSchema(f"is no JSON object, but {_kind(found)}")
+    return found
+
+
+class _Number(float):
+    """A number with a point, and how it was written: decimals want all of its digits."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> _Number:
+        self = super().__new__(cls, text)
+        self.text = text
+        return self
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+    return "null" if value is None else names.get(type(value), "a number")
+
+
+# ------------------------------------------------------------------------------------------ types
+def _converter(kind: pa.DataType, path: str) -> Convert:
+    """What makes a JSON value one of a type; null stays null."""
+    types = pa.types
+    make: Convert
+    if types.is_struct(kind):
+        make = _struct(kind, path)
+    elif types.is_list(kind):
+        own = _converter(kind.value_type, f"{path}[]")
+        make = _of(path, "an array", list, lambda value: [own(item) for item in value])
+    elif types.is_map(kind):
+        of_map = _converter(kind.item_type, f"{path}{{}}")
+        make = _of(
+            path,
+            "an object",
+            dict,
+            lambda value: [(_text(k, path), of_map(v)) for k, v in value.items()],
+        )
+    elif types.is_boolean(kind):
+        make = _of(path, "a boolean", bool, lambda value: value)
+    elif types.is_integer(kind):
+        make = _integer(path, kind.bit_width)
+    elif types.is_floating(kind):
+        make = _floating(path)
+    elif types.is_decimal(kind):
+        make = _decimal(path)
+    elif types.is_timestamp(kind):
+        make = _of(path, "a string with a time", str, _microseconds(path))
+    elif types.is_date(kind):
+        make = _of(path, "a string with a date", str, _day(path))
+    elif types.is_binary(kind):
+        make = _of(path, "a string in base64", str, lambda v: base64.b64decode(v, validate=True))
+    else:
+        make = _any_text(path)
+    return lambda value: None if value is None else make(value)
+
+
+def _of(path: str, what: str, kind: type, make: Convert) -> Convert:
+    def convert(value: Any) -> Any:
+        if type(value) is not kind:
+            raise NotOfTheSchema(f"{path}: wants {what}, and is {_kind(value)}")
+        return make(value)
+
+    return convert
+
+
+def _struct(kind: pa.StructType, path: str) -> Convert:
+    fields = [(child.name, _converter(child.type, f"{path}.{child.name}")) for child in kind]
+
+    def convert(value: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: own(value.get(name)) for name, own in fields}
+
+    return _of(path, "an object", dict, convert)
+
+
+def _integer(path: str, bits: int) -> Convert:
+    least, largest = -(1 << bits - 1), (1 << bits - 1) - 1
+
+    def convert(value: Any) -> int:
+        if isinstance(value, _Number) and value.is_integer() and abs(value) <= _EXACT:
+            value = int(value)
+        if type(value) is not int:
+            what = _kind(value) if not isinstance(value, float) else "a number with a fraction"
+            raise NotOfTheSchema(f"{path}: wants a whole number, and is {what}")
+        if not least <= value <= largest:
+            raise NotOfTheSchema(f"{path}: wants a whole number of {bits} bits, and is {value}")
+        return value
+
+    return convert
+
+
+def _floating(path: str) -> Convert:
+    def convert(value: Any) -> float:
+        if type(value) is not int and not isinstance(value, float):
+            raise NotOfTheSchema(f"{path}: wants a number, and is {_kind(value)}")
+        found = float(value)
+        if math.isinf(found):
+            raise NotOfTheSchema(f"{path}: the number is too large")
+        return found
+
+    return convert
+
+
+def _decimal(path: str) -> Convert:
+    def convert(value: Any) -> Decimal:
+        if type(value) is int:
+            return Decimal(value)
+        if isinstance(value, _Number):
+            return Decimal(value.text)
+        raise NotOfTheSchema(f"{path}: wants a number, and is {_kind(value)}")
+
+    return convert
+
+
+def _microseconds(path: str) -> Convert:
+    def convert(text: str) -> int:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise NotOfTheSchema(f"{path}: wants a time (ISO 8601), and is {text!r}") from None
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return (moment - _EPOCH) // _MICROSECOND
+
+    return convert
+
+
+def _day(path: str) -> Convert:
+    def convert(text: str) -> date:
+        try:
+            return date.fromisoformat(text)
+        except ValueError:
+            raise NotOfTheSchema(f"{path}: wants a date (ISO 8601), and is {text!r}") from None
+
+    return convert
+
+
+def _any_text(path: str) -> Convert:
+    def convert(value: Any) -> str:
+        return _text(value if type(value) is str else _as_json(value), path)
+
+    return convert
+
+
+def _as_json(value: Any) -> str:
+    if isinstance(value, _Number):
+        return value.text
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _text(value: str, path: str) -> str:
+    if not value.isascii():
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise NotOfTheSchema(f"{path}: has half of a surrogate pair") from None
+    return value
+
+
+# ----------------------------------------------------------------------------------- from a sample
+def inferred(bodies: Iterable[bytes]) -> tuple[pa.DataType | None, int]:
+    """The struct that holds the objects among some bodies, and how many there are.
+
+    Whole numbers are ``bigint``, and ``double`` where they come beside others; what has several
+    types is a string. Fields without a value but null are strings. Fields whose names no column can
+    have are left out.
+
+    Returns:
+        None for the type where no object has a field.
+    """
+    found: pa.DataType | None = None
+    count = 0
+    for body in bodies:
+        try:
+            value = parsed(body)
+        except (ValueError, RecursionError):
+            continue
+        count += 1
+        found = _merged(found, _type_of(value, 0))
+    if found is None:
+        return None, count
+    whole = _complete(found)
+    return (whole if pa.types.is_struct(whole) else None), count
+
+
+def _type_of(value: Any, depth: int) -> pa.DataType:
+    if value is None:
+        return pa.null()
+    if depth > _DEEPEST:
+        return pa.string()
+    if isinstance(value, dict):
+        fields: dict[str, pa.DataType] = {}
+        seen: set[str] = set()
+        for name, own in value.items():
+            if is_column_name(name) and name.isprintable() and name.lower() not in seen:
+                seen.add(name.lower())
+                fields[name] = _type_of(own, depth + 1)
+        return pa.struct(list(fields.items()))
+    if isinstance(value, list):
+        item: pa.DataType | None = None
+        for own in value:
+            item = _merged(item, _type_of(own, depth + 1))
+        return pa.list_(pa.null() if item is None else item)
+    if isinstance(value, bool):
+        return pa.bool_()
+    if isinstance(value, int):
+        return pa.int64() if -(1 << 63) <= value < 1 << 63 else pa.float64()
+    return pa.float64() if isinstance(value, float) else pa.string()
+
+
+def _merged(one: pa.DataType | None, other: pa.DataType) -> pa.DataType:
+    if one is None or pa.types.is_null(one) or one.equals(other):
+        return other
+    if pa.types.is_null(other):
+        return one
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        fields = {child.name: child.type for child in one}
+        by_lower = {name.lower(): name for name in fields}
+        for child in other:
+            name = by_lower.get(child.name.lower())
+            if name is None:
+                fields[child.name] = child.type
+            elif name == child.name:
+                fields[name] = _merged(fields[name], child.type)
+        return pa.struct(list(fields.items()))
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        return pa.list_(_merged(one.value_type, other.value_type))
+    if {str(one), str(other)} == {"int64", "double"}:
+        return pa.float64()
+    return pa.string()
+
+
+def _complete(kind: pa.DataType) -> pa.DataType:
+    """A type without what no table has: a null is a string, as is a struct without fields."""
+    if pa.types.is_null(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_complete(kind.value_type))
+    if pa.types.is_struct(kind):
+        if not kind.num_fields:
+            return pa.string()
+        return pa.struct([(child.name, _complete(child.type)) for child in kind])
+    return kind

@@ -1,0 +1,340 @@
+"""From one commit to the next: what of the stores comes into a table, and when.
+
+Knows nothing of Spark: who runs the tasks is given. A step plans, has files written, and commits;
+all that it goes by is in the table, so that it does not matter which process makes the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from logquarry.errors import UsageError
+from logquarry.files.names import stores_by_name
+from logquarry.scan.walk import DamagedSpan
+from logquarry.signals import held
+from logquarry.spark.decode import BodyDecoder, DecodeOptions, decoder_for
+from logquarry.spark.lakehouse.identity import check_same, document, identity, parsed
+from logquarry.spark.lakehouse.runs import Run
+from logquarry.spark.lakehouse.table import Marks, Table, TableFile
+from logquarry.spark.lakehouse.write import (
+    VALUE,
+    TableResult,
+    TableWriter,
+    dead_letter_schema,
+    table_schema,
+)
+from logquarry.spark.options import OffsetLimit, ReadOptions
+from logquarry.spark.stream.offsets import START, StreamOffset
+from logquarry.spark.stream.planner import Limits, StreamPlanner
+from logquarry.spark.summary import Summary
+from logquarry.spark.tasks import ReadTask
+
+logger = logging.getLogger(__name__)
+
+QUIET_BYTES: Final = 256 << 20
+"""So much log without a message for the table is read again after a restart, and no more."""
+
+Work = Callable[[int, ReadTask], TableResult]
+"""What a worker does: gets a task's number and the task."""
+RunTasks = Callable[[Sequence[ReadTask], Work], list[TableResult]]
+"""Has tasks done, and gives their results in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is exported to where.
+
+    Attributes:
+        table: the messages'.
+        dead_letters: that of bodies that do not decode; None where nothing is decoded.
+        read: what is read, and how.
+        partition_by: what the table is parted by.
+        decode: how bodies are decoded; None for not at all.
+        moved: whether stores may lie elsewhere than when the table last had something of them.
+    """
+
+    table: Table
+    dead_letters: Table | None
+    read: ReadOptions
+    partition_by: tuple[str, ...]
+    decode: DecodeOptions | None
+    moved: bool = False
+
+
+@dataclass(slots=True)
+class Done:
+    """What steps have come to.
+
+    Attributes:
+        summary: the messages that the table got, and the damage.
+        files: how many it got.
+        bytes: of them.
+        dead_messages: how many bodies went to the dead letters.
+        commits: how many there were.
+        is_stopped: whether damage is the end, as the options say.
+    """
+
+    summary: Summary = field(default_factory=Summary)
+    files: int = 0
+    bytes: int = 0
+    dead_messages: int = 0
+    commits: int = 0
+    is_stopped: bool = False
+
+
+class Advance:
+    """Moves a table on, step by step.
+
+    Args:
+        target: what to where.
+        run: begun; the destination's.
+        run_tasks: has tasks done.
+
+    Raises:
+        UsageError: if the table has something else in it, or stores have changed their names.
+        StoreNotFound, MessageNotFound: as :class:`StreamPlanner` has it.
+    """
+
+    def __init__(self, target: Target, run: Run, run_tasks: RunTasks) -> None:
+        self._target = target
+        self._run = run
+        self._run_tasks = run_tasks
+        self._identity = identity(
+            target.read,
+            target.partition_by,
+            None if target.decode is None else target.decode.as_json(),
+        )
+        self._decoder: BodyDecoder | None = None
+        self.done = Done()
+        state = target.table.look()
+        self._created = state is not None
+        places = stores_by_name(target.read.paths, target.read.storage_options)
+        self._committed: dict[str, int] = {}
+        kept: dict[str, Any] | None = None
+        if state is not None:
+            found = parsed(target.table.name, state.document)
+            check_same(target.table.name, self._identity, found)
+            self._committed = state.marks(_names(places))
+            self._check_places(places)
+            kept = found["start"]
+            if target.decode is not None:
+                self._decoder = decoder_for(target.decode, state.schema.field(VALUE).type)
+        elif target.decode is not None and not target.decode.needs_sample:
+            self._decoder = decoder_for(target.decode, None)
+        self._planner, self._at = self._planned(kept)
+
+    def _check_places(self, places: Mapping[str, str]) -> None:
+        name = self._target.table.name
+        for broker, location in places.items():
+            by_name = self._committed.get(_broker(broker))
+            by_place = self._committed.get(_store(location))
+            if by_name is None and by_place is not None:
+                raise UsageError(
+                    f"{name}: the store {location} is in the table under another name than "
+                    f"{broker!r}: which stores are given together decides what they are called; "
+                    "give the same ones as before"
+                )
+            if by_name is not None and by_place != by_name and not self._target.moved:
+                raise UsageError(
+                    f"{name}: broker {broker!r} came from another place than {location}: if it "
+                    "is the same store, say so with --moved (moved=True)"
+                )
+
+    def _planned(self, kept: Mapping[str, Any] | None) -> tuple[StreamPlanner, dict[str, Any]]:
+        """A planner, and where it goes on."""
+        read = self._target.read
+        known = {
+            name.removeprefix(_broker("")): value
+            for name, value in self._committed.items()
+            if name.startswith(_broker(""))
+        }
+        # For new stores alone it matters where the options want to start.
+        start = OffsetLimit(default=read.start.default, brokers={**read.start.brokers, **known})
+        planner = StreamPlanner(replace(read, start=start), read.names)
+        first = dict(planner.initial())
+        if kept is not None:
+            first.pop(START, None)
+            first |= {START: kept} if kept else {}
+        offset = StreamOffset.from_json(first).moved(known)
+        return planner, replace(offset, first=None).to_json()
+
+    # ------------------------------------------------------------------------------------ one step
+    def to_what_is_there(self) -> None:
+        """Have the steps end with what the stores hold now, also if they are being written."""
+        self._planner.prepare_available_now()
+
+    def step(self) -> bool:
+        """Bring more of the stores into the table; whether there was more.
+
+        Raises:
+            CorruptFrame: on damage, as the options say.
+            StoreUnavailable: if another export has written to the table meanwhile.
+        """
+        read = self._target.read
+        end = self._planner.latest(self._at, Limits(read.max_bytes, read.max_rows))
+        if self.done.is_stopped or self._marks(end) == self._marks(self._at):
+            return False
+        tasks = self._planner.tasks(self._at, end)
+        if not self._can_decode(tasks):
+            return False
+        self._run.begin_commit(self._marks(end))
+        try:
+            results = self._write(tasks)
+            stops = _first_damage(tasks, results) if read.on_damage == "stop" else {}
+            end = _ended(end, stops)
+            kept: list[TableResult] = []
+            for task, result in zip(tasks, results, strict=True):
+                if _begins(task) <= stops.get(task.broker, _begins(task)):
+                    kept.append(result)
+                else:
+                    self._remove(result)
+            files = [file for result in kept for file in result.files]
+            dead = [file for result in kept for file in result.dead]
+            with held():
+                if files or dead or self._is_far(self._marks(end)):
+                    self._commit(files, dead, self._marks(end))
+                else:
+                    self._run.give_up()
+        except BaseException:
+            self._run.give_up()
+            raise
+        self._at = end
+        self.done.is_stopped = bool(stops)
+        self.done.files += len(files)
+        self.done.bytes += sum(file.bytes for file in files)
+        self.done.dead_messages += sum(result.dead_messages for result in kept)
+        self.done.summary = Summary.of([self.done.summary, *(result.summary for result in kept)])
+        return True
+
+    def settle(self) -> None:
+        """Have the table say how far the stores were read, also where no message came of it."""
+        marks = self._marks(self._at)
+        if self._is_ahead(marks) and self._can_decode(()):
+            with held():
+                self._commit([], [], marks)
+
+    def _can_decode(self, tasks: Sequence[ReadTask]) -> bool:
+        """Whether it is known what bodies decode to: a schema may have to wait for messages."""
+        if self._target.decode is not None and self._decoder is None:
+            self._decoder = decoder_for(self._target.decode, None, tasks)
+        return self._target.decode is None or self._decoder is not None
+
+    def _remove(self, result: TableResult) -> None:
+        for file in result.files:
+            self._target.table.folder.remove(file.path)
+        if self._target.dead_letters is not None:
+            for file in result.dead:
+                self._target.dead_letters.folder.remove(file.path)
+
+    def _write(self, tasks: Sequence[ReadTask]) -> list[TableResult]:
+        target = self._target
+        dead_from: dict[str, int] = {}
+        if target.dead_letters is not None and (state := target.dead_letters.look()) is not None:
+            names = {_broker(task.broker): task.broker for task in tasks}
+            dead_from = {names[name]: value for name, value in state.marks(names).items()}
+        writer = TableWriter(
+            folder=target.table.folder,
+            run=self._run.name,
+            columns=target.read.names,
+            partition_by=target.partition_by,
+            partitions_in_files=target.table.partitions_in_files,
+            decoder=self._decoder,
+            is_kafka=target.read.is_kafka,
+            dead_folder=None if target.dead_letters is None else target.dead_letters.folder,
+            dead_from=dead_from,
+        )
+        return self._run_tasks(tasks, writer)
+
+    def _commit(self, files: Sequence[TableFile], dead: Sequence[TableFile], marks: Marks) -> None:
+        """The dead letters first: what they have twice the next run leaves out by their marks."""
+        target = self._target
+        if not self._run.name:
+            self._run.begin_commit(marks)
+        else:
+            self._run.tell(marks)
+        self._create()
+        if dead:
+            assert target.dead_letters is not None
+            state = target.dead_letters.look()
+            if state is None:
+                kept = document({"dead_letters_of": target.table.name}, {}, None)
+                target.dead_letters.create(dead_letter_schema(), (), kept)
+                state = target.dead_letters.look()
+                assert state is not None
+            before = state.marks(marks)
+            target.dead_letters.append(dead, _forward(marks, before), before)
+        before = {name: v for name, v in self._committed.items() if name in marks}
+        target.table.append(files, marks, before)
+        self._committed |= marks
+        self._run.commit_done()
+        self.done.commits += 1
+
+    def _create(self) -> None:
+        if self._created:
+            return
+        target = self._target
+        columns = table_schema(target.read.names, is_kafka=target.read.is_kafka)
+        if self._decoder is not None:
+            columns = columns.append(self._decoder.field(VALUE))
+        start = self._at.get(START, {})
+        kept = {name: value for name, value in start.items() if name != "offsets"}
+        letters = None if target.dead_letters is None else target.dead_letters.name
+        target.table.create(columns, target.partition_by, document(self._identity, kept, letters))
+        self._created = True
+
+    # -------------------------------------------------------------------------------------- marks
+    def _marks(self, offset: Mapping[str, Any]) -> dict[str, int]:
+        read = self._target.read
+        places = stores_by_name(read.paths, read.storage_options)
+        found: dict[str, int] = {}
+        for broker, value in StreamOffset.from_json(offset).brokers.items():
+            found[_broker(broker)] = value
+            if broker in places:
+                found[_store(places[broker])] = value
+        return found
+
+    def _is_ahead(self, marks: Marks) -> bool:
+        return any(self._committed.get(name) != value for name, value in marks.items())
+
+    def _is_far(self, marks: Marks) -> bool:
+        return any(v - self._committed.get(name, 0) > QUIET_BYTES for name, v in marks.items())
+
+
+def _broker(name: str) -> str:
+    return f"broker:{name}"
+
+
+def _store(location: str) -> str:
+    return f"store:{location}"
+
+
+def _names(places: Mapping[str, str]) -> list[str]:
+    return [*map(_broker, places), *map(_store, places.values())]
+
+
+def _forward(marks: Marks, before: Marks) -> dict[str, int]:
+    """The marks, none of them behind where it was: the dead letters may be ahead of the table."""
+    return {name: max(value, before.get(name, value)) for name, value in marks.items()}
+
+
+def _begins(task: ReadTask) -> int:
+    part = task.plan.parts[0]
+    return int(getattr(part, "start", 0))
+
+
+def _first_damage(tasks: Sequence[ReadTask], results: Sequence[TableResult]) -> dict[str, int]:
+    """Where the first damage of each store is that has any."""
+    found: dict[str, int] = {}
+    for task, result in zip(tasks, results, strict=True):
+        spans: list[DamagedSpan] = result.summary.damage
+        for span in spans:
+            found[task.broker] = min(span.offset, found.get(task.broker, span.offset))
+    return found
+
+
+def _ended(end: Mapping[str, Any], stops: Mapping[str, int]) -> dict[str, Any]:
+    offset = StreamOffset.from_json(end)
+    return replace(offset.moved(stops), first=None).to_json()

@@ -1,0 +1,201 @@
+"""A Delta table, through the package `deltalake`.
+
+The marks are the table's application transactions (``txn`` actions): they come and go with the
+files of their commit, survive checkpoints, and two commits that move the same one conflict.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from logquarry.errors import StoreUnavailable, UsageError
+from logquarry.spark.lakehouse.table import (
+    PROPERTY,
+    Marks,
+    TableFile,
+    TableState,
+    check_unmoved,
+    missing_extra,
+    text_bound,
+)
+from logquarry.spark.output import OutputFolder
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_APP: Final = "logquarry:"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_DAY: Final = "day"
+
+
+class Delta:
+    """A Delta table.
+
+    Args:
+        folder: where it is.
+        options: what `deltalake` takes to reach a URL.
+    """
+
+    partitions_in_files = False
+
+    def __init__(self, folder: OutputFolder, options: Mapping[str, str] | None = None) -> None:
+        try:
+            import deltalake  # noqa: F401
+        except ModuleNotFoundError:
+            raise missing_extra("deltalake") from None
+        self.folder = folder
+        self._options = dict(options or {}) or None
+
+    @property
+    def name(self) -> str:
+        """Its location."""
+        return self.folder.location
+
+    def _open(self) -> DeltaTable | None:
+        from deltalake import DeltaTable
+
+        where = self.folder.location
+        with self._told():
+            if not DeltaTable.is_deltatable(where, self._options):
+                return None
+            return DeltaTable(where, storage_options=self._options)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """The library's own troubles as one of ours."""
+        from deltalake.exceptions import CommitFailedError, DeltaError
+
+        try:
+            yield
+        except CommitFailedError:
+            raise
+        except DeltaError as error:
+            raise StoreUnavailable(f"{self.name}: {error}") from error
+
+    def _there(self) -> DeltaTable:
+        table = self._open()
+        if table is None:
+            raise StoreUnavailable(f"{self.name}: the table is not there any more")
+        return table
+
+    def look(self) -> TableState | None:
+        """How it stands now."""
+        table = self._open()
+        if table is None:
+            return None
+        document = table.metadata().configuration.get(PROPERTY)
+        if document is None:
+            raise UsageError(f"{self.name}: a Delta table that no export of ours made")
+        return _State(table, document)
+
+    def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
+        """Make it, without rows."""
+        from deltalake import DeltaTable, Schema
+
+        if _DAY in partition_by:
+            schema = schema.append(pa.field(_DAY, pa.date32()))
+        with self._told():
+            DeltaTable.create(
+                self.folder.location,
+                schema=Schema.from_arrow(schema),
+                mode="error",
+                partition_by=list(partition_by) or None,
+                configuration={PROPERTY: document},
+                storage_options=self._options,
+                raise_if_key_not_exists=False,
+            )
+
+    def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
+        """Add files and move marks, in one commit."""
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError
+
+        table = self._there()
+        check_unmoved(self.name, _marks(table, marks), before)
+        types = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
+        now = int(time.time() * 1000)
+        moved = [Transaction(_APP + name, value, now) for name, value in marks.items()]
+        told = {PROPERTY: json.dumps({"from": dict(before), "to": dict(marks)})}
+        try:
+            with self._told():
+                table.create_write_transaction(
+                    [_add_action(file, types, now) for file in files],
+                    mode="append",
+                    schema=table.schema(),
+                    partition_by=table.metadata().partition_columns or None,
+                    commit_properties=CommitProperties(
+                        custom_metadata=told, app_transactions=moved
+                    ),
+                )
+        except CommitFailedError as error:
+            check_unmoved(self.name, _marks(self._there(), marks), before)
+            raise StoreUnavailable(f"{self.name}: {error}") from error
+
+    def compact(self, target_size: int | None) -> dict[str, Any]:
+        """Merge small files; what `deltalake` tells of it."""
+        with self._told():
+            return self._there().optimize.compact(target_size=target_size)
+
+
+@dataclass(frozen=True)
+class _State:
+    table: DeltaTable
+    document: str
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema(self.table.schema().to_arrow())
+
+    def marks(self, names: Iterable[str]) -> dict[str, int]:
+        return _marks(self.table, names)
+
+
+def _marks(table: DeltaTable, names: Iterable[str]) -> dict[str, int]:
+    found = {name: table.transaction_version(_APP + name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _add_action(file: TableFile, types: Mapping[str, pa.DataType], now: int) -> Any:
+    from deltalake.transaction import AddAction
+
+    least: dict[str, Any] = {}
+    largest: dict[str, Any] = {}
+    for name, (low, high) in file.bounds.items():
+        bounds = _json_value(low, types.get(name)), _json_value(high, types.get(name))
+        if None not in bounds:
+            least[name], largest[name] = bounds
+    stats = {"numRecords": file.rows, "minValues": least, "maxValues": largest, "nullCount": {}}
+    return AddAction(
+        path=file.path,
+        size=file.bytes,
+        partition_values={
+            name: None if value is None else str(value) for name, value in file.values.items()
+        },
+        modification_time=now,
+        data_change=True,
+        stats=json.dumps(stats),
+    )
+
+
+def _json_value(value: Any, kind: pa.DataType | None) -> Any:
+    """A bound as Delta's statistics have it; None where they cannot."""
+    if kind is None:
+        return None
+    if pa.types.is_integer(kind):
+        return value
+    if pa.types.is_timestamp(kind):
+        try:
+            # Store times are whole milliseconds: nothing is cut off.
+            moment = _EPOCH + timedelta(microseconds=value)
+        except OverflowError:
+            return None
+        return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return text_bound(value)

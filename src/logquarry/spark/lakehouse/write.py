@@ -1,0 +1,289 @@
+"""What a worker of a table's export does: messages of one task into files of the table.
+
+Files are written where they stay, under names that no other attempt has: those of the run and of
+the attempt are in them. Knows nothing of Spark.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from logquarry.scan import kafka, schema
+from logquarry.scan.batches import DamageLog
+from logquarry.scan.schema import EXACT_PROPERTIES
+from logquarry.scan.splits import LogSplit
+from logquarry.spark.lakehouse.table import TableFile
+from logquarry.spark.output import OutputFolder
+from logquarry.spark.parquet import FileForm, PartedFiles, WrittenFile, chunks
+from logquarry.spark.summary import TALLY_COLUMNS, Summary
+from logquarry.spark.tasks import ReadTask, read_batches
+
+if TYPE_CHECKING:
+    from logquarry.spark.decode import BodyDecoder
+
+VALUE: Final = "value"
+"""The column of decoded bodies."""
+REASON: Final = "reason"
+"""Why a body is among the dead letters."""
+_PLACE: Final = (
+    "broker", "topic", "queue_id", "queue_offset", "physical_offset", "store_timestamp",
+)  # fmt: skip
+_LONGEST_WORD: Final = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableResult:
+    """What one task did.
+
+    Attributes:
+        task: its number.
+        files: what it wrote for the table.
+        dead: what it wrote for the dead letters.
+        summary: the messages of the table, and the damage.
+        dead_messages: how many bodies did not decode, of those that the dead letters had not yet.
+        length: bytes of log that it was made for.
+    """
+
+    task: int
+    files: tuple[TableFile, ...]
+    dead: tuple[TableFile, ...]
+    summary: Summary
+    dead_messages: int
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableWriter:
+    """Writes the files of a task. Picklable.
+
+    Attributes:
+        folder: the table's.
+        run: name of the run, of letters and digits.
+        columns: of the messages, in order.
+        partition_by: what files are parted by.
+        partitions_in_files: whether they have those columns all the same.
+        decoder: what makes the column ``value``; None for none.
+        is_kafka: whether the columns are those of Spark's Kafka source.
+        dead_folder: that of the dead letters' table.
+        dead_from: by broker, the physical offset up to which that table has been written.
+    """
+
+    folder: OutputFolder
+    run: str
+    columns: tuple[str, ...]
+    partition_by: tuple[str, ...]
+    partitions_in_files: bool
+    decoder: BodyDecoder | None = None
+    is_kafka: bool = False
+    dead_folder: OutputFolder | None = None
+    dead_from: Mapping[str, int] = field(default_factory=dict)
+
+    def __call__(self, number: int, task: ReadTask) -> TableResult:
+        """Write the messages of a task.
+
+        Raises:
+            CorruptFrame: on damage, as the task's options say.
+        """
+        wanted = table_schema(self.columns, is_kafka=self.is_kafka)
+        if self.decoder is not None:
+            wanted = wanted.append(pa.field(VALUE, self.decoder.arrow_type))
+        left_out = () if self.partitions_in_files else self.partition_by
+        form = FileForm(
+            pa.schema([column for column in wanted if column.name not in left_out]),
+            self.partition_by,
+            exact="properties" in self.columns,
+        )
+        names = _Names(_words(self.run, task), self.partition_by)
+        files = PartedFiles(self.folder, task.broker, form, names)
+        damage = DamageLog()
+        summary = Summary()
+        letters = _DeadLetters(self, task)
+        # Kafka's columns are made here, beside those that files are parted and counted by.
+        native = replace(task.options, schema="native", columns=None)
+        batches = read_batches(replace(task, columns=self._needed(), options=native), damage)
+        if self.is_kafka:
+            batches = map(self._with_kafka, batches)
+        try:
+            for rows in chunks(letters.sorted_out(batches)):
+                summary.add_rows(rows)
+                files.add(rows)
+            written, dead_files = files.close(), letters.close()
+        except BaseException:
+            # Another attempt may follow, and has names of its own.
+            names.remove_all(self.folder)
+            letters.remove_all()
+            raise
+        summary.damage = damage.spans
+        return TableResult(
+            task=number,
+            files=tuple(_as_table_file(self.folder, file, self.partition_by) for file in written),
+            dead=dead_files,
+            summary=summary,
+            dead_messages=sum(file.rows for file in dead_files),
+            length=task.length,
+        )
+
+    def _needed(self) -> tuple[str, ...]:
+        own = kafka.sources(self.columns) if self.is_kafka else self.columns
+        needed = [*own, *TALLY_COLUMNS, "physical_offset"]
+        needed += [EXACT_PROPERTIES.name] if "properties" in self.columns else []
+        needed += [*_PLACE, "body"] if self.decoder is not None else []
+        return tuple(dict.fromkeys(needed))
+
+    def _with_kafka(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        made = kafka.kafka_batch(batch, self.columns)
+        for name in made.schema.names:
+            # The topic is called the same in both.
+            if name not in batch.schema.names:
+                batch = batch.append_column(made.schema.field(name), made.column(name))
+        return batch
+
+
+class _DeadLetters:
+    """Takes the messages whose bodies do not decode out of a task's, and writes them."""
+
+    def __init__(self, writer: TableWriter, task: ReadTask) -> None:
+        self._decoder = writer.decoder
+        self._done_to = writer.dead_from.get(task.broker, 0)
+        self._folder = writer.dead_folder
+        self._files: PartedFiles | None = None
+        self._names = _Names(_words(writer.run, task), ())
+        if self._folder is not None:
+            form = FileForm(dead_letter_schema())
+            self._files = PartedFiles(self._folder, task.broker, form, self._names)
+
+    def sorted_out(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches with the column ``value``, without the messages that have none."""
+        if self._decoder is None:
+            yield from batches
+            return
+        for batch in batches:
+            values, failed = self._decoder.decode(batch.column("body"))
+            if failed:
+                self._keep(batch, failed)
+                sound = [row for row in range(batch.num_rows) if row not in failed]
+                batch = batch.take(pa.array(sound, pa.int64()))  # noqa: PLW2901
+                values = values.take(pa.array(sound, pa.int64()))
+            if batch.num_rows:
+                yield batch.append_column(VALUE, values)
+
+    def _keep(self, batch: pa.RecordBatch, failed: Mapping[int, str]) -> None:
+        offsets = batch.column("physical_offset")
+        rows = [row for row in sorted(failed) if offsets[row].as_py() >= self._done_to]
+        if rows and self._files is not None:
+            taken = batch.take(pa.array(rows, pa.int64()))
+            reasons = pa.array([failed[row] for row in rows], pa.string())
+            columns = [taken.column(name) for name in (*_PLACE, "body")]
+            arrays = [*columns[:-1], reasons, columns[-1]]
+            self._files.add(pa.Table.from_arrays(arrays, schema=dead_letter_schema()))
+
+    def close(self) -> tuple[TableFile, ...]:
+        if self._files is None or self._folder is None:
+            return ()
+        return tuple(_as_table_file(self._folder, file, ()) for file in self._files.close())
+
+    def remove_all(self) -> None:
+        if self._folder is not None:
+            self._names.remove_all(self._folder)
+
+
+def table_schema(columns: Sequence[str], *, is_kafka: bool) -> pa.Schema:
+    """The columns of a table, before what is decoded."""
+    if not is_kafka:
+        return schema.arrow_schema(columns)
+    empty = pa.RecordBatch.from_pylist([], schema=schema.arrow_schema(kafka.sources(columns)))
+    return kafka.kafka_batch(empty, columns).schema
+
+
+def dead_letter_schema() -> pa.Schema:
+    """The columns of the dead letters: where the message is, why, and its body as it was read."""
+    place = schema.arrow_schema(_PLACE)
+    return place.append(pa.field(REASON, pa.string())).append(pa.field("body", pa.binary()))
+
+
+# ------------------------------------------------------------------------------------------ names
+class _Names:
+    """``topic=orders/part-BROKER-OFFSET-RUN-ATTEMPT-NUMBER.parquet``.
+
+    All of it letters, digits, ``_``, ``-``, ``=`` and dots, which no library escapes; so the words
+    are for people, and what tells files apart are the attempt and the number.
+    """
+
+    def __init__(self, stem: str, partition_by: Sequence[str]) -> None:
+        self._stem = stem
+        self._partition_by = partition_by
+        self._given: list[str] = []
+
+    def __call__(self, values: tuple[Any, ...], number: int) -> tuple[str, str]:
+        folders = [f"{n}={_plain(v)}" for n, v in zip(self._partition_by, values, strict=True)]
+        path = "/".join([*folders, f"{self._stem}-{len(self._given)}.parquet"])
+        self._given.append(path)
+        return path, path
+
+    def remove_all(self, folder: OutputFolder) -> None:
+        """Remove the files, as far as that can be done."""
+        with suppress(OSError):
+            for path in self._given:
+                folder.remove(path)
+
+
+def _words(run: str, task: ReadTask) -> str:
+    first = task.plan.parts[0]
+    assert isinstance(first, LogSplit)
+    return f"part-{_plain(task.broker)}-{first.start:020d}-{run}-{uuid.uuid4().hex[:12]}"
+
+
+def is_of_run(path: str, run: str) -> bool:
+    """Whether a file was written by a run."""
+    name = path.rpartition("/")[2]
+    return name.startswith("part-") and f"-{run}-" in name and name.endswith(".parquet")
+
+
+def _plain(value: Any) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]", "_", str(value))[:_LONGEST_WORD] or "_"
+
+
+# ----------------------------------------------------------------------------------------- bounds
+def _as_table_file(
+    folder: OutputFolder, file: WrittenFile, partition_by: Sequence[str]
+) -> TableFile:
+    # Before a table names it: what a power cut takes is not in the table, then.
+    folder.sync(file.path)
+    return TableFile(
+        path=file.path,
+        rows=file.rows,
+        bytes=file.bytes,
+        values=dict(zip(partition_by, file.values, strict=True)),
+        bounds=_bounds(folder, file.path),
+    )
+
+
+def _bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]:
+    """Least and largest value of the columns that the file's metadata tells them of."""
+    with folder.open(path) as source:
+        metadata = pq.read_metadata(source)
+    found: dict[str, tuple[Any, Any]] = {}
+    unknown: set[str] = set()
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            name, statistics = column.path_in_schema, column.statistics
+            if "." in name or statistics is None:
+                continue
+            if not statistics.has_min_max:
+                # Of nothing but nulls there are none, either; that would cost a look at those.
+                unknown.add(name)
+                continue
+            low, high = statistics.min_raw, statistics.max_raw
+            if name in found:
+                low, high = min(low, found[name][0]), max(high, found[name][1])
+            found[name] = (low, high)
+    return {name: bounds for name, bounds in found.items() if name not in unknown}

@@ -1,0 +1,116 @@
+"""Exports into tables without Spark: tasks run here, as they would in a worker."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from logquarry.spark.lakehouse.advance import Work
+from logquarry.spark.lakehouse.export import (
+    TableExport,
+    TableSummary,
+    delta_export,
+    iceberg_export,
+)
+from logquarry.spark.lakehouse.write import TableResult
+from logquarry.spark.tasks import ReadTask
+
+KINDS = ("delta", "iceberg")
+
+
+def run_here(tasks: Sequence[ReadTask], work: Work) -> list[TableResult]:
+    """Each task in turn, with what travels to a worker and back pickled."""
+    found = []
+    for number, task in enumerate(tasks):
+        own_work, own_task = pickle.loads(pickle.dumps((work, task)))
+        found.append(pickle.loads(pickle.dumps(own_work(number, own_task))))
+    return found
+
+
+class Lake:
+    """One table, exported into again and again.
+
+    Args:
+        kind: delta or iceberg.
+        dest: where.
+    """
+
+    def __init__(self, kind: str, dest: Path) -> None:
+        self.kind = kind
+        self.dest = dest
+
+    def prepared(
+        self,
+        stores: Path | Sequence[Path],
+        options: Mapping[str, str] | Any = None,
+        **more: Any,
+    ) -> TableExport:
+        make = delta_export if self.kind == "delta" else iceberg_export
+        paths = [stores] if isinstance(stores, Path) else list(stores)
+        return make(paths, self.dest, options, **more)
+
+    def export(
+        self, stores: Path | Sequence[Path], options: Any = None, **more: Any
+    ) -> TableSummary:
+        return self.prepared(stores, options, **more).run_with(run_here)
+
+    def table(self, *, dead: bool = False) -> pa.Table:
+        """What readers of the format find."""
+        if self.kind == "delta":
+            from deltalake import DeltaTable
+
+            place = f"{self.dest}_dead_letters" if dead else self.dest
+            return DeltaTable(place).to_pyarrow_table()
+        from pyiceberg.catalog import load_catalog
+
+        catalog = load_catalog("logquarry", type="sql", uri=f"sqlite:///{self.dest}/catalog.db")
+        try:
+            name = "messages_dead_letters" if dead else "messages"
+            return catalog.load_table(("logquarry", name)).scan().to_arrow()
+        finally:
+            catalog.close()
+
+    def rows(self, *names: str, dead: bool = False) -> list[tuple[Any, ...]]:
+        """Some columns, in physical order by broker."""
+        keys = ["broker", "physical_offset"]
+        wanted = list(names) or [*keys, "body"]
+        table = self.table(dead=dead).select(list(dict.fromkeys([*keys, *wanted])))
+        table = table.sort_by([(key, "ascending") for key in keys]).select(wanted)
+        return [tuple(row[name] for name in wanted) for row in table.to_pylist()]
+
+    def parquet_files(self) -> set[str]:
+        """All files on the disk that are or look like the table's."""
+        places = [self.dest, Path(f"{self.dest}_dead_letters")]
+        return {
+            str(p)
+            for place in places
+            for p in place.rglob("*.parquet")
+            if "_delta_log" not in p.parts
+        }
+
+    def known_files(self) -> set[str]:
+        """Those that the tables know."""
+        found: set[str] = set()
+        for dead in (False, True):
+            if self.kind == "delta":
+                from deltalake import DeltaTable
+
+                place = Path(f"{self.dest}_dead_letters") if dead else self.dest
+                if DeltaTable.is_deltatable(str(place)):
+                    found |= {u.removeprefix("file://") for u in DeltaTable(place).file_uris()}
+                continue
+            from pyiceberg.catalog import load_catalog
+
+            catalog = load_catalog("logquarry", type="sql", uri=f"sqlite:///{self.dest}/catalog.db")
+            try:
+                name = ("logquarry", "messages_dead_letters" if dead else "messages")
+                if catalog.table_exists(name):
+                    plan = catalog.load_table(name).scan().plan_files()
+                    found |= {task.file.file_path.removeprefix("file://") for task in plan}
+            finally:
+                catalog.close()
+        return found

@@ -1,0 +1,94 @@
+"""Tables in an S3 bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import fs as pafs
+
+import logquarry as lq
+from logquarry.errors import UsageError
+from logquarry.spark.lakehouse.export import delta_export, iceberg_export
+from tests.lake_drive import run_here
+from tests.object_storage import Options, s3_server
+
+pytest.importorskip("moto")
+pytest.importorskip("deltalake")
+pytest.importorskip("pyiceberg")
+
+SMALL: dict[str, Any] = {
+    "mapped_file_size_commit_log": 1 << 14,
+    "mapped_file_size_consume_queue": 2_000,
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Options]:
+    with s3_server() as options:
+        pafs.S3FileSystem(**options, allow_bucket_creation=True).create_dir("lake")
+        yield options
+
+
+def put(store: Path, *bodies: bytes) -> None:
+    with lq.MessageStore.open(store, config=lq.StoreConfig(**SMALL), mode="rw") as opened:
+        for body in bodies:
+            assert opened.put(lq.Message(topic="a b", body=body, queue_id=0)).ok
+
+
+def test_delta(server: Options, tmp_path: Path) -> None:
+    from deltalake import DeltaTable
+
+    options = {
+        "AWS_ENDPOINT_URL": f"http://{server['endpoint_override']}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+    }
+    for number in range(2):
+        put(tmp_path / "store", b'{"n": %d}' % number, b"dead %d" % number)
+        done = delta_export(
+            tmp_path / "store",
+            "s3://lake/delta",
+            partition_by=["topic", "day"],
+            decode="json",
+            dest_storage_options=server,
+            table_storage_options=options,
+        ).run_with(run_here)
+        assert (done.messages, done.dead_messages) == (1, 1)
+    table = DeltaTable("s3://lake/delta", storage_options=options).to_pyarrow_table()
+    assert sorted(row["n"] for row in table.column("value").to_pylist()) == [0, 1]
+    dead = DeltaTable("s3://lake/delta_dead_letters", storage_options=options).to_pyarrow_table()
+    assert sorted(dead.column("body").to_pylist()) == [b"dead 0", b"dead 1"]
+
+
+def test_iceberg(server: Options, tmp_path: Path) -> None:
+    from pyiceberg.catalog import load_catalog
+
+    catalog = {
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "s3.endpoint": f"http://{server['endpoint_override']}",
+        "s3.access-key-id": "test",
+        "s3.secret-access-key": "test",
+        "s3.region": "us-east-1",
+    }
+    for number in range(2):
+        put(tmp_path / "store", b"%d" % number)
+        done = iceberg_export(
+            tmp_path / "store",
+            "s3://lake/iceberg",
+            partition_by=["topic", "day"],
+            catalog=catalog,
+            dest_storage_options=server,
+        ).run_with(run_here)
+        assert (done.messages, done.commits) == (1, 1)
+    opened = load_catalog("logquarry", **catalog)
+    table = opened.load_table("logquarry.messages").scan().to_arrow()
+    assert sorted(table.column("body").to_pylist()) == [b"0", b"1"]
+    opened.close()
+    with pytest.raises(UsageError, match="is a local file"):
+        iceberg_export(tmp_path / "store", "s3://lake/x", dest_storage_options=server)
