@@ -35,6 +35,7 @@ from logquarry.files.layout import (
     StoreLayout,
 )
 from logquarry.format import delay
+from logquarry.scan import codec
 from logquarry.scan.requests import DispatchRequests
 from logquarry.store.disk.checkpoint_file import CheckpointFile
 from logquarry.store.disk.disk import Disk
@@ -143,6 +144,9 @@ class StoreEngine:
             self._lock.release()
             raise
         self._services: list[Service] = []
+        # Who dispatches needs them at once. Its own thread would be seconds about it while another
+        # puts without a pause: for each file that an import opens it waits for the interpreter.
+        codec.kernels()
         try:
             self._load(found)
             self._start()
