@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import logquarry as lq
-from logquarry.errors import StoreError
+from logquarry.errors import LogquarryError, StoreError
 from logquarry.testing.clock import FakeClock
 from logquarry.testing.model_store import ModelStore, Seen
 from logquarry.verify import verify_store
@@ -73,6 +74,30 @@ class Victim:
                 store.query("orders", "k1")
         return messages
 
+    def recover(self, hit: set[bytes]) -> None:
+        """A recovery of a copy loses nothing but what is hit, and then there is nothing to do."""
+        copy = self.root.with_name("recovered")
+        shutil.copytree(self.root, copy)
+        try:
+            lq.recover(copy, apply=True, config=self.config)
+        except LogquarryError:
+            # Refused in words, as where a file of the log was cut to another size: all is there.
+            assert log_of(copy) == log_of(self.root)
+        else:
+            assert not lq.recover(copy, config=self.config).steps
+            with lq.MessageStore.open(copy, config=self.config) as store:
+                bodies = {bytes(message.body or b"") for message in store.scan(on_damage="skip")}
+            assert bodies >= {put.body for put in self.model.puts} - hit, "lost"
+        finally:
+            shutil.rmtree(copy)
+
+    def hit_at(self, name: str, position: int) -> set[bytes]:
+        """The messages that lie at a place of a file."""
+        if not name.startswith("commitlog/"):
+            return set()
+        puts = self.model.puts
+        return {p.body for p in puts if self._lies_in(p.physical_offset or 0, name, position)}
+
     def damage(self) -> list[str]:
         """The kinds of damage that a check finds."""
         with lq.MessageStore.open(self.root, config=self.config) as store:
@@ -119,7 +144,7 @@ class Victim:
         end = min((at for at in later if at > offset), default=1 << 62)
         return offset <= int(Path(name).name) + position < end
 
-    def flip(self, name: str, bit: int) -> None:
+    def flip(self, name: str, bit: int, *, and_recover: bool = False) -> None:
         """Flip one bit of a file, look, and flip it back."""
         path = self.root / name
         data = bytearray(self.files[name])
@@ -127,8 +152,21 @@ class Victim:
         path.write_bytes(data)
         try:
             self.check(name, bit // 8)
+            if and_recover:
+                self.recover(self.hit_at(name, bit // 8))
         finally:
             path.write_bytes(self.files[name])
+
+
+def is_edge(victim: Victim, base: int, length: int) -> bool:
+    """Whether a file of this length ends where a frame or a unit does, or a byte beside it."""
+    if base == 1 << 62:
+        return length % 20 in (0, 1, 19)
+    return any(abs(base + length - (put.physical_offset or 0)) < 2 for put in victim.model.puts)
+
+
+def log_of(root: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()}
 
 
 def bits(victim: Victim) -> Iterator[tuple[str, int]]:
@@ -148,7 +186,9 @@ def test_every_bit_of_a_small_store(part: int, shm: Path, tmp_path: Path) -> Non
     for number, (name, bit) in enumerate(bits(victim)):
         if number % PARTS == part:
             with told(SEED, f"bit {bit} of {name}"):
-                victim.flip(name, bit)
+                # One of sixteen, and of each byte another one than of those around.
+                chosen = IS_BY_HAND or (bit + bit // 8 * 3 + SEED) % 16 == 0
+                victim.flip(name, bit, and_recover=chosen)
 
 
 @pytest.mark.timeout(0 if IS_BY_HAND else 300)
@@ -199,4 +239,6 @@ def test_each_kind_of_file_ends_at_each_length(shm: Path) -> None:
                 }
                 assert bodies >= whole, "lost"
                 assert bodies <= {put.body for put in victim.model.puts}
+                if IS_BY_HAND or length % 31 == 0 or is_edge(victim, base, length):
+                    victim.recover({put.body for put in victim.model.puts} - whole)
         path.write_bytes(data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.crash.mutations import excuse, missed, sites
+from tests.crash.mutations import excuse, missed, missed_in_recovery, recovery_sites, sites
 
 NEEDED = [
     "fdatasync commitlog: Disk.sync < MappedFile.flush < MappedFileQueue.flush < GroupCommit",
@@ -13,6 +13,13 @@ NEEDED = [
     "sync_folder root: Disk.sync_names < AbortFile.make",
 ]
 """Beginnings of the names of some places, looked at with each commit."""
+NEEDED_TO_RECOVER = [
+    "fdatasync commitlog: Disk.sync < _sync_file < sync_files < _Work._mend",
+    "fdatasync .logquarry/quarantine/commitlog: Disk.sync < Disk.copy < _Work._save",
+    "sync_folder .logquarry/quarantine/commitlog: Disk.make_file < Disk.copy < _Work._save",
+    "fdatasync index: Disk.sync < _sync_file < sync_files < apply_rocketmq",
+]
+"""Likewise of places that recoveries pass."""
 
 
 def plain(site: str) -> str:
@@ -25,6 +32,14 @@ def test_a_sync_is_missed(begin: str) -> None:
     found = [site for site in sites() if plain(site).startswith(begin)]
     assert found
     assert missed(found[0]) is not None
+
+
+@pytest.mark.timeout(300)
+def test_a_sync_of_a_recovery_is_missed() -> None:
+    for begin in NEEDED_TO_RECOVER:
+        found = [site for site in recovery_sites() if plain(site).startswith(begin)]
+        assert found, begin
+        assert missed_in_recovery(found[0]) is not None, begin
 
 
 @pytest.mark.slow

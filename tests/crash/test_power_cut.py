@@ -14,6 +14,7 @@ from logquarry.errors import StoreError
 from logquarry.testing.faulty_disk import FaultyDisk
 from logquarry.testing.model_store import explain
 from tests.crash.checks import check_image, note_what_is_there
+from tests.crash.harmed import recovery_of
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
 from tests.crash.workload import STORE, Workload, recorded, settings
 
@@ -100,3 +101,17 @@ def test_a_kill_and_then_a_power_cut(seed: int, shm: Path, tmp_path: Path) -> No
                 note_what_is_there(store, last, mark)
         shutil.rmtree(root)
         shutil.rmtree(image)
+
+
+@pytest.mark.timeout(0 if IS_BY_HAND else 300)
+@pytest.mark.parametrize("seed", seeds(count(2_000), EACH))
+def test_power_cuts_while_harmed_stores_are_recovered(seed: int, shm: Path, tmp_path: Path) -> None:
+    """Whenever it goes, what the next recovery comes to is the same, and no byte is gone."""
+    for number in range(4):
+        one = 10 * seed + number
+        with told(one, "a harmed store", shm, tmp_path):
+            work = recovery_of(shm, one, mode="rocketmq" if number == 3 else "safe")
+            for wrong in work.crashes(random.Random(one), EACH // 20, shm / "image"):
+                assert not wrong, f"{work.harmed.harms}\n{explain(wrong)}"
+        for path in shm.iterdir():
+            shutil.rmtree(path)

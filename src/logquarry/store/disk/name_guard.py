@@ -48,7 +48,8 @@ class NameGuard:
         it has lost its name.
         """
         with self._change:
-            self._drop(path)
+            with contextlib.suppress(OSError):
+                self._drop(path)
             link = _link_of(path)
             try:
                 if link.parent not in self._folders:
@@ -71,8 +72,13 @@ class NameGuard:
                 the file would too.
         """
         with self._change:
-            if self._drop(path):
-                self._disk.sync_names(_link_of(path).parent)
+            link = _link_of(path)
+            try:
+                is_gone = self._drop(path)
+            except OSError as error:
+                raise self._disk.refused(link, error) from error
+            if is_gone:
+                self._disk.sync_names(link.parent)
 
     def check(self) -> list[Path]:
         """Give files that lost their first name that name back: which ones.
@@ -97,11 +103,11 @@ class NameGuard:
             return lost
 
     def _drop(self, path: Path) -> bool:
-        """Take a second name away; whether there was one."""
+        """Take a second name away; whether there was one. Raises OSError if it stays."""
         self._paths = tuple(other for other in self._paths if other != path)
         try:
             self._disk.unlink(_link_of(path))
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         return True
 
@@ -114,7 +120,8 @@ class NameGuard:
             self.check()
             for path in self._paths:
                 # Not durably: one that comes back is that of a file which is there.
-                self._drop(path)
+                with contextlib.suppress(OSError):
+                    self._drop(path)
 
     def restore(self, folders: Iterable[Path]) -> list[Path]:
         """Finish what a crash left: files that have only their second name get the first back.

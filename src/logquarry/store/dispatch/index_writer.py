@@ -269,10 +269,9 @@ class IndexWriter:
             self._last_name = next_name(self._last_name, self._clock())
             try:
                 return self._open(self._last_name, exclusive=True)
-            except StoreUnavailable:
-                if self._disk.health.reason is not None:
-                    raise
-                if self._last_name not in self._disk.list(self._folder):
+            except StoreUnavailable as error:
+                # Of one that was made and cannot be mapped the name is taken too.
+                if not isinstance(error.__cause__, FileExistsError):
                     raise
 
     def _open(self, name: str, *, exclusive: bool = False) -> MappedFile:

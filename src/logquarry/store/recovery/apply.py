@@ -298,6 +298,11 @@ class _Work:
         index = None
         if plan.index is not None and self._config.index_shape is not None:
             shape = self._config.index_shape
+            if checkpoint.index_timestamp > plan.index.kept_timestamp:
+                # It speaks of files that are gone. Those that are made in their place must not
+                # count as being on the disk before they are.
+                checkpoint.index_timestamp = plan.index.kept_timestamp
+                checkpoint.flush()
             index = IndexKeeper(disk, root, shape, checkpoint, self._clock)
         try:
             self._dispatch(log, queues, index)

@@ -28,11 +28,13 @@ class IndexPlan:
         set_aside: names of the files that go, with the reason for each.
         built_from: messages from this physical offset on have to be put in,
         keys_there: but for so many first keys of the message there.
+        kept_timestamp: store time of the last key that stays, 0 if none does.
     """
 
     set_aside: tuple[tuple[str, str], ...]
     built_from: int
     keys_there: int = 0
+    kept_timestamp: int = 0
 
 
 def plan_index(
@@ -75,7 +77,7 @@ def plan_index(
         if fault is not None:
             aside.append((entry.name, fault))
     if last is not None and last.entry_count > 1:
-        return IndexPlan(tuple(aside), last.end_offset, keys_there)
+        return IndexPlan(tuple(aside), last.end_offset, keys_there, last.end_timestamp)
     return IndexPlan(tuple(aside), log_start)
 
 

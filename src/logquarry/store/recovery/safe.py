@@ -299,7 +299,9 @@ class _Planner:
             is_closed=self._is_closed,
             synced_timestamp=checkpoint.index_timestamp,
         )
-        for name, reason in found.set_aside:
+        # The last one first: an interrupt between two of them leaves the bad one, and not the ones
+        # behind it, which would seem to be all that there was.
+        for name, reason in reversed(found.set_aside):
             self._step(StepKind.SET_ASIDE, f"{INDEX}/{name}", None, None, reason)
         left = len(self._layout.index_files) - len(found.set_aside)
         if found.set_aside or (has_keys and (not left or not self._is_closed)):
