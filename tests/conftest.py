@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from tests.golden_data import unpack_golden
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # What started the tests in the background had interrupts ignored, and so would every process
+    # that they start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers

@@ -8,7 +8,7 @@ from tests.crash.mutations import excuse, missed, missed_in_recovery, recovery_s
 
 NEEDED = [
     "fdatasync commitlog: Disk.sync < MappedFile.flush < MappedFileQueue.flush < GroupCommit",
-    "fdatasync consumequeue:",
+    "fdatasync consumequeue: Disk.sync < MappedFile.flush < MappedFileQueue.flush < FlushConsume",
     "sync_folder commitlog: Disk.make_file",
     "sync_folder root: Disk.sync_names < AbortFile.make",
 ]
