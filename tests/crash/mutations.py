@@ -58,8 +58,8 @@ NOT_MISSED: Final[Mapping[str, str]] = {
     "checkpoint would not speak of it; what is made, by IndexKeeper.flush",
     "sync_folder .logquarry/quarantine * Disk.move": "the old name of a renamed file does not go "
     "before the new one is there, and the old one's folder is synced next",
-    "fdatasync .logquarry/quarantine/consumequeue *": "what a queue had is made from the log again: "
-    "a copy that is lost tells less of what was wrong",
+    "fdatasync .logquarry/quarantine/consumequeue *": "what a queue had is made from the log "
+    "again: a copy that is lost tells less of what was wrong",
     "sync_folder .logquarry/quarantine/consumequeue *": "likewise",
 }
 """Places that nothing misses, and why that is right: words that stand in their names in order."""
