@@ -61,6 +61,11 @@ NOT_MISSED: Final[Mapping[str, str]] = {
     "fdatasync .logquarry/quarantine/consumequeue *": "what a queue had is made from the log "
     "again: a copy that is lost tells less of what was wrong",
     "sync_folder .logquarry/quarantine/consumequeue *": "likewise",
+    "sync_folder .logquarry/quarantine * _Work._mend_queues_and_index": "likewise, and index",
+    "sync_folder .logquarry/quarantine * QueueTable": "likewise",
+    "sync_folder .logquarry/quarantine * JavaQueue": "likewise",
+    "sync_folder .logquarry/quarantine * disk_json": "the report only tells; it is written "
+    "anew by who begins again",
 }
 """Places that nothing misses, and why that is right: words that stand in their names in order."""
 
