@@ -107,6 +107,12 @@ class Harmed:
             disk = FaultyDisk(self.root)
         else:
             disk.restart()
+        if self.mode == "rocketmq":
+            # Nor on a file of the log that was being made, ahead of the writer, as it stopped.
+            for path in sorted((self.store / "commitlog").iterdir()):
+                if path.stat().st_size < LOG_SIZE:
+                    disk.remove(path)
+                    disk.sync_names(path.parent)
         self.disk = disk
 
     @property

@@ -64,6 +64,17 @@ NOT_MISSED: Final[Mapping[str, str]] = {
     "sync_folder .logquarry/quarantine * _Work._mend_queues_and_index": "likewise, and index",
     "sync_folder .logquarry/quarantine * QueueTable": "likewise",
     "sync_folder .logquarry/quarantine * JavaQueue": "likewise",
+    "sync_folder index * NameGuard": "a name that is lost again is given back at the next opening",
+    "sync_folder commitlog * NameGuard": "likewise",
+    "sync_folder commitlog * Disk.move": "sync_files comes before anything says that it is done",
+    "sync_folder consumequeue * Disk.move": "likewise",
+    "sync_folder index * Disk.move": "likewise",
+    "sync_folder commitlog * MappedFile.delete": "an old name that comes back is taken away again",
+    "sync_folder commitlog * sync_files": "our writers sync the names of what they make, and so do "
+    "moves; it is for logs of others, whom no run of ours is",
+    "sync_folder consumequeue * sync_files": "likewise",
+    "sync_folder index * sync_files": "likewise",
+    "sync_folder consumequeue * Applied._keep": "sync_files comes before anything says so",
     "sync_folder .logquarry/quarantine * disk_json": "the report only tells; it is written "
     "anew by who begins again",
 }
