@@ -64,6 +64,11 @@ NOT_MISSED: Final[Mapping[str, str]] = {
     "sync_folder .logquarry/quarantine * _Work._mend_queues_and_index": "likewise, and index",
     "sync_folder .logquarry/quarantine * QueueTable": "likewise",
     "sync_folder .logquarry/quarantine * JavaQueue": "likewise",
+    "sync_folder root * AbortFile.make _Work.run": "the stores of this check were not closed in "
+    "order, and have it already",
+    "sync_folder root * AbortFile.make _carry_out": "likewise",
+    "sync_folder root * NameGuard": "the folder of second names is there already",
+    "sync_folder root * sync_files": "who makes something in it syncs its name",
     "sync_folder index * NameGuard": "a name that is lost again is given back at the next opening",
     "sync_folder commitlog * NameGuard": "likewise",
     "sync_folder commitlog * Disk.move": "sync_files comes before anything says that it is done",
