@@ -2,7 +2,7 @@
 # make check        lint, format and types: exactly what CI runs
 # make test         every test that is quick
 # make test-slow    the slow ones, and those that need RocketMQ's own code or root (skipped without)
-# make test-cluster the slow ones on Spark, and those that start a Spark cluster on this machine
+# make test-cluster those that start a Spark cluster on this machine, or Spark beside RocketMQ
 # make crash        crash tests by hand: RUNG=power_cut N=300000 SEED=7 (docs/testing.md)
 # make bench        benchmarks
 # make clean        removes what all of these made
@@ -46,6 +46,7 @@ test: .venv/.installed-dev
 
 test-slow: .venv/.installed-dev
 	$(PARALLEL) -m "(slow or java or root) and not cluster and not spark" $(ARGS) $(OR_NONE)
+	$(PYTEST) -m "spark and slow" $(ARGS) $(OR_NONE)
 
 test-java: .venv/.installed-dev
 	$(PARALLEL) -m "java and not spark" $(ARGS) $(OR_NONE)
@@ -54,7 +55,7 @@ test-root: .venv/.installed-dev
 	$(PYTEST) -m "root and not slow" $(ARGS) $(OR_NONE)
 
 test-cluster: .venv/.installed-dev
-	$(PYTEST) -m "cluster or (spark and (slow or java or root))" $(ARGS) $(OR_NONE)
+	$(PYTEST) -m "cluster or (spark and (java or root) and not slow)" $(ARGS) $(OR_NONE)
 
 RUNG ?= power_cut
 N ?=
