@@ -271,7 +271,7 @@ def first_nonzero(window: Window, start: int, stop: int) -> int:
     fast = kernels()
     if fast is not None:
         return int(fast.first_nonzero(window.address, start, stop))
-    found = np.flatnonzero(window.data[start:stop])
+    found = np.flatnonzero(window.data[start:stop] != 0)  # a copy: a live log may change
     return start + int(found[0]) if len(found) else stop
 
 
@@ -280,7 +280,7 @@ def last_nonzero(window: Window, start: int, stop: int) -> int:
     fast = kernels()
     if fast is not None:
         return int(fast.last_nonzero(window.address, start, stop))
-    found = np.flatnonzero(window.data[start:stop])
+    found = np.flatnonzero(window.data[start:stop] != 0)  # a copy: a live log may change
     return start + int(found[-1]) + 1 if len(found) else start
 
 

@@ -86,7 +86,8 @@ def _last_nonzero_word(data: memoryview) -> int | None:
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
     while stop > HEADER.size:
         start = max(HEADER.size, stop - _CHUNK)
-        found = np.flatnonzero(np.frombuffer(data[start:stop], np.int32))
+        # A live index changes while it is looked at, which numpy allows in its own copy alone.
+        found = np.flatnonzero(np.frombuffer(data[start:stop], np.int32) != 0)
         if len(found):
             return (start - HEADER.size) // _WORD + int(found[-1])
         stop = start
