@@ -168,6 +168,15 @@ class StoreLayout:
         # on is no part of any log.
         return FileSequence(files, min(size, java.INT_MAX))
 
+    def log_file(self, offset: int) -> str:
+        """The file of the log, below the root, in which a physical offset stands, or should."""
+        log = self.commit_log
+        file = log.at(offset)
+        if file is not None:
+            return file.path
+        base = offset - offset % log.file_size if log.file_size else offset
+        return f"{COMMIT_LOG}/{base:0{NAME_DIGITS}d}"
+
     def warn_without_log(self) -> None:
         """Say so where there is nothing to read because the log is missing: it may be elsewhere."""
         if not self.commit_log.files and (COMMIT_LOG not in self.folders or self.queue_names):

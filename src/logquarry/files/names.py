@@ -12,6 +12,9 @@ from logquarry.errors import StoreNotFound, UsageError
 from logquarry.files.filesystem import FileSystem, open_filesystem, without_file_scheme
 from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE
 
+Stores = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A path, URL or glob, or several."""
+
 _WILDCARD = re.compile(r"[*?\[]")
 
 
@@ -88,6 +91,12 @@ def stores_by_name(
 def _in_wildcards(pattern: str, path: str) -> str:
     parts = zip(pattern.strip("/").split("/"), path.strip("/").split("/"), strict=True)
     return "/".join(name for wanted, name in parts if _WILDCARD.search(wanted))
+
+
+def as_paths(stores: Stores) -> tuple[str, ...]:
+    """One path, URL or glob, or several, as several."""
+    given = [stores] if isinstance(stores, str | os.PathLike) else stores
+    return tuple(os.fspath(store) for store in given)
 
 
 def absolute(location: str | os.PathLike[str]) -> str:

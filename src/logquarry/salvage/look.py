@@ -8,7 +8,7 @@ new, so that a loss moves only what stands behind it in the same file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,21 +21,19 @@ from logquarry.format import index, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.delay import parse_levels
 from logquarry.format.frame import BLANK, Frame
-from logquarry.format.rows import POSITION, SIZE
+from logquarry.format.rows import SIZE
 from logquarry.salvage.losses import (
     LostSpan,
     Pairs,
-    log_file,
     lost_by_queue,
     lost_spans,
     tell_messages,
 )
 from logquarry.salvage.queues import QueueNotes, QueueStory, Range
 from logquarry.scan import columns
-from logquarry.scan.codec import Window
-from logquarry.scan.follow import Followed, Follower
+from logquarry.scan.follow import Follower, follow_run
 from logquarry.scan.walk import LogReader, Run
-from logquarry.store.dispatch.queue_units import QueuePart, add_copies, parts_of
+from logquarry.store.dispatch.queue_units import QueuePart, parts_of, parts_with_copies
 from logquarry.store.queue.log_queues import MULTI_SEPARATOR, QueueKey
 from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.log_bound import consume_queues, last_entries
@@ -274,24 +272,11 @@ class _Look:
         )
 
     # --------------------------------------------------------------------------------- one run
-    def _followed(self, run: Run) -> Iterator[tuple[Window, Followed, dict[QueueKey, QueuePart]]]:
-        at, stop = int(run.rows[0, POSITION]), int(run.rows[0, POSITION]) + run.end - run.start
-        while at < stop:
-            window = run.window
-            part = Window(window.data[at:], window.base + at, window.end - at)
-            found, after, _ = self._follower.follow(part, stop - at)
-            if found is None:
-                raise AssertionError(f"no frame at {part.base}, where the walk found one")
-            yield part, found, parts_of(found)
-            at += after
-
     def _save(self, run: Run) -> None:
         self._place(run)
-        for window, found, parts in self._followed(run):
+        for window, found in follow_run(self._follower, run):
             requests = found.requests
-            if self._config.enable_multi_dispatch:
-                add_copies(window, found, parts, self._config)
-            _note(self._notes, parts)
+            _note(self._notes, parts_with_copies(window, found, self._config))
             self._count(requests.topics, requests.topic_ids, requests.size)
             self._times(requests.store_timestamp)
         fields = columns.fixed_fields(
@@ -318,8 +303,8 @@ class _Look:
 
     def _note_framed(self, run: Run) -> None:
         """Messages of whose frame only the body is bad."""
-        for _, _, parts in self._followed(run):
-            for key, part in parts.items():
+        for _, found in follow_run(self._follower, run):
+            for key, part in parts_of(found).items():
                 places, offsets = self._framed.setdefault(key, ([], []))
                 places += part.units["physical_offset"].tolist()
                 offsets += part.offsets.tolist()
@@ -368,10 +353,10 @@ class _Look:
         for number in range(len(run.rows)):
             one = Run(run.window, run.rows[number : number + 1], run.path)
             self._place_behind(one)
-            for _, found, parts in self._followed(one):
+            for _, found in follow_run(self._follower, one):
                 self._count(found.requests.topics, found.requests.topic_ids, found.requests.size)
                 self._times(found.requests.store_timestamp)
-                for key, part in parts.items():
+                for key, part in parts_of(found).items():
                     notes = self._notes.get(key)
                     offset = int(part.offsets[0])
                     if notes is not None and offset < notes.next:
@@ -401,7 +386,7 @@ class _Look:
                 plan.queue_offsets.update(story.mended)
                 plan.rotten_offsets += len(story.mended)
         except ValueError as error:
-            path = self._layout.filesystem.full_path(log_file(self._layout, self._log.start))
+            path = self._layout.filesystem.full_path(self._layout.log_file(self._log.start))
             raise CorruptStore(path, self._log.start, str(error), kind="queue_offset") from error
         self._move(self._shift())
         gaps = {key: story.gaps for key, story in plan.queues.items()}

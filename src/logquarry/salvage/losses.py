@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from logquarry.files.layout import COMMIT_LOG, NAME_DIGITS, StoreLayout
+from logquarry.files.layout import StoreLayout
 from logquarry.salvage.queues import Range, merged, ranges_of
 from logquarry.scan.walk import MISSING_FILE, DamagedSpan
 from logquarry.store.queue.consume_queue import has_message
@@ -83,7 +83,7 @@ def lost_spans(
     """
     found: list[LostSpan] = []
     for span in damage:
-        path = log_file(layout, span.offset)
+        path = layout.log_file(span.offset)
         last = found[-1] if found else None
         joins = last is not None and last.end == span.offset and last.kind == span.kind
         # A gap of several files is one loss.
@@ -93,19 +93,9 @@ def lost_spans(
         found.append(LostSpan(span.kind, path, span.offset, span.length, span.reason))
     if known_end > end:
         reason = f"the log is known to have reached up to {known_end}, and ends at {end}"
-        path = log_file(layout, end)
+        path = layout.log_file(end)
         found.append(LostSpan(MISSING_FILE, path, end, known_end - end, reason))
     return found
-
-
-def log_file(layout: StoreLayout, offset: int) -> str:
-    """The file in which a physical offset stands, or should."""
-    log = layout.commit_log
-    file = log.at(offset)
-    if file is not None:
-        return file.path
-    base = offset - offset % log.file_size if log.file_size else offset
-    return f"{COMMIT_LOG}/{base:0{NAME_DIGITS}d}"
 
 
 def tell_messages(

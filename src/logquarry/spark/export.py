@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from logquarry.errors import UsageError
+from logquarry.files.names import Stores, as_paths
 from logquarry.signals import held
 from logquarry.spark.commit import ExportCommit
 from logquarry.spark.jobs import run_tasks
@@ -34,8 +35,6 @@ from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-Stores = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,9 +177,7 @@ def read_options(
     Raises:
         UsageError: if an option makes no sense, or has no effect.
     """
-    if isinstance(stores, str | os.PathLike):
-        stores = [stores]
-    paths = tuple(os.fspath(store) for store in stores)
+    paths = as_paths(stores)
     if isinstance(options, ReadOptions):
         return replace(options, paths=paths)
     given = {name: value for name, value in (options or {}).items() if name.lower() != "path"}

@@ -24,10 +24,11 @@ from logquarry.spark.jobs import run_tasks
 from logquarry.spark.tasks import LARGEST_SPLIT
 from logquarry.store.disk.disk import LocalDisk
 from logquarry.store.dispatch.index_writer import next_name
+from logquarry.store.dispatch.queue_units import parts_with_copies
 from logquarry.store.dispatch.queue_writer import MOST_GAP
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.rebuild import parts
-from logquarry.store.rebuild.build import BuildJob, Built, build_here, parts_with_copies
+from logquarry.store.rebuild.build import BuildJob, Built, build_here
 from logquarry.store.rebuild.parts import FoundRun, KeyCount, KeySource, RunSummary
 from logquarry.store.rebuild.queue_files import QueueFiles
 from logquarry.store.rebuild.rebuild import rebuild

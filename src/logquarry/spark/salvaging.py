@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from logquarry.config import StoreConfig
 from logquarry.files.layout import StoreLayout
-from logquarry.files.names import broker_names, find_stores
+from logquarry.files.names import Stores, as_paths, broker_names, find_stores
 from logquarry.salvage.salvage import Salvaged, check_target, salvage
 from logquarry.spark.jobs import run_tasks
 from logquarry.units import Progress
@@ -36,7 +36,7 @@ class _Task:
 
 def salvage_stores(
     spark: SparkSession,
-    stores: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    stores: Stores,
     into: str | os.PathLike[str] | None = None,
     *,
     include_stale: bool = False,
@@ -62,8 +62,7 @@ def salvage_stores(
         UsageError: if the folder of a broker is not empty; nothing is written then.
         StoreUnavailable, CorruptStore: as :func:`salvage`, of the first store that fails.
     """
-    given = [stores] if isinstance(stores, str | os.PathLike) else list(stores)
-    locations = find_stores([os.fspath(store) for store in given], storage_options)
+    locations = find_stores(as_paths(stores), storage_options)
     tasks = []
     for location, broker in zip(locations, broker_names(locations), strict=True):
         layout = StoreLayout.open(location, config or StoreConfig(), storage_options)

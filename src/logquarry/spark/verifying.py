@@ -8,15 +8,14 @@ ends of files, and what no message of the log asks for.
 
 from __future__ import annotations
 
-import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.config import StoreConfig
 from logquarry.files.layout import INDEX, StoreLayout
-from logquarry.files.names import find_stores
+from logquarry.files.names import Stores, as_paths, find_stores
 from logquarry.scan.stretches import tiles
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.tasks import LARGEST_SPLIT
@@ -74,7 +73,7 @@ class _Task:
 
 def verify_stores(
     spark: SparkSession,
-    stores: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    stores: Stores,
     *,
     config: StoreConfig | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -99,8 +98,7 @@ def verify_stores(
     Raises:
         StoreNotFound: if one of them is no store, or a glob matches none.
     """
-    given = [stores] if isinstance(stores, str | os.PathLike) else list(stores)
-    locations = find_stores([os.fspath(store) for store in given], storage_options)
+    locations = find_stores(as_paths(stores), storage_options)
     job, settings = uuid.uuid4().hex, config or StoreConfig()
     places = [
         _Place(job, number, location, settings, storage_options)

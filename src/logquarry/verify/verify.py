@@ -13,7 +13,6 @@ from logquarry.files.layout import (
     DURABLE,
     LOCK,
     SIDECAR,
-    StoreFile,
     StoreLayout,
 )
 from logquarry.format import broker_config, durable_mark, fastjson
@@ -220,11 +219,11 @@ class _Verification:
         most = self.layout.config.max_message_size
         for offset, size in run.oversized:
             reason = f"{size} bytes, and maxMessageSize is {most}"
-            self.report.add("oversized", self._log_path(offset), offset, reason, size)
+            self.report.add("oversized", self.layout.log_file(offset), offset, reason, size)
         for offset, size in run.suspects:
             self.report.add(
                 "suspect_text",
-                self._log_path(offset),
+                self.layout.log_file(offset),
                 offset,
                 "NUL bytes or invalid UTF-8 in topic or properties, which no CRC covers",
                 size,
@@ -252,7 +251,7 @@ class _Verification:
     def _damage(self, span: DamagedSpan) -> None:
         self.damage.append(span)
         noted = "; a recovery has noted it" if span.offset in self.known else ""
-        path = self._log_path(span.offset)
+        path = self.layout.log_file(span.offset)
         self.report.add(span.kind, path, span.offset, span.reason + noted, span.length)
 
     def _beyond(self, end: int) -> None:
@@ -267,23 +266,18 @@ class _Verification:
                 stale_bytes += event.end - event.start
         if first is not None:
             reason = f"{stale} sound frames behind the log's end at {end}: they are no messages"
-            self.report.add("stale_frames", self._log_path(first), first, reason, stale_bytes)
+            self.report.add("stale_frames", self.layout.log_file(first), first, reason, stale_bytes)
             return
         last = reader.data_end(end)
         told = any(span.offset == end for span in self.damage)
         if last > end and not told:
             self.report.add(
                 "torn_tail",
-                self._log_path(end),
+                self.layout.log_file(end),
                 end,
                 "bytes behind the log's end that are no frames",
                 last - end,
             )
-
-    def _log_path(self, offset: int) -> str:
-        log = self.layout.commit_log
-        file: StoreFile | None = log.at(offset)
-        return file.path if file is not None else f"commitlog/{_file_name(log, offset)}"
 
     # ----------------------------------------------------------------------------------- the rest
     def _checkpoint(self) -> None:
@@ -357,8 +351,3 @@ class _Verification:
         elif mark.offset > self.last_sound and not self.live:
             reason = f"it says {mark.offset}, and the last frame or blank ends at {self.last_sound}"
             self.report.add("durable_mark_ahead", DURABLE, 0, reason)
-
-
-def _file_name(log: object, offset: int) -> str:
-    size = getattr(log, "file_size", 0)
-    return f"{offset - offset % size if size else 0:020d}"

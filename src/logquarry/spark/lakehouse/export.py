@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.errors import UsageError
 from logquarry.files.layout import StoreLayout
-from logquarry.files.names import find_stores
+from logquarry.files.names import Stores, find_stores
 from logquarry.spark.decode import DecodeOptions, parse_decode_options
-from logquarry.spark.export import Stores, check_apart, read_options
+from logquarry.spark.export import check_apart, read_options
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.lakehouse.advance import Advance, Done, RunTasks, Target, Work
 from logquarry.spark.lakehouse.runs import CONTROL, Run

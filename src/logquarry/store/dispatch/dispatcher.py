@@ -33,7 +33,7 @@ from logquarry.store.disk.health import Health
 from logquarry.store.disk.running_flags import Refusal, RunningFlags
 from logquarry.store.disk.service import Service
 from logquarry.store.disk.signal_flag import Flag
-from logquarry.store.dispatch.queue_units import add_copies, parts_of
+from logquarry.store.dispatch.queue_units import parts_with_copies
 from logquarry.store.dispatch.queue_writer import ConsumeQueueMender, ConsumeQueueWriter, Mending
 from logquarry.store.mapped.mapped_file import MappedFile
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
@@ -242,9 +242,7 @@ class Dispatcher:
 
     def _dispatch(self, window: Window, run: Followed) -> None:
         requests = run.requests
-        parts = parts_of(run)
-        if self._config.enable_multi_dispatch:
-            add_copies(window, run, parts, self._config)
+        parts = parts_with_copies(window, run, self._config)
         for key, part in parts.items():
             writer = self._queues.get(key)
             if writer is not None:

@@ -72,7 +72,17 @@ def _plain(requests: DispatchRequests) -> dict[QueueKey, QueuePart]:
     return parts
 
 
-def add_copies(
+def parts_with_copies(
+    window: Window, followed: Followed, config: StoreConfig
+) -> dict[QueueKey, QueuePart]:
+    """What a run brings to each queue, also to those that its messages name besides their own."""
+    parts = parts_of(followed)
+    if config.enable_multi_dispatch:
+        _add_copies(window, followed, parts, config)
+    return parts
+
+
+def _add_copies(
     window: Window, run: Followed, parts: dict[QueueKey, QueuePart], config: StoreConfig
 ) -> None:
     """Add what the messages of a run bring to further queues (``multiDispatchLmqQueue``)."""

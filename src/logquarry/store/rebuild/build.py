@@ -9,11 +9,9 @@ from pathlib import Path
 from logquarry.config import StoreConfig
 from logquarry.files.layout import CONSUME_QUEUE, INDEX, StoreLayout
 from logquarry.scan.ahead import ahead
-from logquarry.scan.codec import Window
-from logquarry.scan.follow import Followed, Follower, follow_run
+from logquarry.scan.follow import Follower, follow_run
 from logquarry.store.disk.disk import Disk
-from logquarry.store.dispatch.queue_units import QueuePart, add_copies, parts_of
-from logquarry.store.queue.log_queues import QueueKey
+from logquarry.store.dispatch.queue_units import parts_with_copies
 from logquarry.store.rebuild.index_files import IndexFiles
 from logquarry.store.rebuild.queue_files import QueueFiles
 from logquarry.store.recovery.look import LogLook
@@ -101,13 +99,3 @@ def build_here(job: BuildJob, progress: Progress | None) -> Built:
         if index is not None:
             index.close()
     return Built(queues) if index is None else Built(queues, index.files, index.keys)
-
-
-def parts_with_copies(
-    window: Window, found: Followed, config: StoreConfig
-) -> dict[QueueKey, QueuePart]:
-    """What some frames bring to each queue, also to those that they name besides their own."""
-    parts = parts_of(found)
-    if config.enable_multi_dispatch:
-        add_copies(window, found, parts, config)
-    return parts

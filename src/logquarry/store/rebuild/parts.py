@@ -30,10 +30,9 @@ from logquarry.scan.follow import Followed
 from logquarry.scan.stretches import STRETCH_BYTES, Stretch, StretchReader
 from logquarry.store.disk.disk import Disk
 from logquarry.store.dispatch.index_writer import IndexFileWriter
-from logquarry.store.dispatch.queue_units import QueuePart
+from logquarry.store.dispatch.queue_units import QueuePart, parts_with_copies
 from logquarry.store.mapped.mapped_file import MappedFile
 from logquarry.store.queue.log_queues import QueueKey
-from logquarry.store.rebuild.build import parts_with_copies
 from logquarry.store.rebuild.queue_files import QueueFiles
 
 Int64 = npt.NDArray[np.int64]

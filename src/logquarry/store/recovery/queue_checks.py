@@ -12,7 +12,7 @@ from logquarry.scan.follow import Followed, Follower, follow_run
 from logquarry.scan.stretches import stretches_ahead
 from logquarry.scan.walk import Run
 from logquarry.store.dispatch.dispatcher import queue_name_fault
-from logquarry.store.dispatch.queue_units import QueuePart, add_copies, parts_of
+from logquarry.store.dispatch.queue_units import QueuePart, parts_with_copies
 from logquarry.store.queue.consume_queue import Queue
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.recovery.queue_check import QueueCheck
@@ -44,10 +44,7 @@ class QueueParts:
             self.first_time = int(times[0])
         self.last_time = int(times[-1])
         self.has_keys = self.has_keys or len(found.key_numbers) > 0
-        parts = parts_of(found)
-        if self._config.enable_multi_dispatch:
-            add_copies(window, found, parts, self._config)
-        self.parts.append(parts)
+        self.parts.append(parts_with_copies(window, found, self._config))
 
 
 @dataclass(frozen=True, slots=True)
