@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from logquarry.store.read.get_message import GetMessageStatus, GetResult
     from logquarry.store.recover import recover
     from logquarry.store.recovery.plan import RecoveryPlan
+    from logquarry.store.retain import retain
+    from logquarry.store.retention.plan import RetentionPlan
+    from logquarry.store.retention.rules import RetentionRules
     from logquarry.store.stats import StoreStats
 
 __version__ = "0.1.0"
@@ -40,12 +43,15 @@ __all__ = [
     "PutStatus",
     "QueueOffsets",
     "RecoveryPlan",
+    "RetentionPlan",
+    "RetentionRules",
     "StoreConfig",
     "StoreStats",
     "StoredMessage",
     "__version__",
     "errors",
     "recover",
+    "retain",
 ]
 
 _HOMES = {
@@ -59,10 +65,13 @@ _HOMES = {
     "PutStatus": "logquarry.store.put.put_result",
     "QueueOffsets": "logquarry.store.message_store",
     "RecoveryPlan": "logquarry.store.recovery.plan",
+    "RetentionPlan": "logquarry.store.retention.plan",
+    "RetentionRules": "logquarry.store.retention.rules",
     "StoreConfig": "logquarry.config",
     "StoreStats": "logquarry.store.stats",
     "StoredMessage": "logquarry.message",
     "recover": "logquarry.store.recover",
+    "retain": "logquarry.store.retain",
 }
 
 

@@ -31,6 +31,8 @@ from logquarry.store.read.get_message import GetResult
 from logquarry.store.read.index_file import Index
 from logquarry.store.read.live_read import LiveLog
 from logquarry.store.read.log_bound import last_store_timestamp
+from logquarry.store.retention.plan import RetentionPlan
+from logquarry.store.retention.rules import RetentionRules
 from logquarry.store.stats import StoreStats
 from logquarry.store.store_engine import StoreEngine
 
@@ -70,6 +72,7 @@ class WritableStore(MessageStore):
         self._count_put = engine.recorder.put
         self._live_queues = engine.queues.live
         self._quick_get = self._quick.get
+        engine.retention.removed = self._forget_removed
 
     @classmethod
     def start(
@@ -244,6 +247,26 @@ class WritableStore(MessageStore):
             dispatch_behind=max(0, end - self._engine.dispatcher.offset),
             flush_behind=max(0, end - log.flushed_offset),
         )
+
+    def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
+        """Say what would go by some rules; with ``apply`` delete it. See docs/retention.md.
+
+        Only what is on the disk and in the queues can go. Whoever reads it may go on.
+
+        Args:
+            rules: what may go.
+            apply: whether to delete it.
+
+        Raises:
+            StoreUnavailable: if the store is closed, or with ``apply`` takes no writes.
+        """
+        self._require_open()
+        return self._engine.retention.run(rules) if apply else self._engine.retention.plan(rules)
+
+    def _forget_removed(self) -> None:
+        # The bytes at hand may be of a file that is gone, whose room nobody gets before.
+        self._quick.forget()
+        self._live_log.close()
 
     # ------------------------------------------------------------------------------ life and state
     def close(self) -> None:
