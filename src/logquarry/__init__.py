@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from logquarry.store.retention.plan import RetentionPlan
     from logquarry.store.retention.rules import RetentionRules
     from logquarry.store.stats import StoreStats
+    from logquarry.store.store_state import StoreState
 
 __version__ = "0.1.0"
 
@@ -46,6 +47,7 @@ __all__ = [
     "RetentionPlan",
     "RetentionRules",
     "StoreConfig",
+    "StoreState",
     "StoreStats",
     "StoredMessage",
     "__version__",
@@ -68,6 +70,7 @@ _HOMES = {
     "RetentionPlan": "logquarry.store.retention.plan",
     "RetentionRules": "logquarry.store.retention.rules",
     "StoreConfig": "logquarry.config",
+    "StoreState": "logquarry.store.store_state",
     "StoreStats": "logquarry.store.stats",
     "StoredMessage": "logquarry.message",
     "recover": "logquarry.store.recover",

@@ -28,6 +28,7 @@ LAYERS = (
     "store.load",
     "store.retention",
     "store",
+    "metrics",
     "verify",
     "compare",
     "salvage",

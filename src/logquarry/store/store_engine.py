@@ -155,7 +155,8 @@ class StoreEngine:
         except BaseException:
             self._give_up()
             raise
-        self.loads = Loads(disk, root, self.log, self.writer, self.flush)
+        parts = (self.log, self.writer, self.flush, self.recorder.loaded)
+        self.loads = Loads(disk, root, *parts)
         if pending is not None:
             try:
                 self.loads.finish(pending)

@@ -35,6 +35,7 @@ from logquarry.store.retention.plan import RetentionPlan
 from logquarry.store.retention.rules import RetentionRules
 from logquarry.store.stats import StoreStats
 from logquarry.store.store_engine import StoreEngine
+from logquarry.store.store_state import look_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -243,9 +244,13 @@ class WritableStore(MessageStore):
         """See :meth:`WriteApi.stats`."""
         log = self._engine.log
         end = log.wrote_offset
+        self._require_open()
+        dispatch = max(0, end - self._engine.dispatcher.offset)
+        flush = max(0, end - log.flushed_offset)
         return self._recorder.snapshot(
-            dispatch_behind=max(0, end - self._engine.dispatcher.offset),
-            flush_behind=max(0, end - log.flushed_offset),
+            dispatch_behind=dispatch,
+            flush_behind=flush,
+            state=look_at(self, self._retained, now_ms, behind=(dispatch, flush)),
         )
 
     def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
@@ -348,15 +353,16 @@ class WritableStore(MessageStore):
         tag: str | None = None,
     ) -> GetResult:
         """See :meth:`MessageStore.get`."""
+        began = _monotonic()
         queue = self._live_queues.get((topic, queue_id))
         if queue is not None and not self._health.is_gone:
             wanted = None if tag is None else tags.parse(tag)
             result = self._quick_get(queue, offset, max_count, wanted)
             if result is not None:
-                self._recorder.got(len(result.messages))
+                self._recorder.got(len(result.messages), _monotonic() - began)
                 return result
         result = super().get(topic, queue_id, offset, max_count, tag)
-        self._recorder.got(len(result.messages))
+        self._recorder.got(len(result.messages), _monotonic() - began)
         return result
 
     def _layout_now(self) -> StoreLayout:
