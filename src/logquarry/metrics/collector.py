@@ -63,6 +63,8 @@ class StoreCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The numbers now; none of a store that was closed."""
         try:
+            # Only an open store has one.
+            _ = self._store.min_offset
             stats = self._store.stats()
         except StoreError:
             return

@@ -83,7 +83,7 @@ class StoreStats:
         flush_behind: bytes of the log that are not known to be on the disk.
         sizes: messages put by the bytes of their frames, a class for each of :data:`SIZES` and
             one for what is larger; of a batch each has its part.
-        state: what the store holds now.
+        state: what the store holds now; nothing of one that was closed.
     """
 
     seconds: float
@@ -334,7 +334,7 @@ class StatsRecorder:
             get_longest_ms=total.get_longest * _MS,
             dispatch_behind=dispatch_behind,
             flush_behind=flush_behind,
-            sizes=(max(0, now.put - sum(total.sizes)), *total.sizes[1:]),
+            sizes=(max(0, now.put - sum(total.sizes[1:])), *total.sizes[1:]),
             state=StoreState() if state is None else state,
         )
 

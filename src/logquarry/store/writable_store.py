@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +36,7 @@ from logquarry.store.retention.plan import RetentionPlan
 from logquarry.store.retention.rules import RetentionRules
 from logquarry.store.stats import StoreStats
 from logquarry.store.store_engine import StoreEngine
-from logquarry.store.store_state import look_at
+from logquarry.store.store_state import StoreState, look_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -244,14 +245,13 @@ class WritableStore(MessageStore):
         """See :meth:`WriteApi.stats`."""
         log = self._engine.log
         end = log.wrote_offset
-        self._require_open()
         dispatch = max(0, end - self._engine.dispatcher.offset)
         flush = max(0, end - log.flushed_offset)
-        return self._recorder.snapshot(
-            dispatch_behind=dispatch,
-            flush_behind=flush,
-            state=look_at(self, self._retained, now_ms, behind=(dispatch, flush)),
-        )
+        state: StoreState | None = None
+        # Of a store that was closed only what it did is known.
+        with contextlib.suppress(StoreUnavailable):
+            state = look_at(self, self._retained, now_ms, behind=(dispatch, flush))
+        return self._recorder.snapshot(dispatch_behind=dispatch, flush_behind=flush, state=state)
 
     def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
         """Say what would go by some rules; with ``apply`` delete it. See docs/retention.md.
