@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -100,3 +101,14 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(UsageError, match=r"logquarry\[metrics\]"):
         import logquarry.metrics.collector  # noqa: F401
+
+
+def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("prometheus_client")
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    names: dict[str, object] = {}
+    examples = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        exec(example, names)

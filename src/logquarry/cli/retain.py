@@ -77,7 +77,7 @@ def retain(
     if as_json:
         out.json(plan.to_json() | {"applied": apply})
         return
-    _show(out, plan, is_applied=apply)
+    _show(out, plan, store, is_applied=apply)
     if plan.files and not apply and plan.refused is None:
         given = {
             "--older-than": older_than,
@@ -112,7 +112,7 @@ def _parsed(option: str, word: str | None, parse: Callable[[str], _Value]) -> _V
         raise UsageError(f"{option} {error}") from None
 
 
-def _show(out: Output, plan: RetentionPlan, *, is_applied: bool) -> None:
+def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> None:
     count = text.plural(len(plan.files), "file")
     if not plan.files:
         verdict, colour = "nothing has expired", "green"
@@ -121,7 +121,7 @@ def _show(out: Output, plan: RetentionPlan, *, is_applied: bool) -> None:
     else:
         verdict = f"{count} would go, {text.size_text(plan.bytes)}; nothing was changed"
         colour = "yellow"
-    out.line(f"{text.printable(plan.store)}: {out.style(verdict, colour)}")
+    out.line(f"{text.printable(store)}: {out.style(verdict, colour)}")
     did = "begins" if is_applied or not plan.log else "would begin"
     out.line()
     out.line(
