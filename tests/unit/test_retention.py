@@ -17,6 +17,8 @@ import pytest
 import logquarry as lq
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.files.layout import StoreLayout
+from logquarry.store.disk.disk import LocalDisk
+from logquarry.store.load.ledger import INTENT, LOADS, Intent, Ledger, LoadId
 from logquarry.store.read.get_message import GetMessageStatus
 from logquarry.store.retention import plan as planning
 from logquarry.store.retention.disk_use import DiskUse
@@ -365,13 +367,10 @@ def test_a_crashed_store_is_left_alone(store_root: Path) -> None:
 
 
 def test_a_load_that_died_is_left_alone(store_root: Path) -> None:
-    folder = store_root / ".logquarry" / "loads"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "intent.json").write_text("{}")
-    names = [path.name for path in folder.iterdir()]
-    from logquarry.store.load.ledger import INTENT
-
-    assert INTENT in names
+    Ledger(LocalDisk(), store_root).begin(Intent(LoadId("job", 1), 100, LOADS, ()))
+    with pytest.raises(StoreUnavailable, match="a load was not finished"):
+        retain(store_root, older_than_ms=0, apply=True)
+    (store_root / LOADS / INTENT).write_text("{}")
     with pytest.raises(StoreUnavailable, match="load"):
         retain(store_root, older_than_ms=0, apply=True)
 
@@ -435,6 +434,34 @@ def test_a_closed_store_deletes_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable):
         store.retain(lq.RetentionRules(keep_bytes=0), apply=True)
     assert messages(root)[0][0] == 0
+
+
+def test_a_load_that_is_going_on_stays(tmp_path: Path) -> None:
+    """What finishes it after a crash looks for its first message where it began."""
+    root, clock = tmp_path / "store", Clock()
+    rules = lq.RetentionRules(keep_bytes=0)
+    with live(root, clock) as store:
+        put_all(store, clock)
+        store.flush()
+        ledger = Ledger(LocalDisk(), root)
+        ledger.begin(Intent(LoadId("job", 1), 3 * FILE + 100, LOADS, ()))
+        assert store.retain(rules).new_min_offset == 3 * FILE
+        ledger.end()
+        assert store.retain(rules).new_min_offset > 3 * FILE
+
+
+def test_looking_opens_no_queue(store_root: Path) -> None:
+    """A broker has thousands of them, and each file that is open to be written keeps a map."""
+    with live(store_root, Clock()) as store:
+        assert store.stats().state.retained["t"].messages > 100
+        assert store.retain(lq.RetentionRules(keep_bytes=0)).queues
+        assert not [files for files in store._engine.queues if files.open_files]
+        before = store.stats().state.retained
+        put_all(store, Clock(), 30)
+        after = store.stats().state.retained
+        assert sum(one.messages for one in after.values()) == 30 + sum(
+            one.messages for one in before.values()
+        )
 
 
 def service_of(store: WritableStore) -> RetentionService | None:

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.store import retained
 from logquarry.store.overview import count_log, overview
+from logquarry.store.queue.consume_queue import Units
+from logquarry.store.queue.unit_counts import UnitCount, count_units
 from logquarry.store.retained import RetainedCounter
 from logquarry.store.store_state import DelayLevel, GroupLag, TopicStats
 from logquarry.store.writable_store import WritableStore
@@ -73,14 +76,12 @@ def test_what_topics_keep(tmp_path: Path, seed: int) -> None:
 
 def test_only_what_is_new_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
-    from logquarry.store import retained
 
-    count_units = retained.count_units
-    monkeypatch.setattr(
-        retained,
-        "count_units",
-        lambda units, start, end: counted.append(len(units)) or count_units(units, start, end),
-    )
+    def counting(units: Units, start: int, end: int) -> UnitCount:
+        counted.append(len(units))
+        return count_units(units, start, end)
+
+    monkeypatch.setattr(retained, "count_units", counting)
     with WritableStore.start(tmp_path / "store", config=config()) as store:
         put_some(store, random.Random(1), 200)
         store.stats()

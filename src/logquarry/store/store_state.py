@@ -18,6 +18,7 @@ from logquarry.files.layout import COMMIT_LOG, CONFIG, CONSUME_QUEUE, StoreLayou
 from logquarry.format import broker_config, delay
 from logquarry.format.frame import Frame
 from logquarry.store.queue.consume_queue import Queue
+from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.retained import RetainedCounter
 from logquarry.store.retention.disk_use import disk_use
 
@@ -116,6 +117,7 @@ def look_at(
     counter: RetainedCounter,
     now: Callable[[], int],
     *,
+    queues: list[Queue] | None = None,
     behind: tuple[int, int] | None = None,
 ) -> StoreState:
     """What a store holds now.
@@ -124,15 +126,17 @@ def look_at(
         store: the store.
         counter: remembers what its queues kept when they were asked last.
         now: the time, in milliseconds.
+        queues: its queues (default: as the store gives them).
         behind: dispatch and flush, where this process writes the store.
     """
     layout = StoreLayout(store.layout.filesystem, store.config)
     state: State = "live" if store.is_live else "crashed" if store.has_abort else "closed"
     start, end = store.min_offset, store.max_offset
-    found = [queue for name in store.queues() if (queue := store.queue(*name)) is not None]
-    retained = _retained(counter, found, start, end)
-    first = _first_timestamp(store) if end > start else None
-    dispatch, flush = behind or _behind(layout, found, start, end, state)
+    if queues is None:
+        queues = [queue for name in store.queues() if (queue := store.queue(*name)) is not None]
+    retained = _retained(counter, queues, start, end)
+    first = _first_timestamp(layout, start) if end > start else None
+    dispatch, flush = behind or _behind(layout, queues, start, end, state)
     return StoreState(
         state=state,
         min_offset=start,
@@ -145,8 +149,8 @@ def look_at(
         dispatch_behind=dispatch,
         flush_behind=flush,
         retained=retained,
-        consumer_lag=_consumer_lag(layout, found),
-        delay_levels=_delay_levels(layout, found),
+        consumer_lag=_consumer_lag(layout, queues),
+        delay_levels=_delay_levels(layout, queues),
     )
 
 
@@ -160,9 +164,9 @@ def _retained(
     return dict(sorted(found.items()))
 
 
-def _first_timestamp(store: MessageStore) -> int | None:
+def _first_timestamp(layout: StoreLayout, start: int) -> int | None:
     """The store time of the log's first message, None where damage or a blank stands there."""
-    outcome = store._log.outcome_at(store.min_offset, check_crc=False)
+    outcome = CommitLog(layout).outcome_at(start, check_crc=False)
     return outcome.store_timestamp if isinstance(outcome, Frame) else None
 
 

@@ -250,7 +250,13 @@ class WritableStore(MessageStore):
         state: StoreState | None = None
         # Of a store that was closed only what it did is known.
         with contextlib.suppress(StoreUnavailable):
-            state = look_at(self, self._retained, now_ms, behind=(dispatch, flush))
+            state = look_at(
+                self,
+                self._retained,
+                now_ms,
+                queues=self._queues_as_they_are(),
+                behind=(dispatch, flush),
+            )
         return self._recorder.snapshot(dispatch_behind=dispatch, flush_behind=flush, state=state)
 
     def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
@@ -331,6 +337,19 @@ class WritableStore(MessageStore):
             # It cannot be made ready to be written: a sync has failed, or the disk is full. Reads
             # go on, of what is there.
             return self._queue_as_it_is(topic, queue_id)
+
+    def _queues_as_they_are(self) -> list[Queue]:
+        """All queues, of which none is opened to be written for it: there may be thousands."""
+        table, layout = self._engine.queues, self._layout_now()
+        files = OpenFiles(layout)
+        found: list[Queue | None] = []
+        for key in self.queues():
+            if key in table.writers or self._engine.keeps_tails:
+                found.append(self.queue(*key))
+            else:
+                start = self._log.min_offset
+                found.append(ConsumeQueue(layout, *key, log_min_offset=start, files=files))
+        return [queue for queue in found if queue is not None]
 
     def _queue_as_it_is(self, topic: str, queue_id: int) -> Queue | None:
         layout = self._layout_now()

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.config import StoreConfig
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreError, StoreUnavailable
 from logquarry.files.layout import COMMIT_LOG, INDEX, StoreLayout
 from logquarry.store.disk.disk import Disk
 from logquarry.store.disk.health import Health
 from logquarry.store.disk.service import Service
 from logquarry.store.dispatch.index_keeper import IndexKeeper
 from logquarry.store.dispatch.queue_table import QueueTable
+from logquarry.store.load.ledger import Ledger
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.retention.disk_use import DiskUse, disk_use
@@ -84,8 +85,15 @@ class LiveRetention:
         Args:
             rules: what may go.
             always_derived: see :func:`plan_retention`.
+
+        Raises:
+            CorruptFile: if what a load is about cannot be told.
         """
         safe_end = min(self._log.flushed_offset, self._log.max_offset, self._dispatched())
+        intent = Ledger(self._disk, self._root).intent()
+        if intent is not None:
+            # Whoever finishes a load that dies looks for its messages from there on.
+            safe_end = min(safe_end, intent.start)
         # Asked for before the files are looked at: what is not held then never is again.
         held = frozenset[str]() if self._index is None else self._index.held
         return plan_retention(
@@ -205,7 +213,7 @@ class RetentionService(Service):
             plan = self._retention.run(
                 rules, pause_s=self._config.delete_commit_log_files_interval / 1_000
             )
-        except StoreUnavailable as error:
+        except StoreError as error:
             # Unless the store is poisoned the next run tries again.
             self.health.require_writable()
             logger.warning("%s: nothing more is deleted now: %s", self._root, error)
