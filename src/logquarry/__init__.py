@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from logquarry.store.read.get_message import GetMessageStatus, GetResult
     from logquarry.store.recover import recover
     from logquarry.store.recovery.plan import RecoveryPlan
+    from logquarry.store.retain import retain
+    from logquarry.store.retention.plan import RetentionPlan
+    from logquarry.store.retention.rules import RetentionRules
     from logquarry.store.stats import StoreStats
+    from logquarry.store.store_state import StoreState
 
 __version__ = "0.1.0"
 
@@ -40,12 +44,16 @@ __all__ = [
     "PutStatus",
     "QueueOffsets",
     "RecoveryPlan",
+    "RetentionPlan",
+    "RetentionRules",
     "StoreConfig",
+    "StoreState",
     "StoreStats",
     "StoredMessage",
     "__version__",
     "errors",
     "recover",
+    "retain",
 ]
 
 _HOMES = {
@@ -59,10 +67,14 @@ _HOMES = {
     "PutStatus": "logquarry.store.put.put_result",
     "QueueOffsets": "logquarry.store.message_store",
     "RecoveryPlan": "logquarry.store.recovery.plan",
+    "RetentionPlan": "logquarry.store.retention.plan",
+    "RetentionRules": "logquarry.store.retention.rules",
     "StoreConfig": "logquarry.config",
+    "StoreState": "logquarry.store.store_state",
     "StoreStats": "logquarry.store.stats",
     "StoredMessage": "logquarry.message",
     "recover": "logquarry.store.recover",
+    "retain": "logquarry.store.retain",
 }
 
 

@@ -6,6 +6,7 @@ How one is written is told in :mod:`logquarry.store.writable_store`.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from types import TracebackType
@@ -31,6 +32,9 @@ from logquarry.store.read.known_damage import DamageMap, known_damage
 from logquarry.store.read.log_bound import last_entries, log_bound, sound_bound
 from logquarry.store.read.quick_get import QuickGet
 from logquarry.store.read.read_message import read_message
+from logquarry.store.retained import RetainedCounter
+from logquarry.store.stats import StatsRecorder, StoreStats
+from logquarry.store.store_state import look_at
 from logquarry.store.write_api import WriteApi
 
 if TYPE_CHECKING:
@@ -73,6 +77,7 @@ class MessageStore(BulkReads, WriteApi):
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._log = CommitLog(layout, files=self._files, last_entries=self._last_entries)
         self._index = Index(layout, files=self._files)
+        self._retained = RetainedCounter()
 
     @classmethod
     def open(
@@ -146,6 +151,20 @@ class MessageStore(BulkReads, WriteApi):
         for queue in self._queues.values():
             queue.log_min_offset = self._log.min_offset
             queue.refresh()
+
+    def stats(self) -> StoreStats:
+        """What the store holds now, and what this object did with it: see :class:`StoreStats`.
+
+        One that is open for reading counts nothing that it does; its ``state`` tells all that can
+        be known beside whoever writes it.
+        """
+        self._require_open()
+        state = look_at(self, self._retained, lambda: time.time_ns() // 1_000_000)
+        return StatsRecorder().snapshot(
+            dispatch_behind=state.dispatch_behind or 0,
+            flush_behind=state.flush_behind or 0,
+            state=state,
+        )
 
     def _require_open(self) -> None:
         if not self._is_open:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -31,8 +32,11 @@ from logquarry.store.read.get_message import GetResult
 from logquarry.store.read.index_file import Index
 from logquarry.store.read.live_read import LiveLog
 from logquarry.store.read.log_bound import last_store_timestamp
+from logquarry.store.retention.plan import RetentionPlan
+from logquarry.store.retention.rules import RetentionRules
 from logquarry.store.stats import StoreStats
 from logquarry.store.store_engine import StoreEngine
+from logquarry.store.store_state import StoreState, look_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,6 +74,7 @@ class WritableStore(MessageStore):
         self._count_put = engine.recorder.put
         self._live_queues = engine.queues.live
         self._quick_get = self._quick.get
+        engine.retention.removed = self._forget_removed
 
     @classmethod
     def start(
@@ -240,10 +245,39 @@ class WritableStore(MessageStore):
         """See :meth:`WriteApi.stats`."""
         log = self._engine.log
         end = log.wrote_offset
-        return self._recorder.snapshot(
-            dispatch_behind=max(0, end - self._engine.dispatcher.offset),
-            flush_behind=max(0, end - log.flushed_offset),
-        )
+        dispatch = max(0, end - self._engine.dispatcher.offset)
+        flush = max(0, end - log.flushed_offset)
+        state: StoreState | None = None
+        # Of a store that was closed only what it did is known.
+        with contextlib.suppress(StoreUnavailable):
+            state = look_at(
+                self,
+                self._retained,
+                now_ms,
+                queues=self._queues_as_they_are(),
+                behind=(dispatch, flush),
+            )
+        return self._recorder.snapshot(dispatch_behind=dispatch, flush_behind=flush, state=state)
+
+    def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
+        """Say what would go by some rules; with ``apply`` delete it. See docs/retention.md.
+
+        Only what is on the disk and in the queues can go. Whoever reads it may go on.
+
+        Args:
+            rules: what may go.
+            apply: whether to delete it.
+
+        Raises:
+            StoreUnavailable: if the store is closed, or with ``apply`` takes no writes.
+        """
+        self._require_open()
+        return self._engine.retention.run(rules) if apply else self._engine.retention.plan(rules)
+
+    def _forget_removed(self) -> None:
+        # The bytes at hand may be of a file that is gone, whose room nobody gets before.
+        self._quick.forget()
+        self._live_log.close()
 
     # ------------------------------------------------------------------------------ life and state
     def close(self) -> None:
@@ -304,6 +338,19 @@ class WritableStore(MessageStore):
             # go on, of what is there.
             return self._queue_as_it_is(topic, queue_id)
 
+    def _queues_as_they_are(self) -> list[Queue]:
+        """All queues, of which none is opened to be written for it: there may be thousands."""
+        table, layout = self._engine.queues, self._layout_now()
+        files = OpenFiles(layout)
+        found: list[Queue | None] = []
+        for key in self.queues():
+            if key in table.writers or self._engine.keeps_tails:
+                found.append(self.queue(*key))
+            else:
+                start = self._log.min_offset
+                found.append(ConsumeQueue(layout, *key, log_min_offset=start, files=files))
+        return [queue for queue in found if queue is not None]
+
     def _queue_as_it_is(self, topic: str, queue_id: int) -> Queue | None:
         layout = self._layout_now()
         if (topic, queue_id) not in layout.queue_names:
@@ -325,15 +372,16 @@ class WritableStore(MessageStore):
         tag: str | None = None,
     ) -> GetResult:
         """See :meth:`MessageStore.get`."""
+        began = _monotonic()
         queue = self._live_queues.get((topic, queue_id))
         if queue is not None and not self._health.is_gone:
             wanted = None if tag is None else tags.parse(tag)
             result = self._quick_get(queue, offset, max_count, wanted)
             if result is not None:
-                self._recorder.got(len(result.messages))
+                self._recorder.got(len(result.messages), _monotonic() - began)
                 return result
         result = super().get(topic, queue_id, offset, max_count, tag)
-        self._recorder.got(len(result.messages))
+        self._recorder.got(len(result.messages), _monotonic() - began)
         return result
 
     def _layout_now(self) -> StoreLayout:
