@@ -1,0 +1,70 @@
+"""How far each group has come in each queue: ``config/consumerOffset.json``.
+
+One table for everybody who keeps such progress: consumers, and the checks of transactions
+(``ConsumerOffsetManager``). What is committed is in memory; :meth:`ConsumerOffsets.save` brings it
+to the disk.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from logquarry.files.layout import CONFIG, SIDECAR
+from logquarry.format import broker_config
+from logquarry.store.disk.config_file import ConfigFile
+from logquarry.store.disk.disk import Disk
+
+
+class ConsumerOffsets:
+    """The offsets of all groups of one store. Any thread may use it.
+
+    Args:
+        disk: what the file is on.
+        root: the store.
+
+    Attributes:
+        found: the file that was read, None where there was none that can be read.
+        problems: what is wrong with each file that could not be read. A store whose consumers
+            have a past that nobody can read is not one whose consumers start anew.
+    """
+
+    def __init__(self, disk: Disk, root: Path) -> None:
+        self._file = ConfigFile(
+            disk,
+            root / CONFIG / broker_config.CONSUMER_OFFSET_FILE,
+            broker_config.decode_consumer_offsets,
+            broker_config.encode_consumer_offsets,
+            aside=root / SIDECAR / "quarantine" / CONFIG,
+        )
+        loaded = self._file.load()
+        self.found = loaded.path
+        self.problems = loaded.problems
+        self._lock = threading.Lock()
+        self._offsets = loaded.value if loaded.value is not None else {}
+
+    def of(self, topic: str, group: str) -> dict[int, int]:
+        """Queue id -> next queue offset, as committed; none for a group that never was."""
+        with self._lock:
+            return dict(self._offsets.get((topic, group), {}))
+
+    def groups(self) -> dict[tuple[str, str], dict[int, int]]:
+        """(topic, group) -> the same, of all."""
+        with self._lock:
+            return {key: dict(offsets) for key, offsets in self._offsets.items()}
+
+    def commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
+        """Note, in memory, which queue offset is next."""
+        with self._lock:
+            self._offsets.setdefault((topic, group), {})[queue_id] = offset
+
+    def save(self) -> bool:
+        """Write all that was committed, durably; whether there was something to write.
+
+        What an offset has left behind must be on the disk before: sync the log first where it
+        names messages of a store that may not be.
+
+        Raises:
+            StoreUnavailable: if that cannot be done; then what was saved before is still there.
+        """
+        return self._file.save(self.groups())
