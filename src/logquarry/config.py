@@ -39,6 +39,7 @@ _ABOVE_ZERO: Final = (
     "commit_interval_commit_log",
     "transient_store_pool_size",
     "flush_interval_consume_queue",
+    "flush_consumer_offset_interval",
 )
 
 
@@ -137,6 +138,7 @@ class StoreConfig(LayoutConfig):
         flush_consume_queue_least_pages: as for the log.
         flush_consume_queue_thorough_interval: likewise; then the checkpoint is written too.
         message_index_enable: whether keys are put into an index.
+        flush_consumer_offset_interval: how often the offsets of consumers are written.
     """
 
     message_delay_level: str = delay.DEFAULT_LEVELS
@@ -175,6 +177,7 @@ class StoreConfig(LayoutConfig):
     flush_consume_queue_least_pages: int = 2
     flush_consume_queue_thorough_interval: int = 60_000
     message_index_enable: bool = True
+    flush_consumer_offset_interval: int = 5_000
 
     def __post_init__(self) -> None:
         LayoutConfig.__post_init__(self)

@@ -26,6 +26,7 @@ LAYERS = (
     "store.dispatch",
     "store.recovery",
     "store.load",
+    "store.consumer",
     "store",
     "verify",
     "compare",

@@ -15,6 +15,7 @@ from logquarry.files.filesystem import without_file_scheme
 from logquarry.files.layout import StoreLayout
 from logquarry.format import tags
 from logquarry.message import Message
+from logquarry.store.consuming import LiveQueueReader, progress_of
 from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.lifetime import close_at_exit, was_closed
 from logquarry.store.disk.open_files import OpenFiles
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from logquarry.scan.walk import LogReader
+    from logquarry.store.consumer.consumers import Consumers
 
 _NS_PER_MS = 1_000_000
 _monotonic = time.monotonic
@@ -255,10 +257,11 @@ class WritableStore(MessageStore):
         Raises:
             UsageError: if a listener of the store or a callback of a put calls it.
         """
+        self._close_consumers()
         self._engine.close()
         was_closed(self)
         self._is_open = False
-        self._quick.forget()
+        self._forget_at_hand()
         self._live_log.close()
         self._files.close()
 
@@ -335,6 +338,34 @@ class WritableStore(MessageStore):
         result = super().get(topic, queue_id, offset, max_count, tag)
         self._recorder.got(len(result.messages))
         return result
+
+    def _make_consumers(self) -> Consumers:
+        from logquarry.store.consumer.arrivals import ToldArrivals
+        from logquarry.store.consumer.consumers import Consumers
+
+        reader = LiveQueueReader(self._queue_access)
+        arrivals = ToldArrivals()
+        made = Consumers(
+            reader,
+            arrivals,
+            progress_of(
+                self._engine.consumer_offsets,
+                reader,
+                self._engine.root,
+                lambda: set(self.topics),
+            ),
+            put=self.put,
+            health=self._health,
+            sync_log=self._engine.sync_log,
+            interval_ms=self.config.flush_consumer_offset_interval,
+        )
+
+        def arrived(arrival: MessageArrival) -> None:
+            if arrival.topic in made.topics:
+                arrivals.wake()
+
+        self._engine.listeners.add(arrived)
+        return made
 
     def _layout_now(self) -> StoreLayout:
         # An own one each time: a layout remembers what it saw, and threads do not share it.

@@ -8,6 +8,7 @@ to the disk.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from logquarry.files.layout import CONFIG, SIDECAR
@@ -41,6 +42,7 @@ class ConsumerOffsets:
         self.found = loaded.path
         self.problems = loaded.problems
         self._lock = threading.Lock()
+        self._saving = threading.Lock()
         self._offsets = loaded.value if loaded.value is not None else {}
 
     def of(self, topic: str, group: str) -> dict[int, int]:
@@ -58,13 +60,19 @@ class ConsumerOffsets:
         with self._lock:
             self._offsets.setdefault((topic, group), {})[queue_id] = offset
 
-    def save(self) -> bool:
+    def save(self, sync_log: Callable[[], object] | None = None) -> bool:
         """Write all that was committed, durably; whether there was something to write.
 
-        What an offset has left behind must be on the disk before: sync the log first where it
-        names messages of a store that may not be.
+        Args:
+            sync_log: brings the log to the disk. It is called before anything is written, and for
+                what is committed by then: an offset on the disk leaves no message behind that a
+                power cut could take.
 
         Raises:
             StoreUnavailable: if that cannot be done; then what was saved before is still there.
         """
-        return self._file.save(self.groups())
+        with self._saving:
+            offsets = self.groups()
+            if sync_log is not None:
+                sync_log()
+            return self._file.save(offsets)

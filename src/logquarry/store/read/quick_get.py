@@ -112,13 +112,16 @@ class QuickGet:
         limits: how much one answer gives.
         broker: what messages carry as such.
         delay_levels_ms: for their tags codes.
+
+    Attributes:
+        limits: as given.
     """
 
     def __init__(
         self, log: CommitLog, limits: TransferLimits, broker: str, delay_levels_ms: tuple[int, ...]
     ) -> None:
         self._log = log
-        self._limits = limits
+        self.limits = limits
         self._broker = broker
         self._levels = delay_levels_ms
         self._kernel: Any = None
@@ -166,9 +169,9 @@ class QuickGet:
         first = units.address + (offset - units.first) * UNIT_SIZE
         files = self._log.files
         if files is not self._files:
-            self._in_memory = memory_start(self._log, self._limits) == java.LONG_MIN
+            self._in_memory = memory_start(self._log, self.limits) == java.LONG_MIN
             self._files = files
-        on_disk = _NONE if self._in_memory else memory_start(self._log, self._limits)
+        on_disk = _NONE if self._in_memory else memory_start(self._log, self.limits)
         at_hand = self._at_hand or self._look_at_log(units, offset)
         # Whoever takes it has it for himself; what is not given back is made anew.
         free = self._free
@@ -232,5 +235,5 @@ class QuickGet:
     def _look_at_log(self, units: _Units, offset: int) -> LogAtHand:
         """The bytes of the log around the message of a queue offset."""
         place, size, _ = units.units[offset - units.first].item()
-        found = self._at_hand = LogAtHand(*self._log.window_at(place, size), self._limits)
+        found = self._at_hand = LogAtHand(*self._log.window_at(place, size), self.limits)
         return found
