@@ -1,7 +1,6 @@
 import com.alibaba.fastjson.JSON;
-import java.util.ArrayList;
+import com.alibaba.fastjson.serializer.SerializerFeature;
 import java.util.LinkedHashMap;
-import java.util.List;
 import java.util.Map;
 import java.util.Random;
 import java.util.TreeMap;
@@ -26,14 +25,14 @@ public class Sql92Vectors {
             "a IN ('x', 'y')", "a NOT IN ('x')", "a in ('x') or B is null", "(a > 3) = TRUE", "(a > 3) = 'x'",
             "TRUE = a", "a = TRUE", "a <> TRUE", "a <> 'x'", "a IS NULL IS NULL", "a = b = c", "a > b", "-a > 3",
             "-a IS NULL", "a >= 99999999999999999999", "a = 'it''s'", "a -- c\n = 'x'", "a /* = */ = 'x'",
-            "a =", "= a", "(a = 'x'", "a LIKE 'x'", "a BETWEEN 'a' AND 'b'", "a BETWEEN NULL AND 3", "a > NULL",
-            "a > TRUE", "3 > 2", "NOT NOT a = 'x'", "a IS NOT NULL AND b IS NULL", "a + 3 = 4", "3", "'x'", "-3",
+            "a =", "= a", "(a = 'x'", "a BETWEEN 'a' AND 'b'", "a BETWEEN NULL AND 3", "a > NULL",
+            "a > TRUE", "3 > 2", "NOT NOT a = 'x'", "a IS NOT NULL AND b IS NULL", "3", "'x'", "-3",
             "a > 3 OR b = 'x'", "b = 'x' OR a > 3", "a > 3 AND b = 'x'", "b = 'x' AND a > 3", "a \u00e9 b", "a != 'x'",
-            "a == 'x'", "a IN (3)", "1.0e999 > a", "a CONTAINS 'x'"};
+            "a == 'x'", "a IN (3)", "1.0e999 > a"};
         for (String sql : fixed) {
-            vectors(sql, 12);
+            vectors(sql, 6);
         }
-        for (int i = 0; i < 700; i++) {
+        for (int i = 0; i < 350; i++) {
             vectors(condition(3), 3);
         }
     }
@@ -50,7 +49,8 @@ public class Sql92Vectors {
             row.put("sql", sql);
             row.put("properties", properties);
             row.put("matches", matches(sql, properties));
-            System.out.println(JSON.toJSONString(row, com.alibaba.fastjson.serializer.SerializerFeature.BrowserCompatible, com.alibaba.fastjson.serializer.SerializerFeature.WriteMapNullValue));
+            System.out.println(
+                JSON.toJSONString(row, SerializerFeature.BrowserCompatible, SerializerFeature.WriteMapNullValue));
         }
     }
 

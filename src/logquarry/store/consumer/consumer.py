@@ -145,7 +145,7 @@ class Consumer:
     @property
     def estimates(self) -> tuple[OffsetEstimate, ...]:
         """Which of the group's offsets were lost, and what is taken for them."""
-        return self._parts.progress.estimates(self.group)
+        return self._parts.progress.estimates(self.group, self.topics)
 
     @property
     def problems(self) -> tuple[str, ...]:

@@ -68,6 +68,8 @@ class LostOffsets:
         ]
         aside = root / SIDECAR / "quarantine" / CONFIG
         self._aside = sorted(aside.glob(f"{name}*")) if aside.is_dir() else []
+        # As they are now: what is saved later says nothing of what was lost.
+        self._saved_at = self._find_saved_at()
 
     @property
     def files(self) -> list[Path]:
@@ -106,11 +108,15 @@ class LostOffsets:
         listed = _text(self._config / _GROUPS_FILE)
         return listed is not None and f'"{group}"' in listed
 
+    @property
     def saved_at(self) -> tuple[int, Path] | None:
         """When offsets were last written before they were lost: milliseconds, and the file.
 
         That is a file of offsets, or where there is none left whatever was written last beside it.
         """
+        return self._saved_at
+
+    def _find_saved_at(self) -> tuple[int, Path] | None:
         paths = self.files
         if not paths and self._config.is_dir():
             paths = [path for path in self._config.iterdir() if path.is_file()]

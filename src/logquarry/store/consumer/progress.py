@@ -101,11 +101,13 @@ class Progress:
             *(group, queue_id, topic, offset, reason),
         )
 
-    def estimates(self, group: str) -> tuple[OffsetEstimate, ...]:
+    def estimates(self, group: str, topics: Sequence[str]) -> tuple[OffsetEstimate, ...]:
         """Which of a group's offsets were lost and are estimated, since the store was opened."""
         with self._lock:
             return tuple(
-                estimate for (name, _, _), estimate in self._estimates.items() if name == group
+                estimate
+                for (name, topic, _), estimate in self._estimates.items()
+                if name == group and topic in topics
             )
 
     def begin(self, group: str, topics: Sequence[str], start: Start) -> None:
@@ -122,7 +124,7 @@ class Progress:
             return _Beginning(queue_ids)
         lost = self._lost
         if lost is not None and lost.is_lost(group, topic, has_others=bool(of_group)):
-            saved_at = lost.saved_at()
+            saved_at = lost.saved_at
             if saved_at is not None:
                 return _Beginning(queue_ids, saved_at=saved_at)
             logger.warning(

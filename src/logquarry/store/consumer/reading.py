@@ -12,14 +12,14 @@ from logquarry.message import StoredMessage
 from logquarry.store.queue.consume_queue import Queue
 from logquarry.store.read.get_message import GetMessageStatus, GetResult, TransferLimits
 
-MOST_AT_ONCE: Final = 1_024
+MOST_AT_ONCE: Final = 256
 """Messages of one read."""
 AT_ONCE: Final = TransferLimits(
     memory_bytes=java.LONG_MAX,
     count=MOST_AT_ONCE,
-    size=1 << 19,
+    size=1 << 18,
     disk_count=MOST_AT_ONCE,
-    disk_size=1 << 19,
+    disk_size=1 << 18,
 )
 """How much one read gives: more than a ``get``, whose caps are for answers over a network."""
 
