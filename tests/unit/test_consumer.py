@@ -6,12 +6,14 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import logquarry as lq
-from logquarry.errors import BadFilter, StoreUnavailable, UsageError
+from logquarry.errors import BadFilter, CorruptFrame, StoreUnavailable, UsageError
 from logquarry.format import broker_config
+from logquarry.store.consumer import consumer as consumer_module
 from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.consumer.reading import MOST_AT_ONCE
 from logquarry.store.writable_store import WritableStore
@@ -30,6 +32,7 @@ def small_store(tmp_path: Path) -> Iterator[WritableStore]:
 
 def fill(store: WritableStore, count: int, *, topic: str = "t", queues: int = 1) -> None:
     """Messages 0, 1, ... in turn over the queues; their tags are a, b, c in turn."""
+    end = 0
     for number in range(count):
         result = store.put(
             lq.Message(
@@ -40,7 +43,8 @@ def fill(store: WritableStore, count: int, *, topic: str = "t", queues: int = 1)
                 properties={"n": str(number)},
             )
         )
-    assert store.wait_dispatched(result.end_offset, timeout=LONG)
+        end = result.end_offset
+    assert store.wait_dispatched(end, timeout=LONG)
 
 
 def numbers(messages: Iterator[lq.StoredMessage] | list[lq.StoredMessage] | Consumer) -> list[int]:
@@ -133,12 +137,54 @@ def test_names(store: WritableStore, group: str, topics: list[str], why: str) ->
         store.consumer(group, topics)
 
 
+def test_much_that_nobody_wants(store: WritableStore) -> None:
+    """Looks that find nothing are no reason to wait, and leave others their turn."""
+    with mock.patch.object(consumer_module, "_MOST_READS", 2):
+        fill(store, 5 * MOST_AT_ONCE)
+        last = str(5 * MOST_AT_ONCE - 1)
+        with store.consumer("g", "t", sql=f"n = '{last}'", timeout=0) as consumer:
+            assert numbers(consumer) == [int(last)]
+
+        async def consume() -> list[int]:
+            with store.consumer("h", "t", sql=f"n = '{last}'", timeout=0) as consumer:
+                return [int(message.body) async for message in consumer]
+
+        assert asyncio.run(consume()) == [int(last)]
+
+
+def test_damage_is_told_and_can_be_passed(tmp_path: Path) -> None:
+    with opened(tmp_path / "s") as store:
+        fill(store, 20, queues=2)
+        place = store.get("t", 0, 4, 1).messages[0].physical_offset
+        path = tmp_path / "s/commitlog" / f"{0:020d}"
+        data = bytearray(path.read_bytes())
+        data[place + 88] ^= 1
+        path.write_bytes(data)
+        with store.consumer("g", "t", timeout=0) as consumer:
+            found: list[int] = []
+            with pytest.raises(CorruptFrame, match="offset 4 of queue 0") as caught:
+                numbers(_noting(consumer, found))
+            assert caught.value.offset == place
+            # Others are read, and it is told again as long as nobody passes it.
+            with pytest.raises(CorruptFrame):
+                numbers(_noting(consumer, found))
+            consumer.seek("t", 0, 5)
+            numbers(_noting(consumer, found))
+        assert sorted(found) == [number for number in range(20) if number != 8]
+
+
+def _noting(consumer: Consumer, found: list[int]) -> Iterator[lq.StoredMessage]:
+    for message in consumer:
+        found.append(int(message.body))
+        yield message
+
+
 # ----------------------------------------------------------------------------- where it begins
 def test_starts(store: WritableStore) -> None:
     fill(store, 50)
     times = [store.get("t", 0, offset, 1).messages[0].store_timestamp for offset in range(50)]
     later = [n for n, time in enumerate(times) if time >= times[30]]
-    starts = [
+    starts: list[tuple[str | int, int | None, list[int]]] = [
         ("earliest", None, list(range(50))),
         ("latest", None, []),
         ("timestamp", times[30], later),
@@ -150,7 +196,13 @@ def test_starts(store: WritableStore) -> None:
         group = f"g{number}"
         with store.consumer(group, "t", start=start, timestamp=timestamp, timeout=0) as consumer:
             assert numbers(consumer) == expected
-    for wrong, timestamp in (("newest", None), ("timestamp", None), ("latest", 3), (True, None)):
+    refused: list[tuple[str | int, int | None]] = [
+        ("newest", None),
+        ("timestamp", None),
+        ("latest", 3),
+        (True, None),
+    ]
+    for wrong, timestamp in refused:
         with pytest.raises(UsageError, match="start"):
             store.consumer("g", "t", start=wrong, timestamp=timestamp)
 

@@ -91,52 +91,11 @@ def test_the_tree_is_bounded_too() -> None:
     assert parse(" OR ".join(f"a = '{number}'" for number in range(3_000))).matches({"a": "2999"})
 
 
-WORDS = st.sampled_from(
-    [
-        "a",
-        "b",
-        "TAGS",
-        "(",
-        ")",
-        ",",
-        "=",
-        "<>",
-        ">",
-        ">=",
-        "<",
-        "<=",
-        "+",
-        "-",
-        "NOT",
-        "AND",
-        "OR",
-        "BETWEEN",
-        "IN",
-        "IS",
-        "NULL",
-        "TRUE",
-        "FALSE",
-        "'x'",
-        "'it''s'",
-        "3",
-        "-3",
-        "3.5",
-        ".5",
-        "1e5",
-        "0",
-        "007",
-        "9223372036854775807",
-        "9223372036854775808",
-        "5L",
-        "--",
-        "/*",
-        "*/",
-        "'",
-        "é",
-        "$x",
-        "_",
-    ]
-)
+SIGNS = ["(", ")", ",", "=", "<>", ">", ">=", "<", "<=", "+", "-", "--", "/*", "*/", "'", "é"]
+NUMBERS = ["3", "-3", "3.5", ".5", "1e5", "0", "007", "5L", "9223372036854775808"]
+KEYWORDS = ["NOT", "AND", "OR", "BETWEEN", "IN", "IS", "NULL", "TRUE", "FALSE", "like"]
+NAMES = ["a", "b", "TAGS", "$x", "_", "'x'", "'it''s'", "''"]
+WORDS = st.sampled_from(SIGNS + NUMBERS + KEYWORDS + NAMES)
 VALUES = st.sampled_from(["x", "3", "3.5", "", "TRUE", "nan", "NaN", "-Infinity", "٣", "0x1p3"])
 PROPERTIES = st.dictionaries(st.sampled_from(["a", "b", "TAGS"]), VALUES)
 

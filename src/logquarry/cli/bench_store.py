@@ -1,4 +1,4 @@
-"""``logquarry bench put``, ``put-batch``, ``put-many``, ``get``, ``consume``: timings of a store."""
+"""``logquarry bench put``, ``get``, ``consume`` and so on: timings of a store."""
 
 from __future__ import annotations
 

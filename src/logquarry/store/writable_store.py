@@ -257,7 +257,8 @@ class WritableStore(MessageStore):
         Raises:
             UsageError: if a listener of the store or a callback of a put calls it.
         """
-        self._close_consumers()
+        if not self._health.is_forked:
+            self._close_consumers()
         self._engine.close()
         was_closed(self)
         self._is_open = False

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 _NEW_QUEUES_SECONDS = 1.0
 """How often a consumer that always finds messages looks for new queues."""
+_MOST_READS = 64
+"""Reads of one queue in which nothing is wanted before others have their turn."""
 
 
 class ConsumerParts(NamedTuple):
@@ -118,6 +120,8 @@ class Consumer:
         """The slots, the one whose turn it is last."""
         self._is_closed = False
         self._is_disturbed = False
+        self._has_more = False
+        """Whether the last look ended before all that is there was looked at."""
         self._shared_version = -1
         self._look_again_at = 0.0
         self._messages: Iterator[StoredMessage] | None = None
@@ -202,6 +206,8 @@ class Consumer:
                     yield message
                 # Others of the loop have their turn, however many messages there are.
                 await asyncio.sleep(0)
+            elif self._has_more:
+                await asyncio.sleep(0)
             elif not await self._arrivals.wait_async(seen, self._timeout):
                 return
 
@@ -226,7 +232,8 @@ class Consumer:
 
         Args:
             max_count: most messages.
-            timeout: seconds to wait for the first of them; None for as long as it takes.
+            timeout: seconds to wait for the first of them, once all that is there was looked at;
+                None for as long as it takes.
 
         Returns:
             The messages; none where the time was over, or the consumer was closed meanwhile.
@@ -267,6 +274,8 @@ class Consumer:
             found = self._look(max_count)
             if found is not None:
                 return found
+            if self._has_more:
+                continue
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return None
@@ -276,7 +285,7 @@ class Consumer:
     def _look(self, max_count: int) -> _Found | None:
         """Messages of the queue whose turn it is, or of the next that has some."""
         # Whatever comes from here on disturbs the messages that are found now.
-        self._is_disturbed = False
+        self._is_disturbed = self._has_more = False
         if self._shared_version != self._group.version or time.monotonic() > self._look_again_at:
             self._share()
         found = self._look_at_slots(max_count)
@@ -298,7 +307,7 @@ class Consumer:
     def _read(self, slot: _Slot, max_count: int) -> _Found | None:
         topic, queue_id = slot.key
         tags, sql = self.subscription.tags_of(topic), self.subscription.filter_of(topic)
-        while True:
+        for _ in range(_MOST_READS):
             _, end = self._reader.bounds(topic, queue_id)
             if slot.done == end:
                 return None
@@ -319,9 +328,11 @@ class Consumer:
                 positions = [position for _, position in wanted]
             if messages:
                 return _Found(slot, messages, positions, batch.next_offset)
-            if batch.next_offset == slot.done or self._is_disturbed:
+            if batch.next_offset == slot.done:
                 return None
             slot.done = batch.next_offset
+        self._has_more = True
+        return None
 
     # ------------------------------------------------------------------------------- its queues
     def disturb(self) -> None:
