@@ -26,6 +26,8 @@ LAYERS = (
     "store.dispatch",
     "store.recovery",
     "store.load",
+    "store.transaction",
+    "store.schedule",
     "store",
     "verify",
     "compare",
