@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from logquarry.config import StoreConfig
 from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
-from logquarry.format import delay
-from logquarry.format.frame import Outcome
+from logquarry.format import delay, frame
+from logquarry.format.frame import Frame
 from logquarry.message import Message
 from logquarry.scan.batches import sound_runs
 from logquarry.scan.walk import Run
@@ -273,7 +273,7 @@ class _DueLog:
         # Looked at ten times a second. Queues of further levels are of another table of levels.
         self._queue_ids = sorted({*range(len(levels)), *log.queue_ids(delay.SCHEDULE_TOPIC)})
         self.runs: Callable[[int], Iterator[Run]] = log.runs
-        self.outcome_at: Callable[[int], Outcome] = store.commit_log.outcome_at
+        self._log = store.commit_log
         self.store_time_at = store.commit_log.store_time_at
 
     def schedule_queues(self) -> Iterable[int]:
@@ -281,6 +281,11 @@ class _DueLog:
 
     def schedule_queue(self, queue_id: int) -> Queue | None:
         return self._store.queue(delay.SCHEDULE_TOPIC, queue_id)
+
+    def message(self, offset: int, size: int) -> Frame | None:
+        data = self._log.frame_at(offset, size)
+        found = None if data is None else frame.decode_at(data, 0, base=offset)
+        return found if isinstance(found, Frame) else None
 
     @property
     def start(self) -> int:

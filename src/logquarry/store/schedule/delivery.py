@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.errors import MessageRejected, StoreUnavailable
-from logquarry.format.frame import Frame, Outcome
+from logquarry.format.frame import Frame
 from logquarry.message import Message
 from logquarry.scan.walk import Run
 from logquarry.store.queue.consume_queue import Queue, Units, has_message
@@ -62,8 +62,8 @@ class DueLog(Protocol):
     def schedule_queue(self, queue_id: int) -> Queue | None:
         """One of them."""
 
-    def outcome_at(self, offset: int) -> Outcome:
-        """What stands at a place of the log."""
+    def message(self, offset: int, size: int) -> Frame | None:
+        """The message at a place of the log, None if no sound one of that size is there."""
 
     def store_time_at(self, offset: int, size: int) -> int:
         """The store time of the message there, below 0 if there is none."""
@@ -172,8 +172,7 @@ class DelayedDelivery:
             return
         for at, entry in queue.entries(max(offset, queue.min_offset)):
             if not entry.is_filler:
-                outcome = self._log.outcome_at(entry.physical_offset)
-                yield at, outcome if isinstance(outcome, Frame) else None
+                yield at, self._log.message(entry.physical_offset, entry.size)
 
     # ------------------------------------------------------------------------------------- work
     def deliver(
@@ -200,7 +199,10 @@ class DelayedDelivery:
                 due = self._due(now, chosen)[: None if limit is None else limit - count]
                 if not due:
                     break
-                count += self._deliver(due)
+                while due:
+                    delivered, passed = self._deliver(due)
+                    count += delivered
+                    due = due[passed:]
         return count
 
     def _due(self, now: int, chosen: set[int] | None) -> list[_Due]:
@@ -233,8 +235,9 @@ class DelayedDelivery:
         # In the order of the queue, also where the clock went back between two puts.
         order = np.maximum.accumulate(times[:count]).tolist()
         there = has_message(units[:count])
+        offsets, sizes = units["physical_offset"].tolist(), units["size"].tolist()
         found = [
-            _Due(order[at], level, start + at, *units[at].item()[:2])
+            _Due(order[at], level, start + at, offsets[at], sizes[at])
             for at in np.flatnonzero(there).tolist()
         ]
         if count and not found:
@@ -254,8 +257,12 @@ class DelayedDelivery:
             times[times > now + delay_ms] = now
         return times
 
-    def _deliver(self, due: list[_Due]) -> int:
-        """Put what is due, as far as one call may hold; how many were delivered."""
+    def _deliver(self, due: list[_Due]) -> tuple[int, int]:
+        """Put what is due, as far as one call may hold.
+
+        Returns:
+            How many were delivered, and how many are done with.
+        """
         passed: list[_Due] = []
         taken: list[_Due] = []
         messages: list[Message] = []
@@ -294,13 +301,13 @@ class DelayedDelivery:
                 self._skip(one, reasons[one])
         if failure is not None:
             raise failure
-        return delivered
+        return delivered, len(passed)
 
     def _message(self, one: _Due) -> Message:
-        outcome = self._log.outcome_at(one.physical_offset)
-        if not isinstance(outcome, Frame):
+        frame = self._log.message(one.physical_offset, one.size)
+        if frame is None:
             raise Undeliverable("no sound message stands there")
-        return due_message(outcome)
+        return due_message(frame)
 
     def _skip(self, one: _Due, why: str) -> None:
         self.skipped += 1
