@@ -36,17 +36,22 @@ Pending = Callable[[int, int], Iterator[tuple[int, Frame | None]]]
 
 _SCHEDULE_TOPIC: Final = delay.SCHEDULE_TOPIC.encode()
 _NEEDLE: Final = f"{props.DELAY}{props.NAME_VALUE_SEPARATOR}".encode()
+_UNIQUE: Final = f"{props.UNIQ_KEY}{props.NAME_VALUE_SEPARATOR}".encode()
 _LOOK_AHEAD: Final = 256
 """Messages that may have been passed over between two that were delivered."""
 
 
-def advance(offsets: dict[int, int], runs: Iterable[Run], pending: Pending) -> int:
+def advance(
+    offsets: dict[int, int], runs: Iterable[Run], pending: Pending, *, unique: bool = False
+) -> int:
     """Move the offset of each level behind what the log says was delivered.
 
     Args:
         offsets: level -> next queue offset; changed.
         runs: the log from the place on that was saved with them.
         pending: gives what is in a level's queue.
+        unique: whether only messages with a UNIQ_KEY are known again: where the log is given from
+            an earlier place on, deliveries that the offsets do know of may look like others.
 
     Returns:
         How many deliveries there were that the offsets did not know of.
@@ -55,7 +60,7 @@ def advance(offsets: dict[int, int], runs: Iterable[Run], pending: Pending) -> i
     waiting: dict[int, _Waiting] = {}
     for level, message in _deliveries(runs):
         if level not in waiting:
-            waiting[level] = _Waiting(pending(level, offsets.get(level, 0)))
+            waiting[level] = _Waiting(pending(level, offsets.get(level, 0)), unique)
         offset = waiting[level].take(message)
         if offset is not None:
             offsets[level] = offset + 1
@@ -66,8 +71,9 @@ def advance(offsets: dict[int, int], runs: Iterable[Run], pending: Pending) -> i
 class _Waiting:
     """The messages of one level that are not known to be delivered."""
 
-    def __init__(self, pending: Iterator[tuple[int, Frame | None]]) -> None:
+    def __init__(self, pending: Iterator[tuple[int, Frame | None]], unique: bool) -> None:
         self._rest = pending
+        self._unique = unique
         self._next: list[tuple[int, Message]] = []
 
     def take(self, delivered: Message) -> int | None:
@@ -87,7 +93,7 @@ class _Waiting:
     def _read(self) -> bool:
         """One more; whether there was one."""
         for offset, frame in self._rest:
-            if frame is None:
+            if frame is None or (self._unique and _UNIQUE not in frame.properties):
                 continue
             try:
                 self._next.append((offset, _seen(due_message(frame))))

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -129,7 +130,6 @@ class DelayedDelivery:
         saved = self._progress.load()
         if saved is not None:
             self.offsets = dict(saved.offsets)
-        start = self._known_place(saved)
         for queue_id in self._log.schedule_queues():
             queue = self._log.schedule_queue(queue_id)
             level = queue_id + 1
@@ -145,26 +145,33 @@ class DelayedDelivery:
                     *(level, self.offsets[level], low, high, kept),
                 )
                 self.offsets[level] = kept
-        if start is not None and self._pending():
-            known = advance(self.offsets, self._log.runs(start), self._pending_of)
-            if known:
-                logger.warning("%d delayed messages were delivered and not noted", known)
+        waiting = self._waiting()
+        if waiting:
+            self._find_delivered(saved, min(waiting))
 
-    def _known_place(self, saved: Progress | None) -> int | None:
-        """The place of the log behind which deliveries stand that the offsets do not know of."""
-        if saved is not None and saved.position != UNKNOWN:
-            return saved.position if saved.position <= self._log.end else None
-        if saved is None and self._log.start == 0:
-            # Nobody has delivered yet, or the file is lost: the whole log knows.
-            return 0
-        return None
+    def _find_delivered(self, saved: Progress | None, first: int) -> None:
+        """Pass what the log says was delivered; ``first`` is where what waits begins in it."""
+        start, unique = first, True
+        if saved is None:
+            # Nobody has delivered yet, or the file is lost: then a whole log knows.
+            unique = self._log.start > 0
+        elif saved.position != UNKNOWN:
+            if saved.position > self._log.end:
+                return
+            start, unique = max(first, saved.position), False
+        known = advance(self.offsets, self._log.runs(start), self._pending_of, unique=unique)
+        if known:
+            logger.warning("%d delayed messages were delivered and not noted", known)
 
-    def _pending(self) -> bool:
-        levels = [queue_id + 1 for queue_id in self._log.schedule_queues()]
-        return any(
-            next(self._pending_of(level, self.offsets.get(level, 0)), None) is not None
-            for level in levels
-        )
+    def _waiting(self) -> list[int]:
+        """Where in the log the first message of each level stands that is not known delivered."""
+        found: list[int] = []
+        for queue_id in self._log.schedule_queues():
+            queue = self._log.schedule_queue(queue_id)
+            if queue is not None:
+                start = max(self.offsets.get(queue_id + 1, 0), queue.min_offset)
+                found += [entry.physical_offset for _, entry in islice(queue.entries(start), 1)]
+        return found
 
     def _pending_of(self, level: int, offset: int) -> Iterator[tuple[int, Frame | None]]:
         queue = self._log.schedule_queue(level - 1)
