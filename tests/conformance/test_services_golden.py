@@ -173,9 +173,9 @@ def test_transactions_have_the_frames_of_a_broker(
         assert (report.committed, report.rolled_back, report.unknown) == (5, 5, 0)
         report = store.check_transactions(lambda t: "unknown")
         assert report == lq.CheckReport(), "nothing is open"
-        for message in store.scan():
-            kind = {HALF_TOPIC: "half", OP_TOPIC: "op"}.get(message.topic, "commit")
-            ours[kind].append(bare(message))
+        for stored in store.scan():
+            kind = {HALF_TOPIC: "half", OP_TOPIC: "op"}.get(stored.topic, "commit")
+            ours[kind].append(bare(stored))
     assert ours["half"] == [bare(m) for m in halves]
     assert sorted(ours["commit"]) == sorted(bare(m) for m in commits.values())
     # The time at which an op is born is the store's; the half that it names is not in its header.

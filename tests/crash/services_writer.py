@@ -1,7 +1,8 @@
 """A process that delivers, commits and checks, and is killed over and over.
 
-``python -m tests.crash.services_writer``, as :mod:`tests.crash.writer`. It tells ``put NUMBER``, ``begun NUMBER``, ``committed NUMBER``,
-``undone NUMBER`` and ``left NUMBER``, each when that is certain. Numbers go on from order to order.
+``python -m tests.crash.services_writer``, as :mod:`tests.crash.writer`. It tells ``put NUMBER``,
+``begun NUMBER``, ``committed NUMBER``, ``undone NUMBER`` and ``left NUMBER``, each when that is
+certain. Numbers go on from order to order.
 """
 
 from __future__ import annotations

@@ -16,10 +16,11 @@ from logquarry.errors import MessageRejected, StoreUnavailable
 from logquarry.format import broker_config
 from logquarry.format.delay import DEFAULT_LEVELS, SCHEDULE_TOPIC, parse_levels
 from logquarry.format.frame import Frame
+from logquarry.format.queue_entry import QueueEntry
 from logquarry.message import Message
 from logquarry.scan.walk import Run
 from logquarry.store.disk.disk import LocalDisk
-from logquarry.store.queue.consume_queue import UNIT_DTYPE, Queue, QueueEntry, QueueSegment, Units
+from logquarry.store.queue.consume_queue import UNIT_DTYPE, Queue, QueueSegment, Units
 from logquarry.store.schedule.delivery import DelayedDelivery, Put
 from logquarry.store.schedule.delivery_service import DeliveryService
 from logquarry.store.schedule.progress import MARK_FILE, DelayProgress
@@ -40,9 +41,10 @@ class FakeQueue(Queue):
         self.topic, self.queue_id, self.units_per_file = SCHEDULE_TOPIC, queue_id, 1_000
         self.entered: list[tuple[int, int, int]] = []
         self._units: Units = np.empty(0, UNIT_DTYPE)
-        self.min_offset = 0
 
-    min_offset = 0
+    @property
+    def min_offset(self) -> int:
+        return 0
 
     @property
     def max_offset(self) -> int:
@@ -413,6 +415,21 @@ def test_offsets_beyond_the_queue_are_brought_back(tmp_path: Path, offset: int, 
         put_delayed(store, 3)
         clock.advance(10_000)
         assert store.deliver_due() == 3
+
+
+def test_closing_saves_what_a_failed_put_ended(tmp_path: Path) -> None:
+    clock = FakeClock(NOW)
+    with opened(tmp_path, clock) as store:
+        put_delayed(store, 9)
+        store.wait_dispatched()
+        clock.advance(10_000)
+        delivering = store._services.delivery
+        put = delivering._put
+        delivering._put = lambda messages: Put(put(messages[:4]).appended, StoreUnavailable("full"))
+        with pytest.raises(StoreUnavailable):
+            store.deliver_due()
+    text = (tmp_path / "config" / "delayOffset.json").read_bytes()
+    assert sum(broker_config.decode_delay_offsets(text).values()) == 4
 
 
 def test_a_full_disk_ends_no_thread(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ into, looked at or repaired, too, and nothing may be put into it then.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -36,6 +37,8 @@ from logquarry.store.transaction.transaction import Transaction, TransactionServ
 
 if TYPE_CHECKING:
     from logquarry.scan.walk import LogReader
+
+logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS: Final = 60.0
 
@@ -246,6 +249,11 @@ class Services:
             threads = self._threads[::-1]
         for service in threads:
             service.stop(_PATIENCE_SECONDS)
+        if self._delivery is not None:
+            try:
+                self._delivery.save()
+            except StoreUnavailable as error:
+                logger.warning("how far delivery has come is not saved: %s", error)
 
 
 class _HalfLog:

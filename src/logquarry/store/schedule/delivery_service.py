@@ -68,7 +68,3 @@ class DeliveryService(Service):
         if self._monotonic() >= self._save_at:
             self._delivery.save()
             self._save_at = self._monotonic() + self._save_interval
-
-    def run_last(self) -> None:
-        """Save the progress."""
-        self._delivery.save()
