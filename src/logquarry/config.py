@@ -40,6 +40,8 @@ _ABOVE_ZERO: Final = (
     "transient_store_pool_size",
     "flush_interval_consume_queue",
     "flush_consumer_offset_interval",
+    "flush_delay_offset_interval",
+    "transaction_check_interval",
 )
 
 
@@ -139,6 +141,14 @@ class StoreConfig(LayoutConfig):
         flush_consume_queue_thorough_interval: likewise; then the checkpoint is written too.
         message_index_enable: whether keys are put into an index.
         flush_consumer_offset_interval: how often the offsets of consumers are written.
+        deliver_delayed: whether a store that is opened to be written delivers delayed messages
+            from then on. Otherwise it does when it is told to
+            (:meth:`~logquarry.store.write_api.WriteApi.start_delivery`).
+        flush_delay_offset_interval: how often it is saved how far that has come.
+        transaction_time_out: age of a half message from which on a check asks for it.
+        transaction_check_max: how often it is asked for before it is given up.
+        transaction_check_interval: pause between two checks.
+        file_reserved_time: hours for which messages are kept; older half messages are given up.
     """
 
     message_delay_level: str = delay.DEFAULT_LEVELS
@@ -178,6 +188,12 @@ class StoreConfig(LayoutConfig):
     flush_consume_queue_thorough_interval: int = 60_000
     message_index_enable: bool = True
     flush_consumer_offset_interval: int = 5_000
+    deliver_delayed: bool = False
+    flush_delay_offset_interval: int = 10_000
+    transaction_time_out: int = 6_000
+    transaction_check_max: int = 15
+    transaction_check_interval: int = 60_000
+    file_reserved_time: int = 72
 
     def __post_init__(self) -> None:
         LayoutConfig.__post_init__(self)

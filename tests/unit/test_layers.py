@@ -27,6 +27,8 @@ LAYERS = (
     "store.recovery",
     "store.load",
     "store.consumer",
+    "store.transaction",
+    "store.schedule",
     "store",
     "verify",
     "compare",

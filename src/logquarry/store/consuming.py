@@ -19,11 +19,15 @@ from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.get_message import LEAST_UNITS, GetResult
 
 if TYPE_CHECKING:
+    from logquarry.message import Message
     from logquarry.store.consumer.consumer import Consumer
     from logquarry.store.consumer.consumers import Consumers
     from logquarry.store.consumer.progress import Progress
     from logquarry.store.consumer.reading import QueueBatch
     from logquarry.store.disk.consumer_offsets import ConsumerOffsets
+    from logquarry.store.disk.health import Health
+    from logquarry.store.dispatch.arrivals import ArrivalListeners, MessageArrival
+    from logquarry.store.put.put_result import PutResult
 
 _MAKING: Final = threading.Lock()
 _NEW_FILES_SECONDS: Final = 1.0
@@ -237,22 +241,93 @@ class PolledQueueReader(LiveQueueReader):
         return queue
 
 
-def progress_of(
+def consumers_of_a_writer(
+    access: QueueAccess,
+    listeners: ArrivalListeners,
     offsets: ConsumerOffsets,
-    reader: LiveQueueReader,
     root: Path,
-    topics: Callable[[], set[str]],
-) -> Progress:
-    """The offsets of a store's groups, with what is left of lost ones.
+    put: Callable[[Message], PutResult],
+    *,
+    health: Health,
+    interval_ms: int,
+) -> Consumers:
+    """The consumers of a store that this process writes.
 
     Args:
-        offsets: as they were found.
-        reader: the store's queues.
+        access: how the queues are reached.
+        listeners: are told of what was dispatched.
+        offsets: of all groups.
         root: the store's folder.
-        topics: the topics that it has.
+        put: puts what is sent back.
+        health: of the store.
+        interval_ms: how often offsets are written.
     """
+    from logquarry.store.consumer.arrivals import ToldArrivals
+    from logquarry.store.consumer.consumers import Consumers
+
+    reader = LiveQueueReader(access)
+    arrivals = ToldArrivals()
+    made = Consumers(
+        reader,
+        arrivals,
+        _progress(offsets, reader, access, root),
+        put=put,
+        health=health,
+        interval_ms=interval_ms,
+    )
+
+    def arrived(arrival: MessageArrival) -> None:
+        if arrival.topic in made.topics:
+            arrivals.wake()
+
+    listeners.add(arrived)
+    return made
+
+
+def consumers_of_a_reader(
+    access: QueueAccess,
+    refresh: Callable[[], None],
+    log_end: Callable[[], int],
+    root: Path,
+    put: Callable[[Message], PutResult],
+) -> Consumers:
+    """The consumers of a store that another process may write: their offsets stay in memory.
+
+    Args:
+        access: how the queues are reached.
+        refresh: looks at all folders again.
+        log_end: where the files of the log end that are known.
+        root: the store's folder.
+        put: refuses what is sent back.
+    """
+    from logquarry.store.consumer.arrivals import PolledArrivals
+    from logquarry.store.consumer.consumers import Consumers
+    from logquarry.store.disk.consumer_offsets import ConsumerOffsets
+    from logquarry.store.disk.disk import LocalDisk
+
+    disk = LocalDisk()
+    reader = PolledQueueReader(access, refresh, log_end)
+    offsets = ConsumerOffsets(disk, root)
+    made = Consumers(
+        reader,
+        PolledArrivals(lambda: reader.look(made.topics)),
+        _progress(offsets, reader, access, root),
+        put=put,
+        health=disk.health,
+        interval_ms=None,
+    )
+    return made
+
+
+def _progress(
+    offsets: ConsumerOffsets, reader: LiveQueueReader, access: QueueAccess, root: Path
+) -> Progress:
+    """The offsets of a store's groups, with what is left of lost ones."""
     from logquarry.store.consumer.lost_offsets import LostOffsets
     from logquarry.store.consumer.progress import Progress
+
+    def topics() -> set[str]:
+        return {topic for topic, _ in access.names()}
 
     lost = LostOffsets(root, has_offsets=offsets.found is not None, topics=topics)
     return Progress(offsets, reader, lost)

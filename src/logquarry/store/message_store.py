@@ -22,7 +22,7 @@ from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import Damage, Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.message import StoredMessage
-from logquarry.store.consuming import Consuming, PolledQueueReader, QueueAccess, progress_of
+from logquarry.store.consuming import Consuming, QueueAccess, consumers_of_a_reader
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue, Queue
 from logquarry.store.read.bulk_reads import BulkReads
@@ -423,25 +423,13 @@ class MessageStore(BulkReads, WriteApi, Consuming):
         )
 
     def _make_consumers(self) -> Consumers:
-        from logquarry.store.consumer.arrivals import PolledArrivals
-        from logquarry.store.consumer.consumers import Consumers
-        from logquarry.store.disk.consumer_offsets import ConsumerOffsets
-        from logquarry.store.disk.disk import LocalDisk
-
-        # Only to be read: what is committed stays in memory.
-        disk = LocalDisk()
-        reader = PolledQueueReader(self._queue_access, self.refresh, lambda: self._log.files.end)
-        offsets = ConsumerOffsets(disk, Path(self.root))
-        made = Consumers(
-            reader,
-            PolledArrivals(lambda: reader.look(made.topics)),
-            progress_of(offsets, reader, Path(self.root), lambda: set(self.topics)),
-            put=self.put,
-            health=disk.health,
-            sync_log=None,
-            interval_ms=self.config.flush_consumer_offset_interval,
+        return consumers_of_a_reader(
+            self._queue_access,
+            self.refresh,
+            lambda: self._log.files.end,
+            Path(self.root),
+            self.put,
         )
-        return made
 
     # ------------------------------------------------------------------------------------- index
     def query(

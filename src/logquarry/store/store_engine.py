@@ -38,7 +38,6 @@ from logquarry.format import delay
 from logquarry.scan import codec
 from logquarry.scan.requests import DispatchRequests
 from logquarry.store.disk.checkpoint_file import CheckpointFile
-from logquarry.store.disk.consumer_offsets import ConsumerOffsets
 from logquarry.store.disk.disk import Disk
 from logquarry.store.disk.durable_file import DurableFile
 from logquarry.store.disk.name_guard import NameGuard
@@ -98,6 +97,7 @@ class StoreEngine:
 
     Attributes:
         config: the settings, with all sizes.
+        disk: what it is on.
         health: whether the store may be written and read.
         flags: what keeps it from taking messages.
         log: the log's files.
@@ -109,7 +109,6 @@ class StoreEngine:
         listeners: told of what was dispatched.
         loads: appends staged segments.
         recorder: counts.
-        consumer_offsets: how far groups are.
         keeps_tails: whether bytes of an earlier log stand behind the log's end.
 
     Raises:
@@ -124,7 +123,7 @@ class StoreEngine:
         self.flags = RunningFlags()
         self.listeners = ArrivalListeners()
         self.recorder = StatsRecorder()
-        self._disk = disk
+        self.disk = self._disk = disk
         self._clock = clock
         self._closing = threading.Lock()
         self._adopting = threading.Lock()
@@ -140,7 +139,6 @@ class StoreEngine:
             self.config = found.config
             self.keeps_tails = found.keeps_tails
             self._recovered = found.recovered
-            self.consumer_offsets = ConsumerOffsets(disk, root)
             if not (root / COMMIT_LOG).is_dir():
                 disk.sync_parent(root)
         except BaseException:
@@ -399,15 +397,6 @@ class StoreEngine:
         if offset is None:
             offset = self.log.wrote_offset
         return self._dispatching.wait_dispatched(offset, timeout)
-
-    def sync_log(self) -> None:
-        """Bring the log to the disk, without what is made of it.
-
-        Raises:
-            StoreUnavailable: if a sync failed, now or before.
-        """
-        self.log.commit(0)
-        self.log.flush(0)
 
     def flush(self) -> int:
         """See :meth:`logquarry.store.write_api.WriteApi.flush`."""

@@ -31,9 +31,8 @@ class Consumers:
         progress: the offsets of all groups.
         put: puts what is sent back.
         health: of the store.
-        sync_log: brings the log to the disk; None where offsets stay in memory, as the store is
-            another's to write.
-        interval_ms: how often offsets are written (``flushConsumerOffsetInterval``).
+        interval_ms: how often offsets are written (``flushConsumerOffsetInterval``); None where
+            they stay in memory, as the store is another's to write.
     """
 
     def __init__(
@@ -44,15 +43,13 @@ class Consumers:
         *,
         put: Callable[[Message], PutResult],
         health: Health,
-        sync_log: Callable[[], object] | None,
-        interval_ms: int,
+        interval_ms: int | None,
     ) -> None:
         self.arrivals = arrivals
         self._reader = reader
         self._progress = progress
         self._put = put
         self._health = health
-        self._sync_log = sync_log
         self._interval_ms = interval_ms
         self._lock = threading.Lock()
         self._groups: dict[str, ConsumerGroup] = {}
@@ -93,7 +90,7 @@ class Consumers:
             if shared is None:
                 shared = ConsumerGroup(group, self._reader.queue_ids, self.arrivals.wake)
                 self._groups[group] = shared
-            if self._saver is None and self._sync_log is not None:
+            if self._saver is None and self._interval_ms is not None:
                 self._saver = _Saver(self._save_handled, self._health, self._interval_ms)
                 self._saver.start()
         parts = ConsumerParts(
@@ -117,14 +114,14 @@ class Consumers:
         return made
 
     def save(self) -> None:
-        """Write what is committed, with what it leaves behind on the disk before it.
+        """Write what is committed.
 
         Raises:
             StoreUnavailable: if that cannot be done.
         """
-        if self._sync_log is not None:
+        if self._interval_ms is not None:
             self._health.require_writable()
-            self._progress.offsets.save(self._sync_log)
+            self._progress.offsets.save()
 
     def _save_handled(self) -> None:
         for consumer in tuple(self._open):

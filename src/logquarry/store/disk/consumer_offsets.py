@@ -23,6 +23,7 @@ class ConsumerOffsets:
     Args:
         disk: what the file is on.
         root: the store.
+        sync_log: brings the log to the disk; None where nothing is saved, or nobody writes it.
 
     Attributes:
         found: the file that was read, None where there was none that can be read.
@@ -30,7 +31,10 @@ class ConsumerOffsets:
             have a past that nobody can read is not one whose consumers start anew.
     """
 
-    def __init__(self, disk: Disk, root: Path) -> None:
+    def __init__(
+        self, disk: Disk, root: Path, sync_log: Callable[[], object] | None = None
+    ) -> None:
+        self._sync_log = sync_log
         self._file = ConfigFile(
             disk,
             root / CONFIG / broker_config.CONSUMER_OFFSET_FILE,
@@ -60,19 +64,17 @@ class ConsumerOffsets:
         with self._lock:
             self._offsets.setdefault((topic, group), {})[queue_id] = offset
 
-    def save(self, sync_log: Callable[[], object] | None = None) -> bool:
+    def save(self) -> bool:
         """Write all that was committed, durably; whether there was something to write.
 
-        Args:
-            sync_log: brings the log to the disk. It is called before anything is written, and for
-                what is committed by then: an offset on the disk leaves no message behind that a
-                power cut could take.
+        The log is brought to the disk before, for what is committed by then: no offset on the disk
+        leaves a message behind that a power cut could take.
 
         Raises:
             StoreUnavailable: if that cannot be done; then what was saved before is still there.
         """
         with self._saving:
             offsets = self.groups()
-            if sync_log is not None:
-                sync_log()
+            if self._sync_log is not None:
+                self._sync_log()
             return self._file.save(offsets)
