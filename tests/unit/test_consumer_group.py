@@ -7,12 +7,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import logquarry as lq
+from logquarry.errors import StoreUnavailable
 from logquarry.store.consumer.allocation import allocate
 from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.writable_store import WritableStore
@@ -75,6 +77,27 @@ def test_what_is_not_handled_comes_to_the_next_owner(store: WritableStore) -> No
     first.close()
     with store.consumer("g", "t", timeout=0) as second:
         assert int(next(second).body) == 1
+
+
+def test_a_queue_whose_offset_could_not_be_read_is_taken_later(store: WritableStore) -> None:
+    fill(store, 10)
+    progress = store._consumers._progress
+    failing = mock.patch.object(progress, "offset", side_effect=StoreUnavailable("for a test"))
+    with failing, pytest.raises(StoreUnavailable):
+        store.consumer("g", "t")
+    with store.consumer("g", "t", timeout=0) as consumer:
+        assert numbers(consumer) == list(range(10))
+    store.put(lq.Message("u", b"1"))
+    store.wait_dispatched()
+    with store.consumer("h", ["t", "u"], timeout=0) as consumer:
+        consumer.poll()
+        with failing:
+            store.put(lq.Message("u", b"2", queue_id=1))
+            store.wait_dispatched()
+            with pytest.raises(StoreUnavailable):
+                while True:
+                    consumer.poll(100)
+        assert 2 in numbers(consumer)
 
 
 def test_members_of_different_topics(store: WritableStore) -> None:

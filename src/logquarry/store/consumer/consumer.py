@@ -128,7 +128,11 @@ class Consumer:
         self._lock = threading.Lock()
         """Held while slots come and go: others commit what is in them."""
         group.join(self)
-        self._share()
+        try:
+            self._share()
+        except BaseException:
+            group.leave(self)
+            raise
 
     # ------------------------------------------------------------------------------ what it is
     @property
@@ -273,7 +277,7 @@ class Consumer:
             seen = self._arrivals.version
             found = self._look(max_count)
             if found is not None:
-                return found
+                return None if self.is_closed else found
             if self._has_more:
                 continue
             left = None if end is None else end - time.monotonic()

@@ -102,10 +102,10 @@ class ConsumerGroup:
         self._wake()
 
     def claim(self, member: Member, keys: set[QueueKey]) -> set[QueueKey]:
-        """Take those of some queues that nobody has."""
+        """Take those of some queues that nobody has, or that the member took before."""
         with self._lock:
             if member not in self._members:
                 return set()
-            free = {key for key in keys if key not in self._owners}
+            free = {key for key in keys if self._owners.get(key, member) is member}
             self._owners |= dict.fromkeys(free, member)
             return free
