@@ -23,10 +23,10 @@ from logquarry.store.disk.disk import LocalDisk
 from logquarry.store.queue.consume_queue import UNIT_DTYPE, Queue, QueueSegment, Units
 from logquarry.store.schedule.delivery import DelayedDelivery, Put
 from logquarry.store.schedule.delivery_service import DeliveryService
-from logquarry.store.schedule.progress import MARK_FILE, DelayProgress
+from logquarry.store.schedule.progress import MARK_FILE, UNKNOWN, DelayProgress, Progress
 from logquarry.store.writable_store import WritableStore
 from logquarry.testing.clock import FakeClock
-from tests.faulty_disk import ENOSPC, FaultyDisk
+from tests.faulty_disk import ENOSPC, FaultyDisk, StoppedDisk
 from tests.small_store import config as small_config
 
 NOW = 1_700_000_000_000
@@ -267,6 +267,68 @@ def test_units_that_hold_no_message_are_passed_over(tmp_path: Path) -> None:
     assert delivering.deliver(NOW) == 1 and delivering.deliver(NOW) == 0
     log.put(1, b"b", NOW)
     assert delivering.deliver(NOW) == 1 and sink.bodies == [b"a", b"b"]
+
+
+# ----------------------------------------------------------------------------------- progress
+def progress_of(root: Path, disk: FaultyDisk | None = None) -> DelayProgress:
+    return DelayProgress(disk or LocalDisk(), root, lambda: None)
+
+
+def test_progress_is_saved_with_its_place_in_the_log(tmp_path: Path) -> None:
+    assert progress_of(tmp_path).load() is None
+    saving = progress_of(tmp_path)
+    assert saving.save(Progress({1: 2}, 100))
+    assert not saving.save(Progress({1: 2}, 100 + (64 << 20) - 1)), "nothing was delivered"
+    assert saving.save(Progress({1: 2}, 100 + (64 << 20)))
+    assert progress_of(tmp_path).load() == Progress({1: 2}, 100 + (64 << 20))
+    assert saving.save(Progress({1: 2}, 50)), "the log was cut"
+    assert progress_of(tmp_path).load() == Progress({1: 2}, 50)
+
+
+def test_a_place_counts_only_with_the_file_that_it_was_saved_for(tmp_path: Path) -> None:
+    saving = progress_of(tmp_path)
+    saving.save(Progress({1: 2}, 100))
+    path = tmp_path / "config" / "delayOffset.json"
+    path.write_text(broker_config.encode_delay_offsets({1: 3}))
+    assert progress_of(tmp_path).load() == Progress({1: 3}, UNKNOWN)
+    path.unlink()
+    assert progress_of(tmp_path).load() == Progress({1: 2}, 100)
+
+
+def test_whatever_call_a_save_dies_at_the_place_is_that_of_the_file(tmp_path: Path) -> None:
+    first, second = Progress({1: 2}, 100), Progress({1: 5}, 300)
+    found = []
+    for number in range(100):
+        root = tmp_path / str(number)
+        progress_of(root).save(first)
+        dying = progress_of(root, StoppedDisk(number))
+        dying.load()
+        try:
+            dying.save(second)
+            break
+        except KeyboardInterrupt:
+            found.append(progress_of(root).load())
+    assert len(found) > 8
+    turned = found.index(second)
+    assert found == [first] * turned + [second] * (len(found) - turned)
+
+
+BAD_MARKS = (
+    b"",
+    b"{",
+    b"[1]",
+    b'[{"offsets":[],"position":1}]',
+    b'[{"position":1}]',
+    b"{}",
+    b"\xff",
+)
+
+
+@pytest.mark.parametrize("harm", BAD_MARKS)
+def test_a_mark_that_cannot_be_read_counts_for_nothing(tmp_path: Path, harm: bytes) -> None:
+    progress_of(tmp_path).save(Progress({1: 2}, 100))
+    (tmp_path / ".logquarry" / MARK_FILE).write_bytes(harm)
+    assert progress_of(tmp_path).load() == Progress({1: 2}, UNKNOWN)
 
 
 # ------------------------------------------------------------------------------------ in a store

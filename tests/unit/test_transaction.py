@@ -496,6 +496,41 @@ def test_a_commit_that_fails_in_a_check_is_asked_for_again(root: Path, clock: Fa
     assert facts(root) == (1, 0, 2, 0)
 
 
+def test_checks_of_several_threads_ask_once(root: Path, clock: FakeClock) -> None:
+    with opened(root, clock) as store:
+        leave(store, *map(str, range(40)))
+        clock.advance(TIMEOUT)
+        listener = Listener(**dict.fromkeys(map(str, range(40)), "commit"))
+        threads = [
+            threading.Thread(target=store.check_transactions, args=(listener,)) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(listener.asked) == len(bodies(store)) == 40
+    assert facts(root) == (40, 0, 40, 0)
+
+
+def test_a_listener_cannot_check(root: Path, clock: FakeClock) -> None:
+    with opened(root, clock) as store:
+        leave(store, "a")
+        clock.advance(TIMEOUT)
+
+        def listener(_: OpenTransaction) -> str:
+            with pytest.raises(UsageError):
+                store.check_transactions(Listener())
+            return "commit"
+
+        assert store.check_transactions(listener).committed == 1
+
+
+def test_checking_a_store_without_transactions_leaves_nothing(root: Path, clock: FakeClock) -> None:
+    with opened(root, clock) as store:
+        assert store.check_transactions(Listener()) == CheckReport()
+    assert not (root / "config").exists()
+
+
 def test_the_thread_checks(root: Path, clock: FakeClock) -> None:
     asked = threading.Event()
 

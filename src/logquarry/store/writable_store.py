@@ -78,8 +78,6 @@ class WritableStore(MessageStore):
         self._live_queues = engine.queues.live
         self._quick_get = self._quick.get
         self._services = Services(_Served(self, engine))
-        if engine.config.deliver_delayed:
-            self._services.start_delivery()
 
     @classmethod
     def start(
@@ -111,6 +109,13 @@ class WritableStore(MessageStore):
         layout = StoreLayout.open(root, engine.config)
         store = cls(engine, layout, broker=root.name if broker is None else broker)
         close_at_exit(store)
+        # A slave gets from its master what that delivers.
+        if engine.config.deliver_delayed and engine.config.broker_role != "SLAVE":
+            try:
+                store.start_delivery()
+            except BaseException:
+                store.close()
+                raise
         return store
 
     # ------------------------------------------------------------------------------------ write
@@ -437,6 +442,8 @@ class _Served:
         return self._log.wrote_offset
 
     def wait_dispatched(self) -> object:
+        # What ends within a frame of another store's log would never be.
+        self._engine.adopt()
         return self._engine.wait_dispatched(None, None)
 
     def append_many(self, messages: Sequence[Message]) -> PutManyResult:

@@ -90,7 +90,8 @@ class DelayProgress:
         """
         saved = self._saved
         is_known = saved is not None and saved.offsets == progress.offsets
-        if saved is not None and is_known and progress.position - saved.position < _FAR:
+        # A place behind the log's end is of a log that was cut since.
+        if saved is not None and is_known and 0 <= progress.position - saved.position < _FAR:
             return False
         self._sync_log()
         marks = [progress] if saved is None else [saved, progress]
@@ -104,7 +105,7 @@ class DelayProgress:
             return _decode(self._mark_path.read_bytes())
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
             logger.warning("%s: %s: what it says does not count", self._mark_path, error)
             return []
 

@@ -24,12 +24,13 @@ it never passes a half message whose successor may be lost.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from logquarry.errors import MessageRejected
+from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame, Outcome
@@ -181,6 +182,8 @@ class TransactionChecks:
         self._rules = rules
         self._sync_log = sync_log
         self._broker = broker
+        self._lock = threading.Lock()
+        self._checker: int | None = None
         # Of what stood in a queue at the first check: what has ended, or goes on elsewhere.
         self._before: dict[int, _Before] = {}
 
@@ -195,21 +198,32 @@ class TransactionChecks:
 
         Raises:
             StoreUnavailable: if something could not be put. The next check goes on from there.
+            UsageError: if a listener asks for it.
         """
+        if self._checker == threading.get_ident():
+            raise UsageError("a listener cannot check: it is asked by a check")
         report = CheckReport()
-        try:
-            self._note_ended()
-            for queue_id in self._log.queue_ids(HALF_TOPIC):
-                queue = self._log.queue(HALF_TOPIC, queue_id)
-                if queue is not None:
-                    round_ = self._begin(queue, queue_id)
-                    try:
-                        self._look(queue, round_, listener, now, report)
-                    finally:
-                        self._commit(round_)
-        finally:
-            self._offsets.save()
+        with self._lock:
+            self._checker = threading.get_ident()
+            try:
+                self._note_ended()
+                for queue_id in self._log.queue_ids(HALF_TOPIC):
+                    queue = self._log.queue(HALF_TOPIC, queue_id)
+                    if queue is not None:
+                        self._check_queue(queue, queue_id, listener, now, report)
+            finally:
+                self._checker = None
         return report
+
+    def _check_queue(
+        self, queue: Queue, queue_id: int, listener: Listener, now: int, report: CheckReport
+    ) -> None:
+        round_ = self._begin(queue, queue_id)
+        try:
+            self._look(queue, round_, listener, now, report)
+        finally:
+            self._commit(round_)
+            self._offsets.save()
 
     # ------------------------------------------------------------------------- begin and end
     def _note_ended(self) -> None:
