@@ -98,6 +98,7 @@ class StoreEngine:
 
     Attributes:
         config: the settings, with all sizes.
+        disk: what it is on.
         health: whether the store may be written and read.
         flags: what keeps it from taking messages.
         log: the log's files.
@@ -124,7 +125,7 @@ class StoreEngine:
         self.flags = RunningFlags()
         self.listeners = ArrivalListeners()
         self.recorder = StatsRecorder()
-        self._disk = disk
+        self.disk = self._disk = disk
         self._clock = clock
         self._closing = threading.Lock()
         self._adopting = threading.Lock()
