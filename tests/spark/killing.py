@@ -26,7 +26,7 @@ class Killable:
     """
 
     def __init__(self, module: str, *arguments: str, errors: Path) -> None:
-        self._errors = errors
+        self._file = errors
         with errors.open("ab") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
@@ -46,21 +46,27 @@ class Killable:
             if line.strip() == word:
                 return
         code = self._process.wait()
-        raise AssertionError(
-            f"it ended with {code} before it said {word!r}:\n{self._errors.read_text()[-4000:]}"
-        )
+        raise AssertionError(f"it ended with {code} before it said {word!r}:\n{self.errors}")
 
     def end(self, seconds: float) -> str:
         """Let it come to its end, which closing stdin may ask for: the last line that it prints."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        code = self._process.wait(seconds)
-        assert code == 0, self._errors.read_text()[-4000:]
+        assert self.ended(seconds) == 0, self.errors
         return self._stdout.read().strip().rpartition("\n")[2]
 
     @property
     def is_running(self) -> bool:
         return self._process.poll() is None
+
+    def ended(self, seconds: float) -> int:
+        """Its code, once it has come to its end by itself."""
+        return self._process.wait(seconds)
+
+    @property
+    def errors(self) -> str:
+        """What it said on stderr, or the end of that."""
+        return self._file.read_text("utf-8", "replace")[-20_000:]
 
     def pause(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
