@@ -7,8 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -122,11 +120,3 @@ def _is_python(process: psutil.Process) -> bool:
         return "python" in process.name()
     except psutil.NoSuchProcess:
         return False
-
-
-def wait_until(what: str, found: Callable[[], bool], seconds: float = 120) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < deadline, f"waited {seconds} s until {what}"
-        time.sleep(0.02)

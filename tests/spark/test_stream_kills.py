@@ -23,18 +23,20 @@ from logquarry.files.layout import StoreLayout
 from logquarry.verify import verify_store
 from tests.crash.ladder import SEED, count, told
 from tests.lake_drive import Lake
-from tests.spark.killing import Killable, wait_until
+from tests.spark.killing import Killable
 
 KILLS = count(3)
-BURST_SECONDS = 0.3
-"""What is there for a query to begin with."""
+BURST_SECONDS, REST_SECONDS = 0.1, 0.5
+"""How the writer goes on while a query starts, which takes its time on two cores: in bursts, so
+that there is something to begin with, and flushed."""
 SESSION_SECONDS = 4.0
 """How long it runs beside the writer at the most, once it is at work; a batch takes about one."""
 STORE_TIME = slice(56, 64)
 """In a frame with IPv4 hosts."""
+WAIT_SECONDS = 300
 Numbers = npt.NDArray[np.int64]
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300 + 60 * KILLS)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600 + 120 * KILLS)]
 
 
 @dataclass
@@ -86,14 +88,10 @@ class Runs:
         writer.wait_for("open")
         writer.pause()
         for number in range(KILLS):
-            # On two cores a JVM takes its time to start beside a writer at full speed.
             query, begun = self.query("on", "2m"), self.begun()
-            writer.resume()
-            time.sleep(BURST_SECONDS)
-            writer.pause()
             # Every fourth may be killed before it has begun anything: who is always too early
             # shows nothing.
-            while number % 4 < 3 and not self.gets_to_work(query, begun):
+            while number % 4 < 3 and not self.gets_to_work(query, begun, writer):
                 query.kill()
                 query = self.query("on", "2m")
             writer.resume()
@@ -125,9 +123,15 @@ class Runs:
         query.wait_for("started")
         return query
 
-    def gets_to_work(self, query: Killable, begun: int) -> bool:
+    def gets_to_work(self, query: Killable, begun: int, writer: Killable) -> bool:
         """Wait until it begins something; whether it did before it gave up as a slow one."""
-        wait_until("it is at work", lambda: self.begun() > begun or not query.is_running)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while self.begun() <= begun and query.is_running:
+            assert time.monotonic() < deadline, "it has begun nothing"
+            writer.resume()
+            time.sleep(BURST_SECONDS)
+            writer.pause()
+            time.sleep(REST_SECONDS)
         assert self.begun() > begun or is_slow(query), query.errors
         return self.begun() > begun
 
@@ -135,7 +139,7 @@ class Runs:
         """Bring over all that is there."""
         while True:
             query = self.query("now", most)
-            if query.ended(400) == 0:
+            if query.ended(2 * WAIT_SECONDS) == 0:
                 return
             assert is_slow(query), query.errors
 
