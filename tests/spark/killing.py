@@ -7,6 +7,8 @@ import random
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -88,10 +90,7 @@ class Killable:
         """All of it, at once, and what an earlier kill has left."""
         below = [*self._below(), *self._left]
         self._kill_group()
-        for child in below:
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
-        psutil.wait_procs(below, timeout=30)
+        end_all(below)
         self._left.clear()
         for pipe in (self._process.stdin, self._stdout):
             if pipe is not None:
@@ -120,3 +119,23 @@ def _is_python(process: psutil.Process) -> bool:
         return "python" in process.name()
     except psutil.NoSuchProcess:
         return False
+
+
+def end_all(processes: Sequence[psutil.Process]) -> None:
+    """Kill processes, and wait until they are gone.
+
+    Not by `psutil.wait_procs`, which fails where a process ends while it is asked for.
+    """
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    deadline = time.monotonic() + 30
+    while not all(map(_is_over, processes)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _is_over(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

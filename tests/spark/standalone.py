@@ -8,13 +8,14 @@ import re
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from logquarry.spark.java import java_home
+from tests.spark.killing import end_all
 
 # Processes that live for a minute on two cores: what makes a JVM quick in the long run is not for
 # them.
@@ -132,18 +133,16 @@ def _found(log: Path, pattern: str) -> str:
 def _end(process: subprocess.Popen[Any], wait: float = 0) -> None:
     """End it and what it has started, at the latest after some seconds."""
     below: list[psutil.Process] = []
-    if process.poll() is None:
+    with suppress(psutil.NoSuchProcess):
         below = psutil.Process(process.pid).children(recursive=True)
     try:
         process.wait(wait)
     except subprocess.TimeoutExpired:
         process.terminate()
-    gone, alive = psutil.wait_procs(below, timeout=5)
-    del gone
-    for child in alive:
-        child.kill()
     try:
+        # A worker ends its executors.
         process.wait(10)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    end_all(below)

@@ -128,6 +128,7 @@ class Runs:
         deadline = time.monotonic() + WAIT_SECONDS
         while self.begun() <= begun and query.is_running:
             assert time.monotonic() < deadline, "it has begun nothing"
+            assert writer.is_running, writer.errors
             writer.resume()
             time.sleep(BURST_SECONDS)
             writer.pause()
