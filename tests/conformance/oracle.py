@@ -49,10 +49,11 @@ class Master:
 
 
 @contextmanager
-def master(folder: Path, port: int) -> Iterator[Master]:
+def master(folder: Path, port: int, params: Path | None = None) -> Iterator[Master]:
     """The real master store over a folder, until the block ends."""
+    settings = [] if params is None else ["--params", str(params)]
     process = subprocess.Popen(
-        [RUN, "ha-master", str(port), str(folder)],
+        [RUN, "ha-master", str(port), str(folder), *settings],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
