@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -127,8 +127,45 @@ class RunSummary:
 def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -> list[FoundRun]:
     """What stands between two places of one file of the log, with its CRCs."""
     reader = StretchReader(layout)
-    found = reader.read_all(start, stop, STRETCH_BYTES, lambda: RunSummary(config))
-    return [summary.run(stretch) for stretch, summary in found]
+    found: list[FoundRun] = []
+    for stretch, summary in reader.read_all(start, stop, STRETCH_BYTES, lambda: RunSummary(config)):
+        run = summary.run(stretch)
+        joined = _joined(found[-1], run) if found else None
+        if joined is None:
+            found.append(run)
+        else:
+            found[-1] = joined
+    return found
+
+
+def _joined(before: FoundRun, after: FoundRun) -> FoundRun | None:
+    """Two runs as one: what travels is then as large as their queues are many.
+
+    None where there is something between them, or too much to say.
+    """
+    if before.end != after.start:
+        return None
+    queues = dict(before.queues)
+    for key, segments in after.queues.items():
+        known = queues.get(key, ())
+        if known is None or segments is None:
+            queues[key] = None
+            continue
+        if known and segments and known[-1][1] == segments[0][0]:
+            segments = ((known[-1][0], segments[0][1]), *segments[1:])  # noqa: PLW2901
+            known = known[:-1]
+        if len(known) + len(segments) > _MOST_SEGMENTS:
+            return None
+        queues[key] = (*known, *segments)
+    return replace(
+        before,
+        end=after.end,
+        count=before.count + after.count,
+        last_time=after.last_time,
+        queues=queues,
+        keys=before.keys + after.keys,
+        ends_with_key=after.ends_with_key,
+    )
 
 
 def _again(
@@ -282,15 +319,19 @@ def _keys(
             yield offsets, times, hashes
             continue
         span = source.start, source.end
-        found = list(_again(layout, [span], lambda _, followed: keys_of(followed)))
-        offsets, times, hashes = (
-            np.concatenate(values)[source.skip : source.skip + source.take]
-            for values in zip(*found, strict=True)
-        )
-        if len(hashes) != source.take:
+        # Keys of the run that are still to be passed over, and those that are to be taken then.
+        skip, take = source.skip, source.take
+        for found in _again(layout, [span], lambda _, followed: keys_of(followed)):
+            offsets, times, hashes = (values[skip : skip + take] for values in found)
+            skip = max(0, skip - len(found[0]))
+            take -= len(hashes)
+            if len(hashes):
+                yield offsets, times, hashes
+            if not take:
+                break
+        else:
             reason = "the log was changed while it was read"
             raise CorruptFrame(layout.root, source.start, reason)
-        yield offsets, times, hashes
 
 
 def keys_of(followed: Followed) -> tuple[Int64, Int64, Int64]:
