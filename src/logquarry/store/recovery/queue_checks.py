@@ -16,6 +16,8 @@ from logquarry.store.dispatch.queue_units import QueuePart, parts_with_copies
 from logquarry.store.queue.consume_queue import Queue
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.recovery.queue_check import QueueCheck
+from logquarry.store.state_table.frames import TransactionFrame, transaction_frames
+from logquarry.store.state_table.recovery import TransactionCheck, keeps_transactions
 
 
 class QueueParts:
@@ -23,15 +25,19 @@ class QueueParts:
 
     Args:
         config: the store's settings.
+        with_transactions: whether to gather those frames.
 
     Attributes:
         parts: what some frames bring to each queue, in the log's order.
+        transactions: those of them that concern transactions of 3.x, where that is asked for.
         has_keys: whether any of them has keys for the index.
         first_time: store time of the first, in milliseconds,
         last_time: and of the last.
     """
 
-    def __init__(self, config: StoreConfig) -> None:
+    def __init__(self, config: StoreConfig, *, with_transactions: bool = False) -> None:
+        self.transactions: list[TransactionFrame] = []
+        self._with_transactions = with_transactions
         self.parts: list[dict[QueueKey, QueuePart]] = []
         self.has_keys = False
         self.first_time = self.last_time = 0
@@ -45,6 +51,8 @@ class QueueParts:
         self.last_time = int(times[-1])
         self.has_keys = self.has_keys or len(found.key_numbers) > 0
         self.parts.append(parts_with_copies(window, found, self._config))
+        if self._with_transactions:
+            self.transactions += transaction_frames(window, found.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,10 @@ def queued_ahead(
     layout: StoreLayout, config: StoreConfig, stretch_bytes: int
 ) -> Generator[QueuedRun]:
     """The sound stretches of a log as threads find them."""
-    ahead = stretches_ahead(layout, stretch_bytes, lambda: QueueParts(config))
+    kept = keeps_transactions(layout, config)
+    ahead = stretches_ahead(
+        layout, stretch_bytes, lambda: QueueParts(config, with_transactions=kept)
+    )
     try:
         for found, parts in ahead:
             yield QueuedRun(found.start, found.end, found.count, parts)
@@ -93,9 +104,11 @@ class QueueChecks:
         queues: those that there are; None for one whose files are of no use.
         config: the store's settings.
         damage: the damage of the log up to where it was read.
+        transactions: state table and redo log, where the store has them.
 
     Attributes:
         has_keys: whether any message so far has keys for the index.
+        transactions: as above.
     """
 
     def __init__(
@@ -103,11 +116,13 @@ class QueueChecks:
         queues: Mapping[QueueKey, Queue | None],
         config: StoreConfig,
         damage: Container[int],
+        transactions: TransactionCheck | None = None,
     ) -> None:
         self.has_keys = False
+        self.transactions = transactions
         self._config = config
         self._damage = damage
-        self._follower = Follower(config.delay_levels_ms)
+        self._follower = Follower(config.delay_levels_ms, keys_of_3_1=config.is_3_1)
         self._checks = {key: QueueCheck(key, disk, damage) for key, disk in queues.items()}
 
     def __iter__(self) -> Iterator[QueueCheck]:
@@ -117,6 +132,8 @@ class QueueChecks:
         """Some more frames of the log."""
         gathered = run.parts if isinstance(run, QueuedRun) else self._gathered(run)
         self.has_keys = self.has_keys or gathered.has_keys
+        if self.transactions is not None:
+            self.transactions.take(gathered.transactions)
         for parts in gathered.parts:
             for key, piece in parts.items():
                 check = self._checks.get(key)
@@ -128,7 +145,8 @@ class QueueChecks:
                 check.take(piece.offsets, piece.units)
 
     def _gathered(self, run: Run) -> QueueParts:
-        gathered = QueueParts(self._config)
+        wanted = self.transactions is not None
+        gathered = QueueParts(self._config, with_transactions=wanted)
         for window, found in follow_run(self._follower, run):
             gathered(window, found)
         return gathered
