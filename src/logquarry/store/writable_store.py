@@ -31,6 +31,7 @@ from logquarry.store.read.get_message import GetResult
 from logquarry.store.read.index_file import Index
 from logquarry.store.read.live_read import LiveLog
 from logquarry.store.read.log_bound import last_store_timestamp
+from logquarry.store.state_table.prepared import CheckService, PreparedTransactions
 from logquarry.store.stats import StoreStats
 from logquarry.store.store_engine import StoreEngine
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from logquarry.scan.walk import LogReader
 
 _NS_PER_MS = 1_000_000
+_PATIENCE_SECONDS = 600.0
+"""How long closing waits for a listener that is asked about a transaction."""
 _monotonic = time.monotonic
 _time_ns = time.time_ns
 
@@ -70,6 +73,7 @@ class WritableStore(MessageStore):
         self._count_put = engine.recorder.put
         self._live_queues = engine.queues.live
         self._quick_get = self._quick.get
+        self._prepared, self._checking = self._prepared_transactions(engine)
 
     @classmethod
     def start(
@@ -200,6 +204,8 @@ class WritableStore(MessageStore):
             segments: in their order.
             loads: the folder that they are staged in, as seen from the store.
         """
+        if self._engine.config.is_3_1:
+            raise UsageError("staged segments are loaded in dialect 4.9 only")
         self._engine.adopt()
         return self._engine.loads.load(load, segments, loads)
 
@@ -236,6 +242,39 @@ class WritableStore(MessageStore):
         """See :meth:`WriteApi.remove_arrival_listener`."""
         self._engine.listeners.remove(listener)
 
+    @property
+    def prepared_transactions(self) -> PreparedTransactions:
+        """The transactions of a store in dialect 3.1 (docs/dialect-3.1.md).
+
+        Raises:
+            UsageError: in another dialect.
+        """
+        self._require_open()
+        if self._prepared is None:
+            raise UsageError('a state table is kept only with StoreConfig(dialect="3.1")')
+        return self._prepared
+
+    def _prepared_transactions(
+        self, engine: StoreEngine
+    ) -> tuple[PreparedTransactions | None, CheckService | None]:
+        """The transactions of dialect 3.1 and what checks them; None in another one."""
+        table, config = engine.transactions, engine.config
+        if table is None:
+            return None, None
+        prepared = PreparedTransactions(
+            table,
+            put=self.put,
+            read=self._frame_in_log,
+            wait_dispatched=lambda: engine.wait_dispatched(None, None),
+            stored=self._message,
+            clock=engine.writer.clock,
+            least_age_ms=config.check_transaction_message_atleast_interval,
+        )
+        interval = config.check_transaction_message_timer_interval
+        checking = CheckService(prepared.check, engine.health, interval)
+        checking.start()
+        return prepared, checking
+
     def stats(self) -> StoreStats:
         """See :meth:`WriteApi.stats`."""
         log = self._engine.log
@@ -255,6 +294,10 @@ class WritableStore(MessageStore):
         Raises:
             UsageError: if a listener of the store or a callback of a put calls it.
         """
+        if self._checking is not None and not self._health.is_forked:
+            if self._checking.is_current:
+                raise UsageError("a listener cannot close the store that calls it")
+            self._checking.stop(_PATIENCE_SECONDS)
         self._engine.close()
         was_closed(self)
         self._is_open = False

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from logquarry.config import StoreConfig
 from logquarry.files.layout import StoreLayout
+from logquarry.format.delay import SCHEDULE_TOPIC
 from logquarry.scan.codec import Window
 from logquarry.scan.follow import Followed, Follower, follow_run
 from logquarry.scan.stretches import stretches_ahead
@@ -18,6 +20,9 @@ from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.recovery.queue_check import QueueCheck
 from logquarry.store.state_table.frames import TransactionFrame, transaction_frames
 from logquarry.store.state_table.recovery import TransactionCheck, keeps_transactions
+
+_CLOCK_MS: Final = 1_000
+"""How far the times of 3.x may be apart that it took for the same message."""
 
 
 class QueueParts:
@@ -123,10 +128,15 @@ class QueueChecks:
         self._config = config
         self._damage = damage
         self._follower = Follower(config.delay_levels_ms, keys_of_3_1=config.is_3_1)
-        self._checks = {key: QueueCheck(key, disk, damage) for key, disk in queues.items()}
+        self._checks = {key: self._check(key, disk) for key, disk in queues.items()}
 
     def __iter__(self) -> Iterator[QueueCheck]:
         return (check for _, check in sorted(self._checks.items()))
+
+    def _check(self, key: QueueKey, disk: Queue | None) -> QueueCheck:
+        is_3 = self.transactions is not None or self._config.is_3_1
+        slack = _CLOCK_MS if is_3 and key[0] == SCHEDULE_TOPIC else 0
+        return QueueCheck(key, disk, self._damage, tags_slack=slack)
 
     def take(self, run: Run | QueuedRun) -> None:
         """Some more frames of the log."""
@@ -141,7 +151,7 @@ class QueueChecks:
                     if queue_name_fault(key[0]) is not None:
                         # It gets no queue.
                         continue
-                    check = self._checks[key] = QueueCheck(key, None, self._damage)
+                    check = self._checks[key] = self._check(key, None)
                 check.take(piece.offsets, piece.units)
 
     def _gathered(self, run: Run) -> QueueParts:

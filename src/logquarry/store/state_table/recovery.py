@@ -7,7 +7,7 @@ producers can still end them, and with all that has ended, so that no number is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,7 @@ class TransactionCheck:
         self.units = bytearray()
         self.redo = bytearray()
         self.first = 0
+        self._ended: set[int] = set()
 
     def take(self, frames: Iterable[TransactionFrame]) -> None:
         """Some more frames of the log that concern transactions."""
@@ -71,6 +72,7 @@ class TransactionCheck:
             if change.unit is None:
                 at = (change.number - self.first) * UNIT_SIZE + STATE_AT
                 self.units[at : at + 4] = change.state.to_bytes(4)
+                self._ended.add(frame.prepared_offset)
                 continue
             if not self.units:
                 self.first = change.number
@@ -78,15 +80,16 @@ class TransactionCheck:
             self.units += state_table.encode(filler(change.unit)) * lacking
             self.units += state_table.encode(change.unit)
 
-    def table_fault(self, layout: StoreLayout) -> str | None:
-        """Why the table does not say what the log says, None if it does.
+    def table_faults(self, layout: StoreLayout) -> Iterator[tuple[str, bool]]:
+        """Where the table does not say what the log says, and whether RocketMQ itself does that.
 
         Units of transactions that have ended may be missing: RocketMQ leaves them out when it
         makes a table anew.
         """
         table = read_table(layout)
         if table.fault is not None:
-            return table.fault
+            yield table.fault, False
+            return
         start = layout.commit_log.start
         there = open_in(table)
         for offset in sorted(self.book.open.keys() | there.keys()):
@@ -94,12 +97,17 @@ class TransactionCheck:
             if offset < start and ours is None:
                 continue
             if theirs is None:
-                return f"the transaction at {offset} is open, and not so in the table"
-            if ours is None:
-                return f"the transaction at {offset} is open in the table, and not by the log"
-            if ours[1:] != theirs[1:]:
-                return f"its unit {theirs.number} is not what the message at {offset} says"
-        return None
+                assert ours is not None
+                # RocketMQ gives a message without a producer group no unit.
+                reason = f"the transaction at {offset} is open, and not so in the table"
+                yield reason, not ours.group_hash
+            elif ours is None:
+                # RocketMQ passes over an end that brings another number than its unit's.
+                reason = f"the transaction at {offset} is open in the table, and not by the log"
+                yield reason, offset in self._ended
+            elif ours[1:] != theirs[1:]:
+                reason = f"its unit {theirs.number} is not what the message at {offset} says"
+                yield reason, False
 
     def redo_fault(self, layout: StoreLayout) -> str | None:
         """The same of the redo log, of which the log may have lost the first messages."""
@@ -132,7 +140,7 @@ class TransactionCheck:
         return (
             UnitsPlan(
                 STATE_TABLE,
-                self.table_fault(layout),
+                next((reason for reason, _ in self.table_faults(layout)), None),
                 bool(layout.state_table.files),
                 self.first * UNIT_SIZE,
                 bytes(self.units),
