@@ -13,7 +13,7 @@ import numpy as np
 
 from logquarry.files.layout import REDO_LOG, STATE_TABLE, StoreLayout
 from logquarry.format.frame import Frame
-from logquarry.format.state_table import FILLER_SIZE
+from logquarry.format.state_table import FILLER_SIZE, StateUnit
 from logquarry.format.sys_flag import TRANSACTION_PREPARED
 from logquarry.scan.walk import LogReader
 from logquarry.store.read.commit_log import CommitLog
@@ -84,6 +84,7 @@ def find_transactions(layout: StoreLayout, start: int, stop: int) -> Transaction
                 frames_between(LogReader(layout, bound=stop, check_crc=False), start, stop)
             )
             fault = _differs_from_log(opened, redo.units, frames, start)
+            fault = fault or _foreign_unit(table, frames, start)
     return found_in(table, redo) if fault is None else fault
 
 
@@ -113,6 +114,17 @@ def _differs_from_redo(
             frame = frame_of(outcome)
             if frame is not None and frame.group_hash == opened[offset].group_hash:
                 return f"{STATE_TABLE}: the transaction at {offset} has ended, and is open there"
+    return None
+
+
+def _foreign_unit(table: UnitFiles, frames: list[TransactionFrame], start: int) -> str | None:
+    """A unit of the table that no PREPARED message of a part of the log has, None without one."""
+    units = table.units
+    mine = {frame.unit()[:4] for frame in frames if frame.is_prepared}
+    for at in np.flatnonzero(units["physical_offset"] >= start).tolist():
+        unit = StateUnit(*units[at].item())
+        if unit.size != FILLER_SIZE and unit[:4] not in mine:
+            return f"{STATE_TABLE}: unit {table.first + at} is not what any message says"
     return None
 
 

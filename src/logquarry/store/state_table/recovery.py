@@ -16,10 +16,17 @@ import numpy as np
 from logquarry.config import StoreConfig
 from logquarry.files.layout import REDO_LOG, STATE_TABLE, StoreLayout
 from logquarry.format import queue_entry, state_table
-from logquarry.format.state_table import STATE_AT, UNIT_SIZE
+from logquarry.format.state_table import FILLER_SIZE, STATE_AT, UNIT_SIZE
+from logquarry.format.sys_flag import TRANSACTION_PREPARED
 from logquarry.store.disk.disk import Disk
 from logquarry.store.state_table.book import TransactionBook, filler
-from logquarry.store.state_table.files import REDO_DTYPE, read_redo, read_table
+from logquarry.store.state_table.files import (
+    REDO_DTYPE,
+    TABLE_DTYPE,
+    UnitFiles,
+    read_redo,
+    read_table,
+)
 from logquarry.store.state_table.found import open_in
 from logquarry.store.state_table.frames import TransactionFrame
 
@@ -108,6 +115,37 @@ class TransactionCheck:
             elif ours[1:] != theirs[1:]:
                 reason = f"its unit {theirs.number} is not what the message at {offset} says"
                 yield reason, False
+        yield from self._ended_faults(table, start)
+
+    def _ended_faults(self, table: UnitFiles, log_start: int) -> Iterator[tuple[str, bool]]:
+        """The same of units of transactions that have ended."""
+        units = table.units
+        real = units["size"] != FILLER_SIZE
+        ended = np.flatnonzero(
+            real
+            & (units["state"] != TRANSACTION_PREPARED)
+            & (units["physical_offset"] >= log_start)
+        )
+        wanted = np.frombuffer(bytes(self.units), TABLE_DTYPE)
+        wanted = wanted[wanted["size"] != FILLER_SIZE]
+        places = wanted["physical_offset"].astype(np.int64)
+        # The log's order is that of the places.
+        at = np.searchsorted(places, units["physical_offset"][ended].astype(np.int64))
+        known = at < len(places)
+        known[known] = places[at[known]] == units["physical_offset"][ended][known]
+        for number in ended[~known].tolist():
+            yield f"its unit {table.first + number} is of no message of the log", False
+        there, wanted = units[ended[known]], wanted[at[known]]
+        same = np.ones(len(there), np.bool_)
+        for name in ("size", "store_seconds", "group_hash"):
+            same &= there[name] == wanted[name]
+        for number in ended[known][~same].tolist():
+            yield f"its unit {table.first + number} is not what its message says", False
+        # RocketMQ takes another end for the first one where numbers are wrong.
+        other = same & (there["state"] != wanted["state"])
+        other &= wanted["state"] != TRANSACTION_PREPARED
+        for number in ended[known][other].tolist():
+            yield f"its unit {table.first + number} has ended otherwise, says the log", True
 
     def redo_fault(self, layout: StoreLayout) -> str | None:
         """The same of the redo log, of which the log may have lost the first messages."""
