@@ -65,7 +65,7 @@ def run_session(page: str, block: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["embed.md", "import.md", "recovery.md", "salvage.md", "testing.md"]
+    "page", ["dialect-3.1.md", "embed.md", "import.md", "recovery.md", "salvage.md", "testing.md"]
 )
 def test_the_examples_of_pages_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
