@@ -33,8 +33,8 @@ _FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "State table unit (3.x)",
         (state_table.LAYOUT,),
-        "The redo log of 3.x has units of a consume queue: the tags code is -1 for PREPARED, and for "
-        "COMMIT and ROLLBACK the physical offset of the PREPARED frame "
+        "The redo log of 3.x has units of a consume queue: the tags code is -1 for PREPARED, and "
+        "for COMMIT and ROLLBACK the physical offset of the PREPARED frame "
         "([dialect-3.1.md](dialect-3.1.md)).",
     ),
     (
