@@ -275,6 +275,15 @@ def test_lost_numbers_are_filled() -> None:
     assert len(check.redo) == 5 * 20
 
 
+def test_a_number_that_rotted_makes_no_gigabytes_of_units() -> None:
+    """Behind a terabyte of log many messages may be missing, but not so many."""
+    for lost, number in ((1 << 20, 5 + (1 << 20)), ((1 << 20) + 1, 5)):
+        book = TransactionBook(5, 1_000)
+        change = book.take(TransactionFrame(4, 1 << 40, 100, 5 + lost, 0, NOW, 1))
+        assert change is not None
+        assert change.number == number
+
+
 def test_numbers_that_fall_back_go_on(store: WritableStore) -> None:
     """RocketMQ numbers anew: what follows takes the next number, and no other one's."""
     book = TransactionBook(5, 1_000)

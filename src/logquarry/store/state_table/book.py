@@ -10,12 +10,17 @@ units it has numbered anew.)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from logquarry.format import sys_flag
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.state_table import FILLER_SIZE, StateUnit
 from logquarry.store.state_table.frames import TransactionFrame
+
+
+MOST_LOST: Final = 1 << 20
+"""PREPARED messages that may be missing in front of one. No CRC covers a number, and each one that
+is missing takes a unit."""
 
 
 class OpenTransaction(NamedTuple):
@@ -90,7 +95,8 @@ class TransactionBook:
         room = (frame.physical_offset - self._known_until) // FIXED_SIZE_V1
         if expected is None:
             return frame.number if 0 <= frame.number <= room else 0
-        return frame.number if 0 <= frame.number - expected <= room else expected
+        lost = frame.number - expected
+        return frame.number if 0 <= lost <= min(room, MOST_LOST) else expected
 
     def _end(self, frame: TransactionFrame) -> Change | None:
         found = self.open.get(frame.prepared_offset)
