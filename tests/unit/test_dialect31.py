@@ -305,6 +305,29 @@ def test_numbers_go_on_after_reopening(tmp_path: Path, clock: Clock) -> None:
     assert not recover(tmp_path / "store", config=config()).is_needed
 
 
+def test_a_table_that_lost_what_has_ended_does_not_use_numbers_twice(
+    tmp_path: Path, clock: Clock
+) -> None:
+    root = tmp_path / "store"
+    with WritableStore.start(root, config=config(), clock=clock) as opened:
+        offsets = [begin(opened) for _ in range(12)]
+        for offset in offsets[9:]:
+            opened.prepared_transactions.commit(offset)
+    path = sorted((root / STATE_TABLE).iterdir())[-1]
+    data = path.read_bytes()
+    # Of units 10 and 11 nothing has come to the disk.
+    path.write_bytes(bytes(len(data)))
+    for crashed in (True, False):
+        if crashed:
+            (root / "abort").touch()
+        else:
+            path.write_bytes(bytes(len(data)))
+        with WritableStore.start(root, config=config(), clock=clock) as opened:
+            result = opened.prepared_transactions.begin(Message("t", b""), "pg")
+            opened.prepared_transactions.commit(result.physical_offset)
+            assert result.queue_offset == (12 if crashed else 13)
+
+
 @pytest.mark.parametrize(
     ("part", "kind"), [(STATE_TABLE, "state_table_wrong"), (REDO_LOG, "redo_log_wrong")]
 )

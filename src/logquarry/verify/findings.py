@@ -62,7 +62,7 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     ),
     "state_table_stale": (
         "note",
-        "the state table lacks a message without a producer group, or an end that RocketMQ missed",
+        "what RocketMQ leaves of a state table: no unit without a group, ends missed, numbers anew",
     ),
     "redo_log_wrong": ("damage", "the redo log of 3.x does not have what the log has"),
     "bad_config": ("damage", "a file in config/ that is not what it should be"),

@@ -17,7 +17,6 @@ from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.state_table import FILLER_SIZE, StateUnit
 from logquarry.store.state_table.frames import TransactionFrame
 
-
 MOST_LOST: Final = 1 << 20
 """PREPARED messages that may be missing in front of one. No CRC covers a number, and each one that
 is missing takes a unit."""

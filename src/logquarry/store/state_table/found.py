@@ -118,13 +118,18 @@ def _differs_from_redo(
 
 
 def _foreign_unit(table: UnitFiles, frames: list[TransactionFrame], start: int) -> str | None:
-    """A unit of the table that no PREPARED message of a part of the log has, None without one."""
+    """Units of the table that are of no PREPARED message, or lacking; None where all are right."""
     units = table.units
     mine = {frame.unit()[:4] for frame in frames if frame.is_prepared}
     for at in np.flatnonzero(units["physical_offset"] >= start).tolist():
         unit = StateUnit(*units[at].item())
         if unit.size != FILLER_SIZE and unit[:4] not in mine:
             return f"{STATE_TABLE}: unit {table.first + at} is not what any message says"
+    book = TransactionBook()
+    for frame in frames:
+        book.take(frame)
+    if (book.next_number or 0) > table.end:
+        return f"{STATE_TABLE}: it ends at unit {table.end}, and the log has later numbers"
     return None
 
 

@@ -116,6 +116,9 @@ class TransactionCheck:
                 reason = f"its unit {theirs.number} is not what the message at {offset} says"
                 yield reason, False
         yield from self._ended_faults(table, start)
+        if (self.book.next_number or 0) > table.end:
+            # RocketMQ begins at 0 again when it makes a table anew.
+            yield f"its units end at {table.end}, and numbers up to there are used twice", True
 
     def _ended_faults(self, table: UnitFiles, log_start: int) -> Iterator[tuple[str, bool]]:
         """The same of units of transactions that have ended."""
