@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -326,6 +328,33 @@ def test_a_table_that_lost_what_has_ended_does_not_use_numbers_twice(
             result = opened.prepared_transactions.begin(Message("t", b""), "pg")
             opened.prepared_transactions.commit(result.physical_offset)
             assert result.queue_offset == (12 if crashed else 13)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_made_anew_is_what_was_there(seed: int, tmp_path: Path, clock: Clock) -> None:
+    """The dispatcher and a recovery write the same bytes."""
+    rng = random.Random(seed)
+    root = tmp_path / "store"
+    with WritableStore.start(root, config=config(), clock=clock) as opened:
+        still: list[int] = []
+        for _ in range(60):
+            clock.now += rng.randrange(1_500)
+            if still and rng.random() < 0.5:
+                offset = still.pop(rng.randrange(len(still)))
+                opened.prepared_transactions.end(offset, rng.choice(list(TransactionEnd)))
+            else:
+                still.append(begin(opened, bytes(rng.randrange(200))))
+    before = units_below(root)
+    shutil.move(root / "transaction", tmp_path / "gone")
+    with WritableStore.start(root, config=config(), clock=clock) as opened:
+        assert places(opened) == sorted(still)
+    assert units_below(root) == before
+    assert len(before) > 10
+
+
+def units_below(root: Path) -> dict[str, bytes]:
+    files = (path for path in (root / "transaction").rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize(
