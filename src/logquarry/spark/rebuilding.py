@@ -233,7 +233,8 @@ class _SparkBuild:
         self._split_size = split_size
         self._progress = progress
         self._pause = pause
-        self._follower = Follower(job.config.delay_levels_ms)
+        is_3_1 = job.config.is_3_1
+        self._follower = Follower(job.config.delay_levels_ms, keys_of_3_1=is_3_1)
         self._store = _Store(job.layout.root, job.config)
 
     def run(self) -> Built:

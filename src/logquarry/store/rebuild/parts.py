@@ -126,7 +126,7 @@ class RunSummary:
 
 def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -> list[FoundRun]:
     """What stands between two places of one file of the log, with its CRCs."""
-    reader = StretchReader(layout)
+    reader = StretchReader(layout, keys_of_3_1=layout.config.is_3_1)
     found: list[FoundRun] = []
     for stretch, summary in reader.read_all(start, stop, STRETCH_BYTES, lambda: RunSummary(config)):
         run = summary.run(stretch)
@@ -183,7 +183,8 @@ def _again(
     Raises:
         CorruptFrame: if they are not there any more.
     """
-    reader = StretchReader(layout, check_crc=False)
+    is_3_1 = layout.config.is_3_1
+    reader = StretchReader(layout, check_crc=False, keys_of_3_1=is_3_1)
     for start, end in spans:
         at = start
         while at < end:
@@ -293,13 +294,14 @@ def write_index_file(
     """
     file = MappedFile(disk, path, 0, shape.file_size, exclusive=True)
     try:
-        writer = IndexFileWriter(file, shape) if is_first else None
+        is_3_1 = layout.config.is_3_1
+        writer = IndexFileWriter(file, shape, counts_keys=is_3_1) if is_first else None
         for offsets, times, hashes in _keys(layout, sources):
             at = 0
             if writer is None:
                 end = int(times[0]), int(offsets[0])
                 before = IndexHeader(0, end[0], 0, end[1], 0, shape.entries)
-                writer = IndexFileWriter(file, shape, before)
+                writer = IndexFileWriter(file, shape, before, counts_keys=is_3_1)
                 at = 1
             writer.put(hashes[at:], offsets[at:], times[at:])
         if writer is None:
