@@ -102,7 +102,7 @@ def rebuild(
     for number, report in enumerate(reports):
         if number:
             out.line()
-        _show(out, report, report.store, config)
+        _show(out, report, stores[0] if not several else report.store, config)
     if not reports:
         out.note("all of them are there already")
 
