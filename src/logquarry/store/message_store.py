@@ -72,6 +72,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
     """
 
     def __init__(self, layout: StoreLayout, *, broker: str) -> None:
+        super().__init__()
         self.layout = layout
         self.config = layout.config
         self.broker = broker
