@@ -478,6 +478,11 @@ class StoreEngine:
             self.writer.adopt(end, self.queues.next_offsets)
 
     # -------------------------------------------------------------------------------------- end
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is a thread of the store: a listener, or a callback of a put."""
+        return any(service.is_current for service in self._services)
+
     def close(self) -> None:
         """Close the store: in order, if that can be done; once more does nothing.
 
@@ -487,7 +492,7 @@ class StoreEngine:
         """
         if self.health.is_forked:
             return
-        if any(service.is_current for service in self._services):
+        if self.is_current:
             raise UsageError("a listener or callback cannot close the store that calls it")
         with self._closing:
             if self._is_closed:
