@@ -14,6 +14,7 @@ ROOT = Path(logquarry.__file__).parent
 LAYERS = (
     "errors units values text cache signals",
     "format",
+    "protocol",
     "config message",
     "files",
     "scan",
@@ -27,6 +28,7 @@ LAYERS = (
     "store.recovery",
     "store.load",
     "store",
+    "replication",
     "verify",
     "compare",
     "salvage",
