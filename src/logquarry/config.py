@@ -39,6 +39,8 @@ _ABOVE_ZERO: Final = (
     "commit_interval_commit_log",
     "transient_store_pool_size",
     "flush_interval_consume_queue",
+    "slave_timeout",
+    "ha_slave_fallbehind_max",
 )
 
 
@@ -137,6 +139,11 @@ class StoreConfig(LayoutConfig):
         flush_consume_queue_least_pages: as for the log.
         flush_consume_queue_thorough_interval: likewise; then the checkpoint is written too.
         message_index_enable: whether keys are put into an index.
+        slave_timeout: how long a put on a ``SYNC_MASTER`` waits for a slave.
+        ha_slave_fallbehind_max: bytes that a slave may be behind to be waited for.
+        ha_send_heartbeat_interval: after how long without a word master and slave say one.
+        ha_housekeeping_interval: after how long without a word the other side counts as gone.
+        ha_transfer_batch_size: most bytes of the log that a master sends at once.
     """
 
     message_delay_level: str = delay.DEFAULT_LEVELS
@@ -175,6 +182,11 @@ class StoreConfig(LayoutConfig):
     flush_consume_queue_least_pages: int = 2
     flush_consume_queue_thorough_interval: int = 60_000
     message_index_enable: bool = True
+    slave_timeout: int = 3_000
+    ha_slave_fallbehind_max: int = 256 << 20
+    ha_send_heartbeat_interval: int = 5_000
+    ha_housekeeping_interval: int = 20_000
+    ha_transfer_batch_size: int = 32 * 1024
 
     def __post_init__(self) -> None:
         LayoutConfig.__post_init__(self)

@@ -28,6 +28,7 @@ from typing import Final, NamedTuple, NoReturn
 from logquarry.errors import ProtocolViolation, UsageError
 from logquarry.format.fields import Field, Layout
 from logquarry.protocol.machine import Transitions
+from logquarry.protocol.rate import Bucket
 
 REPORT: Final = Layout("report", Field("offset", "q", "what the slave has; 0: nothing"))
 HEADER: Final = Layout(
@@ -263,7 +264,7 @@ class MasterConnection:
         self._heard_ms = self._said_ms = now_ms
         self._outgoing: list[Buffer] = []
         self._has_caught_up = False
-        self._bucket = _Bucket(self._limits, now_ms)
+        self._bucket = Bucket(self._limits.bytes_per_second, self._limits.transfer_size, now_ms)
 
     @property
     def next_offset(self) -> int:
@@ -389,40 +390,6 @@ class MasterConnection:
 
     def _move(self, happened: MasterInput) -> None:
         self.state = MASTER.after(self.state, happened)
-
-
-class _Bucket:
-    """Lets so many bytes a second through: one transfer at once, and then as time goes by."""
-
-    def __init__(self, limits: TransferLimits, now_ms: int) -> None:
-        self._rate = limits.bytes_per_second
-        self._most = limits.transfer_size
-        # In thousandths of bytes, so that nothing is lost to rounding.
-        self._held = 1_000 * self._most
-        self._filled_ms = now_ms
-
-    def allowed(self, now_ms: int) -> int:
-        """Bytes that may go now: a transfer's worth or nothing, so that none gets tiny."""
-        if self._rate is None:
-            return self._most
-        # A second's worth at most, or one transfer: a pause is not made up for.
-        most = 1_000 * max(self._most, self._rate)
-        passed = max(0, now_ms - self._filled_ms)
-        self._held = min(most, self._held + passed * self._rate)
-        self._filled_ms = max(self._filled_ms, now_ms)
-        return self._most if self._held >= 1_000 * self._most else 0
-
-    def take(self, size: int) -> None:
-        """Count bytes that went."""
-        if self._rate is not None:
-            self._held -= 1_000 * size
-
-    def next_ms(self) -> int:
-        """When the next bytes may go, if none go before."""
-        if self._rate is None:
-            return self._filled_ms
-        lacking = max(0, 1_000 * self._most - self._held)
-        return self._filled_ms - (-lacking // self._rate)
 
 
 class SlaveConnection:
