@@ -27,11 +27,18 @@ class LogFeed:
         replicas: hears of slaves.
         dispatched: gives the end of what is dispatched, which is where a frame ends.
         append: appends another store's bytes (``append_data``).
+        vouch: lets those before an offset be dispatched.
         follow: has somebody told of all that comes to the log.
         unfollow: has them told no more.
 
     Attributes:
         replicas: whoever serves slaves tells it of them.
+        append_data: appends another store's bytes; see
+            :meth:`~logquarry.store.write_api.WriteApi.append_data`.
+        vouch: says that what stands before an offset is whole frames. From the first word on
+            nothing else is dispatched, or counts as the log's if the store is opened anew.
+        follow: has somebody told of all that comes to the log,
+        unfollow: and no more.
     """
 
     def __init__(
@@ -41,6 +48,7 @@ class LogFeed:
         *,
         dispatched: Callable[[], int],
         append: Callable[[int, bytes | memoryview], bool],
+        vouch: Callable[[int], None],
         follow: Callable[[Wakeable], None],
         unfollow: Callable[[Wakeable], None],
     ) -> None:
@@ -48,6 +56,7 @@ class LogFeed:
         self._log = log
         self._dispatched = dispatched
         self.append_data = append
+        self.vouch = vouch
         self.follow = follow
         self.unfollow = unfollow
 

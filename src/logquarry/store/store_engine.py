@@ -444,9 +444,14 @@ class StoreEngine:
             self.replicas,
             dispatched=lambda: self.dispatcher.offset,
             append=self.append_data,
+            vouch=self._vouch,
             follow=self._follow,
             unfollow=self._unfollow,
         )
+
+    def _vouch(self, offset: int) -> None:
+        self.dispatcher.limit = offset
+        self._dispatching.wakeup()
 
     def _follow(self, flag: Wakeable) -> None:
         with self._adopting:
