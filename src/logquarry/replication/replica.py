@@ -51,6 +51,7 @@ class Replica:
     Attributes:
         checked: what stands before it is whole frames.
         position: physical offset of the next byte to come.
+        has_all: whether the master's last word was that there is no more.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Replica:
         self._floor = 0
         self._has_come = False
         self._has_beaten = False
+        self.has_all = False
         # What is dispatched ends between two frames.
         self.checked = min(feed.dispatched_offset, feed.wrote_offset)
         self.position = feed.wrote_offset
@@ -106,6 +108,7 @@ class Replica:
             StoreUnavailable: if the disk does not take them.
         """
         self._has_come = True
+        self.has_all = False
         wrote = self._feed.wrote_offset
         if not wrote:
             self._begin(offset, data)
@@ -190,6 +193,8 @@ class Replica:
 
     def _spoilt(self, window: codec.Window, position: int, code: int) -> None:
         reason = codec.damage_reason(window, position, check_crc=self._check_crc)
+        if code == DamageKind.BAD_BLANK:
+            reason += f" of a file of {self._feed.file_size}: mappedFileSizeCommitLog is another"
         raise SpoiltReplica(
             f"{self._root}: what the master sent is no frame at offset {self.checked}: "
             f"{DamageKind(code).label}: {reason}. None of it was acknowledged. Opening the store "
@@ -207,6 +212,7 @@ class Replica:
             # RocketMQ says its first word after seconds of silence, whether or not more follows.
             self._ahead(offset)
         self._has_beaten = True
+        self.has_all = offset == self._feed.wrote_offset
 
     def elsewhere(self, offset: int) -> None:
         """The master has nothing where it was asked, but begins or ends at an offset.

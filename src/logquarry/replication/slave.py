@@ -104,6 +104,7 @@ class SlaveStatus(NamedTuple):
         acknowledged: what it has told the master that it has; None where it is not connected.
         received_bytes: of the log, since it was started.
         connections: how many there were.
+        has_all: whether the master's last word was that there is no more of its log.
         trouble: why it is not connected, or has ended; empty where all is well.
         has_ended: whether it has ended for good.
     """
@@ -114,6 +115,7 @@ class SlaveStatus(NamedTuple):
     acknowledged: int | None
     received_bytes: int
     connections: int
+    has_all: bool
     trouble: str
     has_ended: bool
 
@@ -228,6 +230,7 @@ class HaSlave:
             None if machine is None else machine.reported,
             self._received,
             self._connections,
+            machine is not None and self._replica.has_all,
             self._trouble,
             self.error is not None,
         )
