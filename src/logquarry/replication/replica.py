@@ -77,6 +77,8 @@ class Replica:
         self.checked = min(feed.dispatched_offset, feed.wrote_offset)
         self.position = feed.wrote_offset
         feed.vouch(self.checked)
+        # The first walk takes a while: what it is compiled to has to be loaded.
+        codec.walk(codec.Window.of(bytes(8), 0), 0, 0, self._rows, check_crc=check_crc)
 
     def request(self) -> int:
         """Where a new connection is to ask from; all before it is on the disk, and was checked.
@@ -101,9 +103,10 @@ class Replica:
     def take(self, offset: int, data: memoryview) -> None:
         """Take bytes of the master's log, which follow what came before.
 
+        They are not judged before :meth:`check`.
+
         Raises:
             LogsDiverged: if they are others than this log has there.
-            SpoiltReplica: if they are no log.
             ReplicationError: if this log cannot begin where they do.
             StoreUnavailable: if the disk does not take them.
         """
@@ -131,12 +134,10 @@ class Replica:
                 f"{self._feed.file_size} bytes does: mappedFileSizeCommitLog must be the master's"
             )
         self.checked = offset
-        self._check()
 
     def _append(self, offset: int, data: memoryview) -> None:
         taken = self._feed.append_data(offset, data)
         assert taken, f"the log ends at {self._feed.wrote_offset}, and not at {offset}"
-        self._check()
 
     def _compare(self, offset: int, data: memoryview) -> None:
         while data:
@@ -154,8 +155,12 @@ class Replica:
     def _advice(self) -> str:
         return f"Where they part: logquarry diff MASTER-STORE {self._root}"
 
-    def _check(self) -> None:
-        """Judge what is whole, and vouch for it."""
+    def check(self) -> None:
+        """Judge what has come and is whole, and vouch for it.
+
+        Raises:
+            SpoiltReplica: if it is no log.
+        """
         before = self.checked
         try:
             self._walk()

@@ -48,6 +48,9 @@ logger = logging.getLogger(__name__)
 ACKNOWLEDGE: Final = ("flushed", "received")
 _RECEIVE: Final = 1 << 20
 _READS: Final = 16
+_LARGE: Final = 256 << 10
+_SYNC_MS: Final = 20
+"""While so many bytes come at once the disk is asked this often, and not for each of them."""
 _CONNECT_SECONDS: Final = 5.0
 _LONGEST_WAIT_MS: Final = 1_000
 _END_SECONDS: Final = 600.0
@@ -163,6 +166,8 @@ class HaSlave:
         self._wire: Wire | None = None
         self._buffer = memoryview(bytearray(_RECEIVE))
         self._received = 0
+        self._synced_ms = 0
+        self._owes_sync = False
         self._connections = 0
         self._trouble = ""
         self._is_closing = False
@@ -319,6 +324,8 @@ class HaSlave:
             with self._use:
                 wire.send([machine.data_to_send()])
             wait = machine.next_tick_ms() - monotonic_ms()
+        if self._owes_sync:
+            wait = min(wait, _SYNC_MS)
         mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if wire.wants_write else 0)
         selector.modify(wire, mask)
         found = selector.select(min(max(0, wait), _LONGEST_WAIT_MS) / 1_000)
@@ -327,12 +334,20 @@ class HaSlave:
                 self._wake.take()
             elif ready & selectors.EVENT_READ and wire.is_ready and not self._read(wire, machine):
                 return False
+        if not found and self._owes_sync:
+            self._ask_sync()
         with self._use:
             events = machine.tick(monotonic_ms())
         return self._happened(events)
 
+    def _ask_sync(self) -> None:
+        self._owes_sync = False
+        self._synced_ms = monotonic_ms()
+        self._sync_wanted.set()
+
     def _read(self, wire: Wire, machine: SlaveConnection) -> bool:
         """Take what has come; whether the connection goes on."""
+        before = self._received
         for _ in range(_READS):
             count = wire.receive_into(self._buffer)
             if count is None:
@@ -345,7 +360,9 @@ class HaSlave:
                 except ProtocolViolation as error:
                     events, violation = error.events, error
             goes_on = self._happened(events)
-            self._sync_wanted.set()
+            self._owes_sync = True
+            if self._received - before < _LARGE or monotonic_ms() - self._synced_ms >= _SYNC_MS:
+                self._ask_sync()
             if self._options.acknowledge == "received":
                 self._acknowledge(self._replica.position)
             if violation is not None:
@@ -356,19 +373,26 @@ class HaSlave:
 
     def _happened(self, events: Sequence[SlaveEvent]) -> bool:
         replica = self._replica
-        for event in events:
-            if isinstance(event, DataReceived):
-                replica.take(event.offset, event.data)
-                self._received += len(event.data)
-            elif isinstance(event, HeartbeatReceived):
-                replica.heartbeat(event.offset)
-            elif isinstance(event, MasterElsewhere):
-                replica.elsewhere(event.offset)
-                self._trouble = f"{self.master}: its log begins or ends at {event.offset}"
-                return False
-            elif isinstance(event, ConnectionEnded):
-                self._trouble = f"{self.master}: {event.reason}"
-                return False
+        try:
+            return all(self._goes_on_after(event) for event in events)
+        finally:
+            # Once for all of them: most of a look is the way to it.
+            replica.check()
+
+    def _goes_on_after(self, event: SlaveEvent) -> bool:
+        replica = self._replica
+        if isinstance(event, DataReceived):
+            replica.take(event.offset, event.data)
+            self._received += len(event.data)
+        elif isinstance(event, HeartbeatReceived):
+            replica.heartbeat(event.offset)
+        elif isinstance(event, MasterElsewhere):
+            replica.elsewhere(event.offset)
+            self._trouble = f"{self.master}: its log begins or ends at {event.offset}"
+            return False
+        elif isinstance(event, ConnectionEnded):
+            self._trouble = f"{self.master}: {event.reason}"
+            return False
         return True
 
     # -------------------------------------------------------------------------------------- acks

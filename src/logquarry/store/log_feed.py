@@ -33,10 +33,11 @@ class LogFeed:
 
     Attributes:
         replicas: whoever serves slaves tells it of them.
-        append_data: appends another store's bytes; see
-            :meth:`~logquarry.store.write_api.WriteApi.append_data`.
-        vouch: says that what stands before an offset is whole frames. From the first word on
-            nothing else is dispatched, or counts as the log's if the store is opened anew.
+        append_data: appends another store's bytes, as
+            :meth:`~logquarry.store.write_api.WriteApi.append_data` does, but tells nobody of them.
+        vouch: says that what stands before an offset is whole frames, and tells of them. From the
+            first word on nothing else is dispatched, or counts as the log's if the store is opened
+            anew.
         follow: has somebody told of all that comes to the log,
         unfollow: and no more.
     """

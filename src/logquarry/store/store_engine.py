@@ -428,14 +428,17 @@ class StoreEngine:
     # ------------------------------------------------------------------------- bytes of a master
     def append_data(self, offset: int, data: bytes | memoryview) -> bool:
         """See :meth:`logquarry.store.write_api.WriteApi.append_data`."""
-        self._require_open()
-        self.health.require_writable()
-        taken = self.writer.append_data(offset, data)
+        taken = self._append_foreign(offset, data)
         if taken:
             self._dispatching.wakeup()
             self._tell_followers()
             self.wait.appended()
         return taken
+
+    def _append_foreign(self, offset: int, data: bytes | memoryview) -> bool:
+        self._require_open()
+        self.health.require_writable()
+        return self.writer.append_data(offset, data)
 
     def feed(self) -> LogFeed:
         """The log as bytes, for those who send it on, or bring it."""
@@ -443,7 +446,7 @@ class StoreEngine:
             self.log,
             self.replicas,
             dispatched=lambda: self.dispatcher.offset,
-            append=self.append_data,
+            append=self._append_foreign,
             vouch=self._vouch,
             follow=self._follow,
             unfollow=self._unfollow,
@@ -452,6 +455,7 @@ class StoreEngine:
     def _vouch(self, offset: int) -> None:
         self.dispatcher.limit = offset
         self._dispatching.wakeup()
+        self._tell_followers()
 
     def _follow(self, flag: Wakeable) -> None:
         with self._adopting:
