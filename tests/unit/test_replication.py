@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import struct
+import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import logquarry as lq
+from logquarry.cli import serving
 from logquarry.errors import LogsDiverged, ReplicationError, UsageError
 from logquarry.protocol.ha import TransferLimits
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
@@ -18,6 +22,7 @@ from tests.replication_pair import QUICK, eventually, fill, log_bytes, opened
 
 MASTER = MasterOptions(times=QUICK)
 SLAVE = SlaveOptions(times=QUICK, first_pause=0.01, longest_pause=0.05)
+PATIENT = {"slave_timeout": 60_000, "sync_flush_timeout": 60_000}
 FULL = MasterOptions(times=QUICK, full_history=True)
 
 
@@ -111,6 +116,40 @@ def test_transfers_of_any_size_end_anywhere_in_a_frame(tmp_path: Path) -> None:
     assert log_bytes(tmp_path / "m", end) == log_bytes(tmp_path / "s", end)
 
 
+def test_tls(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-keyout", key, "-out", certificate, "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    server = serving.server_tls(str(certificate), str(key), str(certificate))
+    client = serving.client_tls(True, str(certificate), str(certificate), str(key))
+    with (
+        opened(tmp_path / "m") as store,
+        opened(tmp_path / "s", "SLAVE") as copy,
+        HaMaster(store, options=replace(FULL, tls=server)) as master,
+    ):
+        fill(store, 300)
+        # Whoever speaks no TLS, and whoever has no certificate, is no slave.
+        bare = serving.client_tls(True, str(certificate), None, None)
+        for options in (SLAVE, replace(SLAVE, tls=bare, server_name="localhost")):
+            with follow(copy, master, options) as slave:
+                before = slave.status().connections
+                eventually(lambda: slave.status().connections >= before + 2)  # noqa: B023
+                assert copy.max_offset == 0
+        with follow(copy, master, replace(SLAVE, tls=client, server_name="localhost")):
+            end = fill(store, 100, first=300)
+            caught_up(master, end)
+    assert log_bytes(tmp_path / "m", end) == log_bytes(tmp_path / "s", end)
+
+
 def test_several_slaves(tmp_path: Path) -> None:
     names = ["a", "b", "c"]
     with opened(tmp_path / "m") as store, HaMaster(store, options=FULL) as master:
@@ -151,7 +190,7 @@ def test_a_master_that_comes_back_elsewhere_is_found_no_more_and_then_again(
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 def test_a_put_is_on_the_slaves_disk_when_it_is_done(flush: str, tmp_path: Path) -> None:
     with (
-        opened(tmp_path / "m", "SYNC_MASTER", flush_disk_type=flush) as store,
+        opened(tmp_path / "m", "SYNC_MASTER", flush_disk_type=flush, **PATIENT) as store,
         opened(tmp_path / "s", "SLAVE") as copy,
         HaMaster(store, options=FULL) as master,
         follow(copy, master),
@@ -233,8 +272,6 @@ def _frame(store: lq.MessageStore, message: lq.Message) -> bytes:
 
 def _cut(path: Path, end: int) -> None:
     """Take from a closed store what is behind an offset, as a crash may."""
-    import shutil
-
     for name in ("consumequeue", "index", ".logquarry"):
         shutil.rmtree(path / name)
     (path / "checkpoint").unlink()

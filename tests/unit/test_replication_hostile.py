@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.errors import ProtocolViolation, ReplicationError, UsageError
+from logquarry.errors import ProtocolViolation, ReplicationError, StoreUnavailable, UsageError
 from logquarry.protocol.ha import LARGEST_TRANSFER, HaTimes
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
+from logquarry.store.log_feed import LogFeed
 from logquarry.store.put.put_result import PutStatus
 from tests.replication_pair import QUICK, eventually, fill, log_bytes, opened
 
@@ -256,6 +257,27 @@ def test_frames_of_another_place_are_no_log(tmp_path: Path) -> None:
         HaSlave(copy, *listener.getsockname(), options=SLAVE) as slave,
     ):
         assert slave.wait(60) and isinstance(slave.error, ProtocolViolation)
+
+
+def test_what_the_disk_does_not_take_is_not_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(feed: LogFeed) -> int:
+        if feed.wrote_offset:
+            raise StoreUnavailable("EIO")
+        return 0
+
+    with (
+        opened(tmp_path / "m") as store,
+        opened(tmp_path / "s", "SLAVE") as copy,
+        HaMaster(store, options=MasterOptions(times=QUICK)) as master,
+    ):
+        fill(store, 20)
+        monkeypatch.setattr(LogFeed, "sync", failing)
+        with HaSlave(copy, master.host, master.port, options=SLAVE) as slave:
+            assert slave.wait(60)
+            assert isinstance(slave.error, StoreUnavailable)
+        assert master.status().acknowledged == 0
 
 
 def test_a_master_that_says_nothing_is_left(tmp_path: Path) -> None:

@@ -419,6 +419,10 @@ class HaSlave:
             offset = min(offset, machine.received, self._replica.position)
             if offset <= machine.reported:
                 return
+            if wire.wants_write:
+                # The master does not read: what is news then is said when it does, all at once.
+                self._owes_sync = True
+                return
             machine.report(offset, monotonic_ms())
             # A connection that broke is found broken where it is read.
             with contextlib.suppress(OSError):
