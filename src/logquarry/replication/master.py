@@ -45,6 +45,7 @@ _TURN: Final = 8 << 20
 """Bytes that one slave gets before the next one's turn."""
 _REPORTS: Final = 4_096
 _LONGEST_WAIT_MS: Final = 1_000
+_PAUSE_SECONDS: Final = 0.01
 _END_SECONDS: Final = 10.0
 
 
@@ -376,8 +377,10 @@ class HaMaster:
         try:
             connection, address = self._listener.accept()
         except OSError as error:
-            # Out of descriptors, or the peer is gone already.
+            # Out of descriptors, or the peer is gone already. The former may last, and the listener
+            # stays ready: others are to have the processor meanwhile.
             self._refuse("?", str(error))
+            time.sleep(_PAUSE_SECONDS)
             return
         peer = address_text(address)
         if not self._is_allowed(address[0]):
