@@ -75,7 +75,17 @@ def run_session(page: str, block: str) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["embed.md", "import.md", "recovery.md", "replicate.md", "salvage.md", "testing.md"],
+    [
+        "consumers.md",
+        "embed.md",
+        "import.md",
+        "recovery.md",
+        "replicate.md",
+        "retention.md",
+        "salvage.md",
+        "services.md",
+        "testing.md",
+    ],
 )
 def test_the_examples_of_pages_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

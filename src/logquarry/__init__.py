@@ -25,44 +25,66 @@ if TYPE_CHECKING:
     from logquarry.store.read.get_message import GetMessageStatus, GetResult
     from logquarry.store.recover import recover
     from logquarry.store.recovery.plan import RecoveryPlan
+    from logquarry.store.retain import retain
+    from logquarry.store.retention.plan import RetentionPlan
+    from logquarry.store.retention.rules import RetentionRules
     from logquarry.store.stats import StoreStats
+    from logquarry.store.store_state import StoreState
+    from logquarry.store.transaction.checks import CheckReport, OpenTransaction
+    from logquarry.store.transaction.transaction import Transaction, TransactionState
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AppendStatus",
+    "CheckReport",
     "GetMessageStatus",
     "GetResult",
     "Message",
     "MessageArrival",
     "MessageStore",
+    "OpenTransaction",
     "PutResult",
     "PutStatus",
     "QueueOffsets",
     "RecoveryPlan",
+    "RetentionPlan",
+    "RetentionRules",
     "StoreConfig",
+    "StoreState",
     "StoreStats",
     "StoredMessage",
+    "Transaction",
+    "TransactionState",
     "__version__",
     "errors",
     "recover",
+    "retain",
 ]
 
 _HOMES = {
     "AppendStatus": "logquarry.store.put.put_result",
+    "CheckReport": "logquarry.store.transaction.checks",
     "GetMessageStatus": "logquarry.store.read.get_message",
     "GetResult": "logquarry.store.read.get_message",
     "Message": "logquarry.message",
     "MessageArrival": "logquarry.store.dispatch.arrivals",
     "MessageStore": "logquarry.store.message_store",
+    "OpenTransaction": "logquarry.store.transaction.checks",
     "PutResult": "logquarry.store.put.put_result",
     "PutStatus": "logquarry.store.put.put_result",
     "QueueOffsets": "logquarry.store.message_store",
     "RecoveryPlan": "logquarry.store.recovery.plan",
+    "RetentionPlan": "logquarry.store.retention.plan",
+    "RetentionRules": "logquarry.store.retention.rules",
     "StoreConfig": "logquarry.config",
+    "StoreState": "logquarry.store.store_state",
     "StoreStats": "logquarry.store.stats",
     "StoredMessage": "logquarry.message",
+    "Transaction": "logquarry.store.transaction.transaction",
+    "TransactionState": "logquarry.store.transaction.transaction",
     "recover": "logquarry.store.recover",
+    "retain": "logquarry.store.retain",
 }
 
 

@@ -41,6 +41,11 @@ _ABOVE_ZERO: Final = (
     "flush_interval_consume_queue",
     "slave_timeout",
     "ha_slave_fallbehind_max",
+    "clean_resource_interval",
+    "delete_files_batch_max",
+    "flush_consumer_offset_interval",
+    "flush_delay_offset_interval",
+    "transaction_check_interval",
 )
 
 
@@ -144,6 +149,26 @@ class StoreConfig(LayoutConfig):
         ha_send_heartbeat_interval: after how long without a word master and slave say one.
         ha_housekeeping_interval: after how long without a word the other side counts as gone.
         ha_transfer_batch_size: most bytes of the log that a master sends at once.
+        clean_expired_files: whether a store that is open to be written deletes what has expired.
+            RocketMQ always does; here nothing goes that nobody asked for (docs/retention.md).
+        file_reserved_time: hours after which a file of the log has expired, counted from the store
+            time of its last message; older half messages are given up.
+        delete_when: the hours of the day, with ``;`` between them, in which expired files go.
+        disk_max_used_space_ratio: percent of the disk: where it is fuller, expired files go at any
+            hour.
+        clean_file_forcibly_enable: whether files go that have not expired, where the disk is more
+            than 85 % full. (RocketMQ: true.)
+        clean_resource_interval: pause between two looks at what has expired.
+        delete_commit_log_files_interval: pause between two files of the log.
+        delete_files_batch_max: most files of the log that one look deletes.
+        flush_consumer_offset_interval: how often the offsets of consumers are written.
+        deliver_delayed: whether a store that is opened to be written delivers delayed messages
+            from then on. Otherwise it does when it is told to
+            (:meth:`~logquarry.store.write_api.WriteApi.start_delivery`).
+        flush_delay_offset_interval: how often it is saved how far that has come.
+        transaction_time_out: age of a half message from which on a check asks for it.
+        transaction_check_max: how often it is asked for before it is given up.
+        transaction_check_interval: pause between two checks.
     """
 
     message_delay_level: str = delay.DEFAULT_LEVELS
@@ -187,6 +212,20 @@ class StoreConfig(LayoutConfig):
     ha_send_heartbeat_interval: int = 5_000
     ha_housekeeping_interval: int = 20_000
     ha_transfer_batch_size: int = 32 * 1024
+    clean_expired_files: bool = False
+    file_reserved_time: int = 72
+    delete_when: str = "04"
+    disk_max_used_space_ratio: int = 75
+    clean_file_forcibly_enable: bool = False
+    clean_resource_interval: int = 10_000
+    delete_commit_log_files_interval: int = 100
+    delete_files_batch_max: int = 10
+    flush_consumer_offset_interval: int = 5_000
+    deliver_delayed: bool = False
+    flush_delay_offset_interval: int = 10_000
+    transaction_time_out: int = 6_000
+    transaction_check_max: int = 15
+    transaction_check_interval: int = 60_000
 
     def __post_init__(self) -> None:
         LayoutConfig.__post_init__(self)
@@ -199,6 +238,12 @@ class StoreConfig(LayoutConfig):
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be above 0")
         if self.sync_flush_timeout < 0:
             raise UsageError(f"sync_flush_timeout is {self.sync_flush_timeout}, below 0")
+        for name in ("file_reserved_time", "delete_commit_log_files_interval"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} is {getattr(self, name)}, below 0")
+        if not 0 < self.disk_max_used_space_ratio <= 100:
+            ratio = self.disk_max_used_space_ratio
+            raise UsageError(f"disk_max_used_space_ratio is {ratio}, and must be from 1 to 100")
 
     @property
     def uses_transient_pool(self) -> bool:

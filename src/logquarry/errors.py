@@ -4,6 +4,7 @@
 
     LogquarryError
     ├── UsageError            an option or argument that makes no sense (CLI exit code 2)
+    │   └── BadFilter         ... an SQL92 filter: column and reason
     ├── SourceNotReadable     what is to be imported cannot be read, or is no export (exit code 3)
     ├── BadRow                ... or one of its rows is no message: path, number, reason (code 1)
     ├── JavaNotFound          no Java that Spark can run on (in spark/java.py)
@@ -35,6 +36,25 @@ class LogquarryError(Exception):
 
 class UsageError(LogquarryError, ValueError):
     """An argument, option or configuration value that cannot be meant."""
+
+
+class BadFilter(UsageError):
+    """An SQL92 filter that cannot be understood.
+
+    Attributes:
+        expression: the filter.
+        column: where it ends to make sense, from 1.
+        reason: what is wrong there, in words.
+    """
+
+    def __init__(self, expression: str, column: int, reason: str) -> None:
+        super().__init__(f"column {column} of the filter {expression[:200]!r}: {reason}")
+        self.expression = expression
+        self.column = column
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BadFilter, (self.expression, self.column, self.reason)
 
 
 class SourceNotReadable(LogquarryError):

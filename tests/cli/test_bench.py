@@ -33,6 +33,7 @@ def test_bench_scan(tmp_path: Path) -> None:
         ("put-many", ["--batch", 50]),
         ("put-many", ["--batch", 50, "--as-messages", "--keys", 0]),
         ("get", ["--batch", 100]),
+        ("consume", ["--batch", 100]),
     ],
 )
 def test_bench_of_a_store(tmp_path: Path, kind: str, options: list[object]) -> None:

@@ -83,9 +83,10 @@ def started(*command: str | Path, cwd: Path | None = None) -> Master:
 
 
 @contextmanager
-def master(folder: Path, port: int) -> Iterator[Master]:
+def master(folder: Path, port: int, params: Path | None = None) -> Iterator[Master]:
     """The real master store over a folder, until the block ends."""
-    running = started(RUN, "ha-master", str(port), folder)
+    settings: list[str | Path] = [] if params is None else ["--params", params]
+    running = started(RUN, "ha-master", str(port), folder, *settings)
     try:
         yield running
         running.quit()

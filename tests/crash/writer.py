@@ -16,11 +16,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import logquarry as lq
 from logquarry.errors import StoreError
@@ -101,12 +101,17 @@ def main() -> None:
     ):
         store.put_many([message_of(0, number) for number in range(20)])
         store.wait_dispatched()
+    serve(sys.stdin, _child)
+
+
+def serve(orders: Iterable[str], child: Callable[[dict[str, Any]], None]) -> None:
+    """Fork a child for each order, and tell when it is gone."""
     os.write(1, b"ready\n")
-    for line in sys.stdin:
+    for line in orders:
         pid = os.fork()
         if pid == 0:
             os.write(1, b"pid %d\n" % os.getpid())
-            _child(json.loads(line))
+            child(json.loads(line))
             os._exit(0)
         os.waitpid(pid, 0)
         os.write(1, b"gone\n")
@@ -158,6 +163,9 @@ class Order:
                 model.acked_at(put, *acked[number], is_durable=is_durable and number in sure)
 
 
+AnyOrder = TypeVar("AnyOrder", bound=Order)
+
+
 class Writer:
     """The process, and its orders one after the other."""
 
@@ -169,11 +177,21 @@ class Writer:
         self, root: Path, number: int, settings: dict[str, Any], stop: Callable[[Order], bool]
     ) -> Order:
         """Have a store written until ``stop`` says that the child is to be killed."""
+        return self.order_of(Order(), root, number, settings, stop)
+
+    def order_of(
+        self,
+        told: AnyOrder,
+        root: Path,
+        number: int,
+        settings: dict[str, Any],
+        stop: Callable[[AnyOrder], bool],
+    ) -> AnyOrder:
+        """The same; what is told goes to ``told``."""
         order = {"root": str(root), "number": number, "settings": settings}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
-        told = Order()
         is_killed = False
         for line in self.lines(0.0005):
             if line == "gone":
@@ -208,10 +226,10 @@ class Writer:
 
 
 @contextmanager
-def writer() -> Iterator[Writer]:
+def writer(module: str = "tests.crash.writer") -> Iterator[Writer]:
     """The process, ready for orders."""
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.crash.writer"],
+        [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

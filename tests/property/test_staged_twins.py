@@ -57,7 +57,11 @@ def test_they_are_what_single_puts_write(before: list[Message], messages: list[M
             for each in (log, reference):
                 put(each, first)
             put(reference, taken)
-            assert StagedWriter(log.writer).append(frames) == len(taken)
+            counted: list[tuple[str, int, int]] = []
+            writer = StagedWriter(log.writer, lambda *told: counted.append(told))
+            assert writer.append(frames) == len(taken)
+            assert sum(messages for _, messages, _ in counted) == len(taken)
+            assert sum(size for _, _, size in counted) == len(frames.data)
             # What takes no place makes its queue known, too: at once, and not one by one.
             return log.state(), reference.state()
 

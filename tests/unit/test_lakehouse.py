@@ -13,12 +13,10 @@ import pytest
 import logquarry as lq
 from logquarry.errors import CorruptFrame, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.spark.lakehouse import runs
-from logquarry.spark.lakehouse.compact import compact
 from logquarry.spark.lakehouse.delta import Delta
 from logquarry.spark.lakehouse.iceberg import Iceberg
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.output import OutputFolder
-from tests.cli.helpers import run
 from tests.cli.small_store import EVIL_TOPIC, FIRST_TIME, harm, make_small_store
 from tests.lake_drive import KINDS, Lake, run_here
 
@@ -637,51 +635,3 @@ def test_follow(lake: Lake, tmp_path: Path) -> None:
     assert seen == [4, 7, 9]
     assert bodies(lake) == numbers(0, 9)
     assert replace(export.options, follow=False).interval == 0.01
-
-
-# ---------------------------------------------------------------------------------------- compact
-def test_compact(tmp_path: Path) -> None:
-    from deltalake import DeltaTable
-
-    lake, store = Lake("delta", tmp_path / "table"), tmp_path / "store"
-    with pytest.raises(StoreNotFound, match="no Delta table"):
-        compact(lake.dest)
-    for number in range(0, 9, 3):
-        put(store, *numbers(number, number + 3))
-        lake.export(store, partition_by=["topic"])
-    told = compact(lake.dest)
-    assert (told.files_before, told.files_after) == (3, 1)
-    assert 0 < told.bytes_after < told.bytes_before
-    assert compact(lake.dest).files_before == 0
-    put(store, *numbers(9, 11))
-    lake.export(store, partition_by=["topic"])
-    assert bodies(lake) == numbers(0, 11)
-    # What was before is there as it was.
-    assert DeltaTable(lake.dest, version=1).to_pyarrow_table().num_rows == 3
-
-
-def test_compaction_while_an_export_is_at_work(tmp_path: Path) -> None:
-    lake, store = Lake("delta", tmp_path / "table"), tmp_path / "store"
-    for number in range(2):
-        put(store, *numbers(number, number + 1))
-        lake.export(store)
-    put(store, *numbers(2, 3))
-
-    def meanwhile(tasks: Any, work: Any) -> Any:
-        found = run_here(tasks, work)
-        assert compact(lake.dest).files_before == 2
-        return found
-
-    lake.prepared(store).run_with(meanwhile)
-    assert bodies(lake) == numbers(0, 3)
-
-
-def test_compact_command(tmp_path: Path) -> None:
-    lake, store = Lake("delta", tmp_path / "table"), tmp_path / "store"
-    for number in range(2):
-        put(store, *numbers(number, number + 1))
-        lake.export(store)
-    assert "merged 2 files" in run("compact", lake.dest).stderr
-    assert "takes a size" in run("compact", lake.dest, "--target-size", "x", code=2).stderr
-    run("compact", tmp_path / "nothing", code=3)
-    assert bodies(lake) == numbers(0, 2)

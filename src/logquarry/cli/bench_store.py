@@ -1,4 +1,4 @@
-"""``logquarry bench put``, ``put-batch``, ``put-many`` and ``get``: timings of a store."""
+"""``logquarry bench put``, ``get``, ``consume`` and so on: timings of a store."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _HELP = {
     "put-batch": "Batches of one topic and queue, in wire form.",
     "put-many": "Record batches of any topics and queues.",
     "get": "Gets of 32: body, queue offset, store time and tags of each; and frames alone.",
+    "consume": "A consumer with a tag filter; then what it costs while it waits.",
 }
-_BATCH = {"put": 1, "put-batch": 32, "put-many": 10_000, "get": 10_000}
+_BATCH = {"put": 1, "put-batch": 32, "put-many": 10_000, "get": 10_000, "consume": 10_000}
 
 _SHARED: tuple[Callable[[Any], Any], ...] = (
     click.option(

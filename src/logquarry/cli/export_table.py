@@ -161,14 +161,15 @@ def prepared(
             target,
             read,
             table=flags.table or DEFAULT_TABLE,
-            catalog=_properties(flags.catalog),
+            catalog=named_values(flags.catalog),
             **common,
         )
     export.check()
     return export
 
 
-def _properties(words: Sequence[str]) -> dict[str, str] | None:
+def named_values(words: Sequence[str]) -> dict[str, str] | None:
+    """What ``--catalog NAME=VALUE`` says, as often as it was given; None for not at all."""
     for word in words:
         if re.match(r"[^=]+=", word) is None:
             raise UsageError(f"--catalog takes NAME=VALUE, not {word!r}")

@@ -49,8 +49,9 @@ _EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
 )
 
 _COMMANDS: Final = (
-    *("info", "messages", "verify", "diff", "recover", "rebuild", "salvage"),
-    *("export", "import", "compact", "report", "serve-master", "replicate", "demo", "bench"),
+    *("info", "messages", "verify", "diff", "recover", "rebuild", "salvage", "retain"),
+    *("export", "import", "compact", "stats", "report", "serve-master", "replicate"),
+    *("demo", "bench"),
 )
 """Each is a module here, with the command by the same name in it; a Python keyword has a ``_``, and
 so has what is no name to Python."""

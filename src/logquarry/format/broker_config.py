@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from logquarry.format import fastjson
+from logquarry.format import fastjson, java
 
 DELAY_OFFSET_FILE = "delayOffset.json"
 CONSUMER_OFFSET_FILE = "consumerOffset.json"
@@ -110,9 +110,12 @@ def _int_table(table: Any, name: str) -> dict[int, int]:
 
 
 def _whole(value: Any, name: str) -> int:
-    """A JSON number or a key as an integer."""
+    """A JSON number or a key as an integer of at most 64 bits."""
+    found = None
     if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str) and _WHOLE.fullmatch(value):
-        return int(value)
-    raise ValueError(f"{name!r} holds {value!r} where a whole number belongs")
+        found = value
+    elif isinstance(value, str) and _WHOLE.fullmatch(value):
+        found = int(value)
+    if found is None or not java.LONG_MIN <= found <= java.LONG_MAX:
+        raise ValueError(f"{name!r} holds {value!r} where a whole number belongs")
+    return found

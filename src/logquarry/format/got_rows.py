@@ -55,3 +55,5 @@ are at hand, their physical offsets, the CRC function's address, and the limits 
 
 TAG_CODE, TAG_AT, TAG_LENGTH = range(3)
 """What it is told of a tag that is wanted: its hash, the address of its text, and its bytes."""
+TAG_WIDTH: Final = 3
+"""Numbers of a tag. How many tags there are stands before the first."""

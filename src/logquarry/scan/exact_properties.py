@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from logquarry.format import properties as props
 from logquarry.scan.schema import EXACT_PROPERTIES
@@ -62,17 +63,28 @@ class ExactProperties:
                 None if string == _made(pairs) + _END else string
                 for string, pairs in zip(strings.to_pylist(), maps, strict=True)
             ]
-            places = odd + self._rows
-            skips = np.diff(places, prepend=self._last) - 1
-            self._last = int(places[-1])
-            self.size += sum(len(value) for value in values if value is not None)
-            self._parts.append(
-                pa.record_batch(
-                    [pa.array(skips.astype(np.uint32)), pa.array(values, pa.binary())],
-                    schema=_SCHEMA,
-                )
-            )
+            self._list(odd + self._rows, pa.array(values, pa.binary()))
         self._rows += rows.num_rows
+
+    def add_listed(self, listed: tuple[Int64, pa.Array] | None, count: int) -> None:
+        """Take in the next rows as another file had them: what :func:`read` gave of it.
+
+        Args:
+            listed: the rows that are listed there, and their strings; None for none.
+            count: how many rows that file has.
+        """
+        if listed is not None and len(listed[0]):
+            rows, values = listed
+            self._list(rows + self._rows, values)
+        self._rows += count
+
+    def _list(self, places: Int64, values: pa.Array) -> None:
+        skips = np.diff(places, prepend=self._last) - 1
+        self._last = int(places[-1])
+        self.size += int(pc.sum(pc.binary_length(values)).as_py() or 0)
+        self._parts.append(
+            pa.record_batch([pa.array(skips.astype(np.uint32)), values], schema=_SCHEMA)
+        )
 
     def metadata(self) -> dict[str, str]:
         """What goes into the file's metadata; nothing where its maps say all."""

@@ -8,6 +8,9 @@
     DEST/_manifest.json          what an export has put there, complete
     DEST/_SUCCESS                the last thing that is written
 
+A compaction changes such a folder, too. Its intent says which files come and which go then, and the
+manifest that is to be: whoever comes next finishes it.
+
 Up to the intent nothing of an earlier export is touched. From the intent on a crash leaves a mix
 of old and new files without ``_SUCCESS``, and the intent says which of them are ours: the next
 export replaces or removes each of them. Files that no export of ours wrote are never touched, and
@@ -17,11 +20,13 @@ where Parquet files are among them the export is refused, for readers would take
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from logquarry.errors import UsageError
+from logquarry.errors import CorruptFile, UsageError
 from logquarry.spark.output import OutputFolder
 
 MANIFEST: Final = "_manifest.json"
@@ -34,6 +39,7 @@ _PARQUET_ENDINGS: Final = (".parquet", ".parq")
 _OUR_ENDING: Final = ".parquet"
 _TABLE_FOLDERS: Final = {"_delta_log": "a Delta table", ".hoodie": "a Hudi table"}
 _MOST_NAMED: Final = 3
+_COMPACTION: Final = "compaction"
 
 
 class ExportCommit:
@@ -70,6 +76,7 @@ class ExportCommit:
             raise
 
     def _begin(self) -> None:
+        finish_compaction(self._folder)
         names = dict(self._folder.names())
         for name, what in _TABLE_FOLDERS.items():
             if name in names:
@@ -136,7 +143,7 @@ class ExportCommit:
         unwanted = self._earlier - set(wanted)
         for path in sorted(unwanted):
             folder.remove(path)
-        self._remove_empty(os.path.dirname(path) for path in unwanted)  # noqa: PTH120
+        _remove_empty(folder, unwanted)
         document = {"written_by": WRITTEN_BY, **manifest}
         folder.write_json(MANIFEST, document, by_way_of=draft)
         with folder.create(SUCCESS):
@@ -160,32 +167,125 @@ class ExportCommit:
             files = document.get("files")
             for entry in files if isinstance(files, list) else [None]:
                 path = entry.get("path") if isinstance(entry, dict) else entry
-                found.add(self._within(name, path))
+                found.add(written_path(self._folder, name, path))
         return frozenset(found)
 
-    def _within(self, name: str, path: Any) -> str:
-        """A path of a document, which has to be one that an export may have written.
 
-        It will be removed, and whoever wrote the document need not be allowed to remove it.
-        """
-        parts = path.split("/") if isinstance(path, str) else []
-        plain = all(part not in ("", ".", "..") and "\0" not in part for part in parts)
-        if not parts or not plain or not parts[-1].endswith(_OUR_ENDING):
+def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
+    """Remove the folders that are empty now that some files are gone."""
+    places = {os.path.dirname(path) for path in removed}  # noqa: PTH120
+    for place in sorted(places, key=len, reverse=True):
+        while place and folder.remove_if_empty(place):
+            place = os.path.dirname(place)  # noqa: PTH120, PLW2901
+
+
+def written_path(folder: OutputFolder, name: str, path: Any) -> str:
+    """A path of a document, which has to be one that an export may have written.
+
+    It will be removed, and whoever wrote the document need not be allowed to remove it.
+    """
+    parts = path.split("/") if isinstance(path, str) else []
+    plain = all(part not in ("", ".", "..") and "\0" not in part for part in parts)
+    if not parts or not plain or not parts[-1].endswith(_OUR_ENDING):
+        raise UsageError(
+            f"{folder.location}: {name} names {path!r}, which no export of ours wrote: "
+            "export into a folder of its own"
+        )
+    if folder.is_local:
+        root = os.path.realpath(folder.location)
+        place = os.path.realpath(os.path.join(root, *parts[:-1]))  # noqa: PTH118
+        if place != os.path.join(root, *parts[:-1]):  # noqa: PTH118
             raise UsageError(
-                f"{self._folder.location}: {name} names {path!r}, which no export of ours wrote: "
+                f"{folder.location}: {name} names {path!r}, and a link leads elsewhere: "
                 "export into a folder of its own"
             )
-        if self._folder.is_local:
-            root = os.path.realpath(self._folder.location)
-            place = os.path.realpath(os.path.join(root, *parts[:-1]))  # noqa: PTH118
-            if place != os.path.join(root, *parts[:-1]):  # noqa: PTH118
-                raise UsageError(
-                    f"{self._folder.location}: {name} names {path!r}, and a link leads elsewhere: "
-                    "export into a folder of its own"
-                )
-        return str(path)
+    return str(path)
 
-    def _remove_empty(self, places: Iterable[str]) -> None:
-        for place in sorted(set(places), key=len, reverse=True):
-            while place and self._folder.remove_if_empty(place):
-                place = os.path.dirname(place)  # noqa: PTH120, PLW2901
+
+# ------------------------------------------------------------------------------------- compaction
+@dataclass(frozen=True, kw_only=True)
+class CompactionIntent:
+    """Which files of an export come, and which go for them.
+
+    Attributes:
+        staging: the folder in which the new ones are, below the destination.
+        moves: where each is, and where it belongs.
+        removed: those whose rows they have.
+        manifest: what tells of the folder afterwards.
+    """
+
+    staging: str
+    moves: Sequence[tuple[str, str]]
+    removed: Sequence[str]
+    manifest: Mapping[str, Any]
+
+    def commit(self, folder: OutputFolder) -> None:
+        """Say what is to be, and do it. The new files are on the disk by now."""
+        before = {entry["path"] for entry in self.manifest["files"]}
+        intent = {
+            "written_by": WRITTEN_BY,
+            "files": sorted({*before, *self.removed}),
+            _COMPACTION: {
+                "staging": self.staging,
+                "moves": [list(move) for move in self.moves],
+                "removed": list(self.removed),
+                "manifest": dict(self.manifest),
+            },
+        }
+        folder.write_json(INTENT, intent, by_way_of=f"{self.staging}/{INTENT}")
+        folder.sync(INTENT)
+        finish_compaction(folder)
+
+
+def finish_compaction(folder: OutputFolder) -> bool:
+    """Do what the intent of a compaction says, as far as it is not done; whether there was one.
+
+    Raises:
+        UsageError: if it is not the intent of a compaction of ours.
+        CorruptFile: if a new file is neither where it was nor where it belongs.
+    """
+    try:
+        document = folder.read_json(INTENT)
+    except ValueError:
+        return False
+    told = document.get(_COMPACTION) if isinstance(document, dict) else None
+    if told is None or document.get("written_by") != WRITTEN_BY:
+        return False
+    staging, moves, removed, manifest = _checked(folder, told)
+    there = set(folder.files())
+    for staged, path in moves:
+        if staged not in there and path not in there:
+            raise CorruptFile(f"{folder.location}/{path}", 0, f"it is not there, nor at {staged}")
+    folder.remove(SUCCESS)
+    for staged, path in moves:
+        if staged in there:
+            folder.move(staged, path)
+        folder.sync(path)
+    for path in removed:
+        folder.remove(path)
+    folder.make(staging)
+    folder.write_json(MANIFEST, manifest, by_way_of=f"{staging}/{MANIFEST}")
+    with folder.create(SUCCESS):
+        pass
+    folder.remove(INTENT)
+    folder.remove_folder(staging)
+    return True
+
+
+def _checked(
+    folder: OutputFolder, told: Any
+) -> tuple[str, list[tuple[str, str]], list[str], dict[str, Any]]:
+    """What an intent says, if it can be meant: files are going to be moved and removed by it."""
+    try:
+        staging, manifest = told["staging"], dict(told["manifest"])
+        moves = [(str(staged), str(path)) for staged, path in told["moves"]]
+        removed = [written_path(folder, INTENT, path) for path in told["removed"]]
+        if not isinstance(staging, str) or not re.fullmatch(f"{TEMPORARY}[0-9a-f]+", staging):
+            raise ValueError(f"staging {staging!r}")
+        for staged, path in moves:
+            written_path(folder, INTENT, path)
+            if not staged.startswith(f"{staging}/") or ".." in staged.split("/"):
+                raise ValueError(f"staged {staged!r}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{folder.location}: {INTENT} is not ours: {error!r}") from error
+    return staging, moves, removed, manifest

@@ -291,7 +291,7 @@ class _File:
         self._first = self._last = 0
         self._exact = ExactProperties() if form.exact else None
         self._sink = folder.create(self._staged)
-        self._writer = pq.ParquetWriter(self._sink, form.schema, **_settings(form.schema))
+        self._writer = pq.ParquetWriter(self._sink, form.schema, **writer_settings(form.schema))
 
     @property
     def is_full(self) -> bool:
@@ -325,7 +325,8 @@ class _File:
         )
 
 
-def _settings(schema: pa.Schema) -> dict[str, Any]:
+def writer_settings(schema: pa.Schema) -> dict[str, Any]:
+    """What a Parquet writer is given for files with these columns."""
     columns = schema.names
     return {
         "compression": "zstd",

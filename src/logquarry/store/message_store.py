@@ -6,8 +6,10 @@ How one is written is told in :mod:`logquarry.store.writable_store`.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -21,6 +23,7 @@ from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import Damage, Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.message import StoredMessage
+from logquarry.store.consuming import Consuming, QueueAccess, consumers_of_a_reader
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue, Queue
 from logquarry.store.read.bulk_reads import BulkReads
@@ -31,10 +34,14 @@ from logquarry.store.read.known_damage import DamageMap, known_damage
 from logquarry.store.read.log_bound import last_entries, log_bound, sound_bound
 from logquarry.store.read.quick_get import QuickGet
 from logquarry.store.read.read_message import read_message
+from logquarry.store.retained import RetainedCounter
+from logquarry.store.stats import StatsRecorder, StoreStats
+from logquarry.store.store_state import look_at
 from logquarry.store.write_api import WriteApi
 
 if TYPE_CHECKING:
     from logquarry.scan.walk import LogReader
+    from logquarry.store.consumer.consumers import Consumers
     from logquarry.store.queue.log_queues import LogQueue, QueueKey
 
 Mode = Literal["r", "rw"]
@@ -48,7 +55,7 @@ class QueueOffsets(NamedTuple):
     max: int
 
 
-class MessageStore(BulkReads, WriteApi):
+class MessageStore(BulkReads, WriteApi, Consuming):
     """One store directory (``DefaultMessageStore``), open for reading, or for writing too.
 
     Opening reads little more than a folder; what a question needs is read when it is asked. A
@@ -73,6 +80,7 @@ class MessageStore(BulkReads, WriteApi):
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._log = CommitLog(layout, files=self._files, last_entries=self._last_entries)
         self._index = Index(layout, files=self._files)
+        self._retained = RetainedCounter()
 
     @classmethod
     def open(
@@ -114,8 +122,9 @@ class MessageStore(BulkReads, WriteApi):
     # ------------------------------------------------------------------------------ life and state
     def close(self) -> None:
         """Let go of the files. Messages that were read stay good."""
+        self._close_consumers()
         self._is_open = False
-        self._quick.forget()
+        self._forget_at_hand()
         self._files.close()
 
     def __enter__(self) -> Self:
@@ -137,7 +146,7 @@ class MessageStore(BulkReads, WriteApi):
         """
         self._require_open()
         self.layout.refresh()
-        self._quick.forget()
+        self._forget_at_hand()
         self._files.close()
         self._log.refresh()
         self._index.refresh()
@@ -146,6 +155,20 @@ class MessageStore(BulkReads, WriteApi):
         for queue in self._queues.values():
             queue.log_min_offset = self._log.min_offset
             queue.refresh()
+
+    def stats(self) -> StoreStats:
+        """What the store holds now, and what this object did with it: see :class:`StoreStats`.
+
+        One that is open for reading counts nothing that it does; its ``state`` tells all that can
+        be known beside whoever writes it.
+        """
+        self._require_open()
+        state = look_at(self, self._retained, lambda: time.time_ns() // 1_000_000)
+        return StatsRecorder().snapshot(
+            dispatch_behind=state.dispatch_behind or 0,
+            flush_behind=state.flush_behind or 0,
+            state=state,
+        )
 
     def _require_open(self) -> None:
         if not self._is_open:
@@ -315,8 +338,17 @@ class MessageStore(BulkReads, WriteApi):
             queue = self.queue(topic, queue_id)
         if queue is None:
             queue = _no_queue(topic, queue_id)
-        wanted = tags.parse(tag)
-        found = self._quick.get(queue, offset, max_count, wanted)
+        return self._get(self._quick, queue, offset, max_count, tags.parse(tag))
+
+    def _get(
+        self,
+        quick: QuickGet,
+        queue: Queue,
+        offset: int,
+        max_count: int,
+        wanted: frozenset[str] | None,
+    ) -> GetResult:
+        found = quick.get(queue, offset, max_count, wanted)
         if found is not None:
             return found
         return get_message(
@@ -325,7 +357,7 @@ class MessageStore(BulkReads, WriteApi):
             offset,
             max_count,
             tags=wanted,
-            limits=self._limits,
+            limits=quick.limits,
             read=self._read,
             known_damage=self._known_damage,
         )
@@ -337,6 +369,11 @@ class MessageStore(BulkReads, WriteApi):
     @cached_property
     def _quick(self) -> QuickGet:
         return QuickGet(self._log, self._limits, self.broker, self.layout.delay_levels_ms)
+
+    def _forget_at_hand(self) -> None:
+        self._quick.forget()
+        if "_quick_in_bulk" in self.__dict__:
+            self._quick_in_bulk.forget()
 
     def _may_have_grown(self, queue: Queue | None, offset: int) -> bool:
         """Whether a writer may have made what is asked for since the files were looked at."""
@@ -386,6 +423,32 @@ class MessageStore(BulkReads, WriteApi):
 
     def _bulk_layout(self) -> tuple[StoreLayout, int | None]:
         return self.layout, None
+
+    # --------------------------------------------------------------------------------- consumers
+    @cached_property
+    def _quick_in_bulk(self) -> QuickGet:
+        from logquarry.store.consumer.reading import AT_ONCE
+
+        return QuickGet(self._log, AT_ONCE, self.broker, self.layout.delay_levels_ms)
+
+    @property
+    def _queue_access(self) -> QueueAccess:
+        """How consumers reach the queues, without the caps of a ``get``."""
+        return QueueAccess(
+            names=self.queues,
+            queue=self.queue,
+            read=partial(self._get, self._quick_in_bulk),
+            store_time=self._log.store_time_at,
+        )
+
+    def _make_consumers(self) -> Consumers:
+        return consumers_of_a_reader(
+            self._queue_access,
+            self.refresh,
+            lambda: self._log.files.end,
+            Path(self.root),
+            self.put,
+        )
 
     # ------------------------------------------------------------------------------------- index
     def query(

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from logquarry.format import frame, java, sys_flag
 from logquarry.format.index import IndexHeader, IndexShape
-from logquarry.format.queue_entry import FILLER_SIZE
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.message_store import MessageStore
-from logquarry.store.queue.consume_queue import Queue, has_message
+from logquarry.store.queue.consume_queue import Queue
+from logquarry.store.queue.unit_counts import UnitCount, count_units
 from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.index_file import Index
 from logquarry.units import Progress
@@ -31,9 +31,6 @@ State = Literal["closed", "live", "crashed"]
 """``closed`` in order; ``live``: a process has it open; ``crashed``: neither of them."""
 
 QueueKey = tuple[str, int]
-
-_CHUNK: Final = 1 << 20
-"""Units that are summed at once."""
 
 
 @dataclass(slots=True)
@@ -164,27 +161,12 @@ def _sum_queues(
         found.hint = f"the queues of {names} name messages of other topics; --exact tells"
 
 
-def _retained(queue: Queue, min_offset: int, max_offset: int) -> tuple[int, int, int, int]:
-    """Messages in the log, their bytes, the largest of them and the end of the last."""
-    count = total = largest = last = 0
+def _retained(queue: Queue, min_offset: int, max_offset: int) -> UnitCount:
+    """What a queue keeps in the log."""
+    found = UnitCount()
     for _, units in queue.runs(queue.min_offset, queue.max_offset):
-        for start in range(0, len(units), _CHUNK):
-            part = units[start : start + _CHUNK]
-            # One pass over the units for a copy of the sizes; what is asked of that costs little.
-            sizes = part["size"].astype(np.int32)
-            first, end = int(part["physical_offset"][0]), int(part["physical_offset"][-1])
-            whole = min_offset <= first <= end < max_offset and int(sizes.min()) > 0
-            if not whole or int(sizes.max()) == FILLER_SIZE:
-                offsets = part["physical_offset"]
-                inside = has_message(part) & (offsets >= min_offset) & (offsets < max_offset)
-                sizes = sizes[inside]
-                end = int(offsets[inside][-1]) if len(sizes) else 0
-            if len(sizes):
-                count += len(sizes)
-                total += int(sizes.sum(dtype=np.int64))
-                largest = max(largest, int(sizes.max()))
-                last = max(last, end + int(sizes[-1]))
-    return count, total, largest, last
+        found = found.plus(count_units(units, min_offset, max_offset))
+    return found
 
 
 def _owns_messages(log: CommitLog, queue: Queue) -> bool:

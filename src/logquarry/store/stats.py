@@ -15,8 +15,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from logquarry.store.put.put_many import PutManyResult
 from logquarry.store.put.put_result import PutResult
+from logquarry.store.store_state import StoreState, TopicStats
 
 Clock = Callable[[], float]
 
@@ -38,21 +41,17 @@ BUCKETS: Final = (
 """How long whole puts took: RocketMQ's classes, and the seconds that each reaches to."""
 WINDOWS: Final = (10, 60, 600)
 """Seconds over which rates are reckoned."""
+SIZES: Final = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
+"""Bytes that each class of message sizes reaches to, as RocketMQ 5 has them; there is one more."""
 
 _BOUNDS: Final = tuple(bound for _, bound in BUCKETS)
 _FIRST_BOUND: Final = _BOUNDS[0]
+_SMALL: Final = SIZES[0]
 _MS: Final = 1_000
 
 
-class TopicStats(NamedTuple):
-    """Messages of a topic that were put, and what they take in the log."""
-
-    messages: int
-    bytes: int
-
-
 class Rates(NamedTuple):
-    """Messages a second over the last 10, 60 and 600 seconds, or since the store was opened."""
+    """So many a second over the last 10, 60 and 600 seconds, or since the store was opened."""
 
     last_10_s: float
     last_60_s: float
@@ -76,9 +75,15 @@ class StoreStats:
         get_found: gets that gave messages.
         get_missed: those that gave none.
         get_messages: messages that they gave.
-        get_rates: messages that they gave.
+        get_rates: messages that they gave (``getTransferedTps``).
+        get_found_rates: gets that gave messages (``getFoundTps``).
+        get_missed_rates: gets that gave none (``getMissTps``).
+        get_longest_ms: the longest get (``getMessageEntireTimeMax``).
         dispatch_behind: bytes of the log that are in no queue yet (``dispatchBehindBytes``).
         flush_behind: bytes of the log that are not known to be on the disk.
+        sizes: messages put by the bytes of their frames, a class for each of :data:`SIZES` and
+            one for what is larger; of a batch each has its part.
+        state: what the store holds now; nothing of one that was closed.
     """
 
     seconds: float
@@ -94,17 +99,39 @@ class StoreStats:
     get_missed: int
     get_messages: int
     get_rates: Rates
-    dispatch_behind: int = 0
-    flush_behind: int = 0
+    get_found_rates: Rates
+    get_missed_rates: Rates
+    get_longest_ms: float
+    dispatch_behind: int
+    flush_behind: int
+    sizes: tuple[int, ...]
+    state: StoreState
+
+    @property
+    def put_average_size(self) -> float:
+        """Bytes of a frame on the average (``putMessageAverageSize``)."""
+        return self.put_bytes / self.put_messages if self.put_messages else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """The same as a JSON document."""
         document = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         document["put_times"] = dict(self.put_times)
         document["topics"] = {name: found._asdict() for name, found in self.topics.items()}
-        for name in ("put_rates", "get_rates"):
+        for name in ("put_rates", "get_rates", "get_found_rates", "get_missed_rates"):
             document[name] = document[name]._asdict()
+        document["sizes"] = list(self.sizes)
+        document["state"] = self.state.to_json()
         return document
+
+
+class _Sample(NamedTuple):
+    """Where the counts stood at a time."""
+
+    time: float
+    put: int
+    get_messages: int
+    get_found: int
+    get_missed: int
 
 
 class _Counts:
@@ -113,10 +140,12 @@ class _Counts:
     __slots__ = (
         "failed",
         "get_found",
+        "get_longest",
         "get_messages",
         "get_missed",
         "lock_longest_ms",
         "longest",
+        "sizes",
         "times",
         "topics",
     )
@@ -126,9 +155,12 @@ class _Counts:
         self.longest = 0.0
         self.lock_longest_ms = 0.0
         self.times = [0] * len(BUCKETS)
+        # Of the first class nobody counts: it has what is in no other.
+        self.sizes = [0] * (len(SIZES) + 1)
         # Messages and bytes by topic.
         self.topics: dict[str, list[int]] = {}
         self.get_found = self.get_missed = self.get_messages = 0
+        self.get_longest = 0.0
 
     def add_topic(self, topic: str, messages: int, size: int) -> None:
         """Messages of a topic, and what they take in the log."""
@@ -138,11 +170,17 @@ class _Counts:
         found[0] += messages
         found[1] += size
 
+    def longest_get(self, seconds: float) -> None:
+        """A get that took longer than any before."""
+        self.get_longest = seconds
+
     def add(self, other: _Counts) -> None:
         self.failed += other.failed
         self.longest = max(self.longest, other.longest)
         self.lock_longest_ms = max(self.lock_longest_ms, other.lock_longest_ms)
         self.times = [a + b for a, b in zip(self.times, other.times, strict=True)]
+        self.sizes = [a + b for a, b in zip(self.sizes, other.sizes, strict=True)]
+        self.get_longest = max(self.get_longest, other.get_longest)
         for topic, (messages, size) in list(other.topics.items()):
             self.add_topic(topic, messages, size)
         self.get_found += other.get_found
@@ -160,7 +198,7 @@ class StatsRecorder:
         self._own = threading.local()
         self._threads: list[tuple[weakref.ref[threading.Thread], _Counts]] = []
         self._ended = _Counts()
-        self._samples: deque[tuple[float, int, int]] = deque([(self._began, 0, 0)])
+        self._samples: deque[_Sample] = deque([_Sample(self._began, 0, 0, 0, 0)])
 
     def put(self, topic: str, result: PutResult, seconds: float) -> None:
         """A put that is in the log."""
@@ -177,6 +215,8 @@ class StatsRecorder:
             found[0] += messages
             found[1] += size
         counts.lock_longest_ms = max(counts.lock_longest_ms, held_ms)
+        if size > _SMALL and messages:
+            counts.sizes[bisect_left(SIZES, size // messages)] += messages
         if seconds > counts.longest or seconds >= _FIRST_BOUND:
             self._whole(counts, seconds)
         else:
@@ -187,7 +227,15 @@ class StatsRecorder:
         counts = self._counts()
         for topic, (messages, size) in result.topics.items():
             counts.add_topic(topic, messages, size)
+        large = result.size[result.size > _SMALL]
+        if len(large):
+            found = np.bincount(np.searchsorted(SIZES, large), minlength=len(counts.sizes))
+            counts.sizes = [a + b for a, b in zip(counts.sizes, found.tolist(), strict=True)]
         self._whole(counts, seconds)
+
+    def loaded(self, topic: str, messages: int, size: int) -> None:
+        """Messages of a load, which nobody waited for one by one; nor are their sizes known."""
+        self._counts().add_topic(topic, messages, size)
 
     @staticmethod
     def _whole(counts: _Counts, seconds: float) -> None:
@@ -201,12 +249,14 @@ class StatsRecorder:
         """A put that is not in the log."""
         self._counts().failed += 1
 
-    def got(self, messages: int) -> None:
-        """A get that gave so many messages."""
+    def got(self, messages: int, seconds: float = 0.0) -> None:
+        """A get that gave so many messages, and how long it took."""
         try:
             counts: _Counts = self._own.counts
         except AttributeError:
             counts = self._counts()
+        if seconds > counts.get_longest:
+            counts.longest_get(seconds)
         if messages:
             counts.get_found += 1
             counts.get_messages += messages
@@ -251,17 +301,21 @@ class StatsRecorder:
         while len(self._samples) > 2 and self._samples[1][0] <= entry[0] - WINDOWS[-1]:
             self._samples.popleft()
 
-    def _entry(self, total: _Counts) -> tuple[float, int, int]:
-        return self._clock(), sum(m for m, _ in total.topics.values()), total.get_messages
+    def _entry(self, total: _Counts) -> _Sample:
+        put = sum(m for m, _ in total.topics.values())
+        gets = total.get_messages, total.get_found, total.get_missed
+        return _Sample(self._clock(), put, *gets)
 
-    def snapshot(self, *, dispatch_behind: int = 0, flush_behind: int = 0) -> StoreStats:
+    def snapshot(
+        self, *, dispatch_behind: int = 0, flush_behind: int = 0, state: StoreState | None = None
+    ) -> StoreStats:
         """Where the counts stand."""
         total = self._total()
         now = self._entry(total)
         samples = list(self._samples)
         return StoreStats(
-            seconds=now[0] - self._began,
-            put_messages=now[1],
+            seconds=now.time - self._began,
+            put_messages=now.put,
             put_bytes=sum(size for _, size in total.topics.values()),
             put_failed=total.failed,
             put_times={
@@ -269,20 +323,27 @@ class StatsRecorder:
             },
             put_longest_ms=total.longest * _MS,
             lock_longest_ms=total.lock_longest_ms,
-            put_rates=Rates(*(_rate(samples, now, 1, window) for window in WINDOWS)),
+            put_rates=_rates(samples, now, 1),
             topics={name: TopicStats(*found) for name, found in sorted(total.topics.items())},
             get_found=total.get_found,
             get_missed=total.get_missed,
             get_messages=total.get_messages,
-            get_rates=Rates(*(_rate(samples, now, 2, window) for window in WINDOWS)),
+            get_rates=_rates(samples, now, 2),
+            get_found_rates=_rates(samples, now, 3),
+            get_missed_rates=_rates(samples, now, 4),
+            get_longest_ms=total.get_longest * _MS,
             dispatch_behind=dispatch_behind,
             flush_behind=flush_behind,
+            sizes=(max(0, now.put - sum(total.sizes[1:])), *total.sizes[1:]),
+            state=StoreState() if state is None else state,
         )
 
 
-def _rate(
-    samples: list[tuple[float, int, int]], now: tuple[float, int, int], which: int, window: int
-) -> float:
+def _rates(samples: list[_Sample], now: _Sample, which: int) -> Rates:
+    return Rates(*(_rate(samples, now, which, window) for window in WINDOWS))
+
+
+def _rate(samples: list[_Sample], now: _Sample, which: int, window: int) -> float:
     """Per second since the last sample that is at least as old as the window, or the first."""
     since = samples[0]
     for sample in samples:

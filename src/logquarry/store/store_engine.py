@@ -70,6 +70,7 @@ from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.recovery.apply import apply_safe
 from logquarry.store.recovery.entries import check_entries
 from logquarry.store.recovery.safe import plan_safe
+from logquarry.store.retention.live import LiveRetention, RetentionService
 from logquarry.store.stats import StatsRecorder
 from logquarry.store.store_found import (
     NeedsRecovery,
@@ -99,6 +100,7 @@ class StoreEngine:
 
     Attributes:
         config: the settings, with all sizes.
+        disk: what it is on.
         health: whether the store may be written and read.
         flags: what keeps it from taking messages.
         log: the log's files.
@@ -109,6 +111,7 @@ class StoreEngine:
         wait: settles puts.
         listeners: told of what was dispatched.
         loads: appends staged segments.
+        retention: deletes what expires.
         recorder: counts.
         keeps_tails: whether bytes of an earlier log stand behind the log's end.
 
@@ -124,7 +127,7 @@ class StoreEngine:
         self.flags = RunningFlags()
         self.listeners = ArrivalListeners()
         self.recorder = StatsRecorder()
-        self._disk = disk
+        self.disk = self._disk = disk
         self._clock = clock
         self._closing = threading.Lock()
         self._adopting = threading.Lock()
@@ -155,7 +158,8 @@ class StoreEngine:
         except BaseException:
             self._give_up()
             raise
-        self.loads = Loads(disk, root, self.log, self.writer, self.flush)
+        parts = (self.log, self.writer, self.flush, self.recorder.loaded)
+        self.loads = Loads(disk, root, *parts)
         if pending is not None:
             try:
                 self.loads.finish(pending)
@@ -272,6 +276,18 @@ class StoreEngine:
             settle=self._settle if self._waits else self._settle_now,
         )
         self.log.on_flushed = self._flushed
+        self.retention = LiveRetention(
+            *(disk, root, lambda: StoreLayout.open(root, config)),
+            log=self.log,
+            queues=self.queues,
+            index=self.index,
+            dispatched=lambda: self.dispatcher.offset,
+            clock=self._clock,
+        )
+        if config.clean_expired_files:
+            self._services.append(
+                RetentionService(self.retention, config, root, self.health, clock=self._clock)
+            )
 
     def _mark_durable(self, log_end: int) -> None:
         """Say from here on how far the log is on the disk; what was found there is."""
@@ -518,6 +534,7 @@ class StoreEngine:
         """Bring everything to the disk, and take ``abort`` away; whether that was done."""
         # Nobody is to wait for a slave that will not hear of it.
         self.replicas.end()
+        self.retention.end()
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]
         failure = self._dispatching.failure
         if failure is not None:

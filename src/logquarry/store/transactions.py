@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 from logquarry.files.layout import CONFIG, StoreLayout
 from logquarry.format import broker_config, frame, java, sys_flag
@@ -24,14 +23,9 @@ from logquarry.store.message_store import MessageStore
 from logquarry.store.queue.consume_queue import Queue
 from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.selection import Selection, plan_read, read_in_order
+from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_halves
 
 logger = logging.getLogger(__name__)
-
-HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-GROUP: Final = "CID_RMQ_SYS_TRANS"
-_OP_TAG: Final = "d"
-_OP_SEPARATOR: Final = b","
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +106,7 @@ def _ended(store: MessageStore, log: CommitLog, queue_id: int) -> set[int]:
     queue = store.queue(OP_TOPIC, queue_id)
     ended: set[int] = set()
     for _, op in _frames(log, queue) if queue is not None else ():
-        if op is None or props.decode_bytes(op.properties).get(props.TAGS) != _OP_TAG:
-            continue
-        # 5.x names several in one op.
-        ended.update(java.digits(word.decode("latin-1")) for word in op.body.split(_OP_SEPARATOR))
-    ended.discard(java.NO_NUMBER)
+        ended.update(ended_halves(op) if op is not None else ())
     return ended
 
 

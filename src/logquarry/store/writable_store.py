@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +16,7 @@ from logquarry.files.filesystem import without_file_scheme
 from logquarry.files.layout import StoreLayout
 from logquarry.format import tags
 from logquarry.message import Message
+from logquarry.store.consuming import consumers_of_a_writer
 from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.lifetime import close_at_exit, was_closed
 from logquarry.store.disk.open_files import OpenFiles
@@ -28,17 +30,26 @@ from logquarry.store.message_store import Clock, MessageStore
 from logquarry.store.put.put_many import ManyWriter, PutManyResult
 from logquarry.store.put.put_result import PutResult
 from logquarry.store.queue.consume_queue import ConsumeQueue, Queue
+from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.get_message import GetResult
 from logquarry.store.read.index_file import Index
 from logquarry.store.read.live_read import LiveLog
 from logquarry.store.read.log_bound import last_store_timestamp
+from logquarry.store.retention.plan import RetentionPlan
+from logquarry.store.retention.rules import RetentionRules
+from logquarry.store.services import Services
 from logquarry.store.stats import StoreStats
 from logquarry.store.store_engine import StoreEngine
+from logquarry.store.store_state import StoreState, look_at
+from logquarry.store.transaction.checks import CheckReport, Listener
+from logquarry.store.transaction.transaction import Transaction
+from logquarry.store.write_api import DEFAULT_PRODUCER_GROUP
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from logquarry.scan.walk import LogReader
+    from logquarry.store.consumer.consumers import Consumers
 
 _NS_PER_MS = 1_000_000
 _monotonic = time.monotonic
@@ -71,6 +82,8 @@ class WritableStore(MessageStore):
         self._count_put = engine.recorder.put
         self._live_queues = engine.queues.live
         self._quick_get = self._quick.get
+        engine.retention.removed = self._forget_removed
+        self._services = Services(_Served(self, engine))
 
     @classmethod
     def start(
@@ -102,6 +115,13 @@ class WritableStore(MessageStore):
         layout = StoreLayout.open(root, engine.config)
         store = cls(engine, layout, broker=root.name if broker is None else broker)
         close_at_exit(store)
+        # A slave gets from its master what that delivers.
+        if engine.config.deliver_delayed and engine.config.broker_role != "SLAVE":
+            try:
+                store.start_delivery()
+            except BaseException:
+                store.close()
+                raise
         return store
 
     # ------------------------------------------------------------------------------------ write
@@ -121,21 +141,29 @@ class WritableStore(MessageStore):
 
     def put_async(self, message: Message) -> Future[PutResult]:
         """See :meth:`WriteApi.put_async`."""
+        try:
+            return self._append(message)[1]
+        except LogquarryError as error:
+            return failed_future(error)
+
+    def _append(self, message: Message) -> tuple[PutResult, Future[PutResult]]:
+        """Where a message stands, and the future of the same once flush and replica are settled."""
         began = _monotonic()
         try:
             if self._writer.bar is not None:
                 self._writer.check_status()
                 self._engine.adopt()
             result, waits = self._writer.append_message(message)
-        except LogquarryError as error:
+        except LogquarryError:
             self._recorder.put_failed()
-            return failed_future(error)
+            raise
         count, topic = self._count_put, message.topic
 
         def settled(result: PutResult) -> None:
             count(topic, result, _monotonic() - began)
 
-        return self._engine.settle_later(result, waits, settled, self._recorder.put_failed)
+        failed = self._recorder.put_failed
+        return result, self._engine.settle_later(result, waits, settled, failed)
 
     def put_batch(
         self,
@@ -242,14 +270,69 @@ class WritableStore(MessageStore):
         """See :meth:`WriteApi.remove_arrival_listener`."""
         self._engine.listeners.remove(listener)
 
+    # ------------------------------------------------------------------------------- services
+    def start_delivery(self) -> None:
+        """See :meth:`WriteApi.start_delivery`."""
+        self._require_open()
+        self._services.start_delivery()
+
+    def deliver_due(self) -> int:
+        """See :meth:`WriteApi.deliver_due`."""
+        self._require_open()
+        return self._services.deliver_due()
+
+    def transaction(self, message: Message, group: str = DEFAULT_PRODUCER_GROUP) -> Transaction:
+        """See :meth:`WriteApi.transaction`."""
+        self._require_open()
+        return self._services.transaction(message, group)
+
+    def check_transactions(self, listener: Listener) -> CheckReport:
+        """See :meth:`WriteApi.check_transactions`."""
+        self._require_open()
+        return self._services.check_transactions(listener)
+
+    def start_transaction_checks(self, listener: Listener) -> None:
+        """See :meth:`WriteApi.start_transaction_checks`."""
+        self._require_open()
+        self._services.start_transaction_checks(listener)
+
     def stats(self) -> StoreStats:
         """See :meth:`WriteApi.stats`."""
         log = self._engine.log
         end = log.wrote_offset
-        return self._recorder.snapshot(
-            dispatch_behind=max(0, end - self._engine.dispatcher.offset),
-            flush_behind=max(0, end - log.flushed_offset),
-        )
+        dispatch = max(0, end - self._engine.dispatcher.offset)
+        flush = max(0, end - log.flushed_offset)
+        state: StoreState | None = None
+        # Of a store that was closed only what it did is known.
+        with contextlib.suppress(StoreUnavailable):
+            state = look_at(
+                self,
+                self._retained,
+                now_ms,
+                queues=self._queues_as_they_are(),
+                behind=(dispatch, flush),
+            )
+        return self._recorder.snapshot(dispatch_behind=dispatch, flush_behind=flush, state=state)
+
+    def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
+        """Say what would go by some rules; with ``apply`` delete it. See docs/retention.md.
+
+        Only what is on the disk and in the queues can go. Whoever reads it may go on.
+
+        Args:
+            rules: what may go.
+            apply: whether to delete it.
+
+        Raises:
+            StoreUnavailable: if the store is closed, or with ``apply`` takes no writes.
+        """
+        self._require_open()
+        return self._engine.retention.run(rules) if apply else self._engine.retention.plan(rules)
+
+    def _forget_removed(self) -> None:
+        # The bytes at hand may be of a file that is gone, whose room nobody gets before.
+        self._quick.forget()
+        self._live_log.close()
 
     # ------------------------------------------------------------------------------ life and state
     def close(self) -> None:
@@ -261,10 +344,15 @@ class WritableStore(MessageStore):
         Raises:
             UsageError: if a listener of the store or a callback of a put calls it.
         """
+        if not self._health.is_forked:
+            if self._services.is_current:
+                raise UsageError("a listener cannot close the store that calls it")
+            self._close_consumers()
+            self._services.close()
         self._engine.close()
         was_closed(self)
         self._is_open = False
-        self._quick.forget()
+        self._forget_at_hand()
         self._live_log.close()
         self._files.close()
 
@@ -310,6 +398,19 @@ class WritableStore(MessageStore):
             # go on, of what is there.
             return self._queue_as_it_is(topic, queue_id)
 
+    def _queues_as_they_are(self) -> list[Queue]:
+        """All queues, of which none is opened to be written for it: there may be thousands."""
+        table, layout = self._engine.queues, self._layout_now()
+        files = OpenFiles(layout)
+        found: list[Queue | None] = []
+        for key in self.queues():
+            if key in table.writers or self._engine.keeps_tails:
+                found.append(self.queue(*key))
+            else:
+                start = self._log.min_offset
+                found.append(ConsumeQueue(layout, *key, log_min_offset=start, files=files))
+        return [queue for queue in found if queue is not None]
+
     def _queue_as_it_is(self, topic: str, queue_id: int) -> Queue | None:
         layout = self._layout_now()
         if (topic, queue_id) not in layout.queue_names:
@@ -331,16 +432,28 @@ class WritableStore(MessageStore):
         tag: str | None = None,
     ) -> GetResult:
         """See :meth:`MessageStore.get`."""
+        began = _monotonic()
         queue = self._live_queues.get((topic, queue_id))
         if queue is not None and not self._health.is_gone:
             wanted = None if tag is None else tags.parse(tag)
             result = self._quick_get(queue, offset, max_count, wanted)
             if result is not None:
-                self._recorder.got(len(result.messages))
+                self._recorder.got(len(result.messages), _monotonic() - began)
                 return result
         result = super().get(topic, queue_id, offset, max_count, tag)
-        self._recorder.got(len(result.messages))
+        self._recorder.got(len(result.messages), _monotonic() - began)
         return result
+
+    def _make_consumers(self) -> Consumers:
+        return consumers_of_a_writer(
+            self._queue_access,
+            self._engine.listeners,
+            self._services.consumer_offsets,
+            self._engine.root,
+            self.put,
+            health=self._health,
+            interval_ms=self.config.flush_consumer_offset_interval,
+        )
 
     def _layout_now(self) -> StoreLayout:
         # An own one each time: a layout remembers what it saw, and threads do not share it.
@@ -358,3 +471,39 @@ class WritableStore(MessageStore):
         from logquarry.scan.walk import LogReader
 
         return LogReader(self._layout_now(), bound=self.bound, live=True)
+
+
+class _Served:
+    """What the services use of a store."""
+
+    def __init__(self, store: WritableStore, engine: StoreEngine) -> None:
+        self.config = engine.config
+        self.disk = engine.disk
+        self.folder = engine.root
+        self.broker = store.broker
+        self.commit_log: CommitLog = store._live_log
+        self.clock = engine.writer.clock
+        self.append = store._append
+        self.queue = store.queue
+        self.queues = store.queues
+        self.log_reader = store._log_reader
+        self._store = store
+        self._engine = engine
+        self._log = engine.log
+
+    @property
+    def log_end(self) -> int:
+        return self._log.wrote_offset
+
+    def wait_dispatched(self) -> object:
+        # What ends within a frame of another store's log would never be.
+        self._engine.adopt()
+        return self._engine.wait_dispatched(None, None)
+
+    def append_many(self, messages: Sequence[Message]) -> PutManyResult:
+        many = self._store._many
+        return self._store._put_many(lambda: many.put_many(messages, wait=False))
+
+    def sync_log(self) -> None:
+        self._log.commit(0)
+        self._log.flush(0)

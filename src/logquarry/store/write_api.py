@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from logquarry.message import Message
 from logquarry.store.dispatch.arrivals import MessageArrival
@@ -15,6 +15,12 @@ from logquarry.store.stats import StoreStats
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from logquarry.store.transaction.checks import CheckReport, Listener
+    from logquarry.store.transaction.transaction import Transaction
+
+DEFAULT_PRODUCER_GROUP: Final = "logquarry"
+"""The producer group of a transaction's message that names none."""
 
 
 class WriteApi:
@@ -146,6 +152,75 @@ class WriteApi:
 
     def log_feed(self) -> LogFeed:
         """The log as bytes, for replication; see :mod:`logquarry.replication`."""
+        self._refuse()
+
+    def start_delivery(self) -> None:
+        """Deliver delayed messages from now on, as a broker does, until the store is closed.
+
+        Without this, or ``StoreConfig(deliver_delayed=True)``, they stay where they are. Nothing
+        happens if it was called before.
+
+        Raises:
+            StoreUnavailable: if it cannot be saved how far delivery has come.
+        """
+        self._refuse()
+
+    def deliver_due(self) -> int:
+        """Deliver the delayed messages whose time has come by the store's clock, now.
+
+        Returns:
+            How many there were. They are in the log; queues follow (:meth:`wait_dispatched`).
+
+        Raises:
+            StoreUnavailable: if one could not be put. The next call goes on with it.
+        """
+        self._refuse()
+
+    def transaction(self, message: Message, group: str = DEFAULT_PRODUCER_GROUP) -> Transaction:
+        """A transaction: a message that is put for good when it is committed.
+
+        ::
+
+            with store.transaction(message) as t:
+                ...                             # nobody can get the message yet
+                t.commit()
+
+        The block's beginning puts a half message. At its end, what was not committed is rolled
+        back, whether something was raised or not. What a crash leaves open is for a check
+        (:meth:`start_transaction_checks`).
+
+        Args:
+            message: what is to be put. It cannot be delayed.
+            group: the producer group that a broker would ask, where the message has no PGROUP.
+
+        Raises:
+            UsageError: at the block's beginning, if the message cannot be one of a transaction.
+            StoreUnavailable: if the half message cannot be put.
+            MessageRejected: likewise.
+        """
+        self._refuse()
+
+    def check_transactions(self, listener: Listener) -> CheckReport:
+        """Look for transactions that nobody has ended, and have a function decide, now.
+
+        Args:
+            listener: gets an :class:`~logquarry.store.transaction.checks.OpenTransaction`, and
+                says ``"commit"``, ``"rollback"`` or ``"unknown"``.
+
+        Returns:
+            What was done.
+
+        Raises:
+            StoreUnavailable: if something could not be put. The next check goes on with it.
+        """
+        self._refuse()
+
+    def start_transaction_checks(self, listener: Listener) -> None:
+        """The same every ``transaction_check_interval`` from now on, until the store is closed.
+
+        Raises:
+            UsageError: if that was asked for before.
+        """
         self._refuse()
 
     def stats(self) -> StoreStats:

@@ -10,12 +10,15 @@ put-many   record batches are made before the clock and used in turn; or message
            a generator, within the clock
 get        32 at a time: body, queue offset, store time and tags of each are read; then the
            frames alone
+consume    one consumer of all topics with a tag filter: body, queue offset, store time and tags
+           of each are read; then the processor's time while the consumer waits for more
 =========  ==================================================================================
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import shutil
 import tempfile
@@ -42,6 +45,10 @@ FIRST_BORN: Final = 1_700_000_000_000
 _WIRES: Final = 256
 _MOST_BATCHES: Final = 64
 _AT_ONCE: Final = 32
+_PASSES: Final = 3
+_TAGS: Final = "TagA || TagB"
+_LONGEST_IDLE: Final = 5.0
+_IDLE_PER_MESSAGE: Final = 1e-5
 _SETTLE_SECONDS: Final = 0.5
 _LEAST_WARMUP: Final = 200_000
 _SYNC_WARMUP: Final = 2_000
@@ -258,7 +265,7 @@ class Bench:
         """Get what is there from each queue, and time it: the best of some passes."""
         best: dict[str, float] = {}
         count = 0
-        for name, decoded in itertools.product(("raw", "decoded"), range(3)):
+        for name, decoded in itertools.product(("raw", "decoded"), range(_PASSES)):
             began = time.perf_counter()
             count = sum(
                 self._get_queue(topic, queue_id, decode=name == "decoded")
@@ -275,6 +282,35 @@ class Bench:
             "bytes_per_s": size / best["decoded"],
             "raw_seconds": best["raw"],
             "raw_messages_per_s": count / best["raw"],
+        }
+
+    def timed_consumer(self) -> dict[str, float]:
+        """Consume what is there in one thread, and time it: the best of some groups."""
+        topics = sorted(topic for topic in self._store.topics if topic.startswith("BenchTopic"))
+        best, cpu, count = math.inf, math.inf, 0
+        for number in range(_PASSES):
+            with self._store.consumer(f"bench{number}", topics, tags=_TAGS, timeout=0) as consumer:
+                began, used = time.perf_counter(), time.thread_time()
+                count = 0
+                for message in consumer:
+                    _ = message.body, message.queue_offset, message.store_timestamp, message.tags
+                    count += 1
+                best = min(best, time.perf_counter() - began)
+                cpu = min(cpu, time.thread_time() - used)
+        with self._store.consumer("bench", topics, tags=_TAGS, start="latest") as consumer:
+            consumer.poll()
+            idle = min(_LONGEST_IDLE, _IDLE_PER_MESSAGE * self._load.n)
+            used = time.process_time()
+            consumer.poll(timeout=idle)
+            used = time.process_time() - used
+        size = self._store.max_offset - self._store.min_offset
+        return {
+            "n": count,
+            "seconds": best,
+            "messages_per_s": count / best,
+            "bytes_per_s": size / best,
+            "cpu_seconds": cpu,
+            "idle_cpu_percent": 100 * used / idle,
         }
 
     def _get_queue(self, topic: str, queue_id: int, *, decode: bool) -> int:
@@ -295,7 +331,7 @@ def bench_store(kind: str, folder: Path, load: Load) -> dict[str, float]:
     """Time one kind on a new store in a folder, which is deleted afterwards.
 
     Args:
-        kind: ``put``, ``put-batch``, ``put-many`` or ``get``.
+        kind: ``put``, ``put-batch``, ``put-many``, ``get`` or ``consume``.
         folder: where the store is made.
         load: what is put.
     """
@@ -308,12 +344,12 @@ def bench_store(kind: str, folder: Path, load: Load) -> dict[str, float]:
     try:
         with MessageStore.open(root / "store", mode="rw", config=config) as store:
             bench = Bench(store, load)
-            if kind != "get":
+            if kind not in ("get", "consume"):
                 return bench.timed(kind)
             put = bench.putter("put-many")
             put(0, max(load.n // load.batch, 1) * load.batch, load.batch)
             store.wait_dispatched()
-            return bench.timed_gets()
+            return bench.timed_gets() if kind == "get" else bench.timed_consumer()
     finally:
         shutil.rmtree(root, ignore_errors=True)
 

@@ -29,6 +29,7 @@ from logquarry.format.got_rows import (
     TAG_AT,
     TAG_CODE,
     TAG_LENGTH,
+    TAG_WIDTH,
 )
 from logquarry.format.kernels.base import (
     AT_SYS_FLAG,
@@ -108,6 +109,28 @@ def _prefetch_frame(unit: int, log: int, start: int, end: int) -> None:
 
 
 @kernel
+def _has_code(tags: int, code: int) -> bool:
+    """Whether a tags code is that of any of the tags that are wanted."""
+    for number in range(np.int64(load_raw64(tags))):
+        tag = tags + 8 * (1 + number * TAG_WIDTH)
+        if np.int64(load_raw64(tag + 8 * TAG_CODE)) == code:
+            return True
+    return False
+
+
+@kernel
+def _is_wanted(tags: int, text: int, length: int) -> bool:
+    """Whether a text is any of the tags that are wanted."""
+    for number in range(np.int64(load_raw64(tags))):
+        tag = tags + 8 * (1 + number * TAG_WIDTH)
+        if np.int64(load_raw64(tag + 8 * TAG_LENGTH)) == length and same_bytes(
+            text, np.int64(load_raw64(tag + 8 * TAG_AT)), length
+        ):
+            return True
+    return False
+
+
+@kernel
 def _least(a: int, b: int) -> int:
     return a if a < b else b
 
@@ -120,7 +143,7 @@ def get_frames(
     count: int,
     max_count: int,
     memory_start: int,
-    tag: int,
+    wanted: int,
     state: int,
     scratch: int,
     room: int,
@@ -128,7 +151,7 @@ def get_frames(
     """Fill ``scratch`` with a table of rows (:mod:`logquarry.format.got_rows`) and the frames.
 
     Args: the address of ``count`` > 0 units; how many messages are wanted; offsets below
-    ``memory_start`` count as on disk; the addresses of the tag that is wanted (0: any) and of the
+    ``memory_start`` count as on disk; the addresses of the tags that are wanted (0: any) and of the
     state; ``room`` bytes of scratch.
     Returns NOT_SOUND or NOT_AT_HAND; else three numbers in one, see COUNT_SHIFT.
     """
@@ -140,11 +163,6 @@ def get_frames(
     in_memory_size = np.int64(load_raw64(state + 8 * STATE_MEMORY_SIZE))
     on_disk = _least(np.int64(load_raw64(state + 8 * STATE_DISK_COUNT)), max_count)
     on_disk_size = np.int64(load_raw64(state + 8 * STATE_DISK_SIZE))
-    code = tag_at = tag_length = 0
-    if tag != 0:
-        code = np.int64(load_raw64(tag + 8 * TAG_CODE))
-        tag_at = np.int64(load_raw64(tag + 8 * TAG_AT))
-        tag_length = np.int64(load_raw64(tag + 8 * TAG_LENGTH))
     row = np.empty(ROW_WIDTH, np.int64)
     frames_at = _least(count, max(1, in_memory, on_disk)) * ROW_SIZE
     used = frames_at
@@ -169,9 +187,9 @@ def get_frames(
         if done + _UNITS_AHEAD < count:
             _prefetch_frame(unit + _UNITS_AHEAD * _UNIT, log, start, end)
         done += 1
-        if tag != 0:
+        if wanted != 0:
             tags_code = load_i64(unit + _AT_TAGS_CODE)
-            if tags_code >= _INT_MIN and np.int64(np.int32(tags_code)) != code:
+            if tags_code >= _INT_MIN and not _has_code(wanted, np.int64(np.int32(tags_code))):
                 continue
         if unit_size <= 0 or place < 0:
             return NOT_SOUND
@@ -188,10 +206,10 @@ def get_frames(
         tags = length = 0
         if is_text:
             tags, length = _tags_span(props, props_length)
-        if tag != 0:
+        if wanted != 0:
             if not is_text:
                 return NOT_SOUND
-            if tags == 0 or length != tag_length or not same_bytes(tags, tag_at, length):
+            if tags == 0 or not _is_wanted(wanted, tags, length):
                 continue
         out = scratch + taken * ROW_SIZE
         body_at = used + row[BODY_AT]

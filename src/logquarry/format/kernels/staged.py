@@ -47,12 +47,14 @@ def place_staged(
     base: int,
     now: int,
     next_offsets: Array,
+    placed: Array,
 ) -> tuple[int, int, int, int]:
     """Copy staged frames into a file of the log, and fill in what its lock tells.
 
     Args: ``source`` address of a segment, from whose byte ``start`` to ``stop`` frames stand;
     ``most`` bytes are copied, or one frame; ``address``, ``position``, ``end``, ``base`` and
-    ``now`` as for ``encode_frames``; ``next_offsets`` of each queue, which move on.
+    ``now`` as for ``encode_frames``; ``next_offsets`` of each queue, which move on, as do
+    messages (row 0) and bytes (row 1) of each in ``placed``.
     Returns (the byte of the segment behind the last frame, position behind it in the file, how
     many frames that are, why no more).
     """
@@ -84,6 +86,8 @@ def place_staged(
         if flags & BORN_V6:
             time_at += HOST_EXTRA
         store_i64(to + time_at, now)
+        placed[0, queue] += 1
+        placed[1, queue] += size
         start += size
         position += size
         count += 1

@@ -179,6 +179,86 @@ class Iceberg:
                     added.append_data_file(_data_file(table, self.folder, file))
             change.commit_transaction()
 
+    def data_files(self) -> list[TableDataFile]:
+        """The files of the table as it stands now: those that a compaction may merge.
+
+        Not those with deletes, nor of an older way to part the table, nor from elsewhere.
+        """
+        with self._catalog() as catalog:
+            table = self._load(catalog)
+            return [] if table is None else list(self._data_files(table))
+
+    def _data_files(self, table: IcebergTable) -> Iterator[TableDataFile]:
+        spec, base = table.spec(), f"{_uri(self.folder)}/"
+        for task in table.scan().plan_files():
+            file = task.file
+            is_ours = file.file_path.startswith(base) and file.spec_id == spec.spec_id
+            if is_ours and not task.delete_files:
+                values = {field.name: file.partition[at] for at, field in enumerate(spec.fields)}
+                yield TableDataFile(
+                    path=file.file_path.removeprefix(base),
+                    rows=file.record_count,
+                    bytes=file.file_size_in_bytes,
+                    values=values,
+                    file=file,
+                )
+
+    def replace(self, old: Iterable[TableDataFile], new: Sequence[TableFile]) -> None:
+        """Put files in the place of others that have the same rows, in one commit.
+
+        Raises:
+            StoreUnavailable: if the others are not all there any more.
+        """
+        from pyiceberg.exceptions import CommitFailedException
+
+        removed = {file.path: file for file in old}
+        with self._catalog() as catalog:
+            for left in reversed(range(_TRIES)):
+                table = self._load(catalog)
+                there = set() if table is None else {f.path for f in self._data_files(table)}
+                if table is None or not there.issuperset(removed):
+                    raise StoreUnavailable(f"{self.name}: others have changed it meanwhile")
+                try:
+                    self._replace(table, removed.values(), new)
+                    return
+                except CommitFailedException as error:
+                    if not left:
+                        raise StoreUnavailable(
+                            f"{self.name}: others change the table all the time: {error}"
+                        ) from error
+
+    def _replace(
+        self, table: IcebergTable, old: Iterable[TableDataFile], new: Sequence[TableFile]
+    ) -> None:
+        text = json.dumps(dict(_marks(table)), sort_keys=True)
+        with _one_try(table):
+            change = table.transaction()
+            with change.update_snapshot({MARKS: text}).overwrite() as swap:
+                for file in old:
+                    swap.delete_data_file(file.file)
+                for added in new:
+                    swap.append_data_file(_data_file(table, self.folder, added))
+            change.commit_transaction()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableDataFile:
+    """A file of the table.
+
+    Attributes:
+        path: below the table's folder.
+        rows: how many.
+        bytes: of the file.
+        values: what its rows have in common, by the names of the table's partition.
+        file: what `pyiceberg` knows of it.
+    """
+
+    path: str
+    rows: int
+    bytes: int
+    values: Mapping[str, Any]
+    file: DataFile
+
 
 @dataclass(frozen=True)
 class _State:

@@ -262,11 +262,11 @@ def _as_table_file(
         rows=file.rows,
         bytes=file.bytes,
         values=dict(zip(partition_by, file.values, strict=True)),
-        bounds=_bounds(folder, file.path),
+        bounds=column_bounds(folder, file.path),
     )
 
 
-def _bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]:
+def column_bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]:
     """Least and largest value of the columns that the file's metadata tells them of."""
     with folder.open(path) as source:
         metadata = pq.read_metadata(source)

@@ -50,7 +50,7 @@ class NameGuard:
         with self._change:
             with contextlib.suppress(OSError):
                 self._drop(path)
-            link = _link_of(path)
+            link = link_of(path)
             try:
                 if link.parent not in self._folders:
                     self._disk.make_folders(link.parent)
@@ -72,7 +72,7 @@ class NameGuard:
                 the file would too.
         """
         with self._change:
-            link = _link_of(path)
+            link = link_of(path)
             try:
                 is_gone = self._drop(path)
             except OSError as error:
@@ -89,7 +89,7 @@ class NameGuard:
         with self._change:
             lost = [path for path in self._paths if not path.exists()]
             for path in lost:
-                link = _link_of(path)
+                link = link_of(path)
                 if link.exists():
                     # With the file its folder may have gone.
                     self._disk.make_folders(path.parent)
@@ -106,7 +106,7 @@ class NameGuard:
         """Take a second name away; whether there was one. Raises OSError if it stays."""
         self._paths = tuple(other for other in self._paths if other != path)
         try:
-            self._disk.unlink(_link_of(path))
+            self._disk.unlink(link_of(path))
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
@@ -134,7 +134,7 @@ class NameGuard:
         """
         back = []
         for folder in folders:
-            second = _link_of(folder / "any").parent
+            second = link_of(folder / "any").parent
             names = self._disk.names_in(second)
             self._paths = tuple(folder / name for name in names)
             back += self.check()
@@ -143,6 +143,7 @@ class NameGuard:
         return back
 
 
-def _link_of(path: Path) -> Path:
+def link_of(path: Path) -> Path:
+    """Where the second name of a file is, if it has one."""
     folder = path.parent
     return folder.parent / SIDECAR / _NAMES / folder.name / path.name

@@ -65,6 +65,18 @@ class IndexKeeper:
             self._guarded = last
             self._guard.guard(last.file.path)
 
+    @property
+    def held(self) -> frozenset[str]:
+        """Names of the files that are written to, or not known to be on the disk yet.
+
+        One that is not among them never is again.
+        """
+        last = self.writer.last
+        held = list(self._filled)
+        if last is not None:
+            held.append(last)
+        return frozenset(one.file.path.name for one in held)
+
     def check(self) -> None:
         """Give files that somebody deleted their names back."""
         self._guard.check()

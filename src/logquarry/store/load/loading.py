@@ -80,6 +80,7 @@ class Loads:
         log: its log's files.
         writer: appends to them.
         flush: brings log, queues and index to the disk.
+        counted: told of each topic, how many of its messages were appended, and their bytes.
     """
 
     def __init__(
@@ -89,12 +90,13 @@ class Loads:
         log: MappedFileQueue,
         writer: CommitLogWriter,
         flush: Callable[[], int],
+        counted: Callable[[str, int, int], None] = lambda topic, messages, size: None,
     ) -> None:
         self._disk = disk
         self._root = root
         self._log = log
         self._writer = writer
-        self._staged = StagedWriter(writer)
+        self._staged = StagedWriter(writer, counted)
         self._flush = flush
         self.ledger = Ledger(disk, root)
 

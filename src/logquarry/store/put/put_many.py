@@ -107,10 +107,16 @@ class ManyWriter:
     def __init__(self, writer: CommitLogWriter) -> None:
         self._writer = writer
 
-    def put_many(self, messages: Iterable[Message] | pa.RecordBatch | pa.Table) -> PutManyResult:
+    def put_many(
+        self, messages: Iterable[Message] | pa.RecordBatch | pa.Table, *, wait: bool = True
+    ) -> PutManyResult:
         """Put messages, or the rows of Arrow columns (:mod:`logquarry.store.put.outgoing_arrow`).
 
         All of them are held in memory until the first is appended.
+
+        Args:
+            messages: the messages.
+            wait: whether to wait for flush and replica, if any of them does.
 
         Raises:
             StoreUnavailable: if the store takes no messages, now or before the last one:
@@ -119,7 +125,7 @@ class ManyWriter:
                 is appended.
             UsageError: if one of them makes no sense, likewise.
         """
-        return self._put(lambda: list(self._parts(messages)))
+        return self._put(lambda: list(self._parts(messages)), wait=wait)
 
     def put_stored(self, batch: pa.RecordBatch, least_time: int | None = None) -> PutManyResult:
         """Put messages that a store has had, as they were: an import, or what was salvaged.
@@ -150,7 +156,11 @@ class ManyWriter:
         list(self._stored_parts(batch, keeps_times=False))
 
     def _put(
-        self, parts_of: Callable[[], list[Outgoing]], least_time: int | None = None
+        self,
+        parts_of: Callable[[], list[Outgoing]],
+        least_time: int | None = None,
+        *,
+        wait: bool = True,
     ) -> PutManyResult:
         began = time.monotonic()
         writer = self._writer
@@ -161,7 +171,8 @@ class ManyWriter:
         try:
             put.append()
             if put.last is not None:
-                status = writer.settle(put.last, any(part.waits for part in parts)).status
+                waits = wait and any(part.waits for part in parts)
+                status = writer.settle(put.last, waits).status
         except (StoreUnavailable, MessageRejected) as error:
             error.appended = put.result(PutStatus.PUT_OK) if put.done else None
             raise

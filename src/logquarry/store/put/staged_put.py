@@ -8,7 +8,7 @@ first frames of it in the log.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,10 +51,16 @@ class StagedWriter:
 
     Args:
         writer: of the log.
+        counted: told of each topic, how many of its messages were appended, and their bytes.
     """
 
-    def __init__(self, writer: CommitLogWriter) -> None:
+    def __init__(
+        self,
+        writer: CommitLogWriter,
+        counted: Callable[[str, int, int], None] = lambda topic, messages, size: None,
+    ) -> None:
         self._writer = writer
+        self._counted = counted
 
     def append(self, frames: StagedFrames, start: int = 0) -> int:
         """Append all frames from a byte of them on.
@@ -67,22 +73,33 @@ class StagedWriter:
             CorruptFile: if what stands there is no frame, or no file of the log could hold it.
         """
         began = time.monotonic()
+        placed = np.zeros((2, len(frames.queues)), np.int64)
+        try:
+            return self._append_all(frames, start, placed, began)
+        finally:
+            for key, messages, size in zip(frames.queues, *placed.tolist(), strict=True):
+                if messages:
+                    self._counted(key[0], messages, size)
+
+    def _append_all(self, frames: StagedFrames, start: int, placed: Int64, began: float) -> int:
         count = 0
         while start < len(frames.data):
             self._writer.check_status()
             with self._writer.holding() as (now, _):
-                done, start = self._append_chunk(frames, start, now)
+                done, start = self._append_chunk(frames, start, now, placed)
             count += done
             # The dispatcher and the disk follow while this goes on.
             self._writer.settle(_result(self._writer, now, began), False)
         return count
 
-    def _append_chunk(self, frames: StagedFrames, start: int, now: int) -> tuple[int, int]:
+    def _append_chunk(
+        self, frames: StagedFrames, start: int, now: int, placed: Int64
+    ) -> tuple[int, int]:
         file = self._writer.file()
         known = self._writer.queue_offsets
         next_offsets = np.array([known.setdefault(key, 0) for key in frames.queues], np.int64)
         place = _place_quickly if codec.kernels_enabled() else _place
-        stop, position, count, why = place(frames, start, file, now, next_offsets)
+        stop, position, count, why = place(frames, start, file, now, next_offsets, placed)
         if stop > start:
             before = file.wrote
             told = dict(zip(frames.queues, next_offsets.tolist(), strict=True))
@@ -131,7 +148,12 @@ def _size_at(frames: StagedFrames, start: int) -> int:
 
 
 def _place_quickly(
-    frames: StagedFrames, start: int, file: MappedFile, now: int, next_offsets: Int64
+    frames: StagedFrames,
+    start: int,
+    file: MappedFile,
+    now: int,
+    next_offsets: Int64,
+    placed: Int64,
 ) -> tuple[int, int, int, int]:
     kernels = codec.kernels()
     assert kernels is not None
@@ -139,13 +161,19 @@ def _place_quickly(
     source, target = np.frombuffer(frames.data, np.uint8), np.frombuffer(file.buffer, np.uint8)
     stop, position, count, why = kernels.place_staged(
         *(source.ctypes.data, start, len(source), CHUNK_BYTES),
-        *(target.ctypes.data, file.wrote, file.size, file.base, now, next_offsets),
+        *(target.ctypes.data, file.wrote, file.size, file.base, now),
+        *(next_offsets, placed),
     )
     return int(stop), int(position), int(count), int(why)
 
 
 def _place(
-    frames: StagedFrames, start: int, file: MappedFile, now: int, next_offsets: Int64
+    frames: StagedFrames,
+    start: int,
+    file: MappedFile,
+    now: int,
+    next_offsets: Int64,
+    placed: Int64,
 ) -> tuple[int, int, int, int]:
     """The reference."""
     position = first = file.wrote
@@ -167,6 +195,7 @@ def _place(
         target = file.buffer[position : position + size]
         target[:] = data[start : start + size]
         staged.place(target, queue_offset, file.base + position, now)
+        placed[:, number] += (1, size)
         start, position, count = start + size, position + size, count + 1
     return start, position, count, staged.PLACED
 

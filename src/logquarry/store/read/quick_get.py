@@ -1,8 +1,8 @@
 """The fast twin of :func:`logquarry.store.read.get_message.get_message`: one kernel call a ``get``.
 
 The kernel is given the queue's units and the log's bytes as they lie in their maps. It gives up
-where anything is not as it mostly is (damage, messages that are gone, several tags, a file's
-end within the answer), and then the reference gives the answer.
+where anything is not as it mostly is (damage, messages that are gone, a file's end within the
+answer), and then the reference gives the answer.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from logquarry.store.read.get_message import (
 from logquarry.store.read.got_messages import GotMessages
 
 _FOUND: Final = GetMessageStatus.FOUND
+_NO_MATCH: Final = GetMessageStatus.NO_MATCHED_MESSAGE
 _ROOM: Final = 1 << 20
 """Bytes of table and frames in one answer; a larger one is made by the reference."""
 _MOST_AT_ONCE: Final = 1 << 12
@@ -89,15 +90,17 @@ class _Scratch:
         self.view = data.data
 
 
-class _Tag:
-    """A tag that is wanted, as the kernel is told of it."""
+class _Tags:
+    """The tags that are wanted, as the kernel is told of them."""
 
     __slots__ = ("address", "data", "state")
 
-    def __init__(self, tag: str) -> None:
-        self.data = np.frombuffer(tag.encode("utf-8"), np.uint8)
-        code = java.hash_code(tag)
-        self.state = np.array((code, int(self.data.ctypes.data), len(self.data)), np.int64)
+    def __init__(self, tags: frozenset[str]) -> None:
+        self.data = [np.frombuffer(tag.encode("utf-8"), np.uint8) for tag in tags]
+        numbers = [len(tags)]
+        for tag, data in zip(tags, self.data, strict=True):
+            numbers += java.hash_code(tag), int(data.ctypes.data), len(data)
+        self.state = np.array(numbers, np.int64)
         self.address = int(self.state.ctypes.data)
 
 
@@ -109,20 +112,23 @@ class QuickGet:
         limits: how much one answer gives.
         broker: what messages carry as such.
         delay_levels_ms: for their tags codes.
+
+    Attributes:
+        limits: as given.
     """
 
     def __init__(
         self, log: CommitLog, limits: TransferLimits, broker: str, delay_levels_ms: tuple[int, ...]
     ) -> None:
         self._log = log
-        self._limits = limits
+        self.limits = limits
         self._broker = broker
         self._levels = delay_levels_ms
         self._kernel: Any = None
         self._plain_gets = 0
         self._free: list[_Scratch] = []
         self._units: dict[Queue, _Units] = {}
-        self._tags: dict[str, _Tag | None] = {}
+        self._tags: dict[frozenset[str], _Tags | None] = {}
         self._at_hand: LogAtHand | None = None
         # For which files of the log it is known whether all of it counts as in memory.
         self._files: object = None
@@ -147,12 +153,12 @@ class QuickGet:
             return None
         # Plain comparisons, and no min() and max(): each call of those takes as long as a message.
         most = max_count if max_count > LEAST_UNITS else LEAST_UNITS
-        wanted_tag, last = 0, offset + max_count
+        wanted, last = 0, offset + max_count
         if tags is not None:
-            tag = self._tag(tags)
-            if tag is None:
+            told = self._told(tags)
+            if told is None:
                 return None
-            wanted_tag, last = tag.address, offset + most
+            wanted, last = told.address, offset + most
         units = self._units.get(queue)
         if units is None or offset < units.first or units.stop < (last if last < high else high):
             units = self._look_at_units(queue, offset)
@@ -163,23 +169,28 @@ class QuickGet:
         first = units.address + (offset - units.first) * UNIT_SIZE
         files = self._log.files
         if files is not self._files:
-            self._in_memory = memory_start(self._log, self._limits) == java.LONG_MIN
+            self._in_memory = memory_start(self._log, self.limits) == java.LONG_MIN
             self._files = files
-        on_disk = _NONE if self._in_memory else memory_start(self._log, self._limits)
+        on_disk = _NONE if self._in_memory else memory_start(self._log, self.limits)
         at_hand = self._at_hand or self._look_at_log(units, offset)
         # Whoever takes it has it for himself; what is not given back is made anew.
         free = self._free
         scratch = free.pop() if free else _Scratch()
         to = scratch.address
-        found = kernel(first, count, max_count, on_disk, wanted_tag, at_hand.address, to, _ROOM)
+        found = kernel(first, count, max_count, on_disk, wanted, at_hand.address, to, _ROOM)
         if found == NOT_AT_HAND:
             at_hand = self._look_at_log(units, offset)
             state = at_hand.address
-            found = kernel(first, count, max_count, on_disk, wanted_tag, state, to, _ROOM)
+            found = kernel(first, count, max_count, on_disk, wanted, state, to, _ROOM)
         taken = found >> COUNT_SHIFT & _MASK
-        if found < 0 or not taken:
+        if found < 0:
             free.append(scratch)
             return None
+        after = offset + (found >> 2 * COUNT_SHIFT)
+        if not taken:
+            # Only tags pass a message over without a question to the reference.
+            free.append(scratch)
+            return GetResult(_NO_MATCH, (), after, low, high)
         block = scratch.view[: found & _MASK].tobytes()
         free.append(scratch)
         messages = _new_messages(GotMessages)
@@ -188,7 +199,6 @@ class QuickGet:
         messages._broker = self._broker
         messages._levels = self._levels
         messages._made = None
-        after = offset + (found >> 2 * COUNT_SHIFT)
         return _new_result(GetResult, (_FOUND, messages, after, low, high))
 
     def _loaded(self) -> Any:
@@ -200,19 +210,16 @@ class QuickGet:
                 self._kernel = kernels.get_frames
         return self._kernel
 
-    def _tag(self, tags: frozenset[str]) -> _Tag | None:
-        if len(tags) != 1:
-            return None
-        (tag,) = tags
-        if tag not in self._tags:
+    def _told(self, tags: frozenset[str]) -> _Tags | None:
+        if tags not in self._tags:
             if len(self._tags) >= _MOST_TAGS:
                 self._tags = {}
             try:
-                self._tags[tag] = _Tag(tag)
+                self._tags[tags] = _Tags(tags)
             except UnicodeEncodeError:
                 # Half a surrogate pair: what it can match, the reference knows.
-                self._tags[tag] = None
-        return self._tags[tag]
+                self._tags[tags] = None
+        return self._tags[tags]
 
     def _look_at_units(self, queue: Queue, offset: int) -> _Units | None:
         """The units from an offset to the end of its file, or as many as there are."""
@@ -228,5 +235,5 @@ class QuickGet:
     def _look_at_log(self, units: _Units, offset: int) -> LogAtHand:
         """The bytes of the log around the message of a queue offset."""
         place, size, _ = units.units[offset - units.first].item()
-        found = self._at_hand = LogAtHand(*self._log.window_at(place, size), self._limits)
+        found = self._at_hand = LogAtHand(*self._log.window_at(place, size), self.limits)
         return found

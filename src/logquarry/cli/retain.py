@@ -1,0 +1,171 @@
+"""``logquarry retain``: what of a store has expired, and deleting it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from logquarry import text, values
+from logquarry.cli import options
+from logquarry.cli.output import Output
+from logquarry.errors import UsageError
+
+if TYPE_CHECKING:
+    from logquarry.store.retention.plan import ExpiredFile, RetentionPlan
+    from logquarry.store.retention.rules import RetentionRules
+
+_MOST_TOLD = 20
+
+_Value = TypeVar("_Value")
+
+
+@click.command()
+@options.store
+@click.option(
+    "--older-than",
+    metavar="AGE",
+    help="Files whose last message was stored this long ago: 72h, 3d, 30m; a number is hours.",
+)
+@click.option(
+    "--max-disk-ratio",
+    metavar="RATIO",
+    help="Files, as long as the disk is fuller than this: 0.75 or 75%.",
+)
+@click.option(
+    "--keep-bytes",
+    metavar="SIZE",
+    help="Files of which nothing is among the newest bytes of the log: 100g.",
+)
+@click.option(
+    "--max-files",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="No more files of the log than these, the oldest first.",
+)
+@click.option("--apply", is_flag=True, help="Delete them. Without it nothing is touched.")
+@options.as_json
+@options.config
+@options.quiet
+def retain(
+    store: str,
+    older_than: str | None,
+    max_disk_ratio: str | None,
+    keep_bytes: str | None,
+    max_files: int | None,
+    apply: bool,
+    as_json: bool,
+    config: str | None,
+    quiet: bool,
+) -> None:
+    """Say what of a store has expired; with --apply delete it.
+
+    Files of the log go, the oldest first and never the last, where every rule that is given lets
+    them; files of the queues and the index that only speak of them follow. Exit code 4 with --apply
+    if a process has the store open, or it was not closed in order.
+    """
+    out = Output(quiet=quiet)
+    rules = _rules(older_than, max_disk_ratio, keep_bytes, max_files)
+    settings = options.store_config(config)
+    from logquarry.store.retain import retain as retain_store
+
+    with out.progress("deleting") as progress:
+        plan = retain_store(
+            store, rules, apply=apply, config=settings, progress=progress if apply else None
+        )
+    if as_json:
+        out.json(plan.to_json() | {"applied": apply})
+        return
+    _show(out, plan, store, is_applied=apply)
+    if plan.files and not apply and plan.refused is None:
+        given = {
+            "--older-than": older_than,
+            "--max-disk-ratio": max_disk_ratio,
+            "--keep-bytes": keep_bytes,
+            "--max-files": None if max_files is None else str(max_files),
+        }
+        words = [word for pair in given.items() if pair[1] is not None for word in pair]
+        typed = [word for word in words if word is not None]
+        out.line()
+        out.line(f"next: {options.command_line('retain', store, *typed, '--apply', config=config)}")
+
+
+def _rules(
+    older_than: str | None, max_disk_ratio: str | None, keep_bytes: str | None, most: int | None
+) -> RetentionRules:
+    from logquarry.store.retention.rules import RetentionRules, disk_ratio, duration_ms
+
+    given = (older_than, max_disk_ratio, keep_bytes)
+    if given == (None, None, None):
+        raise UsageError("say what may go: --older-than, --max-disk-ratio or --keep-bytes")
+    age = _parsed("--older-than", older_than, duration_ms)
+    ratio = _parsed("--max-disk-ratio", max_disk_ratio, disk_ratio)
+    keep = _parsed("--keep-bytes", keep_bytes, values.byte_count)
+    return RetentionRules(older_than_ms=age, max_disk_ratio=ratio, keep_bytes=keep, most_files=most)
+
+
+def _parsed(option: str, word: str | None, parse: Callable[[str], _Value]) -> _Value | None:
+    try:
+        return None if word is None else parse(word)
+    except UsageError as error:
+        raise UsageError(f"{option} {error}") from None
+
+
+def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> None:
+    count = text.plural(len(plan.files), "file")
+    if not plan.files:
+        verdict, colour = "nothing has expired", "green"
+    elif is_applied:
+        verdict, colour = f"{count} deleted, {text.size_text(plan.bytes)}", "green"
+    else:
+        verdict = f"{count} would go, {text.size_text(plan.bytes)}; nothing was changed"
+        colour = "yellow"
+    out.line(f"{text.printable(store)}: {out.style(verdict, colour)}")
+    did = "begins" if is_applied or not plan.log else "would begin"
+    out.line()
+    out.line(
+        f"the log {did} at {plan.new_min_offset:,} (before: {plan.min_offset:,}) and ends at "
+        f"{plan.max_offset:,}"
+    )
+    first = "the first file that stays" if plan.log else "the first file stays"
+    out.line(f"{first}: {text.printable(plan.stays_because)}")
+    if plan.disk is not None:
+        out.line(f"the disk is {plan.disk.ratio:.1%} full (before)")
+    _section(out, "log", plan.log)
+    _section(out, "queues", tuple(file for _, files in plan.queues for file in files))
+    _section(out, "index", plan.index)
+    if plan.messages:
+        _title(out, "messages that go" if not is_applied else "messages that went")
+        rows = [[text.printable(t), f"{n:,}"] for t, n in sorted(plan.messages.items())]
+        out.table(["topic", "messages"], rows, right="messages")
+    if plan.unread:
+        _title(out, "not read yet")
+        unread = [
+            [
+                *(text.printable(one.group), text.printable(one.topic)),
+                *(str(one.queue_id), f"{one.offset:,}", f"{one.messages:,}"),
+            ]
+            for one in plan.unread
+        ]
+        header = ["group", "topic", "queue", "next", "messages"]
+        out.table(header, unread, right="queue next messages")
+    if plan.refused is not None:
+        out.warn(f"it could not be applied now: {text.printable(plan.refused)}")
+
+
+def _title(out: Output, title: str) -> None:
+    out.line()
+    out.line(out.style(title, "bold"))
+
+
+def _section(out: Output, title: str, files: tuple[ExpiredFile, ...]) -> None:
+    if not files:
+        return
+    _title(out, title)
+    out.lines(
+        f"  {text.printable(file.path)}  {text.size_text(file.size)}: {text.printable(file.reason)}"
+        for file in files[:_MOST_TOLD]
+    )
+    if len(files) > _MOST_TOLD:
+        out.line(f"  and {len(files) - _MOST_TOLD} more; --json has all")

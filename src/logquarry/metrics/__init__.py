@@ -1,0 +1,1 @@
+"""Numbers of a store as Prometheus reads them; needs the extra ``metrics``."""

@@ -1,0 +1,199 @@
+"""The files of an export to plain Parquet made fewer.
+
+Merged are neighbours: files of one folder, broker and kind, in the order of their messages, so that
+rows stay in the order that they had. Until all merged files are written and on the disk the folder
+is as it was; then they take the place of the others, and whoever comes next finishes that
+(:mod:`logquarry.spark.commit`). For that moment a reader may meet rows twice, as with an export:
+``_SUCCESS`` is not there then.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
+from logquarry.signals import held
+from logquarry.spark.commit import (
+    INTENT,
+    MANIFEST,
+    TEMPORARY,
+    WRITTEN_BY,
+    CompactionIntent,
+    finish_compaction,
+    written_path,
+)
+from logquarry.spark.compaction.merging import Merged, MergeTask, RunMerges, Source, groups
+from logquarry.spark.compaction.result import Compaction
+from logquarry.spark.output import OutputFolder
+
+# part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET, part-BROKER.at.OFFSET; of merged files with
+# the offset of the last message, and with a number where there is more than one.
+_NAME: Final = re.compile(
+    r"(?P<kind>part-.+?)\.(?P<first>[0-9]{20})(?:\.to\.[0-9]{20})?(?:\.(?P<number>[0-9]{1,9}))?\.parquet"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of a manifest."""
+
+    entry: Mapping[str, Any]
+    place: str
+    kind: str
+    first: int
+    number: int
+
+    @property
+    def path(self) -> str:
+        return str(self.entry["path"])
+
+    @property
+    def bytes(self) -> int:
+        return int(self.entry["bytes"])
+
+
+def is_export(folder: OutputFolder) -> bool:
+    """Whether an export to Parquet has been here."""
+    names = {name for name, _ in folder.names()}
+    return MANIFEST in names or INTENT in names
+
+
+def compact_folder(folder: OutputFolder, target_size: int, run: RunMerges) -> Compaction:
+    """Merge the small files of an export.
+
+    Args:
+        folder: where they are.
+        target_size: bytes of a file, about.
+        run: runs the merges.
+
+    Raises:
+        StoreNotFound: if no export is there.
+        StoreUnavailable: if somebody is at work there, or an export did not end.
+        UsageError: if what tells of the export is not ours.
+        CorruptFile: if a file is not what the manifest says; the folder is as it was.
+    """
+    if not is_export(folder):
+        raise StoreNotFound(f"{folder.location}: no export is there")
+    lock = folder.lock()
+    try:
+        finish_compaction(folder)
+        return _compact(folder, target_size, run)
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compaction:
+    manifest = _manifest(folder)
+    for name, is_folder in folder.names():
+        if is_folder and name.startswith(TEMPORARY):
+            # Whoever left it is dead: a living one has the lock.
+            folder.remove_folder(name)
+    staging = TEMPORARY + uuid.uuid4().hex[:12]
+    chosen = list(_chosen(_files(folder, manifest), target_size))
+    if not chosen:
+        return Compaction(0, 0, 0, 0)
+    tasks = [_task(folder, staging, group) for group in chosen]
+    for task in tasks:
+        folder.make(os.path.dirname(task.stem))  # noqa: PTH120
+    try:
+        made = [file for files in run(tasks) for file in files]
+        new = _new_manifest(manifest, made, staging)
+    except BaseException:
+        folder.remove_folder(staging)
+        raise
+    before = [file for group in chosen for file in group]
+    intent = CompactionIntent(
+        staging=staging,
+        moves=[(file.path, _final(file.path, staging)) for file in made],
+        removed=[file.path for file in before],
+        manifest=new,
+    )
+    with held():
+        intent.commit(folder)
+    return Compaction(
+        files_before=len(before),
+        files_after=len(made),
+        bytes_before=sum(file.bytes for file in before),
+        bytes_after=sum(file.bytes for file in made),
+    )
+
+
+def _manifest(folder: OutputFolder) -> dict[str, Any]:
+    where = f"{folder.location}/{MANIFEST}"
+    if folder.read_json(INTENT) is not None:
+        raise StoreUnavailable(f"{folder.location}: an export did not end: run it again first")
+    try:
+        document = folder.read_json(MANIFEST)
+    except ValueError as error:
+        raise UsageError(f"{where}: not the manifest of an export: {error}") from error
+    if not isinstance(document, dict) or document.get("written_by") != WRITTEN_BY:
+        raise UsageError(f"{where}: not the manifest of an export of ours")
+    return document
+
+
+def _files(folder: OutputFolder, manifest: Mapping[str, Any]) -> Iterator[_File]:
+    """Those that can be merged with others."""
+    try:
+        for entry in manifest["files"]:
+            path = written_path(folder, MANIFEST, entry["path"])
+            place, _, name = path.rpartition("/")
+            found = _NAME.fullmatch(name)
+            if found is not None and int(entry["rows"]) and int(entry["bytes"]):
+                first, number = int(found["first"]), int(found["number"] or 0)
+                yield _File(entry, place, found["kind"], first, number)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{folder.location}/{MANIFEST}: not the manifest of an export: {error!r}"
+        ) from error
+
+
+def _chosen(files: Iterator[_File], target_size: int) -> Iterator[list[_File]]:
+    """Groups of files that are to be one each."""
+    kinds: dict[tuple[str, str], list[_File]] = {}
+    for file in files:
+        kinds.setdefault((file.place, file.kind), []).append(file)
+    for _, some in sorted(kinds.items()):
+        ordered = sorted(some, key=lambda file: (file.first, file.number))
+        yield from groups(ordered, target_size)
+
+
+def _task(folder: OutputFolder, staging: str, group: Sequence[_File]) -> MergeTask:
+    first, last = group[0], int(group[-1].entry["last_offset"])
+    # A name that no file has: not even one of a merge that the same files began.
+    name = f"{first.kind}.{first.first:020d}.to.{last:020d}"
+    taken = {file.path for file in group}
+    path = f"{first.place}/{name}".lstrip("/")
+    if any(file.startswith(f"{path}.") for file in taken):
+        path += f".{max(file.number for file in group) + 1}"
+    sources = tuple(Source(file.path, file.bytes, int(file.entry["rows"])) for file in group)
+    return MergeTask(folder, sources, f"{staging}/{path}")
+
+
+def _final(path: str, staging: str) -> str:
+    return path.removeprefix(f"{staging}/")
+
+
+def _new_manifest(
+    manifest: Mapping[str, Any], made: Sequence[Merged], staging: str
+) -> dict[str, Any]:
+    """The manifest with the merged files in place of what they were made of."""
+    entries = {entry["path"]: entry for entry in manifest["files"]}
+    for file in made:
+        sources = [entries.pop(path) for path in file.sources]
+        path = _final(file.path, staging)
+        if path in entries:
+            raise AssertionError(f"{path} is there already")
+        entries[path] = {
+            **sources[0],
+            "path": path,
+            "rows": file.rows,
+            "bytes": file.bytes,
+            "last_offset": sources[-1]["last_offset"],
+        }
+    return {**manifest, "files": [entry for _, entry in sorted(entries.items())]}

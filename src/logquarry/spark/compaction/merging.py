@@ -1,0 +1,200 @@
+"""Several Parquet files of an export as one: what the workers of a compaction do.
+
+Rows keep their order, and about a row group of them is in memory at a time. What files tell beside
+their columns (:mod:`logquarry.scan.exact_properties`) goes along. Knows nothing of Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from logquarry.errors import CorruptFile
+from logquarry.scan import exact_properties
+from logquarry.scan.exact_properties import MOST_BYTES, ExactProperties
+from logquarry.spark.output import OutputFolder
+from logquarry.spark.parquet import ROW_GROUP_BYTES, writer_settings
+
+DEFAULT_TARGET_SIZE: Final = 256 << 20
+"""Bytes of a file, about."""
+
+S = TypeVar("S", bound="Sized")
+
+
+class Sized(Protocol):
+    """A file of which the size is known."""
+
+    @property
+    def bytes(self) -> int:
+        """Of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file that is merged.
+
+    Attributes:
+        path: below the folder.
+        bytes: of the file.
+        rows: how many it has, as whoever names it says.
+    """
+
+    path: str
+    bytes: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTask:
+    """Files that are to be one. Small and picklable.
+
+    Attributes:
+        folder: where they are.
+        sources: in the order of their rows; they have the same columns.
+        stem: path of what is made, below the folder, without its ending; nothing is there yet.
+    """
+
+    folder: OutputFolder
+    sources: tuple[Source, ...]
+    stem: str
+
+    @property
+    def bytes(self) -> int:
+        """Of the files that are merged."""
+        return sum(source.bytes for source in self.sources)
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A file that a merge made; on the disk by then.
+
+    Attributes:
+        path: below the folder.
+        sources: paths of the files whose rows it has.
+        rows: how many.
+        bytes: of the file.
+    """
+
+    path: str
+    sources: tuple[str, ...]
+    rows: int
+    bytes: int
+
+
+RunMerges = Callable[[Sequence[MergeTask]], Sequence[tuple[Merged, ...]]]
+"""Runs :func:`merge` for each of some tasks, wherever that is."""
+
+
+def groups(files: Sequence[S], target_size: int) -> Iterator[list[S]]:
+    """Which of some files, neighbours in their order, are to be one: two of them or more.
+
+    Files of the wanted size, or more than half of it, stay as they are.
+    """
+    group: list[S] = []
+    size = 0
+    for file in files:
+        if file.bytes * 2 > target_size or size + file.bytes > target_size:
+            if len(group) > 1:
+                yield group
+            group, size = [], 0
+            if file.bytes * 2 > target_size:
+                continue
+        group.append(file)
+        size += file.bytes
+    if len(group) > 1:
+        yield group
+
+
+def merge_here(tasks: Sequence[MergeTask]) -> list[tuple[Merged, ...]]:
+    """All of them in this process, one after the other."""
+    return [merge(number, task) for number, task in enumerate(tasks)]
+
+
+def merge(_: int, task: MergeTask) -> tuple[Merged, ...]:
+    """Make one file of some: several only where the metadata of one would be too large.
+
+    Raises:
+        CorruptFile: if a source does not have the rows that it is said to have, or other columns.
+    """
+    made: list[Merged] = []
+    waiting = list(task.sources)
+    try:
+        while waiting:
+            number = f".{len(made)}" if made else ""
+            path = f"{task.stem}{number}.parquet"
+            made.append(_merge_to(task.folder, path, waiting))
+    except BaseException:
+        for one in [
+            *(one.path for one in made),
+            f"{task.stem}{f'.{len(made)}' * bool(made)}.parquet",
+        ]:
+            task.folder.remove(one)
+        raise
+    return tuple(made)
+
+
+def _merge_to(folder: OutputFolder, path: str, waiting: list[Source]) -> Merged:
+    """Take files from the front of those that wait into one."""
+    taken: list[str] = []
+    rows = 0
+    exact = ExactProperties()
+    with folder.open(waiting[0].path) as first:
+        columns = _columns(pq.read_schema(first))
+    with (
+        folder.create(path) as sink,
+        pq.ParquetWriter(sink, columns, **writer_settings(columns)) as writer,
+    ):
+        groups = _RowGroups(writer)
+        while waiting and exact.size <= MOST_BYTES:
+            source = waiting.pop(0)
+            taken.append(source.path)
+            with folder.open(source.path) as opened, pq.ParquetFile(opened) as file:
+                _check(folder, source, file, columns)
+                exact.add_listed(exact_properties.read(file.metadata.metadata), source.rows)
+                for group in range(file.num_row_groups):
+                    groups.add(file.read_row_group(group))
+            rows += source.rows
+        groups.flush()
+        if found := exact.metadata():
+            writer.add_key_value_metadata(found)
+    folder.sync(path)
+    return Merged(path, tuple(taken), rows, folder.size(path))
+
+
+def _columns(schema: pa.Schema) -> pa.Schema:
+    """A schema without what is said of it beside."""
+    return schema.remove_metadata()
+
+
+def _check(folder: OutputFolder, source: Source, file: Any, columns: pa.Schema) -> None:
+    where = f"{folder.location}/{source.path}"
+    if file.metadata.num_rows != source.rows:
+        reason = f"it has {file.metadata.num_rows} rows, and should have {source.rows}"
+        raise CorruptFile(where, 0, reason)
+    if not _columns(file.schema_arrow).equals(columns):
+        raise CorruptFile(where, 0, "it has other columns than its neighbours")
+
+
+class _RowGroups:
+    """Small row groups put together to larger ones."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._held: list[pa.Table] = []
+        self._size = 0
+
+    def add(self, rows: pa.Table) -> None:
+        if self._size + rows.nbytes > ROW_GROUP_BYTES:
+            self.flush()
+        self._held.append(rows.replace_schema_metadata(None))
+        self._size += rows.nbytes
+
+    def flush(self) -> None:
+        rows = pa.concat_tables(self._held) if self._held else None
+        self._held, self._size = [], 0
+        if rows is not None and rows.num_rows:
+            self._writer.write_table(rows, row_group_size=rows.num_rows)

@@ -1,0 +1,475 @@
+"""One consumer of a group: messages of the queues that are its, and what was done with them.
+
+A message counts as handled when the next one is asked for. So whatever happens, one that was handed
+out and not handled comes again (at least once); after a crash so do those that were handled since
+the offsets were last written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from logquarry.errors import StoreUnavailable, UsageError
+from logquarry.message import Message, StoredMessage
+from logquarry.store.consumer.arrivals import Arrivals
+from logquarry.store.consumer.group import ConsumerGroup
+from logquarry.store.consumer.lost_offsets import OffsetEstimate
+from logquarry.store.consumer.progress import Progress
+from logquarry.store.consumer.reading import MOST_AT_ONCE, QueueReader
+from logquarry.store.consumer.send_back import sent_back
+from logquarry.store.consumer.subscription import Subscription
+from logquarry.store.put.put_result import PutResult
+from logquarry.store.queue.log_queues import QueueKey
+
+logger = logging.getLogger(__name__)
+
+_NEW_QUEUES_SECONDS = 1.0
+"""How often a consumer that always finds messages looks for new queues."""
+_MOST_READS = 64
+"""Reads of one queue in which nothing is wanted before others have their turn."""
+
+
+class ConsumerParts(NamedTuple):
+    """What a consumer uses of its store.
+
+    Attributes:
+        reader: the queues.
+        arrivals: tells when there may be something new.
+        progress: the offsets.
+        put: puts what is sent back.
+        save: brings the offsets to the disk, and what they leave behind before them.
+        closed: told when the consumer was closed.
+    """
+
+    reader: QueueReader
+    arrivals: Arrivals
+    progress: Progress
+    put: Callable[[Message], PutResult]
+    save: Callable[[], None]
+    closed: Callable[[Consumer], None]
+
+
+class _Slot:
+    """A queue that the consumer has.
+
+    Attributes:
+        done: all below this queue offset was handled.
+        given: from there on, queue offsets that were handed out and not yet handled.
+        committed: what the user has committed, where that is more than what was handled.
+    """
+
+    __slots__ = ("committed", "done", "given", "key")
+
+    def __init__(self, key: QueueKey, done: int) -> None:
+        self.key = key
+        self.done = self.committed = done
+        self.given = 0
+
+
+class _Found(NamedTuple):
+    """Messages of a slot, those that the consumer wants."""
+
+    slot: _Slot
+    messages: Sequence[StoredMessage]
+    positions: Sequence[int]
+    next_offset: int
+
+
+class Consumer:
+    """Messages for a group, in the order of each queue. Made by ``store.consumer(...)``.
+
+    A plain iterator, an asynchronous one, or batches by :meth:`poll`; use one of them at a time.
+    One object serves one thread; several consumers of a group share the queues among them.
+
+    Args:
+        subscription: what it wants.
+        group: the group that it joins.
+        parts: what it uses of the store.
+        auto_commit: whether what was handled is committed by itself.
+        timeout: seconds without a message after which iterating ends; None for never.
+        max_reconsume_times: how often a message that is sent back comes again.
+    """
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        group: ConsumerGroup,
+        parts: ConsumerParts,
+        *,
+        auto_commit: bool,
+        timeout: float | None,
+        max_reconsume_times: int,
+    ) -> None:
+        self.subscription = subscription
+        self.topics = subscription.all_topics
+        self._group = group
+        self._parts = parts
+        self._reader = parts.reader
+        self._arrivals = parts.arrivals
+        self._auto_commit = auto_commit
+        self._timeout = timeout
+        self._max_reconsume_times = max_reconsume_times
+        self._slots: dict[QueueKey, _Slot] = {}
+        self._turns: list[_Slot] = []
+        """The slots, the one whose turn it is last."""
+        self._is_closed = False
+        self._is_disturbed = False
+        self._has_more = False
+        """Whether the last look ended before all that is there was looked at."""
+        self._shared_version = -1
+        self._look_again_at = 0.0
+        self._messages: Iterator[StoredMessage] | None = None
+        self._lock = threading.Lock()
+        """Held while slots come and go: others commit what is in them."""
+        group.join(self)
+        try:
+            self._share()
+        except BaseException:
+            group.leave(self)
+            raise
+
+    # ------------------------------------------------------------------------------ what it is
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self.subscription.group
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._is_closed
+
+    @property
+    def queues(self) -> tuple[QueueKey, ...]:
+        """(topic, queue id) of the queues that it has now, sorted."""
+        return tuple(sorted(self._slots))
+
+    @property
+    def estimates(self) -> tuple[OffsetEstimate, ...]:
+        """Which of the group's offsets were lost, and what is taken for them."""
+        return self._parts.progress.estimates(self.group, self.topics)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What was wrong with the files that hold the offsets; empty if nothing was."""
+        return self._parts.progress.offsets.problems
+
+    def position(self, topic: str, queue_id: int) -> int:
+        """The queue offset of the next message of one of its queues.
+
+        Raises:
+            UsageError: if it does not have that queue.
+        """
+        slot = self._slot(topic, queue_id)
+        return slot.done + slot.given
+
+    def lag(self) -> int:
+        """How many messages its queues still have, wanted or not."""
+        return sum(
+            max(0, self._reader.bounds(*key)[1] - slot.done - slot.given)
+            for key, slot in list(self._slots.items())
+        )
+
+    # ---------------------------------------------------------------------------------- reading
+    def __iter__(self) -> Iterator[StoredMessage]:
+        if self._messages is None:
+            self._settle()
+            self._messages = self._iterate()
+        return self._messages
+
+    def __next__(self) -> StoredMessage:
+        try:
+            return next(iter(self))
+        except BaseException:
+            self._messages = None
+            raise
+
+    def _iterate(self) -> Iterator[StoredMessage]:
+        try:
+            while (found := self._wait(MOST_AT_ONCE, self._timeout)) is not None:
+                yield from self._give(found)
+        finally:
+            self._messages = None
+
+    def __aiter__(self) -> AsyncIterator[StoredMessage]:
+        return self._iterate_async()
+
+    async def _iterate_async(self) -> AsyncIterator[StoredMessage]:
+        self._settle()
+        while not self._is_closed:
+            seen = self._arrivals.version
+            found = self._look(MOST_AT_ONCE)
+            if found is not None:
+                for message in self._give(found):
+                    yield message
+                # Others of the loop have their turn, however many messages there are.
+                await asyncio.sleep(0)
+            elif self._has_more:
+                await asyncio.sleep(0)
+            elif not await self._arrivals.wait_async(seen, self._timeout):
+                return
+
+    def _give(self, found: _Found) -> Iterator[StoredMessage]:
+        """Hand messages out one by one; each is handled when the next is asked for."""
+        slot = found.slot
+        slot.given = 1
+        for position, message in zip(found.positions, found.messages, strict=True):
+            slot.done = position
+            yield message
+            if self._is_disturbed:
+                slot.done = position + 1
+                slot.given = 0
+                return
+        slot.given = 0
+        slot.done = found.next_offset
+
+    def poll(self, max_count: int = 32, timeout: float | None = 0.0) -> list[StoredMessage]:
+        """Some messages of one queue, at once.
+
+        They count as handled when the next are asked for.
+
+        Args:
+            max_count: most messages.
+            timeout: seconds to wait for the first of them, once all that is there was looked at;
+                None for as long as it takes.
+
+        Returns:
+            The messages; none where the time was over, or the consumer was closed meanwhile.
+
+        Raises:
+            StoreUnavailable: if the consumer or its store was closed before.
+            CorruptFrame: if the next message of a queue is damaged; :meth:`seek` goes past it.
+        """
+        if max_count <= 0:
+            raise UsageError(f"a poll is for at least one message, not {max_count}")
+        if self._is_closed:
+            raise StoreUnavailable(f"group {self.group}: the consumer was closed")
+        self._settle()
+        found = self._wait(min(max_count, MOST_AT_ONCE), timeout)
+        if found is None:
+            return []
+        count = min(max_count, len(found.messages))
+        is_all = count == len(found.messages)
+        after = found.next_offset if is_all else found.positions[count - 1] + 1
+        found.slot.given = after - found.slot.done
+        return list(found.messages[:count])
+
+    def _settle(self) -> None:
+        """What was handed out was handled."""
+        messages, self._messages = self._messages, None
+        if messages is not None:
+            # It goes no further with what it has read ahead.
+            messages.close()  # type: ignore[attr-defined]
+        for slot in list(self._slots.values()):
+            # In this order: a save in between takes the lower of the two.
+            given, slot.given = slot.given, 0
+            slot.done += given
+
+    def _wait(self, max_count: int, timeout: float | None) -> _Found | None:
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self._is_closed:
+            seen = self._arrivals.version
+            found = self._look(max_count)
+            if found is not None:
+                return None if self.is_closed else found
+            if self._has_more:
+                continue
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            self._arrivals.wait(seen, left)
+        return None
+
+    def _look(self, max_count: int) -> _Found | None:
+        """Messages of the queue whose turn it is, or of the next that has some."""
+        # Whatever comes from here on disturbs the messages that are found now.
+        self._is_disturbed = self._has_more = False
+        if self._shared_version != self._group.version or time.monotonic() > self._look_again_at:
+            self._share()
+        found = self._look_at_slots(max_count)
+        if found is None and self._share():
+            # A queue that is new.
+            found = self._look_at_slots(max_count)
+        return found
+
+    def _look_at_slots(self, max_count: int) -> _Found | None:
+        turns = self._turns
+        for _ in range(len(turns)):
+            slot = turns.pop()
+            turns.insert(0, slot)
+            found = self._read(slot, max_count)
+            if found is not None:
+                return found
+        return None
+
+    def _read(self, slot: _Slot, max_count: int) -> _Found | None:
+        topic, queue_id = slot.key
+        tags, sql = self.subscription.tags_of(topic), self.subscription.filter_of(topic)
+        for _ in range(_MOST_READS):
+            _, end = self._reader.bounds(topic, queue_id)
+            if slot.done == end:
+                return None
+            batch = self._reader.read(topic, queue_id, slot.done, max_count, tags)
+            if batch.is_moved:
+                logger.warning(
+                    "group %s, queue %d of %s: there is nothing at offset %d: it goes on at %d",
+                    *(self.group, queue_id, topic, slot.done, batch.next_offset),
+                )
+            messages, positions = batch.messages, batch.positions
+            if sql is not None and messages:
+                wanted = [
+                    (message, position)
+                    for message, position in zip(messages, positions, strict=True)
+                    if sql.matches(message.properties)
+                ]
+                messages = [message for message, _ in wanted]
+                positions = [position for _, position in wanted]
+            if messages:
+                return _Found(slot, messages, positions, batch.next_offset)
+            if batch.next_offset == slot.done:
+                return None
+            slot.done = batch.next_offset
+        self._has_more = True
+        return None
+
+    # ------------------------------------------------------------------------------- its queues
+    def disturb(self) -> None:
+        """See :meth:`logquarry.store.consumer.group.Member.disturb`."""
+        self._is_disturbed = True
+
+    def _share(self) -> bool:
+        """Give up queues that are others' now, and take those that are free; whether any were."""
+        group = self._group
+        self._look_again_at = time.monotonic() + _NEW_QUEUES_SECONDS
+        self._shared_version = group.version
+        share = group.share_of(self)
+        lost = self._slots.keys() - share
+        wanted = share - self._slots.keys()
+        if lost:
+            self._give_up(lost)
+        if not wanted:
+            return False
+        gained = group.claim(self, wanted)
+        # Of those that others still have they are told, or have been.
+        progress = self._parts.progress
+        with self._lock:
+            for key in sorted(gained):
+                slot = self._slots[key] = _Slot(key, progress.offset(self.group, *key))
+                self._turns.insert(0, slot)
+        return bool(gained)
+
+    def _give_up(self, keys: set[QueueKey]) -> None:
+        with self._lock:
+            self._commit_slots(keys)
+            for key in keys:
+                del self._slots[key]
+            self._turns = [slot for slot in self._turns if slot.key not in keys]
+        self._group.release(self, keys)
+
+    def _slot(self, topic: str, queue_id: int) -> _Slot:
+        slot = self._slots.get((topic, queue_id))
+        if slot is None:
+            raise UsageError(
+                f"group {self.group}: this consumer does not have queue {queue_id} of {topic}"
+            )
+        return slot
+
+    def seek(self, topic: str, queue_id: int, offset: int) -> None:
+        """Go on at another queue offset, which is committed by that.
+
+        Raises:
+            UsageError: if the consumer does not have that queue.
+        """
+        if offset < 0:
+            raise UsageError(f"there is no queue offset {offset}")
+        old = self._slot(topic, queue_id)
+        # A new one: what was read ahead of the old one is nobody's any more.
+        slot = _Slot(old.key, offset)
+        with self._lock:
+            self._slots[old.key] = slot
+            self._turns = [slot if other is old else other for other in self._turns]
+            self._parts.progress.offsets.commit(topic, self.group, queue_id, offset)
+        self._is_disturbed = True
+
+    # --------------------------------------------------------------------------- what is handled
+    def commit(self) -> None:
+        """All that was handed out is handled, the last message too; on the disk when this returns.
+
+        Raises:
+            StoreUnavailable: if it cannot be written; it is committed in memory, and written when
+                that can be done.
+        """
+        with self._lock:
+            for slot in self._slots.values():
+                slot.committed = slot.done + slot.given
+                topic, queue_id = slot.key
+                self._parts.progress.offsets.commit(topic, self.group, queue_id, slot.committed)
+        self._parts.save()
+
+    def commit_handled(self) -> None:
+        """Commit what was handled, in memory, if that is to be done without being asked for."""
+        with self._lock:
+            self._commit_slots(self._slots)
+
+    def _commit_slots(self, keys: set[QueueKey] | dict[QueueKey, _Slot]) -> None:
+        if not self._auto_commit:
+            return
+        for key in keys:
+            (topic, queue_id), slot = key, self._slots[key]
+            handled = max(slot.done, slot.committed)
+            self._parts.progress.offsets.commit(topic, self.group, queue_id, handled)
+
+    def retry(self, message: StoredMessage, delay_level: int | None = None) -> PutResult:
+        """Send a message back: it comes again some time later, through the group's retry topic.
+
+        The message itself counts as handled like any other. Its ``reconsume_times`` has grown when
+        it comes again; where it came from stands in its properties ``RETRY_TOPIC`` and
+        ``ORIGIN_MESSAGE_ID``. After ``max_reconsume_times`` it goes to ``%DLQ%group``.
+
+        Args:
+            message: one that this consumer gave.
+            delay_level: when it comes again; None for 10 s the first time, and a level more each
+                further time; below 0 for ``%DLQ%group`` at once.
+
+        Raises:
+            StoreUnavailable: if the store takes no messages.
+        """
+        limit = self._max_reconsume_times
+        return self._parts.put(sent_back(message, self.group, delay_level, limit))
+
+    nack = retry
+
+    # -------------------------------------------------------------------------------------- end
+    def close(self) -> None:
+        """Leave the group; once more does nothing.
+
+        What was handled is committed and written; a message that is still being handled is not,
+        unless :meth:`commit` was called.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._commit_slots(self._slots)
+            self._is_closed = True
+            self._is_disturbed = True
+            self._slots = {}
+            self._turns = []
+        self._group.leave(self)
+        self._parts.closed(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

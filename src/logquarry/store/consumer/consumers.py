@@ -1,0 +1,162 @@
+"""All consumers of one store: their groups, their offsets, and who writes those now and then."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+
+from logquarry.errors import StoreError, StoreUnavailable, UsageError
+from logquarry.message import Message
+from logquarry.store.consumer.arrivals import Arrivals
+from logquarry.store.consumer.consumer import Consumer, ConsumerParts
+from logquarry.store.consumer.group import ConsumerGroup
+from logquarry.store.consumer.progress import Progress, Start
+from logquarry.store.consumer.reading import QueueReader
+from logquarry.store.consumer.send_back import MAX_RECONSUME_TIMES
+from logquarry.store.consumer.subscription import Subscription
+from logquarry.store.disk.health import Health
+from logquarry.store.disk.service import Service
+from logquarry.store.put.put_result import PutResult
+
+logger = logging.getLogger(__name__)
+
+
+class Consumers:
+    """The consumers of one store. Any thread may ask for one.
+
+    Args:
+        reader: the store's queues.
+        arrivals: tells when there may be something new.
+        progress: the offsets of all groups.
+        put: puts what is sent back.
+        health: of the store.
+        interval_ms: how often offsets are written (``flushConsumerOffsetInterval``); None where
+            they stay in memory, as the store is another's to write.
+    """
+
+    def __init__(
+        self,
+        reader: QueueReader,
+        arrivals: Arrivals,
+        progress: Progress,
+        *,
+        put: Callable[[Message], PutResult],
+        health: Health,
+        interval_ms: int | None,
+    ) -> None:
+        self.arrivals = arrivals
+        self._reader = reader
+        self._progress = progress
+        self._put = put
+        self._health = health
+        self._interval_ms = interval_ms
+        self._lock = threading.Lock()
+        self._groups: dict[str, ConsumerGroup] = {}
+        self._open: list[Consumer] = []
+        self._topics: frozenset[str] = frozenset()
+        self._saver: _Saver | None = None
+        self._is_closed = False
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics that anybody consumes."""
+        return self._topics
+
+    def consumer(
+        self,
+        group: str,
+        topics: str | Iterable[str],
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        start: str | int = "earliest",
+        timestamp: int | None = None,
+        auto_commit: bool = True,
+        timeout: float | None = None,
+        max_reconsume_times: int = MAX_RECONSUME_TIMES,
+    ) -> Consumer:
+        """A consumer; see :meth:`logquarry.store.consuming.Consuming.consumer`."""
+        subscription = Subscription.of(group, topics, tags, sql)
+        begins = Start.of(start, timestamp)
+        if max_reconsume_times < 0:
+            raise UsageError(f"max_reconsume_times is {max_reconsume_times}, and counts from 0")
+        self._progress.begin(group, subscription.all_topics, begins)
+        with self._lock:
+            if self._is_closed:
+                raise StoreUnavailable("the store was closed")
+            self._topics |= frozenset(subscription.all_topics)
+            shared = self._groups.get(group)
+            if shared is None:
+                shared = ConsumerGroup(group, self._reader.queue_ids, self.arrivals.wake)
+                self._groups[group] = shared
+            if self._saver is None and self._interval_ms is not None:
+                self._saver = _Saver(self._save_handled, self._health, self._interval_ms)
+                self._saver.start()
+        parts = ConsumerParts(
+            reader=self._reader,
+            arrivals=self.arrivals,
+            progress=self._progress,
+            put=self._put,
+            save=self.save,
+            closed=self._closed,
+        )
+        made = Consumer(
+            subscription,
+            shared,
+            parts,
+            auto_commit=auto_commit,
+            timeout=timeout,
+            max_reconsume_times=max_reconsume_times,
+        )
+        with self._lock:
+            self._open.append(made)
+        return made
+
+    def save(self) -> None:
+        """Write what is committed.
+
+        Raises:
+            StoreUnavailable: if that cannot be done.
+        """
+        if self._interval_ms is not None:
+            self._health.require_writable()
+            self._progress.offsets.save()
+
+    def _save_handled(self) -> None:
+        for consumer in tuple(self._open):
+            consumer.commit_handled()
+        self.save()
+
+    def _closed(self, consumer: Consumer) -> None:
+        with self._lock:
+            self._open = [other for other in self._open if other is not consumer]
+        try:
+            self.save()
+        except StoreError as error:
+            logger.warning("group %s: its offsets are not written: %s", consumer.group, error)
+
+    def close(self) -> None:
+        """Close all of them, and write their offsets."""
+        with self._lock:
+            self._is_closed = True
+            consumers = tuple(self._open)
+        for consumer in consumers:
+            consumer.close()
+        if self._saver is not None:
+            self._saver.stop()
+
+
+class _Saver(Service):
+    """Writes offsets now and then (``BrokerController``: each 5 s)."""
+
+    def __init__(self, save: Callable[[], None], health: Health, interval_ms: int) -> None:
+        super().__init__("consumer-offsets", health, interval_ms=interval_ms)
+        self._save = save
+
+    def run_once(self) -> None:
+        """Write what there is to write; what cannot be written now may be the next time."""
+        try:
+            self._save()
+        except StoreError as error:
+            logger.warning("the offsets of consumers are not written: %s", error)

@@ -1,0 +1,75 @@
+"""A message that stands in the log, on its way into it once more: delivered, committed, put back.
+
+RocketMQ parses the property string into a ``HashMap`` and makes the string anew from that, in the
+map's order. So it may differ from the one that it was made of: in its order, and by what the
+parser skips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from logquarry.format import java
+from logquarry.format import properties as props
+from logquarry.format.frame import Frame
+from logquarry.message import Message
+
+_CACHED: Final = 4_096
+_FALSE: Final = "false"
+
+
+def remade(values: Mapping[str, str]) -> str:
+    """The string of properties that a parser put into a map, in their order there."""
+    return props.encode({name: values[name] for name in _order(tuple(values))})
+
+
+@lru_cache(_CACHED)
+def _order(names: tuple[str, ...]) -> tuple[str, ...]:
+    # Most messages have the names of others.
+    return tuple(java.hash_map_order(names))
+
+
+def put_again(
+    frame: Frame,
+    topic: str,
+    queue_id: int,
+    values: Mapping[str, str],
+    *,
+    sys_flag: int | None = None,
+    prepared_transaction_offset: int = 0,
+    delays: bool = True,
+    waits: bool = True,
+) -> Message:
+    """The message of a frame, to be put again with body, flags, born time and hosts as they are.
+
+    Args:
+        frame: the frame.
+        topic: where it goes to,
+        queue_id: likewise.
+        values: its properties in the parser's order, with what is added.
+        sys_flag: SYSFLAG, if it is to be another.
+        prepared_transaction_offset: of a COMMIT, where its half message stands.
+        delays: whether the store acts on DELAY.
+        waits: whether the put waits for flush and replica, unless WAIT says that it does not.
+    """
+    acts_on = dict(values)
+    if not delays:
+        acts_on.pop(props.DELAY, None)
+    if not waits:
+        acts_on[props.WAIT] = _FALSE
+    return Message(
+        topic,
+        frame.body,
+        queue_id=queue_id,
+        properties=acts_on,
+        properties_string=remade(values),
+        flag=frame.flag,
+        sys_flag=frame.sys_flag if sys_flag is None else sys_flag,
+        born_timestamp=frame.born_timestamp,
+        born_host=frame.born_host,
+        store_host=frame.store_host,
+        reconsume_times=frame.reconsume_times,
+        prepared_transaction_offset=prepared_transaction_offset,
+    )

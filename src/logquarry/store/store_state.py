@@ -1,0 +1,236 @@
+"""What can be known of any store without having written it: at rest, or beside its writer.
+
+The half of RocketMQ's runtime info (``DefaultMessageStore.getRuntimeInfo``) that is not about what
+one process did, and what operators ask besides: how much each topic keeps, how old the oldest
+message is, how far consumers are behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from logquarry.files.filesystem import LocalFileSystem
+from logquarry.files.layout import COMMIT_LOG, CONFIG, CONSUME_QUEUE, StoreLayout
+from logquarry.format import broker_config, delay
+from logquarry.format.frame import Frame
+from logquarry.store.queue.consume_queue import Queue
+from logquarry.store.read.commit_log import CommitLog
+from logquarry.store.retained import RetainedCounter
+from logquarry.store.retention.disk_use import disk_use
+
+if TYPE_CHECKING:
+    from logquarry.store.message_store import MessageStore
+    from logquarry.store.overview import State
+
+logger = logging.getLogger(__name__)
+
+
+class TopicStats(NamedTuple):
+    """Messages of a topic, and what they take in the log."""
+
+    messages: int
+    bytes: int
+
+
+class GroupLag(NamedTuple):
+    """How far a group of consumers is behind in one topic.
+
+    Attributes:
+        group: the group.
+        topic: the topic.
+        messages: messages in its queues that the group has not committed.
+    """
+
+    group: str
+    topic: str
+    messages: int
+
+
+class DelayLevel(NamedTuple):
+    """How far the delivery of one delay level is (``scheduleMessageOffset_N``).
+
+    Attributes:
+        level: the level, from 1.
+        delivered: the queue offset that is delivered next.
+        max_offset: one past the last message that waits.
+    """
+
+    level: int
+    delivered: int
+    max_offset: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StoreState:
+    """What a store holds now. ``None``: that cannot be known here.
+
+    Attributes:
+        state: ``closed`` in order, ``live`` (a process has it open) or ``crashed``.
+        min_offset: where the log begins (``commitLogMinOffset``).
+        max_offset: where it ends (``commitLogMaxOffset``).
+        first_timestamp: store time of its first message, in milliseconds.
+        reserve_time_ms: how long ago that was.
+        file_bytes: sizes of all files: ``commitlog``, ``consumequeue``, ``index``.
+        commit_log_disk_ratio: how full the disk of the log is, from 0 to 1
+            (``commitLogDiskRatio``).
+        consume_queue_disk_ratio: the same of the queues' (``consumeQueueDiskRatio``).
+        dispatch_behind: bytes of the log that are in no queue yet. Beside a writer: those behind
+            the last message that a queue names, be they a blank.
+        flush_behind: bytes of the log that are not known to be on the disk; without a durable
+            mark nobody knows.
+        retained: what each topic's queues keep in the log. Queues of multi-dispatch name messages
+            of other topics, which count there once more.
+        consumer_lag: of each group and topic in ``config/consumerOffset.json``.
+        delay_levels: of each level that has a queue.
+    """
+
+    state: State = "closed"
+    min_offset: int = 0
+    max_offset: int = 0
+    first_timestamp: int | None = None
+    reserve_time_ms: int | None = None
+    file_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    commit_log_disk_ratio: float | None = None
+    consume_queue_disk_ratio: float | None = None
+    dispatch_behind: int | None = None
+    flush_behind: int | None = None
+    retained: Mapping[str, TopicStats] = dataclasses.field(default_factory=dict)
+    consumer_lag: tuple[GroupLag, ...] = ()
+    delay_levels: tuple[DelayLevel, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as a JSON document."""
+        document = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        document["file_bytes"] = dict(self.file_bytes)
+        document["retained"] = {name: t._asdict() for name, t in self.retained.items()}
+        document["consumer_lag"] = [lag._asdict() for lag in self.consumer_lag]
+        document["delay_levels"] = [level._asdict() for level in self.delay_levels]
+        return document
+
+
+def look_at(
+    store: MessageStore,
+    counter: RetainedCounter,
+    now: Callable[[], int],
+    *,
+    queues: list[Queue] | None = None,
+    behind: tuple[int, int] | None = None,
+) -> StoreState:
+    """What a store holds now.
+
+    Args:
+        store: the store.
+        counter: remembers what its queues kept when they were asked last.
+        now: the time, in milliseconds.
+        queues: its queues (default: as the store gives them).
+        behind: dispatch and flush, where this process writes the store.
+    """
+    layout = StoreLayout(store.layout.filesystem, store.config)
+    state: State = "live" if store.is_live else "crashed" if store.has_abort else "closed"
+    start, end = store.min_offset, store.max_offset
+    if queues is None:
+        queues = [queue for name in store.queues() if (queue := store.queue(*name)) is not None]
+    retained = _retained(counter, queues, start, end)
+    first = _first_timestamp(layout, start) if end > start else None
+    dispatch, flush = behind or _behind(layout, queues, start, end, state)
+    return StoreState(
+        state=state,
+        min_offset=start,
+        max_offset=end,
+        first_timestamp=first,
+        reserve_time_ms=None if first is None else max(0, now() - first),
+        file_bytes=_file_bytes(layout),
+        commit_log_disk_ratio=_disk_ratio(layout, COMMIT_LOG),
+        consume_queue_disk_ratio=_disk_ratio(layout, CONSUME_QUEUE),
+        dispatch_behind=dispatch,
+        flush_behind=flush,
+        retained=retained,
+        consumer_lag=_consumer_lag(layout, queues),
+        delay_levels=_delay_levels(layout, queues),
+    )
+
+
+def _retained(
+    counter: RetainedCounter, queues: list[Queue], start: int, end: int
+) -> dict[str, TopicStats]:
+    found: dict[str, TopicStats] = {}
+    for (topic, _), count in counter.count(queues, start, end).items():
+        before = found.get(topic, TopicStats(0, 0))
+        found[topic] = TopicStats(before.messages + count.messages, before.bytes + count.bytes)
+    return dict(sorted(found.items()))
+
+
+def _first_timestamp(layout: StoreLayout, start: int) -> int | None:
+    """The store time of the log's first message, None where damage or a blank stands there."""
+    outcome = CommitLog(layout).outcome_at(start, check_crc=False)
+    return outcome.store_timestamp if isinstance(outcome, Frame) else None
+
+
+def _behind(
+    layout: StoreLayout, queues: list[Queue], start: int, end: int, state: State
+) -> tuple[int | None, int | None]:
+    durable = layout.durable_end
+    flush = None if durable is None else max(0, end - durable)
+    if state == "closed":
+        return 0, 0
+    queued = max((queue.last_physical_end or 0 for queue in queues), default=0)
+    return max(0, end - max(start, queued)), flush
+
+
+def _file_bytes(layout: StoreLayout) -> dict[str, int]:
+    queues = (file for name in layout.queue_names for file in layout.queue(*name).files)
+    return {
+        "commitlog": sum(file.size for file in layout.commit_log.files),
+        "consumequeue": sum(file.size for file in queues),
+        "index": sum(entry.size for entry in layout.index_files),
+    }
+
+
+def _disk_ratio(layout: StoreLayout, folder: str) -> float | None:
+    if not isinstance(layout.filesystem, LocalFileSystem):
+        return None
+    use = disk_use(Path(layout.root) / folder)
+    return None if use is None else use.ratio
+
+
+def _consumer_lag(layout: StoreLayout, queues: list[Queue]) -> tuple[GroupLag, ...]:
+    text = _config(layout, broker_config.CONSUMER_OFFSET_FILE)
+    try:
+        table = {} if text is None else broker_config.decode_consumer_offsets(text)
+    except (ValueError, TypeError) as error:
+        logger.warning("%s: %s: %s", layout.root, broker_config.CONSUMER_OFFSET_FILE, error)
+        return ()
+    bounds = {(queue.topic, queue.queue_id): queue.bounds() for queue in queues}
+    found = []
+    for (topic, group), offsets in sorted(table.items()):
+        lag = 0
+        for queue_id, offset in offsets.items():
+            low, high = bounds.get((topic, queue_id), (0, 0))
+            lag += max(0, high - max(low, offset))
+        found.append(GroupLag(group, topic, lag))
+    return tuple(found)
+
+
+def _delay_levels(layout: StoreLayout, queues: list[Queue]) -> tuple[DelayLevel, ...]:
+    text = _config(layout, broker_config.DELAY_OFFSET_FILE)
+    try:
+        table = {} if text is None else broker_config.decode_delay_offsets(text)
+    except (ValueError, TypeError) as error:
+        logger.warning("%s: %s: %s", layout.root, broker_config.DELAY_OFFSET_FILE, error)
+        table = {}
+    return tuple(
+        DelayLevel(queue.queue_id + 1, table.get(queue.queue_id + 1, 0), queue.max_offset)
+        for queue in queues
+        if queue.topic == delay.SCHEDULE_TOPIC
+    )
+
+
+def _config(layout: StoreLayout, name: str) -> bytes | None:
+    try:
+        return layout.filesystem.read(f"{CONFIG}/{name}")
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,194 @@
+"""The messages that a transaction is made of (``TransactionalMessageBridge``).
+
+::
+
+    half       RMQ_SYS_TRANS_HALF_TOPIC     the message, waiting; REAL_TOPIC, REAL_QID: where to
+    commit     its topic and queue          the message; SYSFLAG | COMMIT, and where its half is
+    op         RMQ_SYS_TRANS_OP_HALF_TOPIC  "the half at this queue offset has ended", either way
+    put back   RMQ_SYS_TRANS_HALF_TOPIC     the half once more, when a check found it open
+    given up   TRANS_CHECK_MAX_TIME_TOPIC   the half, checked too often or too old
+
+A half has no transaction type in SYSFLAG. An op does not tell a commit from a rollback.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Final
+
+from logquarry.errors import MessageRejected, UsageError
+from logquarry.format import delay, java, sys_flag
+from logquarry.format import properties as props
+from logquarry.format.frame import Frame
+from logquarry.message import Message
+from logquarry.store.put.encode import given_properties, utf8
+from logquarry.store.put.frame_maker import host_fields
+from logquarry.store.put.put_again import put_again, remade
+from logquarry.store.put.put_result import PutResult
+
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+GROUP: Final = "CID_RMQ_SYS_TRANS"
+"""The group whose offsets say how far the checks have come."""
+HALF_QUEUE: Final = 0
+OP_TAG: Final = "d"
+OP_SEPARATOR: Final = b","
+"""5.x names several half messages in one op."""
+
+_TRUE: Final = "true"
+_FALSE: Final = "false"
+
+
+def half_message(message: Message, group: str) -> Message:
+    """The half message of a message.
+
+    Args:
+        message: as it is to be put when the transaction is committed.
+        group: the producer group, where the message names none.
+
+    Raises:
+        UsageError: if the message cannot be one of a transaction.
+    """
+    if message.sys_flag & sys_flag.TRANSACTION_MASK:
+        raise UsageError("SYSFLAG of a message in a transaction has no transaction type of its own")
+    values = props.decode_bytes(given_properties(message))
+    if props.DELAY in values:
+        # RocketMQ's client drops the delay in silence; its store would lose the half message.
+        raise UsageError("a message in a transaction cannot be delayed")
+    values.setdefault(props.TRANSACTION_PREPARED, _TRUE)
+    values.setdefault(props.PRODUCER_GROUP, group)
+    # What names the transaction, wherever its half message is put back to.
+    values.setdefault(props.UNIQ_KEY, uuid.uuid4().hex.upper())
+    values[props.REAL_TOPIC] = message.topic
+    values[props.REAL_QUEUE_ID] = str(message.queue_id)
+    return Message._make(
+        message._replace(
+            topic=HALF_TOPIC,
+            queue_id=HALF_QUEUE,
+            tags=None,
+            keys=None,
+            properties=values,
+            properties_string=remade(values),
+            wait_store_ok=True,
+            prepared_transaction_offset=0,
+        )
+    )
+
+
+def frame_of(message: Message, result: PutResult) -> Frame:
+    """The frame that a half message became. It may not be there to be read yet.
+
+    Args:
+        message: with its born time and store host.
+        result: what its put came to.
+    """
+    assert message.store_host is not None and message.born_timestamp is not None
+    string = message.properties_string or ""
+    hosts = host_fields(message.born_host, message.store_host, message.sys_flag)
+    return Frame(
+        topic=message.topic.encode(),
+        body=bytes(message.body),
+        properties=string if isinstance(string, bytes) else utf8(string),
+        queue_id=message.queue_id,
+        flag=message.flag,
+        queue_offset=result.queue_offset,
+        physical_offset=result.physical_offset,
+        sys_flag=hosts.flags,
+        born_timestamp=message.born_timestamp,
+        born_host=hosts.born_host,
+        store_timestamp=result.store_timestamp,
+        store_host=hosts.store_host,
+        reconsume_times=message.reconsume_times,
+    ).with_crc()
+
+
+def destination(half: Frame) -> tuple[str, int]:
+    """Topic and queue id of the message that a half message holds back.
+
+    Raises:
+        MessageRejected: if it does not say that.
+    """
+    values = props.decode_bytes(half.properties)
+    topic = values.get(props.REAL_TOPIC)
+    queue_id = delay.parse_int(values.get(props.REAL_QUEUE_ID, ""))
+    if topic is None or queue_id is None:
+        raise MessageRejected(
+            f"the half message at {half.physical_offset} does not say where it belongs",
+            status="MESSAGE_ILLEGAL",
+            reason="properties",
+        )
+    return topic, queue_id
+
+
+def commit_message(half: Frame) -> Message:
+    """The message that a commit puts (``endMessageTransaction``).
+
+    Raises:
+        MessageRejected: if the half message does not say where it belongs.
+    """
+    topic, queue_id = destination(half)
+    return put_again(
+        half,
+        topic,
+        queue_id,
+        props.decode_bytes(half.properties),
+        sys_flag=half.sys_flag & ~sys_flag.TRANSACTION_MASK | sys_flag.TRANSACTION_COMMIT,
+        prepared_transaction_offset=half.physical_offset,
+    )
+
+
+def op_message(queue_id: int, queue_offset: int, host: str, *, waits: bool) -> Message:
+    """The note that a half message has ended (``makeOpMessageInner``).
+
+    Args:
+        queue_id: of the half message,
+        queue_offset: likewise.
+        host: the store's host.
+        waits: whether the put waits for flush and replica.
+    """
+    values = {props.TAGS: OP_TAG, props.WAIT: _TRUE}
+    return Message(
+        OP_TOPIC,
+        str(queue_offset).encode(),
+        queue_id=queue_id,
+        properties=values if waits else values | {props.WAIT: _FALSE},
+        properties_string=remade(values),
+        born_host=host,
+        store_host=host,
+    )
+
+
+def ended_halves(op: Frame) -> list[int]:
+    """The queue offsets of the half messages that an op names; none where it is no such op."""
+    if props.decode_bytes(op.properties).get(props.TAGS) != OP_TAG:
+        return []
+    words = (java.digits(word.decode("latin-1")) for word in op.body.split(OP_SEPARATOR))
+    return [offset for offset in words if offset != java.NO_NUMBER]
+
+
+def put_back(
+    half: Frame, *, check_times: int | None = None, first_offset: int | None = None
+) -> Message:
+    """The half message once more (``renewHalfMessageInner``).
+
+    Flag and reconsume times are kept: RocketMQ drops them here.
+
+    Args:
+        half: the half message that is open.
+        check_times: how often it was asked for, this time included, where it is asked for.
+        first_offset: where it is put back because it is not to be asked for yet: the queue offset
+            at which it stood first.
+    """
+    values = props.decode_bytes(half.properties)
+    if check_times is not None:
+        values[props.TRANSACTION_CHECK_TIMES] = str(check_times)
+    if first_offset is not None:
+        values.setdefault(props.TRANSACTION_PREPARED_QUEUE_OFFSET, str(first_offset))
+    return put_again(half, HALF_TOPIC, half.queue_id, values, waits=False)
+
+
+def given_up(half: Frame) -> Message:
+    """What becomes of a half message that nobody ends (``resolveDiscardMsg``)."""
+    values = props.decode_bytes(half.properties)
+    return put_again(half, GIVEN_UP_TOPIC, HALF_QUEUE, values, waits=False)

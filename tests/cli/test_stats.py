@@ -1,0 +1,52 @@
+"""``stats``: a store's numbers, for people, programs and Prometheus."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from tests.cli.helpers import run
+from tests.small_store import facts, opened
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    with opened(tmp_path / "store") as writer:
+        for number in range(30):
+            writer.put(lq.Message("orders" if number % 3 else "other", b"%d" % number * 40))
+    return tmp_path / "store"
+
+
+def test_as_a_document(store: Path) -> None:
+    before = facts(store)
+    document = json.loads(run("stats", store, "--json").stdout)
+    assert facts(store) == before
+    names = ["store", "broker", "state", "min_offset", "max_offset", "first_timestamp"]
+    names += ["reserve_time_ms", "file_bytes", "commit_log_disk_ratio", "consume_queue_disk_ratio"]
+    names += ["dispatch_behind", "flush_behind", "retained", "consumer_lag", "delay_levels"]
+    assert list(document) == names
+    kept = document["retained"]
+    assert kept["orders"]["messages"] == 20
+    assert sum(topic["bytes"] for topic in kept.values()) == document["max_offset"]
+
+
+def test_for_people(store: Path) -> None:
+    (store / "config").mkdir()
+    table = {"offsetTable": {"orders@ev\x1bil": {"0": 7}}}
+    (store / "config" / "consumerOffset.json").write_text(json.dumps(table))
+    result = run("stats", store)
+    assert "closed in order" in result.stdout
+    assert "\x1b" not in result.stdout
+    with opened(store):
+        assert "a process holds its lock" in run("stats", store).stdout
+    run("stats", store, "--json", "--prometheus", code=2)
+    run("stats", store / "none", code=3)
+
+
+def test_for_prometheus(store: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    result = run("stats", store, "--prometheus")
+    assert 'logquarry_retained_messages{node_id="store",topic="orders"} 20.0' in result.stdout

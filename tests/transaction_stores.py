@@ -1,0 +1,76 @@
+"""Small stores with transactions, and a listener that remembers what it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import logquarry as lq
+from logquarry.errors import StoreUnavailable
+from logquarry.message import Message
+from logquarry.store.transaction.checks import OpenTransaction
+from logquarry.store.transactions import transactions
+from logquarry.store.writable_store import WritableStore
+from logquarry.testing.clock import FakeClock
+from tests.small_store import config as small_config
+
+NOW = 1_700_000_000_000
+TIMEOUT = 6_000
+
+
+def opened(root: Path, clock: FakeClock, **settings: Any) -> WritableStore:
+    config = small_config(mapped_file_size_commit_log=65_536, **settings)
+    return WritableStore.start(root, config=config, clock=clock)
+
+
+def message(body: bytes = b"x", **fields: Any) -> Message:
+    topic = fields.pop("topic", "orders")
+    return lq.Message(topic, body, queue_id=1, tags="t", **fields)
+
+
+def bodies(store: lq.MessageStore, topic: str = "orders") -> list[bytes]:
+    return [found.body for found in store.scan(topic=topic)]
+
+
+def facts(root: Path) -> tuple[int, int, int, int]:
+    """Committed, rolled back, put back and open, as readers tell it."""
+    with lq.MessageStore.open(root) as store:
+        found = transactions(store)
+    return found.committed, found.rolled_back, found.put_back, len(found.open)
+
+
+class Listener:
+    """Answers by the body; remembers what it was asked."""
+
+    def __init__(self, **answers: str) -> None:
+        self.answers = answers
+        self.asked: list[OpenTransaction] = []
+
+    def __call__(self, transaction: OpenTransaction) -> str:
+        self.asked.append(transaction)
+        return self.answers.get(transaction.message.body.decode(), "unknown")
+
+
+def failing(store: WritableStore, topic: str) -> Callable[[], None]:
+    """Have puts to a topic fail from now on, until the function is called."""
+    service = store._services.transactions
+    append = service._append
+
+    def refuse(put: Message) -> Any:
+        if put.topic == topic:
+            raise StoreUnavailable("no room")
+        return append(put)
+
+    service._append = refuse
+
+    def mend() -> None:
+        service._append = append
+
+    return mend
+
+
+def leave(store: WritableStore, *names: str, **fields: Any) -> None:
+    for name in names:
+        with store.transaction(message(name.encode(), **fields)) as t:
+            t.leave_open()

@@ -1,0 +1,443 @@
+"""Small files of exports made large ones: no row goes, none comes twice, wherever it is cut off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import logquarry as lq
+from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
+from logquarry.ingest.source import open_source
+from logquarry.scan import exact_properties
+from logquarry.spark.commit import INTENT, MANIFEST, SUCCESS, ExportCommit
+from logquarry.spark.compaction import compact
+from logquarry.spark.compaction.folder import compact_folder
+from logquarry.spark.compaction.merging import MergeTask, Source, groups, merge, merge_here
+from logquarry.spark.export import _manifest, read_options
+from logquarry.spark.output import OutputFolder
+from logquarry.spark.parquet import write_task
+from logquarry.spark.summary import Summary
+from logquarry.spark.tasks import plan_tasks
+from tests.cli.helpers import run
+from tests.lake_drive import KINDS, Lake, run_here
+from tests.unit.test_lakehouse import bodies, numbers, put
+from tests.unit.test_spark_commit import Crash, CrashingFolder
+
+pytest.importorskip("deltalake")
+pytest.importorskip("pyiceberg")
+
+
+# ---------------------------------------------------------------------------------------- Parquet
+def export(
+    dest: Path, *stores: Path, partition_by: Sequence[str] = (), **options: str
+) -> OutputFolder:
+    """What an export on Spark does, here."""
+    folder = OutputFolder(dest)
+    read = read_options([str(store) for store in stores], {"splitSize": "4096", **options})
+    tasks = plan_tasks(read)
+    commit = ExportCommit(folder)
+    commit.begin()
+    results = [
+        write_task(number, task, folder, commit.staging, partition_by)
+        for number, task in enumerate(tasks)
+    ]
+    files = [file for result in results for file in result.files]
+    summary = Summary.of(result.summary for result in results)
+    manifest = _manifest(tasks, files, summary, read.names, partition_by)
+    commit.commit([(file.staged, file.path) for file in files], manifest)
+    return folder
+
+
+def make_store(store: Path, first: int = 0, count: int = 300) -> Path:
+    """Messages of two topics; some have property strings that no map can say."""
+    with lq.MessageStore.open(store, config=lq.StoreConfig(), mode="rw") as opened:
+        for number in range(first, first + count):
+            odd = "a\x01b\x02\x02a\x01c\x02" if number % 7 == 0 else None
+            body = f"body {number}".encode()
+            topic = "orders" if number % 3 else "paid"
+            opened.put(lq.Message(topic=topic, body=body, queue_id=0, properties_string=odd))
+    return store
+
+
+def rows(dest: Path, *columns: str) -> list[dict[str, Any]]:
+    """All rows, in the order of the manifest's files within a broker."""
+    document = json.loads((dest / MANIFEST).read_text("utf-8"))
+    files = sorted(document["files"], key=lambda f: (f["broker"], f["first_offset"], f["path"]))
+    tables = [pq.read_table(dest / f["path"], partitioning=None) for f in files]
+    for table, file in zip(tables, files, strict=True):
+        assert table.num_rows == file["rows"]
+    found: list[dict[str, Any]] = pa.concat_tables(tables).select(list(columns)).to_pylist()
+    return found
+
+
+def odd_strings(dest: Path) -> list[tuple[Any, Any]]:
+    """What stands in the metadata, by the rows that it is of."""
+    found = []
+    for path in sorted(dest.rglob("part-*.parquet")):
+        listed = exact_properties.read(pq.read_metadata(path).metadata)
+        if listed is not None:
+            table = pq.read_table(path, columns=["body"], partitioning=None)
+            found += [
+                (table.column("body")[row].as_py(), string)
+                for row, string in zip(listed[0].tolist(), listed[1].to_pylist(), strict=True)
+            ]
+    return sorted(found)
+
+
+PLACE = ("broker", "physical_offset", "topic", "body", "properties")
+
+
+def test_small_files_become_one(tmp_path: Path) -> None:
+    store, dest = make_store(tmp_path / "store"), tmp_path / "out"
+    export(dest, store)
+    before, odd = rows(dest, *PLACE), odd_strings(dest)
+    names = {path.name for path in dest.glob("*.parquet")}
+    assert len(names) > 3
+    assert len(odd) == 300 // 7 + 1
+    told = compact(dest)
+    assert (told.files_before, told.files_after) == (len(names), 1)
+    assert 0 < told.bytes_after < told.bytes_before
+    (path,) = dest.glob("*.parquet")
+    assert path.name not in names
+    assert rows(dest, *PLACE) == before
+    assert odd_strings(dest) == odd
+    assert sorted(p.name for p in dest.iterdir()) == [SUCCESS, MANIFEST, path.name]
+    assert compact(dest).files_before == 0
+
+
+def test_what_was_compacted_is_imported_as_it_was(tmp_path: Path) -> None:
+    store, dest = make_store(tmp_path / "store"), tmp_path / "out"
+    export(dest, store)
+    compact(dest)
+    assert [file.rows for file in open_source(dest).files] == [300]
+    run("import", dest, tmp_path / "again", "--keep-times")
+    assert strings(store) == strings(tmp_path / "again")
+
+
+def strings(store: Path) -> list[Any]:
+    with lq.MessageStore.open(store, mode="r") as opened:
+        return [(m.topic, m.queue_offset, m.body, m.properties_string) for m in opened.scan()]
+
+
+def test_brokers_and_partitions_stay_apart(tmp_path: Path) -> None:
+    first = make_store(tmp_path / "a" / "store")
+    second = make_store(tmp_path / "b" / "store", 1_000)
+    dest = tmp_path / "out"
+    export(dest, first, second, partition_by=["topic"])
+    before = sorted(rows(dest, *PLACE), key=str)
+    told = compact(dest)
+    assert told.files_after == 4
+    assert sorted(rows(dest, *PLACE), key=str) == before
+    assert sorted(path.name for path in dest.iterdir()) == [
+        SUCCESS, MANIFEST, "topic=orders", "topic=paid",
+    ]  # fmt: skip
+    # What is exported anew takes the place of what was compacted.
+    export(dest, first, partition_by=["topic"])
+    assert len(rows(dest, "body")) == 300
+    assert not list(dest.rglob("*.to.*"))
+
+
+def test_queues_stay_apart_and_in_order(tmp_path: Path) -> None:
+    store, dest = make_store(tmp_path / "store"), tmp_path / "out"
+    export(dest, store, topics="orders,paid", splitSize="2048")
+    compact(dest)
+    for path in dest.glob("*.parquet"):
+        table = pq.read_table(path)
+        offsets = table.column("physical_offset").to_pylist()
+        assert offsets == sorted(offsets)
+
+
+def test_files_of_the_size_stay(tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    export(dest, make_store(tmp_path / "store"))
+    sizes = sorted(path.stat().st_size for path in dest.glob("*.parquet"))
+    assert compact(dest, target_size=sizes[0]).files_before == 0
+    before = rows(dest, *PLACE)
+    told = compact(dest, target_size=4 * sizes[-1])
+    assert 1 < told.files_after < told.files_before
+    assert rows(dest, *PLACE) == before
+    # What was merged is merged on.
+    assert compact(dest).files_after == 1
+    assert rows(dest, *PLACE) == before
+    (path,) = dest.glob("*.parquet")
+    assert path.name.count(".to.") == 1
+
+
+def test_groups() -> None:
+    files = [Source(str(at), size, 1) for at, size in enumerate([3, 3, 3, 6, 1, 9, 2, 2, 1])]
+    assert [[f.bytes for f in g] for g in groups(files, 10)] == [[3, 3, 3], [2, 2, 1]]
+    assert list(groups(files, 1)) == []
+    assert list(groups(files[:1], 100)) == []
+
+
+# -------------------------------------------------------------------------------- cut off, harmed
+def all_bodies(dest: Path) -> list[bytes]:
+    return sorted(row["body"] for row in rows(dest, "body"))
+
+
+@pytest.mark.parametrize("then", ["compact", "export"])
+def test_a_compaction_that_dies_anywhere_loses_nothing(tmp_path: Path, then: str) -> None:
+    store, dest = make_store(tmp_path / "store", 0, 60), tmp_path / "out"
+    wanted = sorted(f"body {number}".encode() for number in range(60))
+    steps = 0
+    while True:
+        export(dest, store, partition_by=["topic"])
+        folder = CrashingFolder(dest, steps)
+        try:
+            compact_folder(folder, 1 << 30, merge_in(OutputFolder(dest)))
+            break
+        except Crash:
+            steps += 1
+        ended = (dest / SUCCESS).exists()
+        if ended:
+            assert all_bodies(dest) == wanted
+        if then == "compact":
+            compact(dest)
+        else:
+            export(dest, store)
+        assert all_bodies(dest) == wanted
+        assert {p.name for p in dest.iterdir() if p.is_file() and p.suffix != ".parquet"} == {
+            MANIFEST, SUCCESS,
+        }  # fmt: skip
+        names = {e["path"] for e in json.loads((dest / MANIFEST).read_text())["files"]}
+        assert {str(p.relative_to(dest)) for p in dest.rglob("*.parquet")} == names
+    assert steps > 10
+
+
+def merge_in(folder: OutputFolder) -> Callable[[Sequence[MergeTask]], Any]:
+    """Workers are other processes: their steps are not counted."""
+    return lambda tasks: merge_here([MergeTask(folder, t.sources, t.stem) for t in tasks])
+
+
+def test_an_export_that_did_not_end_comes_first(tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    export(dest, make_store(tmp_path / "store", 0, 60))
+    (dest / INTENT).write_text(json.dumps({"written_by": "logquarry", "files": []}))
+    with pytest.raises(StoreUnavailable, match="an export did not end"):
+        compact(dest)
+
+
+def test_an_intent_that_somebody_else_wrote_removes_nothing(tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    export(dest, make_store(tmp_path / "store", 0, 60))
+    before = all_bodies(dest)
+    document = json.loads((dest / MANIFEST).read_text())
+    for harm in (
+        {"removed": ["../store/commitlog/00000000000000000000"]},
+        {"moves": [["_temporary-0/../../x", "a.parquet"]]},
+        {"moves": [["_temporary-0/x", "/etc/x.parquet"]]},
+        {"staging": "a"},
+        {"manifest": 3},
+        {"moves": [3]},
+    ):
+        told = {"staging": "_temporary-0", "moves": [], "removed": [], "manifest": document, **harm}
+        intent = {"written_by": "logquarry", "files": [], "compaction": told}
+        (dest / INTENT).write_text(json.dumps(intent))
+        with pytest.raises(UsageError):
+            compact(dest)
+        (dest / INTENT).unlink()
+    assert all_bodies(dest) == before
+
+
+def test_a_new_file_that_is_gone(tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    export(dest, make_store(tmp_path / "store", 0, 60))
+    before = sorted(p.name for p in dest.iterdir())
+    document = json.loads((dest / MANIFEST).read_text())
+    told = {
+        "staging": "_temporary-0",
+        "moves": [["_temporary-0/a.parquet", "a.parquet"]],
+        "removed": [file["path"] for file in document["files"]],
+        "manifest": document,
+    }
+    intent = {"written_by": "logquarry", "files": [], "compaction": told}
+    (dest / INTENT).write_text(json.dumps(intent))
+    with pytest.raises(CorruptFile, match="nor at _temporary-0"):
+        compact(dest)
+    assert sorted(p.name for p in dest.iterdir()) == sorted([*before, INTENT])
+
+
+def test_a_source_that_is_not_what_was_written(tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    export(dest, make_store(tmp_path / "store", 0, 60))
+    path = sorted(dest.glob("*.parquet"))[1]
+    table = pq.read_table(path)
+    pq.write_table(table.slice(1), path)
+    before = sorted(p.name for p in dest.iterdir())
+    with pytest.raises(CorruptFile, match="rows, and should have"):
+        compact(dest)
+    pq.write_table(table.drop_columns(["flag"]), path)
+    with pytest.raises(CorruptFile, match="other columns"):
+        compact(dest)
+    assert sorted(p.name for p in dest.iterdir()) == before
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    folder = export(dest, make_store(tmp_path / "store", 0, 60))
+
+    def meanwhile(tasks: Sequence[MergeTask]) -> Any:
+        with pytest.raises(StoreUnavailable, match="at work there"):
+            compact(dest)
+        return merge_here(tasks)
+
+    assert compact_folder(folder, 1 << 30, meanwhile).files_after == 1
+
+
+def test_too_many_odd_strings_for_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dest = tmp_path / "out"
+    export(dest, make_store(tmp_path / "store"))
+    before, odd = rows(dest, *PLACE), odd_strings(dest)
+    monkeypatch.setattr("logquarry.spark.compaction.merging.MOST_BYTES", 40)
+    assert compact(dest).files_after > 1
+    assert rows(dest, *PLACE) == before
+    assert odd_strings(dest) == odd
+    monkeypatch.undo()
+    # The same first and last message: a name of its own all the same.
+    assert compact(dest).files_after == 1
+    assert rows(dest, *PLACE) == before
+
+
+def test_a_merge_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    folder = export(dest, make_store(tmp_path / "store", 0, 60))
+    some = [Source(p.name, 1, pq.read_metadata(p).num_rows) for p in dest.glob("*.parquet")]
+    some[-1] = Source(some[-1].path, 1, 12_345)
+    with pytest.raises(CorruptFile):
+        merge(0, MergeTask(folder, tuple(some), "new"))
+    assert not list(dest.glob("new*"))
+
+
+def test_nothing_to_compact(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFound, match="no export has been there"):
+        compact(tmp_path)
+    with pytest.raises(UsageError, match="takes bytes"):
+        compact(tmp_path, target_size=0)
+    (tmp_path / MANIFEST).write_text("{}")
+    with pytest.raises(UsageError, match="not the manifest"):
+        compact(tmp_path)
+
+
+# ----------------------------------------------------------------------------------------- tables
+@pytest.fixture(params=KINDS)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return Lake(request.param, tmp_path / "table")
+
+
+def filled(lake: Lake, store: Path, times: int = 3) -> None:
+    for number in range(0, 3 * times, 3):
+        put(store, *numbers(number, number + 3))
+        lake.export(store, partition_by=["topic", "day"])
+
+
+def iceberg_table(lake: Lake) -> Any:
+    from pyiceberg.catalog import load_catalog
+
+    catalog = load_catalog("logquarry", type="sql", uri=f"sqlite:///{lake.dest}/catalog.db")
+    return catalog.load_table(("logquarry", "messages"))
+
+
+def test_a_table(lake: Lake, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    filled(lake, store)
+    told = compact(lake.dest)
+    assert (told.files_before, told.files_after) == (3, 1)
+    assert 0 < told.bytes_after < told.bytes_before
+    assert bodies(lake) == numbers(0, 9)
+    assert compact(lake.dest).files_before == 0
+    put(store, *numbers(9, 11))
+    assert lake.export(store, partition_by=["topic", "day"]).messages == 2
+    assert bodies(lake) == numbers(0, 11)
+
+
+def test_a_table_as_it_was_before(tmp_path: Path) -> None:
+    from deltalake import DeltaTable
+
+    lake = Lake("delta", tmp_path / "table")
+    filled(lake, tmp_path / "store")
+    compact(lake.dest)
+    assert DeltaTable(lake.dest, version=1).to_pyarrow_table().num_rows == 3
+
+
+def test_an_iceberg_table_as_it_was_before(tmp_path: Path) -> None:
+    lake = Lake("iceberg", tmp_path / "table")
+    filled(lake, tmp_path / "store")
+    snapshot = iceberg_table(lake).current_snapshot()
+    assert snapshot is not None
+    compact(lake.dest)
+    table = iceberg_table(lake)
+    assert table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows == 9
+    assert table.scan(row_filter="topic = 'orders'").to_arrow().num_rows == 9
+    assert table.scan(row_filter="topic = 'other'").to_arrow().num_rows == 0
+    assert table.scan(row_filter="physical_offset = 0").to_arrow().num_rows == 1
+
+
+def test_a_table_while_an_export_is_at_work(lake: Lake, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    filled(lake, store, 2)
+    put(store, *numbers(6, 7))
+
+    def meanwhile(tasks: Any, work: Any) -> Any:
+        found = run_here(tasks, work)
+        assert compact(lake.dest).files_before == 2
+        return found
+
+    lake.prepared(store, partition_by=["topic", "day"]).run_with(meanwhile)
+    assert bodies(lake) == numbers(0, 7)
+
+
+def test_an_export_while_a_table_is_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, store = Lake("iceberg", tmp_path / "table"), tmp_path / "store"
+    filled(lake, store, 2)
+    put(store, *numbers(6, 8))
+    own = merge_here
+
+    def meanwhile(tasks: Sequence[MergeTask]) -> Any:
+        lake.export(store, partition_by=["topic", "day"])
+        return own(tasks)
+
+    monkeypatch.setattr("logquarry.spark.compaction.merge_here", meanwhile)
+    assert compact(lake.dest).files_before == 2
+    assert bodies(lake) == numbers(0, 8)
+    assert lake.export(store, partition_by=["topic", "day"]).messages == 0
+
+
+def test_two_compactions_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake("iceberg", tmp_path / "table")
+    filled(lake, tmp_path / "store", 2)
+    own = merge_here
+
+    def meanwhile(tasks: Sequence[MergeTask]) -> Any:
+        monkeypatch.setattr("logquarry.spark.compaction.merge_here", own)
+        assert compact(lake.dest).files_before == 2
+        return own(tasks)
+
+    monkeypatch.setattr("logquarry.spark.compaction.merge_here", meanwhile)
+    before = bodies(lake)
+    with pytest.raises(StoreUnavailable, match="changed it meanwhile"):
+        compact(lake.dest)
+    assert bodies(lake) == before
+    files = {str(p) for p in (tmp_path / "table").rglob("*merged*.parquet")}
+    assert len(files) == 1
+
+
+def test_the_command(lake: Lake, tmp_path: Path) -> None:
+    filled(lake, tmp_path / "store", 2)
+    assert "merged 2 files" in run("compact", lake.dest).stderr
+    assert "takes a size" in run("compact", lake.dest, "--target-size", "x", code=2).stderr
+    run("compact", tmp_path / "nothing", code=3)
+    assert bodies(lake) == numbers(0, 6)
+
+
+def test_the_command_on_parquet(tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    export(dest, make_store(tmp_path / "store", 0, 60))
+    assert "into 1 file" in run("compact", dest).stderr

@@ -1,0 +1,172 @@
+"""Offset files that are torn, rotten or gone: estimated and told, never silently begun anew."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.format import broker_config
+from logquarry.message import Message
+from logquarry.testing.clock import FakeClock
+from tests.small_store import NOW, config
+from tests.unit.test_consumer import numbers, saved
+
+STEP = 1_000
+"""Milliseconds between two messages."""
+SAVED = 60
+"""When the offsets were last written: with the message of this number."""
+BEFORE = 10
+"""Messages before that one with which an estimate begins."""
+
+
+@pytest.fixture(name="root")
+def past(tmp_path: Path) -> Path:
+    """A store with 100 messages a topic, one a second, and offsets of two groups."""
+    root = tmp_path / "s"
+    clock = FakeClock(NOW)
+    with lq.MessageStore.open(root, mode="rw", config=config(), clock=clock) as store:
+        for number in range(100):
+            for topic in ("t", "u"):
+                store.put(Message(topic, b"%d" % number))
+            clock.advance(STEP)
+    write(root, offsets())
+    return root
+
+
+def offsets() -> dict[tuple[str, str], dict[int, int]]:
+    return {("t", "g"): {0: 58}, ("u", "g"): {0: 59}, ("t", "other"): {0: 20}}
+
+
+def file(root: Path) -> Path:
+    return root / "config/consumerOffset.json"
+
+
+def write(root: Path, table: dict[tuple[str, str], dict[int, int]]) -> None:
+    file(root).parent.mkdir(exist_ok=True)
+    file(root).write_text(broker_config.encode_consumer_offsets(table))
+    touch(file(root))
+
+
+def touch(path: Path, number: int = SAVED) -> None:
+    at = (NOW + number * STEP) / 1_000
+    os.utime(path, (at, at))
+
+
+def opened(root: Path) -> lq.MessageStore:
+    return lq.MessageStore.open(root, mode="rw", config=config())
+
+
+def test_a_file_that_says_nothing(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file(root).write_bytes(b'{"offsetTable":{"t@g":{\0\0\0')
+    touch(file(root))
+    with opened(root) as store, store.consumer("g", "t", start="latest", timeout=0) as consumer:
+        (estimate,) = consumer.estimates
+        assert estimate[:3] == ("t", 0, SAVED - BEFORE)
+        assert "consumerOffset.json" in estimate.reason and len(consumer.problems) == 1
+        assert numbers(consumer) == list(range(SAVED - BEFORE, 100))
+    assert "its offset was lost" in caplog.text
+    assert saved(store)[("t", "g")] == {0: 100}
+    # The file that could not be read is kept, and still tells of groups that come later.
+    (aside,) = (root / ".logquarry/quarantine/config").iterdir()
+    assert aside.read_bytes().endswith(b"{\0\0\0")
+
+
+def test_a_torn_file(root: Path) -> None:
+    text = file(root).read_text()
+    cut = text.index('"t@other"') + 12
+    file(root).write_text(text[:cut])
+    touch(file(root))
+    with opened(root) as store:
+        # What stands there whole is taken as it stands.
+        with store.consumer("g", ["t", "u"], start="latest", timeout=0) as consumer:
+            found = {estimate.topic: estimate.offset for estimate in consumer.estimates}
+            assert found == {"t": 58, "u": 59}
+            assert sorted(numbers(consumer)) == sorted([*range(58, 100), *range(59, 100)])
+        with store.consumer("other", "t", start="latest", timeout=0) as consumer:
+            assert numbers(consumer) == list(range(SAVED - BEFORE, 100))
+        with store.consumer("new", "t", start="latest", timeout=0) as consumer:
+            assert consumer.estimates == () and numbers(consumer) == []
+
+
+def test_a_group_that_comes_after_the_file_was_written_anew(root: Path) -> None:
+    file(root).write_bytes(b'{"offsetTable":{"t@other":')
+    touch(file(root))
+    with opened(root) as store, store.consumer("g", "t", timeout=0) as consumer:
+        list(consumer)
+    with opened(root) as store:
+        with store.consumer("other", "t", start="latest", timeout=0) as consumer:
+            assert [estimate.offset for estimate in consumer.estimates] == [SAVED - BEFORE]
+            assert numbers(consumer) == list(range(SAVED - BEFORE, 100))
+        # This one has never been at u, and is not lost there.
+        with store.consumer("other", "u", start="earliest", timeout=0) as consumer:
+            assert consumer.estimates == () and numbers(consumer) == list(range(100))
+
+
+def test_the_backup_is_read(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    backup = file(root).with_name("consumerOffset.json.bak")
+    backup.write_text(file(root).read_text().replace("58", "55"))
+    file(root).write_bytes(bytes(200))
+    with opened(root) as store, store.consumer("g", "t", timeout=0) as consumer:
+        assert consumer.estimates == () and len(consumer.problems) == 1
+        assert numbers(consumer) == list(range(55, 100))
+    assert "is read instead" in caplog.text
+    file(root).unlink()
+    with opened(root) as store, store.consumer("other", "t", timeout=0) as consumer:
+        assert consumer.problems == () and numbers(consumer) == list(range(20, 100))
+
+
+def test_no_file_at_all(root: Path) -> None:
+    file(root).unlink()
+    groups = root / "config/subscriptionGroup.json"
+    groups.write_text('{"subscriptionGroupTable":{"g":{"groupName":"g"}}}')
+    touch(groups)
+    with opened(root) as store:
+        with store.consumer("g", "t", start="latest", timeout=0) as consumer:
+            assert [estimate.offset for estimate in consumer.estimates] == [SAVED - BEFORE]
+        with store.consumer("new", "t", start="latest", timeout=0) as consumer:
+            assert consumer.estimates == () and numbers(consumer) == []
+
+
+def test_a_group_that_has_sent_back_was_there(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file(root).unlink()
+    file(root).parent.rmdir()
+    with opened(root) as store:
+        store.put(Message("%RETRY%g", b"100", properties={"RETRY_TOPIC": "t"}))
+        store.wait_dispatched()
+        with store.consumer("g", "t", start="latest", timeout=0) as consumer:
+            assert numbers(consumer) == [100]
+    assert "nothing tells when they were written: it begins at latest" in caplog.text
+
+
+def test_estimates_stay_within_the_queue(root: Path) -> None:
+    for number, first in ((-1_000, 0), (10_000, 100)):
+        file(root).write_bytes(b'{"offsetTable":{"t@g":')
+        touch(file(root), number)
+        with lq.MessageStore.open(root) as store:
+            consumer = store.consumer("g", "t", timeout=0)
+            assert [estimate.offset for estimate in consumer.estimates] == [first]
+            assert numbers(consumer) == list(range(first, 100))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        '{"offsetTable":[]}',
+        '{"offsetTable":{"t@g":{0:"x"}}}',
+        '{"offsetTable":{"t":{0:1}}}',
+        "[" * 5_000,
+        '{"offsetTable":{"t@g":{0:99999999999999999999999}}}',
+        '{"offsetTable":{"t@g":{0:-5}}}',
+        '{"offsetTable":{"t@g":{0:1e3}}}',
+    ],
+)
+def test_whatever_stands_there(root: Path, text: str) -> None:
+    file(root).write_text(text)
+    with opened(root) as store, store.consumer("g", ["t"], timeout=0) as consumer:
+        found = numbers(consumer)
+        assert found == list(range(100 - len(found), 100))
+    assert saved(store)[("t", "g")] == {0: 100}
