@@ -46,7 +46,7 @@ from logquarry.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 ACKNOWLEDGE: Final = ("flushed", "received")
-_RECEIVE: Final = 1 << 20
+_RECEIVE: Final = 4 << 20
 _READS: Final = 16
 _LARGE: Final = 256 << 10
 _SYNC_MS: Final = 20
@@ -345,12 +345,17 @@ class HaSlave:
         self._owes_sync = False
         if self._options.acknowledge == "flushed":
             self._acknowledge(self._replica.sync())
+        else:
+            self._acknowledge(self._replica.position)
 
     def _ask_sync(self) -> None:
         """Have the other thread bring much to the disk, while more of it comes."""
         self._owes_sync = False
         self._synced_ms = monotonic_ms()
-        self._sync_wanted.set()
+        if self._options.acknowledge == "flushed":
+            self._sync_wanted.set()
+        else:
+            self._acknowledge(self._replica.position)
 
     def _read(self, wire: Wire, machine: SlaveConnection) -> bool:
         """Take what has come; whether the connection goes on."""
@@ -372,8 +377,6 @@ class HaSlave:
                 self._sync_here()
             elif monotonic_ms() - self._synced_ms >= _SYNC_MS:
                 self._ask_sync()
-            if self._options.acknowledge == "received":
-                self._acknowledge(self._replica.position)
             if violation is not None:
                 raise violation
             if not goes_on:
@@ -409,8 +412,7 @@ class HaSlave:
         try:
             while self._goes_on() and not self._ended.wait(0):
                 self._sync_wanted.take()
-                if self._options.acknowledge == "flushed":
-                    self._acknowledge(self._replica.sync())
+                self._acknowledge(self._replica.sync())
         except StoreError as error:
             self._fail(error)
         except Exception as error:
