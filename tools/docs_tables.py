@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from logquarry.format import batch, checkpoint, frame, index, queue_entry
+from logquarry.format import batch, checkpoint, frame, index, queue_entry, state_table
 from logquarry.format.fields import Layout
 from logquarry.scan import schema
 from logquarry.verify import findings
@@ -30,6 +30,13 @@ _FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     ),
     ("Blank", (frame.BLANK,), "It ends a file; the rest of the file may hold anything."),
     ("Consume queue unit", (queue_entry.LAYOUT,), ""),
+    (
+        "State table unit (3.x)",
+        (state_table.LAYOUT,),
+        "The redo log of 3.x has units of a consume queue: the tags code is -1 for PREPARED, and "
+        "for COMMIT and ROLLBACK the physical offset of the PREPARED frame "
+        "([dialect-3.1.md](dialect-3.1.md)).",
+    ),
     (
         "Index file",
         (index.HEADER, index.SLOT, index.ENTRY),

@@ -16,19 +16,25 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.errors import UsageError
-from logquarry.format import delay, index, java, queue_entry
+from logquarry.format import delay, index, java, queue_entry, state_table
 
 logger = logging.getLogger(__name__)
 
 TOPIC_CHECKS: Final = ("store", "rocketmq-broker")
 BROKER_ROLES: Final = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 RECOVERIES: Final = ("safe", "rocketmq")
+DIALECTS: Final = ("4.9", "3.1")
 FLUSH_DISK_TYPES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
 DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
 """Bytes of a commit log file where neither files nor settings say (``mappedFileSizeCommitLog``)."""
 
+_MOST_MESSAGE_BYTES: Final = {"4.9": 4 << 20, "3.1": 512 << 10}
+_DELAY_LEVELS: Final = {"4.9": delay.DEFAULT_LEVELS, "3.1": delay.LEVELS_3}
+"""What the two dialects have where the settings do not say."""
+
 _CHOICES: Final = {
+    "dialect": DIALECTS,
     "topic_check": TOPIC_CHECKS,
     "recovery": RECOVERIES,
     "broker_role": BROKER_ROLES,
@@ -46,6 +52,7 @@ _ABOVE_ZERO: Final = (
     "flush_consumer_offset_interval",
     "flush_delay_offset_interval",
     "transaction_check_interval",
+    "check_transaction_message_timer_interval",
 )
 
 
@@ -60,12 +67,17 @@ class LayoutConfig:
         max_hash_slot_num: slots of an index file (RocketMQ: 5,000,000).
         max_index_num: entries of an index file, the unused entry 0 included
             (RocketMQ: 20,000,000).
+        tran_state_table_mapped_file_size: bytes of a file of the 3.x state table
+            (RocketMQ: 48,000,000).
+        tran_redo_log_mapped_file_size: bytes of a file of its redo log (RocketMQ: 40,000,000).
     """
 
     mapped_file_size_commit_log: int | None = None
     mapped_file_size_consume_queue: int | None = None
     max_hash_slot_num: int | None = None
     max_index_num: int | None = None
+    tran_state_table_mapped_file_size: int | None = None
+    tran_redo_log_mapped_file_size: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(LayoutConfig):
@@ -79,9 +91,17 @@ class LayoutConfig:
     @property
     def queue_file_size(self) -> int | None:
         """Bytes of a queue file in whole units (``getMappedFileSizeConsumeQueue``)."""
-        size = self.mapped_file_size_consume_queue
-        unit = queue_entry.UNIT_SIZE
-        return None if size is None else -(-size // unit) * unit
+        return _whole_units(self.mapped_file_size_consume_queue, queue_entry.UNIT_SIZE)
+
+    @property
+    def state_table_file_size(self) -> int | None:
+        """Bytes of a file of the state table in whole units."""
+        return _whole_units(self.tran_state_table_mapped_file_size, state_table.UNIT_SIZE)
+
+    @property
+    def redo_log_file_size(self) -> int | None:
+        """Bytes of a file of the redo log in whole units."""
+        return _whole_units(self.tran_redo_log_mapped_file_size, queue_entry.UNIT_SIZE)
 
     @property
     def index_shape(self) -> index.IndexShape | None:
@@ -99,7 +119,10 @@ class StoreConfig(LayoutConfig):
     """The settings of a store. Defaults are RocketMQ 4.9.3's.
 
     Attributes:
-        message_delay_level: delay of each level, level 1 first.
+        dialect: what a writer writes: ``"4.9"``, or ``"3.1"`` for the store of RocketMQ 3.1.3 with
+            its transaction state table (docs/dialect-3.1.md). Readers know both without it.
+        message_delay_level: delay of each level, level 1 first; where it is not stated, the 18
+            levels of 4.9.3, or the 16 of 3.1.3.
         max_msgs_num_batch: most messages that one index query gives.
         max_transfer_count_on_message_in_memory: most messages of one ``get``.
         max_transfer_bytes_on_message_in_memory: most bytes of one ``get``.
@@ -117,7 +140,8 @@ class StoreConfig(LayoutConfig):
             their bodies when a store is opened that was closed in order, and whatever
             ``"rocketmq"`` reads when it recovers.
         message_index_safe: whether ``"rocketmq"`` goes back as far as the index may lack messages.
-        max_message_size: most bytes of a frame, and of the wire form of a batch.
+        max_message_size: most bytes of a frame, and of the wire form of a batch; where it is not
+            stated (0), 4 MiB, and 512 KiB in dialect 3.1.
         store_host: what a message without a store host of its own gets.
         topic_check: what a topic to be written may be: ``"store"`` for any name that is safe as
             a folder's, ``"rocketmq-broker"`` for the letters that RocketMQ's broker takes.
@@ -169,9 +193,14 @@ class StoreConfig(LayoutConfig):
         transaction_time_out: age of a half message from which on a check asks for it.
         transaction_check_max: how often it is asked for before it is given up.
         transaction_check_interval: pause between two checks.
+        check_transaction_message_timer_interval: pause between two checks of open transactions,
+            in dialect 3.1.
+        check_transaction_message_atleast_interval: how old a transaction is at least that is
+            checked.
     """
 
-    message_delay_level: str = delay.DEFAULT_LEVELS
+    dialect: str = DIALECTS[0]
+    message_delay_level: str = ""
     max_msgs_num_batch: int = 64
     max_transfer_count_on_message_in_memory: int = 32
     max_transfer_bytes_on_message_in_memory: int = 256 * 1024
@@ -181,7 +210,7 @@ class StoreConfig(LayoutConfig):
     enable_multi_dispatch: bool = False
     enable_lmq: bool = False
     decompress_limit: int = 64 << 20
-    max_message_size: int = 4 << 20
+    max_message_size: int = 0
     store_host: str = "127.0.0.1:10911"
     topic_check: str = TOPIC_CHECKS[0]
     recovery: str = RECOVERIES[0]
@@ -226,6 +255,8 @@ class StoreConfig(LayoutConfig):
     transaction_time_out: int = 6_000
     transaction_check_max: int = 15
     transaction_check_interval: int = 60_000
+    check_transaction_message_timer_interval: int = 60_000
+    check_transaction_message_atleast_interval: int = 60_000
 
     def __post_init__(self) -> None:
         LayoutConfig.__post_init__(self)
@@ -236,6 +267,12 @@ class StoreConfig(LayoutConfig):
         for name in _ABOVE_ZERO:
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be above 0")
+        if not self.message_delay_level:
+            object.__setattr__(self, "message_delay_level", _DELAY_LEVELS[self.dialect])
+        if not self.max_message_size:
+            object.__setattr__(self, "max_message_size", _MOST_MESSAGE_BYTES[self.dialect])
+        if self.is_3_1:
+            self._check_3_1()
         if self.sync_flush_timeout < 0:
             raise UsageError(f"sync_flush_timeout is {self.sync_flush_timeout}, below 0")
         for name in ("file_reserved_time", "delete_commit_log_files_interval"):
@@ -244,6 +281,31 @@ class StoreConfig(LayoutConfig):
         if not 0 < self.disk_max_used_space_ratio <= 100:
             ratio = self.disk_max_used_space_ratio
             raise UsageError(f"disk_max_used_space_ratio is {ratio}, and must be from 1 to 100")
+
+    def _check_3_1(self) -> None:
+        """Refuse what RocketMQ 3.1.3 does not have.
+
+        Raises:
+            UsageError: if a setting asks for it.
+        """
+        lacking = {
+            "enable_multi_dispatch": self.enable_multi_dispatch,
+            "enable_lmq": self.enable_lmq,
+            "transient_store_pool_enable": self.transient_store_pool_enable,
+        }
+        for name, is_wanted in lacking.items():
+            if is_wanted:
+                raise UsageError(f"{name}: dialect 3.1 has no such thing")
+        if self.recovery == "rocketmq":
+            raise UsageError(
+                "recovery 'rocketmq' is that of 4.9.3, which knows nothing of the state table of "
+                "dialect 3.1"
+            )
+
+    @property
+    def is_3_1(self) -> bool:
+        """Whether a writer writes as RocketMQ 3.1.3 did."""
+        return self.dialect == "3.1"
 
     @property
     def uses_transient_pool(self) -> bool:
@@ -306,6 +368,10 @@ class StoreConfig(LayoutConfig):
                 raise UsageError(f"{path}: line {number} is not name=value: {entry!r}")
             values[name.strip()] = value.strip()
         return cls.from_mapping(values)
+
+
+def _whole_units(size: int | None, unit: int) -> int | None:
+    return None if size is None else -(-size // unit) * unit
 
 
 def _snake_case(name: str) -> str:

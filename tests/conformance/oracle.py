@@ -17,12 +17,12 @@ _BUILD_SECONDS = 600
 _ANSWER_SECONDS = 60
 
 
-def require_oracle() -> None:
+def require_oracle(run: Path = RUN) -> None:
     """Skip the test where the real store cannot be run; build it where it can."""
     if shutil.which("mvn") is None or shutil.which("java") is None:
         pytest.skip("no Maven and JDK to run the real store with")
     built = subprocess.run(
-        [RUN, "help"], capture_output=True, timeout=_BUILD_SECONDS, check=False, text=True
+        [run, "help"], capture_output=True, timeout=_BUILD_SECONDS, check=False, text=True
     )
     if "cannot be resolved" in built.stderr or "Could not resolve" in built.stderr:
         pytest.skip("Maven cannot fetch RocketMQ's jars here")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from logquarry.config import StoreConfig
 from logquarry.spark import rebuilding
+from logquarry.store.rebuild import parts
 from logquarry.store.rebuild.rebuild import rebuild
 from logquarry.store.rebuild.report import RebuildReport
 from tests.conformance.golden_facts import SOUND, UNCLEAN, Scenario
@@ -55,7 +56,11 @@ def both(
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """What is built in one walk, and what by many: reports and files."""
     alone = rebuild(store, into=folder / "alone", config=config)
-    with mock.patch.object(rebuilding, "run_tasks", run_here):
+    with (
+        mock.patch.object(rebuilding, "run_tasks", run_here),
+        # So that a task has several stretches, and puts together what they say.
+        mock.patch.object(parts, "STRETCH_BYTES", 1_500),
+    ):
         many = rebuilding.rebuild_on_spark(
             None,  # type: ignore[arg-type]
             store,

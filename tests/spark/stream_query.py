@@ -1,22 +1,112 @@
-"""A process with a query of its own, for a test to kill: run with -m."""
+"""A process that brings a store somewhere by Spark, for a test to kill: run with -m."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from logquarry.spark import get_session
+from logquarry.spark import get_session, load
+from tests.spark.standalone import QUICK_START
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+# A task may fail three times: a worker that is killed does not end the query.
+MASTER = "local[2,4]"
+SETTINGS: dict[str, Any] = {
+    "mappedFileSizeCommitLog": 1 << 20,
+    "mappedFileSizeConsumeQueue": 20 * 5_000,
+    "maxHashSlotNum": 5_000,
+    "maxIndexNum": 20_000,
+}
+COLUMNS = "topic, queue_id, body, keys, tags, flag, born_timestamp, born_host, properties"
 
 
-def main(store: str, folder: str, how: str) -> None:
-    """From a store into ``folder/out``, until it is killed, or until it has what is there now."""
-    spark = get_session(master="local[2]")
-    stream = spark.readStream.format("rocketmq").option("maxBytesPerTrigger", "2m").load(store)
-    writer = stream.select("physical_offset", "body").writeStream.format("parquet")
-    writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
-    trigger = writer.trigger(availableNow=True) if how == "now" else writer
-    query = trigger.start(f"{folder}/out")
+def main(form: str, store: str, folder: str, how: str, most: str) -> None:
+    """From a store into what is in ``folder``.
+
+    Args:
+        form: what the messages come into, and by which way.
+        store: which is being written.
+        folder: where the form's own folders are.
+        how: ``on`` until it is killed, ``now`` until it has what is there.
+        most: bytes of log in a batch.
+    """
+    spark = get_session(master=MASTER, config={"spark.driver.extraJavaOptions": QUICK_START})
     print("started", flush=True)
-    query.awaitTermination()
+    if form in ("delta", "iceberg"):
+        _export(form, store, folder, how, most)
+        return
+    # Small partitions, so that a batch has several, in whose order a log has to be.
+    reader = spark.readStream.format("rocketmq").option("maxBytesPerTrigger", most)
+    stream = reader.option("minPartitions", 3).load(store)
+    writer = _WRITERS[form](spark, stream, folder)
+    writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
+    if how == "now":
+        writer = writer.trigger(availableNow=True)
+    writer.start().awaitTermination()
+
+
+def _export(kind: str, store: str, folder: str, how: str, most: str) -> None:
+    """By the command, which takes the session that is there."""
+    from logquarry.cli.main import app
+
+    words = ["export", store, "--to", f"{folder}/out", "--format", kind, "--spark-master", MASTER]
+    words += ["--columns", "physical_offset,topic,body", "--partition-by", "topic"]
+    words += ["--max-bytes", most]
+    words += ["--follow", "--interval", "0.1"] if how == "on" else []
+    app(words)
+
+
+def _parquet(_: SparkSession, stream: DataFrame, folder: str) -> DataStreamWriter:
+    writer = stream.select("physical_offset", "body").writeStream.format("parquet")
+    return writer.option("path", f"{folder}/out")
+
+
+def _delta_by_batches(_: SparkSession, stream: DataFrame, folder: str) -> DataStreamWriter:
+    """As one does it by hand, with the batch's number in the table."""
+    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+    place = f"{folder}/out"
+
+    def write(batch: DataFrame, number: int) -> None:
+        if DeltaTable.is_deltatable(place):
+            done = DeltaTable(place).transaction_version("query")
+            if done is not None and done >= number:
+                return
+        which = CommitProperties(app_transactions=[Transaction("query", number)])
+        write_deltalake(place, batch.toArrow(), mode="append", commit_properties=which)
+
+    return stream.select("physical_offset", "topic", "body").writeStream.foreachBatch(write)
+
+
+def _sink(_: SparkSession, stream: DataFrame, folder: str) -> DataStreamWriter:
+    writer = stream.selectExpr(COLUMNS.split(", ")).writeStream.format("rocketmq")
+    return writer.option("config", json.dumps(SETTINGS)).option("path", f"{folder}/out/store")
+
+
+def _load(_: SparkSession, stream: DataFrame, folder: str) -> DataStreamWriter:
+    """By tasks that append, into two stores."""
+    import logquarry as lq
+
+    config = lq.StoreConfig.from_mapping(SETTINGS)
+
+    def write(batch: DataFrame, number: int) -> None:
+        out = f"{folder}/out"
+        load(batch, out, brokers=2, txn_app_id="query", txn_version=number, config=config)
+
+    return stream.selectExpr(COLUMNS.split(", ")).writeStream.foreachBatch(write)
+
+
+_WRITERS: dict[str, Callable[[Any, Any, str], Any]] = {
+    "parquet": _parquet,
+    "delta-by-batches": _delta_by_batches,
+    "sink": _sink,
+    "load": _load,
+}
 
 
 if __name__ == "__main__":

@@ -3,27 +3,65 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from pathlib import Path
 
 import logquarry as lq
 
+STEP = 50
+"""Messages that are put in one go, where there is a pause behind them."""
+
 
 def main(root: Path, count: int, pause_ms: int) -> None:
-    """Put ``count`` messages, numbered in their bodies, some at a time."""
+    """Put messages, numbered in their bodies, and print how many.
+
+    Args:
+        root: the store.
+        count: how many; 0 for as many as can be put, one by one, until stdin is closed.
+        pause_ms: after each fifty.
+    """
     config = lq.StoreConfig(
         mapped_file_size_commit_log=1 << 18, mapped_file_size_consume_queue=20 * 1000
     )
     with lq.MessageStore.open(root, config=config, mode="rw") as store:
         print("open", flush=True)
-        for start in range(0, count, 50):
-            store.put_many(
-                [
-                    lq.Message(topic=f"t{n % 3}", queue_id=n % 2, body=b"%d" % n, keys=f"k{n}")
-                    for n in range(start, min(start + 50, count))
-                ]
-            )
-            time.sleep(pause_ms / 1000)
+        if not count:
+            count = _put_until_told(store)
+        else:
+            for start in range(0, count, STEP):
+                store.put_many([_message(n) for n in range(start, min(start + STEP, count))])
+                time.sleep(pause_ms / 1000)
+    print(count, flush=True)
+
+
+def _put_until_told(store: lq.WritableStore) -> int:
+    told = threading.Event()
+
+    def wait() -> None:
+        sys.stdin.read()
+        told.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    number = 0
+    while not told.is_set():
+        try:
+            result = store.put(_message(number))
+        except lq.errors.StoreUnavailable as error:
+            # Whoever is stopped for seconds does not make a file in time; it is there a bit later.
+            if "in time" not in str(error):
+                raise
+            time.sleep(0.1)
+            continue
+        assert result.ok
+        number += 1
+    return number
+
+
+def _message(number: int) -> lq.Message:
+    return lq.Message(
+        topic=f"t{number % 3}", queue_id=number % 2, body=b"%d" % number, keys=f"k{number}"
+    )
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from logquarry.spark.rebuilding import rebuild_on_spark
+from logquarry.errors import UsageError
+from logquarry.spark.rebuilding import rebuild_on_spark, rebuild_stores
 from logquarry.store.rebuild.rebuild import rebuild
 from tests.cli.helpers import run
 from tests.conformance.golden_facts import Scenario
@@ -44,3 +46,42 @@ def test_the_command(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
     assert document["messages"] == 400
     assert (tmp_path / "new" / "consumequeue").is_dir()
     assert not (tmp_path / "new" / "index").exists()
+
+
+def test_many_stores(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
+    stores = [golden / name / "store" for name in ("single", "batch", "rollover")]
+    into = tmp_path / "new"
+    words = ["--into", into, "--spark-master", "local[2]", "--json"]
+    told = json.loads(run("rebuild", *stores, *words).stdout)["stores"]
+    assert [document["store"] for document in told] == [str(store) for store in stores]
+    for store in stores:
+        scenario = Scenario(store.parent)
+        name = store.parent.name
+        alone = rebuild(store, into=tmp_path / "alone" / name, config=scenario.config)
+        queues = {
+            str(path.relative_to(into / name)): path.read_bytes()
+            for path in (into / name / "consumequeue").rglob("*")
+            if path.is_file()
+        }
+        assert queues == {
+            key: value
+            for key, value in made(alone, tmp_path / "alone" / name)[1].items()
+            if key.startswith("consumequeue") and value is not None
+        }
+
+
+def test_stores_that_are_there_already_are_left_out(
+    spark: SparkSession, golden: Path, tmp_path: Path
+) -> None:
+    stores = [golden / name / "store" for name in ("single", "batch")]
+    first, second = rebuild_stores(spark, stores, into=tmp_path)
+    with pytest.raises(UsageError, match="nothing is written over it"):
+        rebuild_stores(spark, stores, into=tmp_path)
+    shutil.rmtree(tmp_path / "batch" / "index")
+    shutil.rmtree(tmp_path / "batch" / "consumequeue")
+    (again,) = rebuild_stores(spark, stores, into=tmp_path, resume=True)
+    assert (again.store, again.messages) == (second.store, second.messages)
+    assert rebuild_stores(spark, stores, into=tmp_path, resume=True) == []
+    with pytest.raises(UsageError, match="it is for a folder"):
+        rebuild_stores(spark, stores, apply=True, resume=True)
+    assert first.messages == 400

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from logquarry.errors import UsageError
 from logquarry.files.layout import StoreLayout
 from logquarry.salvage.salvage import salvage
+from logquarry.spark.salvaging import salvage_stores
 from logquarry.verify import verify_store
 from tests.cli.helpers import run
 
@@ -31,3 +33,25 @@ def test_the_same_is_saved(spark: SparkSession, golden: Path, tmp_path: Path) ->
         assert not verify_store(StoreLayout.open(made)).has_damage
         logs = [sorted((p / "commitlog").iterdir()) for p in (made, tmp_path / "alone" / name)]
         assert [f.read_bytes() for f in logs[0]] == [f.read_bytes() for f in logs[1]]
+
+
+def test_what_was_cut_off_is_gone_on_with(
+    spark: SparkSession, golden: Path, tmp_path: Path
+) -> None:
+    stores = [golden / name / "store" for name in ("single", "batch")]
+    one, two = salvage_stores(spark, stores, tmp_path)
+    assert one.plan.is_whole and two.plan.is_whole
+    # As if the second had been killed while it brought its store out.
+    made = tmp_path / "batch"
+    (made / ".salvage").mkdir()
+    (made / "commitlog").rename(made / ".salvage" / "commitlog")
+    (made / "own").write_text("not ours")
+    with pytest.raises(UsageError, match="is not finished"):
+        salvage(StoreLayout.open(stores[1]), made)
+    with pytest.raises(UsageError, match="it holds own"):
+        salvage_stores(spark, stores, tmp_path, resume=True)
+    (made / "own").unlink()
+    (again,) = salvage_stores(spark, stores, tmp_path, resume=True)
+    assert (again.plan.store, again.plan.messages) == (two.plan.store, two.plan.messages)
+    assert not verify_store(StoreLayout.open(made)).has_damage
+    assert salvage_stores(spark, stores, tmp_path, resume=True) == []

@@ -66,6 +66,7 @@ def test_every_setting_is_known_by_its_name_in_rocketmq() -> None:
         first, *rest = field.name.split("_")
         camel = first + "".join(word.capitalize() for word in rest)
         chosen: dict[str, Any] = {
+            "dialect": "3.1",
             "topic_check": "rocketmq-broker",
             "recovery": "rocketmq",
             "broker_role": "SLAVE",

@@ -25,6 +25,7 @@ LAYERS = (
     "store.put",
     "store.flush",
     "store.dispatch",
+    "store.state_table",
     "store.recovery",
     "store.load",
     "store.retention",

@@ -185,7 +185,10 @@ def test_open_for_reading(tmp_path: Path) -> None:
             lambda: reader.append_data(0, b""),
             reader.flush,
             reader.wait_dispatched,
-            reader.stats,
+            reader.start_delivery,
+            reader.deliver_due,
+            lambda: reader.transaction(lq.Message("t")),
+            lambda: reader.check_transactions(lambda found: "unknown"),
             lambda: reader.add_arrival_listener(print),
             lambda: reader.remove_arrival_listener(print),
         ):

@@ -10,6 +10,7 @@ from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.errors import UsageError
+from logquarry.files.names import has_wildcard
 
 if TYPE_CHECKING:
     from logquarry.store.rebuild.report import RebuildReport
@@ -19,23 +20,31 @@ _NAMES = {"consumequeue": "consume queues", "index": "index"}
 
 
 @click.command()
-@options.store
-@click.option("--into", metavar="DIR", help="Write them into DIR; STORE is only read.")
+@click.argument("stores", metavar="STORE...", nargs=-1, required=True)
+@click.option(
+    "--into",
+    metavar="DIR",
+    help="Write them into DIR; STORE is only read. Of several stores each gets a folder in it.",
+)
 @click.option("--in-place", is_flag=True, help="Replace those of STORE; the old ones are kept.")
 @click.option("--apply", is_flag=True, help="With --in-place: do it.")
 @click.option("--queues", is_flag=True, help="Only the consume queues.")
 @click.option("--index", is_flag=True, help="Only the index.")
+@click.option(
+    "--resume", is_flag=True, help="With --into and Spark: leave out stores that are there already."
+)
 @options.spark_master
 @options.as_json
 @options.config
 @options.quiet
 def rebuild(
-    store: str,
+    stores: tuple[str, ...],
     into: str | None,
     in_place: bool,
     apply: bool,
     queues: bool,
     index: bool,
+    resume: bool,
     spark_master: str | None,
     as_json: bool,
     config: str | None,
@@ -45,7 +54,8 @@ def rebuild(
 
     In place the old ones are moved to STORE/.logquarry/quarantine/, and no process may have the
     store open. With --into it may: what is in its log at the start is taken. Without --into, and
-    without --apply, it only says what it would do.
+    without --apply, it only says what it would do. With --spark-master many stores can be rebuilt
+    at once.
     """
     if into is not None and (in_place or apply):
         raise UsageError("--into is one way, and --in-place --apply is the other")
@@ -61,24 +71,40 @@ def rebuild(
         "index": index or both,
         "config": settings,
     }
-    if spark_master is None or (into is None and not apply):
+    if resume and spark_master is None:
+        raise UsageError("--resume is for many stores: with --spark-master")
+    on_spark = spark_master is not None and (into is not None or apply)
+    several = spark_master is not None and (len(stores) > 1 or has_wildcard(stores[0]))
+    if len(stores) > 1 and not on_spark:
+        raise UsageError("one store at a time; with --spark-master, and --into or --apply, many")
+    if spark_master is None or not on_spark:
         from logquarry.store.rebuild.rebuild import rebuild as rebuild_store
 
         with out.progress("reading the log", in_bytes=True) as progress:
-            report = rebuild_store(store, **wanted, progress=progress)
+            reports = [rebuild_store(stores[0], **wanted, progress=progress)]
     else:
         from logquarry.cli import spark as with_spark
-        from logquarry.spark.rebuilding import rebuild_on_spark
+        from logquarry.spark.rebuilding import rebuild_on_spark, rebuild_stores
 
         with (
             with_spark.session(spark_master) as session,
             out.progress("rebuilding", in_bytes=True) as progress,
         ):
-            report = rebuild_on_spark(session, store, **wanted, progress=progress)
+            if several or resume:
+                more = {**wanted, "resume": resume, "progress": progress}
+                reports = rebuild_stores(session, stores, **more)
+            else:
+                reports = [rebuild_on_spark(session, stores[0], **wanted, progress=progress)]
     if as_json:
-        out.json(report.to_json())
-    else:
-        _show(out, report, store, config)
+        documents = [report.to_json() for report in reports]
+        out.json({"stores": documents} if several or resume else documents[0])
+        return
+    for number, report in enumerate(reports):
+        if number:
+            out.line()
+        _show(out, report, stores[0] if not several else report.store, config)
+    if not reports:
+        out.note("all of them are there already")
 
 
 def _show(out: Output, report: RebuildReport, store: str, config: str | None) -> None:

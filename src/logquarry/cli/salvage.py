@@ -35,6 +35,12 @@ _MOST_TOLD = 40
     is_flag=True,
     help="Save sound messages behind the log's end too, which an earlier recovery cut off.",
 )
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="With --spark-master: leave out stores that are saved already, and begin those anew that "
+    "were not finished.",
+)
 @options.spark_master
 @options.as_json
 @options.config
@@ -43,6 +49,7 @@ def salvage(
     stores: tuple[str, ...],
     into: str | None,
     include_stale: bool,
+    resume: bool,
     spark_master: str | None,
     as_json: bool,
     config: str | None,
@@ -71,8 +78,11 @@ def salvage(
                 into,
                 include_stale=include_stale,
                 config=settings,
+                resume=resume,
                 progress=progress,
             )
+    elif resume:
+        raise UsageError("--resume is for many stores: with --spark-master")
     elif len(stores) > 1:
         raise UsageError("one store at a time, or --spark-master for several")
     else:

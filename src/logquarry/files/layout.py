@@ -5,6 +5,7 @@
     STORE/commitlog/00000000000000000000      names: physical offset of the first byte
     STORE/consumequeue/TOPIC/QUEUE/0000...    names: byte offset in the queue
     STORE/index/yyyyMMddHHmmssSSS
+    STORE/transaction/statetable/0000...      names: byte offset in the table (3.x)
     STORE/config/*.json  checkpoint  abort  lock
 """
 
@@ -24,13 +25,17 @@ from logquarry.config import StoreConfig
 from logquarry.errors import StoreNotFound
 from logquarry.files import delay_levels
 from logquarry.files.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
-from logquarry.format import broker_config, checkpoint, durable_mark, java, queue_entry
+from logquarry.format import broker_config, checkpoint, durable_mark, java, queue_entry, state_table
 
 logger = logging.getLogger(__name__)
 
 COMMIT_LOG = "commitlog"
 CONSUME_QUEUE = "consumequeue"
 INDEX = "index"
+TRANSACTION = "transaction"
+"""Of 3.x: its state table and redo log."""
+STATE_TABLE = f"{TRANSACTION}/statetable"
+REDO_LOG = f"{TRANSACTION}/redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0"
 CONFIG = "config"
 CHECKPOINT = "checkpoint"
 ABORT = "abort"
@@ -154,6 +159,8 @@ class StoreLayout:
         """Forget what is there: a live writer adds files, retention deletes some."""
         for name in ("commit_log", "queue_names", "index_files", "durable_end"):
             self.__dict__.pop(name, None)
+        for name in ("state_table", "redo_log"):
+            self.__dict__.pop(name, None)
 
     def open_file(self, path: str) -> FileView:
         """A file below the root; see :meth:`FileSystem.open`."""
@@ -212,10 +219,25 @@ class StoreLayout:
         # A topic may come from a message, which must not name a path elsewhere.
         named = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
         files = self._numbered(f"{CONSUME_QUEUE}/{topic}/{queue_id}") if named else ()
-        unit = queue_entry.UNIT_SIZE
-        size = self.config.queue_file_size or _size_of(files)
-        # Without whole units in the largest file there is nothing to read it by.
-        return FileSequence(files, max(unit, size // unit * unit))
+        return _units_of(files, queue_entry.UNIT_SIZE, self.config.queue_file_size)
+
+    @property
+    def has_state_table(self) -> bool:
+        """Whether the store has the transactions of 3.x."""
+        return TRANSACTION in self.folders
+
+    @cached_property
+    def state_table(self) -> FileSequence:
+        """The files of the transaction state table."""
+        return self._units(STATE_TABLE, state_table.UNIT_SIZE, self.config.state_table_file_size)
+
+    @cached_property
+    def redo_log(self) -> FileSequence:
+        """The files of the transaction redo log."""
+        return self._units(REDO_LOG, queue_entry.UNIT_SIZE, self.config.redo_log_file_size)
+
+    def _units(self, folder: str, unit: int, stated: int | None) -> FileSequence:
+        return _units_of(self._numbered(folder) if self.has_state_table else (), unit, stated)
 
     @cached_property
     def index_files(self) -> tuple[Entry, ...]:
@@ -311,6 +333,12 @@ class StoreLayout:
         if path not in self.ignored:
             self.ignored.append(path)
             logger.warning("%s: not a store file, ignored", self.filesystem.full_path(path))
+
+
+def _units_of(files: tuple[StoreFile, ...], unit: int, stated: int | None) -> FileSequence:
+    size = stated or _size_of(files)
+    # Without whole units in the largest file there is nothing to read it by.
+    return FileSequence(files, max(unit, size // unit * unit))
 
 
 def _size_of(files: tuple[StoreFile, ...]) -> int:

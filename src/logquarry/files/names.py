@@ -93,6 +93,11 @@ def _in_wildcards(pattern: str, path: str) -> str:
     return "/".join(name for wanted, name in parts if _WILDCARD.search(wanted))
 
 
+def has_wildcard(pattern: str) -> bool:
+    """Whether a path is a glob, which may name several stores."""
+    return _WILDCARD.search(pattern) is not None
+
+
 def as_paths(stores: Stores) -> tuple[str, ...]:
     """One path, URL or glob, or several, as several."""
     given = [stores] if isinstance(stores, str | os.PathLike) else stores

@@ -19,6 +19,8 @@ PROPERTY_SEPARATOR: Final = "\x02"
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
 UNIQ_KEY: Final = "UNIQ_KEY"
+PRODUCER_GROUP: Final = "PGROUP"
+TRANSACTION_PREPARED: Final = "TRAN_MSG"
 WAIT: Final = "WAIT"
 DELAY: Final = "DELAY"
 REAL_TOPIC: Final = "REAL_TOPIC"
@@ -28,10 +30,8 @@ ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 TRANSACTION_ID: Final = "__transactionId__"
 TRANSACTION_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
-TRANSACTION_PREPARED: Final = "TRAN_MSG"
 TRANSACTION_PREPARED_QUEUE_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
-PRODUCER_GROUP: Final = "PGROUP"
 INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
 INNER_MULTI_QUEUE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
 
@@ -53,11 +53,17 @@ def decode_bytes(data: bytes) -> dict[str, str]:
     return decode(data.decode("utf-8", java.UTF8_ERRORS))
 
 
-def encode(properties: Mapping[str, str]) -> str:
-    """The string RocketMQ 4.9.3 writes: no separator at the end."""
-    return PROPERTY_SEPARATOR.join(
+def encode(properties: Mapping[str, str], *, is_closed: bool = False) -> str:
+    """The string RocketMQ writes.
+
+    Args:
+        properties: what it says, in its order.
+        is_closed: whether a separator ends it too, as in 3.x. 4.9.3 writes none there.
+    """
+    text = PROPERTY_SEPARATOR.join(
         f"{key}{NAME_VALUE_SEPARATOR}{value}" for key, value in properties.items()
     )
+    return f"{text}{PROPERTY_SEPARATOR}" if is_closed and text else text
 
 
 def split_keys(keys: str) -> list[str]:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -292,7 +292,9 @@ class _Commit:
         if plan.brokers == 1:
             # Also without rows: a load that had none is known, and the store is there.
             store = plan.store(0)
-            appending = Appending(str(store), plan.config, load, segments.get(0, ()), LOADS)
+            # What is in the file itself need not travel.
+            told = tuple(replace(segment, queues=()) for segment in segments.get(0, ()))
+            appending = Appending(str(store), plan.config, load, told, LOADS)
             return {str(store): self._run([appending])[0]}
         if not segments:
             self._ledger.add(load)

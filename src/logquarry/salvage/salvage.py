@@ -7,6 +7,8 @@ safe recovery of the new log makes of it.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -175,16 +177,19 @@ def salvage(
     if into is not None:
         found.into = str(into)
         target = _Target(into, disk or LocalDisk())
-        target.begin()
-        with bars("copying") as progress:
-            LogWriter(layout, plan, target.disk, target.work).write(progress, pause)
-        with bars("building queues and index"):
-            target.build(plan)
-        for path, data in documents.items():
-            pause()
-            target.disk.replace(target.work / path, data)
-        found.seconds = time.monotonic() - began
-        target.finish(found)
+        try:
+            target.begin()
+            with bars("copying") as progress:
+                LogWriter(layout, plan, target.disk, target.work).write(progress, pause)
+            with bars("building queues and index"):
+                target.build(plan)
+            for path, data in documents.items():
+                pause()
+                target.disk.replace(target.work / path, data)
+            found.seconds = time.monotonic() - began
+            target.finish(found)
+        finally:
+            target.close()
     found.seconds = time.monotonic() - began
     return found
 
@@ -204,11 +209,61 @@ def check_target(layout: StoreLayout, into: Path) -> None:
     except OSError as error:
         raise StoreNotFound(f"{into}: cannot be read: {error.strerror}") from error
     if SALVAGE in names:
+        _check_idle(into)
         raise UsageError(
             f"{into}: a salvage into it is not finished: remove {into / SALVAGE} to begin anew"
         )
     if names:
         raise UsageError(f"{into}: it holds {names[0]}: the new store needs an empty folder")
+
+
+def is_finished(into: Path) -> bool:
+    """Whether a folder has all of what a salvage made."""
+    return (into / SIDECAR / REPORT).is_file() and not (into / SALVAGE).exists()
+
+
+def remove_unfinished(into: Path) -> bool:
+    """Remove what a salvage that was cut off has left in its folder; whether there was any.
+
+    Raises:
+        StoreUnavailable: if it is at work still.
+    """
+    work = into / SALVAGE
+    if not work.is_dir():
+        return False
+    _check_idle(into)
+    made = [COMMIT_LOG, CONSUME_QUEUE, INDEX, CONFIG, SIDECAR]
+    for name in made:
+        shutil.rmtree(into / name, ignore_errors=True)
+    (into / CHECKPOINT).unlink(missing_ok=True)
+    # It says that the others are ours: it goes last.
+    shutil.rmtree(work)
+    return True
+
+
+def _check_idle(into: Path) -> None:
+    descriptor = _lock(into / SALVAGE)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _lock(work: Path) -> int | None:
+    """A lock on the folder of the work, held until the descriptor is closed; None without locks.
+
+    Raises:
+        StoreUnavailable: if a salvage has it.
+    """
+    descriptor = os.open(work, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StoreUnavailable(f"{work}: a salvage is at work there") from None
+    except OSError:
+        # Not every file system that is mounted has locks.
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 class _Target:
@@ -227,6 +282,7 @@ class _Target:
         self.disk = disk
         self.work = into / SALVAGE
         self._into = into
+        self._held: int | None = None
 
     def begin(self) -> None:
         """Make the folders: who comes second finds the one for the work."""
@@ -235,8 +291,15 @@ class _Target:
             self.disk.make_folder(self.work)
         except OSError as error:
             raise self.disk.refused(self.work, error) from error
+        self._held = _lock(self.work)
         for name in (COMMIT_LOG, CONSUME_QUEUE, INDEX):
             self.disk.make_folders(self.work / name)
+
+    def close(self) -> None:
+        """Let go of the folder: whoever comes next may see what is there."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def build(self, plan: SalvagePlan) -> None:
         """Make queues, index, checkpoint and durable mark of the log.

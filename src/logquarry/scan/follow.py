@@ -7,18 +7,18 @@ pass; a run with a frame that only the reference understands is the reference's.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from logquarry.format import delay, java
+from logquarry.format import delay, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format import request_rows as q
 from logquarry.format.frame import MAGIC_V1, Frame
 from logquarry.format.rows import ASK_JAVA, POSITION
-from logquarry.scan import codec
+from logquarry.scan import codec, columns
 from logquarry.scan.codec import Rows, Window
 from logquarry.scan.index_keys import index_keys
 from logquarry.scan.requests import DispatchRequests, dispatch_requests
@@ -64,6 +64,7 @@ class Follower:
         check_crc: whether bodies are compared with their CRC.
         as_java: stop (ASK_JAVA) at frames that RocketMQ 4.9.3 may not take for messages: those of
             5.x, and those of the schedule topic with a DELAY that is not up to nine digits.
+        keys_of_3_1: give the keys that RocketMQ 3.1.3 put into its index.
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class Follower:
         most_frames: int = MOST_FRAMES,
         check_crc: bool = False,
         as_java: bool = False,
+        keys_of_3_1: bool = False,
     ) -> None:
+        self._keys_of_3_1 = keys_of_3_1
         self._check_crc = check_crc
         self._as_java = as_java
         self._levels = delay_levels_ms
@@ -94,6 +97,13 @@ class Follower:
             The run, None where no frame stands there; the position behind it; and the walk's code
             (:func:`logquarry.scan.codec.walk`). Good until the next call.
         """
+        found, after, code = self._follow(window, stop)
+        if found is not None and self._keys_of_3_1:
+            hashes, numbers = _keys_of_3_1(window, found)
+            found = replace(found, key_hashes=hashes, key_numbers=numbers)
+        return found, after, code
+
+    def _follow(self, window: Window, stop: int) -> tuple[Followed | None, int, int]:
         if not codec.kernels_enabled():
             crc = self._check_crc
             count, after, code = codec.walk(window, 0, stop, self._rows, check_crc=crc)
@@ -167,6 +177,17 @@ class Follower:
             tuple((names[topic], queue) for topic, queue in self._queues[:queues].tolist()),
         )
         return followed, after, code
+
+
+def _keys_of_3_1(window: Window, found: Followed) -> tuple[Int64, Int64]:
+    """What 3.1.3 put into its index: KEYS of messages of the types NOT and PREPARED, hashed raw."""
+    flags = columns.fixed_fields(window, found.rows, ["sys_flag"])["sys_flag"]
+    kinds = flags & sys_flag.TRANSACTION_MASK
+    keyed = np.flatnonzero(
+        (kinds == sys_flag.TRANSACTION_NOT) | (kinds == sys_flag.TRANSACTION_PREPARED)
+    )
+    hashes, numbers = index_keys(window, found.rows[keyed], raw=True, only_keys=True)
+    return hashes, keyed[numbers]
 
 
 def follow_run(follower: Follower, run: Run) -> Iterator[tuple[Window, Followed]]:

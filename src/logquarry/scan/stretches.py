@@ -54,13 +54,19 @@ class StretchReader:
     Args:
         layout: the store's files.
         check_crc: whether bodies are compared with their CRC.
+        keys_of_3_1: give the keys that RocketMQ 3.1.3 put into its index.
     """
 
-    def __init__(self, layout: StoreLayout, *, check_crc: bool = True) -> None:
+    def __init__(
+        self, layout: StoreLayout, *, check_crc: bool = True, keys_of_3_1: bool = False
+    ) -> None:
         self._log = layout.commit_log
         self._reader = LogReader(layout, check_crc=check_crc)
         self._follower = Follower(
-            layout.delay_levels_ms, most_frames=_FRAMES_AT_ONCE, check_crc=check_crc
+            layout.delay_levels_ms,
+            most_frames=_FRAMES_AT_ONCE,
+            check_crc=check_crc,
+            keys_of_3_1=keys_of_3_1,
         )
         # Room for the last frame of a stretch, which goes on beyond it.
         self._more = layout.config.max_message_size

@@ -30,6 +30,7 @@ def run_tasks(
     *,
     weight: Callable[[T], int],
     progress: Progress | None = None,
+    pause: Callable[[], None] = lambda: None,
 ) -> list[R]:
     """The results of some work, one task each, in the order of the tasks.
 
@@ -42,6 +43,7 @@ def run_tasks(
         work: gets a task's number and the task; picklable, as its result.
         weight: how much a task counts towards progress.
         progress: called now and then, and once when all is done.
+        pause: called now and then; what it raises cancels the job, too.
 
     Raises:
         LogquarryError: what a task raised, with its own type; other exceptions as Spark has them.
@@ -60,6 +62,7 @@ def run_tasks(
         try:
             while not job.wait(_POLL_SECONDS):
                 interrupts.check()
+                pause()
                 if progress is not None and done.value != told:
                     told = done.value
                     progress(told, total)

@@ -146,9 +146,10 @@ def write_task(
     needed += [EXACT_PROPERTIES.name] if "properties" in task.columns else []
     more = [name for name in needed if name not in task.columns]
     read = replace(task, columns=(*task.columns, *more))
-    for rows in chunks(read_batches(read, damage)):
+    for rows in chunks(read_batches(read, damage), in_one=bool(partition_by)):
         summary.add_rows(rows)
         files.add(rows)
+        del rows
     written = files.close()
     summary.damage = damage.spans
     return TaskResult(task=number, files=written, summary=summary, length=task.length)
@@ -185,18 +186,32 @@ def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> W
     )
 
 
-def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Batches put together to about a row group each."""
+def chunks(batches: Iterator[pa.RecordBatch], *, in_one: bool = False) -> Iterator[pa.Table]:
+    """Batches put together to about a row group each.
+
+    Whoever takes one lets go of it before the next: it is most of the memory of a task.
+
+    Args:
+        batches: of rows.
+        in_one: whether each column is to be in one piece, for rows that are parted.
+    """
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
         held.append(batch)
         size += batch.nbytes
         if size >= ROW_GROUP_BYTES:
-            yield pa.Table.from_batches(held)
-            held, size = [], 0
+            size = 0
+            yield _put_together(held, in_one)
     if held:
-        yield pa.Table.from_batches(held)
+        yield _put_together(held, in_one)
+
+
+def _put_together(held: list[pa.RecordBatch], in_one: bool) -> pa.Table:
+    """Some batches as a table; the list has none of them any more."""
+    table = pa.Table.from_batches(held)
+    held.clear()
+    return table.combine_chunks() if in_one else table
 
 
 # ------------------------------------------------------------------------------------------ files
@@ -251,6 +266,7 @@ class PartedFiles:
             file.add(part)
             if file.is_full:
                 self._close(values)
+            del part
 
     def close(self) -> tuple[WrittenFile, ...]:
         """Complete all files, and tell of them."""
@@ -398,10 +414,14 @@ def _parted(
         codes = codes * count + own
     order = np.argsort(codes, kind="stable")
     cuts = np.flatnonzero(np.diff(codes[order])) + 1
+    # One take of a column in pieces would put these together, for each part anew.
     together = rows.combine_chunks()
     for indices in np.split(order, cuts):
         part = together if len(indices) == len(rows) else together.take(pa.array(indices))
-        yield tuple(_partition_value(part, name) for name in partition_by), part
+        values = tuple(_partition_value(part, name) for name in partition_by)
+        yield values, part
+        # Not beside the next one.
+        del part
 
 
 def _codes(rows: pa.Table, name: str) -> tuple[Any, int]:

@@ -9,6 +9,9 @@ another. See :mod:`logquarry.store.rebuild.parts`; what is put in place, and how
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,7 +19,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from logquarry.config import StoreConfig
+from logquarry.errors import UsageError
 from logquarry.files.layout import CONSUME_QUEUE, INDEX, StoreLayout
+from logquarry.files.names import Stores, as_paths, broker_names, find_stores
 from logquarry.scan.follow import Follower, follow_run
 from logquarry.scan.stretches import Stretch, tiles
 from logquarry.scan.walk import Run
@@ -39,6 +44,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _STAGES: Final = 3
+_AT_ONCE: Final = 8
+"""Stores at once: while the driver looks at one, tasks work on others."""
 
 
 def rebuild_on_spark(
@@ -52,6 +59,7 @@ def rebuild_on_spark(
     config: StoreConfig | None = None,
     split_size: int = LARGEST_SPLIT,
     progress: Progress | None = None,
+    pause: Callable[[], None] = lambda: None,
 ) -> RebuildReport:
     """Make consume queues and index anew; see :func:`rebuild`, whose bytes these are.
 
@@ -68,6 +76,7 @@ def rebuild_on_spark(
         config: likewise.
         split_size: most bytes of log of one task.
         progress: told of bytes; the log counts three times.
+        pause: called where the work may be ended: by what it raises.
 
     Raises:
         StoreNotFound, StoreUnavailable, UsageError: as :func:`rebuild`.
@@ -76,7 +85,7 @@ def rebuild_on_spark(
     def build(job: BuildJob, told: Progress | None) -> Built:
         if job.is_live:
             return build_here(job, told)
-        return _SparkBuild(spark, job, split_size, told).run()
+        return _SparkBuild(spark, job, split_size, told, pause).run()
 
     return rebuild(
         path,
@@ -88,6 +97,113 @@ def rebuild_on_spark(
         builder=build,
         progress=progress,
     )
+
+
+def rebuild_stores(
+    spark: SparkSession,
+    stores: Stores,
+    *,
+    into: str | os.PathLike[str] | None = None,
+    apply: bool = False,
+    queues: bool = True,
+    index: bool = True,
+    config: StoreConfig | None = None,
+    split_size: int = LARGEST_SPLIT,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> list[RebuildReport]:
+    """Make queues and index of many stores anew, some of them at once.
+
+    Args:
+        spark: as for :func:`rebuild_on_spark`.
+        stores: a path or glob, or several.
+        into: a folder, in which each gets the folder of its broker's name.
+        apply: without ``into``: put them in place of each store's own.
+        queues: whether to make the queues.
+        index: whether to make the index.
+        config: what the files of the stores do not tell.
+        split_size: most bytes of log of one task.
+        resume: with ``into``: leave out stores that have all of it there already, from a call
+            before that did not come to its end.
+        progress: told of bytes; each log counts three times.
+
+    Returns:
+        What was done, store by store, of those that were not left out.
+
+    Raises:
+        StoreNotFound, StoreUnavailable, UsageError: as :func:`rebuild`, of the first store that
+            fails: what is being done is given up, and what is done stays.
+    """
+    if resume and into is None:
+        raise UsageError("resume: in place nothing tells what was done: it is for a folder")
+    locations = find_stores(as_paths(stores))
+    names = [name for name, wanted in ((CONSUME_QUEUE, queues), (INDEX, index)) if wanted]
+    chosen: list[tuple[str, Path | None]] = []
+    for location, broker in zip(locations, broker_names(locations), strict=True):
+        target = None if into is None else Path(into).absolute() / broker
+        if not (resume and target is not None and all((target / n).is_dir() for n in names)):
+            chosen.append((location, target))
+    ended = threading.Event()
+    sums = _Sums(progress)
+
+    def one(number: int) -> RebuildReport:
+        def pause() -> None:
+            if ended.is_set():
+                raise _GivenUp
+
+        pause()
+        location, target = chosen[number]
+        return rebuild_on_spark(
+            spark,
+            location,
+            into=target,
+            apply=apply,
+            queues=queues,
+            index=index,
+            config=config,
+            split_size=split_size,
+            progress=None if progress is None else sums.of(number),
+            pause=pause,
+        )
+
+    with ThreadPoolExecutor(_AT_ONCE, "rebuild") as pool:
+        work = [pool.submit(one, number) for number in range(len(chosen))]
+        try:
+            wait(work, return_when=FIRST_EXCEPTION)
+        finally:
+            # Where one has failed, or somebody interrupts; else nothing is at work any more.
+            ended.set()
+            wait(work)
+    for future in work:
+        error = future.exception()
+        if error is not None and not isinstance(error, _GivenUp):
+            raise error
+    return [future.result() for future in work]
+
+
+class _GivenUp(Exception):
+    """Another store has failed, or somebody has interrupted."""
+
+
+class _Sums:
+    """Tells of the work on all stores together."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._known: dict[int, tuple[int, int]] = {}
+
+    def of(self, number: int) -> Progress:
+        """What one of them is told with."""
+
+        def told(done: int, total: int) -> None:
+            with self._lock:
+                self._known[number] = done, total
+                sums = (sum(values) for values in zip(*self._known.values(), strict=True))
+                if self._progress is not None:
+                    self._progress(*sums)
+
+        return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +221,20 @@ class _SparkBuild:
     """Builds one store's."""
 
     def __init__(
-        self, spark: SparkSession, job: BuildJob, split_size: int, progress: Progress | None
+        self,
+        spark: SparkSession,
+        job: BuildJob,
+        split_size: int,
+        progress: Progress | None,
+        pause: Callable[[], None],
     ) -> None:
         self._spark = spark
         self._job = job
         self._split_size = split_size
         self._progress = progress
-        self._follower = Follower(job.config.delay_levels_ms)
+        self._pause = pause
+        is_3_1 = job.config.is_3_1
+        self._follower = Follower(job.config.delay_levels_ms, keys_of_3_1=is_3_1)
         self._store = _Store(job.layout.root, job.config)
 
     def run(self) -> Built:
@@ -127,6 +250,7 @@ class _SparkBuild:
             _Find(self._store),
             weight=_length,
             progress=self._stage(0),
+            pause=self._pause,
         )
         guesses = [run for runs in found for run in runs]
         pieces = [self._piece(run) for run in job.look.guided_runs(guesses)]
@@ -168,6 +292,7 @@ class _SparkBuild:
             _WriteUnits(self._store, self._job.folder / CONSUME_QUEUE, odd),
             weight=_length_of_all,
             progress=self._stage(1),
+            pause=self._pause,
         )
         for piece in pieces:
             if isinstance(piece, _Local):
@@ -220,6 +345,7 @@ class _SparkBuild:
             _WriteIndex(self._store),
             weight=_keys_of_file,
             progress=self._stage(2),
+            pause=self._pause,
         )
         job.disk.sync_names(job.folder / INDEX)
         return Built(queues, len(files), count.keys)

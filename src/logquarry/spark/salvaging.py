@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from logquarry.config import StoreConfig
 from logquarry.files.layout import StoreLayout
 from logquarry.files.names import Stores, as_paths, broker_names, find_stores
-from logquarry.salvage.salvage import Salvaged, check_target, salvage
+from logquarry.salvage.salvage import (
+    Salvaged,
+    check_target,
+    is_finished,
+    remove_unfinished,
+    salvage,
+)
 from logquarry.spark.jobs import run_tasks
 from logquarry.units import Progress
 
@@ -42,12 +48,12 @@ def salvage_stores(
     include_stale: bool = False,
     config: StoreConfig | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
     progress: Progress | None = None,
 ) -> list[Salvaged]:
     """Save every sound message of each store into a new one; see :func:`salvage`.
 
-    A task that Spark tries a second time finds the folder of the first try, and refuses it: who
-    removes that folder can begin again.
+    A task that Spark tries a second time removes what the first try has left, and begins anew.
 
     Args:
         spark: a session; its workers have to reach the stores, and the new ones, by the same names.
@@ -56,6 +62,8 @@ def salvage_stores(
         include_stale: whether sound frames behind the log's end are saved too.
         config: what the files of the stores do not tell.
         storage_options: what the file system of a URL takes.
+        resume: leave out stores that are saved already, from a call before that did not come to its
+            end; those that it had begun are begun anew.
         progress: told of the bytes of log that are done, store by store.
 
     Raises:
@@ -68,6 +76,10 @@ def salvage_stores(
         layout = StoreLayout.open(location, config or StoreConfig(), storage_options)
         target = None if into is None else Path(into).absolute() / broker
         if target is not None:
+            if resume and is_finished(target):
+                continue
+            if resume:
+                remove_unfinished(target)
             check_target(layout, target)
         length = layout.commit_log.end - layout.commit_log.start
         tasks.append(
@@ -87,5 +99,10 @@ def salvage_stores(
 
 # -------------------------------------------------------------------------------- in the worker
 def _save(_: int, task: _Task) -> Salvaged:
+    from pyspark import TaskContext
+
     into = None if task.into is None else Path(task.into)
+    context = TaskContext.get()
+    if into is not None and context is not None and context.attemptNumber():
+        remove_unfinished(into)
     return salvage(task.open(), into, include_stale=task.include_stale)

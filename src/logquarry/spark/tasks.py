@@ -22,11 +22,12 @@ from logquarry.scan.filters import MessageFilter
 from logquarry.scan.splits import LogSplit
 from logquarry.scan.walk import MISSING_FILE, DamagedSpan, Event, ExpiredSpan
 from logquarry.spark.certain import certain_events
-from logquarry.spark.options import ReadOptions
+from logquarry.spark.options import OffsetLimit, ReadOptions
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.quarantine import Quarantine
 from logquarry.store.read.selection import (
     Part,
+    PlaceList,
     ReadPlan,
     Selection,
     filter_of,
@@ -50,6 +51,8 @@ FEW_TASKS = 1_000
 """So many tasks may always be asked for, however small they are then."""
 MOST_TASKS = 100_000
 """Most tasks of one read: the driver keeps a few kilobytes of each."""
+MOST_PARTS = 256
+"""Most parts of one task, some 30 bytes each: queues and gaps between messages may be a million."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class ReadTask:
         location: the store.
         broker: what it is called.
         plan: how it is read; its parts are those of this task alone.
-        options: how to read.
+        options: how to read; see :func:`for_workers`.
         columns: which columns of the table that the options name, in order.
         delay_levels_ms: for tags codes.
         certain_to: where it is a stream's: up to here (and the end of its parts) all of the log
@@ -167,12 +170,13 @@ def plan_tasks(
             )
             for store, length in zip(stores, lengths, strict=True)
         ]
+    own = for_workers(options)
     return [
         ReadTask(
             location=store.location,
             broker=store.broker,
             plan=plan,
-            options=options,
+            options=own,
             columns=tuple(columns or options.names),
             delay_levels_ms=store.layout.delay_levels_ms,
         )
@@ -229,19 +233,21 @@ def _packed(plan: ReadPlan, size: int) -> Iterator[ReadPlan]:
     filled = 0
     for part in sorted(plan.parts, key=lambda part: not isinstance(part, LogSplit)):
         mixed = bool(group) and isinstance(group[0], LogSplit) != isinstance(part, LogSplit)
-        if group and (mixed or filled + part.length > size):
-            yield _only(plan, group)
+        is_full = filled + part.length > size or len(group) == MOST_PARTS
+        is_full |= isinstance(part, PlaceList)
+        if group and (mixed or is_full):
+            yield replace(plan, parts=tuple(group))
             group, filled = [], 0
         group.append(part)
         filled += part.length
     if group:
-        yield _only(plan, group)
+        yield replace(plan, parts=tuple(group))
 
 
-def _only(plan: ReadPlan, parts: Sequence[Part]) -> ReadPlan:
-    # Which ranges are walked matters to places alone, and there may be many.
-    walked = () if isinstance(parts[0], LogSplit) else plan.walked
-    return replace(plan, parts=tuple(parts), walked=walked)
+def for_workers(options: ReadOptions) -> ReadOptions:
+    """What tasks need of some options: their plans say the rest, and stores and queues are many."""
+    nothing = OffsetLimit()
+    return replace(options, paths=(), start=nothing, stop=nothing, wanted=MessageFilter())
 
 
 def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> None:
@@ -357,7 +363,7 @@ def _not_deleted(
     oldest = layout.commit_log.start
     gone = isinstance(part, LogSplit) and part.start < oldest
     # Without a body among the columns none is looked at, except to search it.
-    check_crc |= task.options.wanted.grep is not None
+    check_crc |= task.plan.selection.wanted.grep is not None
     events = read_part(
         layout, task.plan, part, check_crc=check_crc, batch_bytes=task.options.batch_bytes
     )

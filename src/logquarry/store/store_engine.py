@@ -64,6 +64,7 @@ from logquarry.store.mapped.allocate import AllocateMappedFileService
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.mapped.transient_pool import TransientStorePool
 from logquarry.store.put.append import CommitLogWriter
+from logquarry.store.put.append31 import AppendRules31
 from logquarry.store.put.put_result import PutResult, PutStatus, refusal
 from logquarry.store.queue.log_queues import is_lmq
 from logquarry.store.read.store_sizes import with_sizes
@@ -71,6 +72,8 @@ from logquarry.store.recovery.apply import apply_safe
 from logquarry.store.recovery.entries import check_entries
 from logquarry.store.recovery.safe import plan_safe
 from logquarry.store.retention.live import LiveRetention, RetentionService
+from logquarry.store.state_table.keeper import StateTableKeeper
+from logquarry.store.state_table.opening import open_state_table, scratch_of
 from logquarry.store.stats import StatsRecorder
 from logquarry.store.store_found import (
     NeedsRecovery,
@@ -237,6 +240,12 @@ class StoreEngine:
             self.index = IndexKeeper(
                 *(disk, root, shape, self.checkpoint, self._clock),
                 sync_log=lambda: self.log.flush(0),
+                counts_keys=config.is_3_1,
+            )
+        self.transactions: StateTableKeeper | None = None
+        if config.is_3_1:
+            self.transactions = open_state_table(
+                disk, root, config, found.transactions, found.log_end
             )
         self.dispatcher = Dispatcher(
             self.log,
@@ -246,6 +255,7 @@ class StoreEngine:
             start=found.log_end,
             arrived=self._arrived,
             grown=self._grown,
+            follow=None if self.transactions is None else self.transactions.follow,
         )
         for start, stop in found.pieces:
             self.dispatcher.dispatch_piece(start, stop)
@@ -274,6 +284,7 @@ class StoreEngine:
             flags=self.flags,
             health=self.health,
             settle=self._settle if self._waits else self._settle_now,
+            rules=self._rules(),
         )
         self.log.on_flushed = self._flushed
         self.retention = LiveRetention(
@@ -288,6 +299,14 @@ class StoreEngine:
             self._services.append(
                 RetentionService(self.retention, config, root, self.health, clock=self._clock)
             )
+
+    def _rules(self) -> AppendRules31 | None:
+        """What appends do otherwise in dialect 3.1."""
+        table = self.transactions
+        if table is None:
+            return None
+        scratch = scratch_of(self.root, self.config, self.log.wrote_offset)
+        return AppendRules31(scratch, lambda: table.next_number)
 
     def _mark_durable(self, log_end: int) -> None:
         """Say from here on how far the log is on the disk; what was found there is."""
@@ -413,6 +432,8 @@ class StoreEngine:
         if self._recovered is not None:
             yield self._recovered.written
         yield from self.queues
+        if self.transactions is not None:
+            yield self.transactions
         if self.index is not None:
             yield self.index
 
@@ -554,7 +575,8 @@ class StoreEngine:
 
     def _close_files(self) -> None:
         # Of a store that could not be opened some are not there.
-        names = ("_flush_queues", "log", "queues", "index", "checkpoint", "durable", "_pool")
+        names = ["_flush_queues", "log", "queues", "transactions", "index"]
+        names += ["checkpoint", "durable", "_pool"]
         for name in names:
             part = getattr(self, name, None)
             if part is not None:
@@ -572,7 +594,8 @@ class StoreEngine:
             service.stop(_PATIENCE_SECONDS)
         with contextlib.suppress(StoreError):
             # What opening dispatched: without `abort` it counts as on the disk.
-            for part in (*getattr(self, "queues", ()), getattr(self, "index", None)):
+            found = (getattr(self, name, None) for name in ("transactions", "index"))
+            for part in (*getattr(self, "queues", ()), *found):
                 if part is not None:
                     part.flush(0)
             self._close_files()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -29,6 +29,7 @@ from logquarry.files.layout import (
     INDEX,
     LOCK,
     SIDECAR,
+    TRANSACTION,
     StoreLayout,
 )
 from logquarry.format.frame import Frame
@@ -56,6 +57,7 @@ from logquarry.store.recovery.rocketmq import (
     recover_as_rocketmq,
 )
 from logquarry.store.recovery.sync_files import sync_files
+from logquarry.store.state_table.found import TransactionsFound, find_transactions
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +65,18 @@ _READ_ONLY_HINT: Final = 'open it with mode="r"'
 _CHECKED_FILES: Final = 3
 """The last files of the log, which RocketMQ reads when it opens a store (``recoverNormally``)."""
 _OURS: Final = frozenset(
-    {ABORT, CHECKPOINT, COMMIT_LOG, CONFIG, CONSUME_QUEUE, INDEX, LOCK, SIDECAR, "lost+found"}
+    {
+        ABORT,
+        CHECKPOINT,
+        COMMIT_LOG,
+        CONFIG,
+        CONSUME_QUEUE,
+        INDEX,
+        LOCK,
+        SIDECAR,
+        TRANSACTION,
+        "lost+found",
+    }
 )
 """What may be in the folder of a store that is to be made."""
 
@@ -79,6 +92,7 @@ class StoreFound:
             them; all before the first one is in queues and index.
         queue_ends: one past the last offset of each queue.
         recovered: what RocketMQ's recovery did, where it was asked for.
+        transactions: state table and redo log, in dialect 3.1.
     """
 
     config: StoreConfig
@@ -86,6 +100,7 @@ class StoreFound:
     pieces: tuple[tuple[int, int], ...]
     queue_ends: Mapping[QueueKey, int]
     recovered: RocketmqResult | None = None
+    transactions: TransactionsFound = field(default_factory=TransactionsFound)
 
     @property
     def keeps_tails(self) -> bool:
@@ -161,11 +176,32 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     if settings.message_index_enable:
         _check_index(layout, settings, end)
         start = max(start, _indexed(layout, log, files))
+    last_file = last_file_start(layout) or log.min_offset
+    before = (_CHECKED_FILES - 1) * layout.commit_log.file_size
+    checked_from = max(log.min_offset, last_file - before)
     if not is_recovered:
-        last_file = last_file_start(layout) or log.min_offset
-        before = (_CHECKED_FILES - 1) * layout.commit_log.file_size
-        _check_queues(layout, settings, queues, max(log.min_offset, last_file - before), start)
-    return StoreFound(settings, end, _pieces(layout, start, end), ends)
+        _check_queues(layout, settings, queues, checked_from, start)
+    transactions = TransactionsFound()
+    if settings.is_3_1:
+        transactions = _find_transactions(
+            layout, settings, end if is_recovered else checked_from, end
+        )
+    pieces = _pieces(layout, start, end)
+    return StoreFound(settings, end, pieces, ends, transactions=transactions)
+
+
+def _find_transactions(
+    layout: StoreLayout, settings: StoreConfig, start: int, end: int
+) -> TransactionsFound:
+    """State table and redo log, which are to agree with the log from ``start`` on.
+
+    Raises:
+        NeedsRecovery: if they do not.
+    """
+    found = find_transactions(StoreLayout(layout.filesystem, settings), start, end)
+    if isinstance(found, str):
+        raise NeedsRecovery(found)
+    return found
 
 
 def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[int, int], ...]:

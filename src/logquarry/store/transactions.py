@@ -5,6 +5,9 @@ A half message waits in RMQ_SYS_TRANS_HALF_TOPIC. An op message (RMQ_SYS_TRANS_O
 frame of type COMMIT that names the half's physical offset, a rollback nothing. The broker's checker
 puts a half message that is still open back at the queue's end, counts that in
 TRANSACTION_CHECK_TIMES, and moves on: what lies below its group's offset and has no op is done.
+
+In a store of 3.x a PREPARED message waits in no topic of its own, and a COMMIT or ROLLBACK names
+its place in the log (docs/dialect-3.1.md).
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ from logquarry.format import properties as props
 from logquarry.scan import columns
 from logquarry.scan.batches import sound_runs
 from logquarry.scan.filters import MessageFilter
+from logquarry.scan.walk import LogReader, Run
 from logquarry.store.message_store import MessageStore
 from logquarry.store.queue.consume_queue import Queue
 from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.selection import Selection, plan_read, read_in_order
+from logquarry.store.state_table.book import TransactionBook
+from logquarry.store.state_table.frames import transaction_frames
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_halves
 
 logger = logging.getLogger(__name__)
@@ -30,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HalfMessage:
-    """A half message that is still open."""
+    """A half message that is still open; of 3.x a PREPARED one, with its number in the table."""
 
     queue_id: int
     queue_offset: int
@@ -62,7 +68,7 @@ class Transactions:
 
 def transactions(store: MessageStore) -> Transactions:
     """What became of the half messages that are in a store."""
-    found = Transactions()
+    found = _prepared(store) if store.layout.has_state_table else Transactions()
     log = CommitLog(store.layout)
     checked = _checked(store.layout)
     halves: dict[int, HalfMessage] = {}
@@ -83,8 +89,40 @@ def transactions(store: MessageStore) -> Transactions:
             else:
                 found.open.append(message)
     committed = _committed(store, halves)
-    found.committed = len(committed)
-    found.rolled_back = len(halves) - len(committed)
+    found.committed += len(committed)
+    found.rolled_back += len(halves) - len(committed)
+    return found
+
+
+def _prepared(store: MessageStore) -> Transactions:
+    """What became of the PREPARED messages of 3.x, by the log."""
+    found = Transactions()
+    book = TransactionBook()
+    for event in LogReader(store.layout, bound=store.bound).events():
+        if not isinstance(event, Run):
+            continue
+        for taken in transaction_frames(event.window, event.rows):
+            change = book.take(taken)
+            if change is not None and change.unit is None:
+                found.committed += change.state == sys_flag.TRANSACTION_COMMIT
+                found.rolled_back += change.state == sys_flag.TRANSACTION_ROLLBACK
+    log = CommitLog(store.layout)
+    for transaction in book:
+        outcome = log.outcome_at(transaction.physical_offset)
+        if not isinstance(outcome, frame.Frame):
+            found.unreadable += 1
+            continue
+        found.open.append(
+            HalfMessage(
+                queue_id=outcome.queue_id,
+                queue_offset=transaction.number,
+                physical_offset=outcome.physical_offset,
+                topic=outcome.topic.decode("utf-8", java.UTF8_ERRORS),
+                born_timestamp=outcome.born_timestamp,
+                store_timestamp=outcome.store_timestamp,
+                check_times=0,
+            )
+        )
     return found
 
 

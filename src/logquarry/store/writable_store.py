@@ -38,6 +38,7 @@ from logquarry.store.read.log_bound import last_store_timestamp
 from logquarry.store.retention.plan import RetentionPlan
 from logquarry.store.retention.rules import RetentionRules
 from logquarry.store.services import Services
+from logquarry.store.state_table.prepared import CheckService, PreparedTransactions
 from logquarry.store.stats import StoreStats
 from logquarry.store.store_engine import StoreEngine
 from logquarry.store.store_state import StoreState, look_at
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from logquarry.store.consumer.consumers import Consumers
 
 _NS_PER_MS = 1_000_000
+_PATIENCE_SECONDS = 600.0
+"""How long closing waits for a listener that is asked about a transaction."""
 _monotonic = time.monotonic
 _time_ns = time.time_ns
 
@@ -84,6 +87,7 @@ class WritableStore(MessageStore):
         self._quick_get = self._quick.get
         engine.retention.removed = self._forget_removed
         self._services = Services(_Served(self, engine))
+        self._prepared, self._checking = self._prepared_transactions(engine)
 
     @classmethod
     def start(
@@ -229,6 +233,8 @@ class WritableStore(MessageStore):
             segments: in their order.
             loads: the folder that they are staged in, as seen from the store.
         """
+        if self._engine.config.is_3_1:
+            raise UsageError("staged segments are loaded in dialect 4.9 only")
         self._engine.adopt()
         return self._engine.loads.load(load, segments, loads)
 
@@ -284,6 +290,10 @@ class WritableStore(MessageStore):
     def transaction(self, message: Message, group: str = DEFAULT_PRODUCER_GROUP) -> Transaction:
         """See :meth:`WriteApi.transaction`."""
         self._require_open()
+        if self._prepared is not None:
+            raise UsageError(
+                "dialect 3.1 keeps transactions in its state table: prepared_transactions.begin"
+            )
         return self._services.transaction(message, group)
 
     def check_transactions(self, listener: Listener) -> CheckReport:
@@ -295,6 +305,39 @@ class WritableStore(MessageStore):
         """See :meth:`WriteApi.start_transaction_checks`."""
         self._require_open()
         self._services.start_transaction_checks(listener)
+
+    @property
+    def prepared_transactions(self) -> PreparedTransactions:
+        """The transactions of a store in dialect 3.1 (docs/dialect-3.1.md).
+
+        Raises:
+            UsageError: in another dialect.
+        """
+        self._require_open()
+        if self._prepared is None:
+            raise UsageError('a state table is kept only with StoreConfig(dialect="3.1")')
+        return self._prepared
+
+    def _prepared_transactions(
+        self, engine: StoreEngine
+    ) -> tuple[PreparedTransactions | None, CheckService | None]:
+        """The transactions of dialect 3.1 and what checks them; None in another one."""
+        table, config = engine.transactions, engine.config
+        if table is None:
+            return None, None
+        prepared = PreparedTransactions(
+            table,
+            put=self.put,
+            read=self._frame_in_log,
+            wait_dispatched=lambda: engine.wait_dispatched(None, None),
+            stored=self._message,
+            clock=engine.writer.clock,
+            least_age_ms=config.check_transaction_message_atleast_interval,
+        )
+        interval = config.check_transaction_message_timer_interval
+        checking = CheckService(prepared.check, engine.health, interval)
+        checking.start()
+        return prepared, checking
 
     def stats(self) -> StoreStats:
         """See :meth:`WriteApi.stats`."""
@@ -349,6 +392,10 @@ class WritableStore(MessageStore):
                 raise UsageError("a listener cannot close the store that calls it")
             self._close_consumers()
             self._services.close()
+        if self._checking is not None and not self._health.is_forked:
+            if self._checking.is_current:
+                raise UsageError("a listener cannot close the store that calls it")
+            self._checking.stop(_PATIENCE_SECONDS)
         self._engine.close()
         was_closed(self)
         self._is_open = False

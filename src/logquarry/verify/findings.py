@@ -56,6 +56,15 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     "index_missing": ("note", "messages have keys, and there is no index"),
     "index_gap": ("note", "keys between an index file's first message and its last are not in it"),
     "index_behind": ("note", "the last keys are not in the index"),
+    "state_table_wrong": (
+        "damage",
+        "the state table of 3.x does not say which transactions are open",
+    ),
+    "state_table_stale": (
+        "note",
+        "what RocketMQ leaves of a state table: no unit without a group, ends missed, numbers anew",
+    ),
+    "redo_log_wrong": ("damage", "the redo log of 3.x does not have what the log has"),
     "bad_config": ("damage", "a file in config/ that is not what it should be"),
     "checkpoint_missing": ("note", "there is no checkpoint"),
     "checkpoint_zero": ("note", "the checkpoint is all zeros"),

@@ -34,6 +34,7 @@ from logquarry.verify.findings import VerifyReport
 from logquarry.verify.index import IndexChecker
 from logquarry.verify.queues import QueueChecker
 from logquarry.verify.sound_runs import SoundParts, SoundRun
+from logquarry.verify.transactions import check_transactions
 
 _COMES_AND_GOES = frozenset(
     {
@@ -112,6 +113,8 @@ class _Verification:
         excused: list[DamagedSpan | ExpiredSpan] = [*self.damage, *self.expired]
         self.queues.finish(end, excused)
         self.index.check(end, excused, self.last_keyed)
+        if self.layout.has_state_table and not self.live:
+            check_transactions(self.layout, end, self.report)
         self._checkpoint()
         self._config()
         self._state()

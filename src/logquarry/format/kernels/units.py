@@ -103,9 +103,10 @@ def put_index_keys(
     for i in range(count):
         if i + _AHEAD < count:
             # Slots lie anywhere in some megabytes: ask for them before they are needed.
-            ahead = np.int64(np.uint32(hashes[i + _AHEAD]) % slots)
+            ahead = np.int64(np.uint32(abs(hashes[i + _AHEAD])) % slots)
             prefetch(slots_at + ahead * _SLOT_SIZE)
-        slot = slots_at + np.int64(np.uint32(hashes[i]) % slots) * _SLOT_SIZE
+        # 3.x stored hashes with their sign.
+        slot = slots_at + np.int64(np.uint32(abs(hashes[i])) % slots) * _SLOT_SIZE
         previous = np.int64(load_i32(slot))
         # What a slot holds that is no earlier entry's number counts as nothing.
         if previous <= 0 or previous > number + i:

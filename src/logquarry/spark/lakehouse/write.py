@@ -112,9 +112,11 @@ class TableWriter:
         if self.is_kafka:
             batches = map(self._with_kafka, batches)
         try:
-            for rows in chunks(letters.sorted_out(batches)):
+            whole = letters.sorted_out(batches)
+            for rows in chunks(whole, in_one=bool(self.partition_by)):
                 summary.add_rows(rows)
                 files.add(rows)
+                del rows
             written, dead_files = files.close(), letters.close()
         except BaseException:
             # Another attempt may follow, and has names of its own.

@@ -20,7 +20,14 @@ from logquarry.scan.walk import LogReader
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.stream.admission import Backlog, by_bytes, by_rows
 from logquarry.spark.stream.offsets import StreamOffset
-from logquarry.spark.tasks import ReadTask, check_brokers, check_start, even_size, lost
+from logquarry.spark.tasks import (
+    ReadTask,
+    check_brokers,
+    check_start,
+    even_size,
+    for_workers,
+    lost,
+)
 from logquarry.store.queue.consume_queue import ConsumeQueue
 from logquarry.store.read.log_frontier import LogFrontier
 from logquarry.store.read.selection import ReadPlan, Selection, time_range
@@ -258,14 +265,14 @@ class StreamPlanner:
         bound = stop if durable is not None and stop <= durable else None
         extent = LogExtent(layout.commit_log.start, stop, bound)
         splits = plan_splits(layout, extent, start=start, stop=stop, split_size=size)
+        selection, own = Selection(wanted=self._filter(broker, offset)), for_workers(self._options)
         for number, split in enumerate(splits):
             part = LogSplit(split.start, split.stop, resync=number > 0)
-            selection = Selection(wanted=self._filter(broker, offset))
             yield ReadTask(
                 location=layout.root,
                 broker=broker,
                 plan=ReadPlan(selection, extent, (part,), live=True),
-                options=self._options,
+                options=own,
                 columns=self._columns,
                 delay_levels_ms=self._delay_levels(layout),
                 certain_to=stop,

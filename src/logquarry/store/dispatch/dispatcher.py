@@ -156,6 +156,7 @@ class Dispatcher:
         start: physical offset of the first message that may be new to them.
         arrived: told of each run of frames, after queues and index.
         grown: likewise, with the queues that they went to.
+        follow: told of each run behind the queues, before the index: what else follows the log.
 
     Attributes:
         offset: what stands before it in the log is dispatched.
@@ -173,6 +174,7 @@ class Dispatcher:
         start: int,
         arrived: Arrived = lambda _: None,
         grown: Grown = lambda *_: None,
+        follow: Callable[[Window, Followed], None] | None = None,
     ) -> None:
         self.offset = start
         self.limit: int | None = None
@@ -182,7 +184,8 @@ class Dispatcher:
         self._config = config
         self._arrived = arrived
         self._grown = grown
-        self._follower = Follower(config.delay_levels_ms)
+        self._follow = follow
+        self._follower = Follower(config.delay_levels_ms, keys_of_3_1=config.is_3_1)
 
     def dispatch_until(self, offset: int | None = None) -> int:
         """Dispatch what is in the log before an offset, or all of it; how far that came.
@@ -260,6 +263,8 @@ class Dispatcher:
                 new = writer.append(part.offsets, part.units)
                 if new < len(part.units):
                     logger.debug("%s: had %d units", writer.name, len(part.units) - new)
+        if self._follow is not None:
+            self._follow(window, run)
         if self._index is not None:
             self._index.put(
                 requests.physical_offset,

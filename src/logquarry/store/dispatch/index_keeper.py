@@ -33,6 +33,7 @@ class IndexKeeper:
         clock: names new files, in milliseconds.
         sync_log: brings the log to the disk. The checkpoint is not to say that the index has what
             the log may lose.
+        counts_keys: see :class:`~logquarry.store.dispatch.index_writer.IndexFileWriter`.
 
     Attributes:
         writer: what the dispatcher writes to.
@@ -46,6 +47,8 @@ class IndexKeeper:
         checkpoint: CheckpointFile,
         clock: Callable[[], int],
         sync_log: Callable[[], object] = lambda: None,
+        *,
+        counts_keys: bool = False,
     ) -> None:
         folder = root / INDEX
         self._checkpoint = checkpoint
@@ -55,7 +58,12 @@ class IndexKeeper:
         self._guarded: IndexFileWriter | None = None
         self._filled: deque[IndexFileWriter] = deque()
         # Users flush beside the thread that does it now and then.
-        self.writer = IndexWriter(disk, folder, shape, clock=clock, filled=self._filled.append)
+        self.writer = IndexWriter(
+            *(disk, folder, shape),
+            clock=clock,
+            filled=self._filled.append,
+            counts_keys=counts_keys,
+        )
         self.guard()
 
     def guard(self) -> None:

@@ -42,14 +42,21 @@ class IndexFileWriter:
         file: the file, as large as ``shape`` says.
         shape: its slots and entries.
         before: the header of the file before it, whose end a new file begins with.
+        counts_keys: whether the header counts keys and not chains (3.x).
 
     Attributes:
         header: as it is now.
     """
 
     def __init__(
-        self, file: MappedFile, shape: IndexShape, before: IndexHeader | None = None
+        self,
+        file: MappedFile,
+        shape: IndexShape,
+        before: IndexHeader | None = None,
+        *,
+        counts_keys: bool = False,
     ) -> None:
+        self._counts_keys = counts_keys
         self.file = file
         self.shape = shape
         self.header = index.decode_header(file.buffer)
@@ -98,7 +105,7 @@ class IndexFileWriter:
         self.header = header._replace(
             end_timestamp=int(times[-1]),
             end_offset=int(offsets[-1]),
-            slots_used=header.slots_used + begun,
+            slots_used=header.slots_used + (count if self._counts_keys else begun),
             entry_count=header.entry_count + count,
         )
         self._write_header()
@@ -120,7 +127,7 @@ class IndexFileWriter:
         entries["seconds"] = _seconds(times, begin)
         table = np.frombuffer(self.file.buffer, _SLOT_DTYPE, self.shape.slots, HEADER.size)
         numbers = np.arange(number, number + count, dtype=np.int64)
-        entries["previous"], begun = _chain(table, hashes % self.shape.slots, numbers)
+        entries["previous"], begun = _chain(table, np.abs(hashes) % self.shape.slots, numbers)
         return begun
 
     def _put_fast(self, hashes: Int64, offsets: Int64, times: Int64, begin: int) -> int:
@@ -192,6 +199,7 @@ class IndexWriter:
         shape: slots and entries of new files, and of those that are there.
         clock: names new files, in milliseconds.
         filled: told of each file that is full (``IndexService.flush`` syncs it).
+        counts_keys: see :class:`IndexFileWriter`.
 
     Attributes:
         last: the file that is written to, None while there is none.
@@ -205,7 +213,9 @@ class IndexWriter:
         *,
         clock: Callable[[], int],
         filled: Callable[[IndexFileWriter], None] = lambda _: None,
+        counts_keys: bool = False,
     ) -> None:
+        self._counts_keys = counts_keys
         self._disk = disk
         self._folder = folder
         self._shape = shape
@@ -213,7 +223,10 @@ class IndexWriter:
         self._filled = filled
         names = [name for name in disk.names_in(folder) if name.isascii() and name.isdigit()]
         self._last_name = max(names, default="")
-        self.last = IndexFileWriter(self._open(self._last_name), shape) if self._last_name else None
+        self.last: IndexFileWriter | None = None
+        if self._last_name:
+            file = self._open(self._last_name)
+            self.last = IndexFileWriter(file, shape, counts_keys=counts_keys)
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
         """Put in the keys of a run of messages.
@@ -253,7 +266,12 @@ class IndexWriter:
         if before is not None and before.room > 0:
             return before
         file = self._make()
-        made = IndexFileWriter(file, self._shape, None if before is None else before.header)
+        made = IndexFileWriter(
+            file,
+            self._shape,
+            None if before is None else before.header,
+            counts_keys=self._counts_keys,
+        )
         self.last = made
         if before is not None:
             self._filled(before)

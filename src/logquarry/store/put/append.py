@@ -64,6 +64,24 @@ def _settled(result: PutResult, wait: bool) -> PutResult:
     return result
 
 
+class AppendRules:
+    """What an append does otherwise in another dialect; here it is 4.9.3's way."""
+
+    def own_offset(self, encoded: Encoded) -> int:
+        """QUEUEOFFSET of a frame that takes no place in a queue."""
+        return encoded.own_offset
+
+    def end_file(self, file: MappedFile) -> int:
+        """Fill a file with a blank; how many bytes it takes."""
+        return end_file(file)
+
+    def appended(self, encoded: Encoded) -> None:
+        """A frame is in the log; told again of the same one where Ctrl-C came in between."""
+
+    def adopted(self) -> None:
+        """Bytes of another store's log are dispatched, and what is put next follows them."""
+
+
 class CommitLogWriter:
     """Appends to the log (the writing half of ``CommitLog``). Any thread may put.
 
@@ -77,6 +95,7 @@ class CommitLogWriter:
         health: whether the disk still takes them.
         settle: waits for flush and replica as far as the put asks for it, outside the lock, and
             gives the result with their status.
+        rules: of another dialect. There is no short way in it.
 
     Attributes:
         queue_offsets: the next offset of each queue, by topic and queue id.
@@ -85,6 +104,7 @@ class CommitLogWriter:
         config: the store's settings.
         file_size: bytes of each file of the log.
         settle: waits for flush and replica.
+        has_short_way: whether frames may be written by kernels, and past the reference.
         bar: why nothing may be appended now, None where it may. Looked at with the log held: a
             put may have passed all other checks before that came up.
     """
@@ -99,6 +119,7 @@ class CommitLogWriter:
         flags: RunningFlags | None = None,
         health: Health | None = None,
         settle: Settle = _settled,
+        rules: AppendRules | None = None,
     ) -> None:
         self.queue_offsets = {} if queue_offsets is None else queue_offsets
         self._files = files
@@ -110,6 +131,8 @@ class CommitLogWriter:
         self.settle = settle
         self.encoder = MessageEncoder(config, clock)
         self._plain = PlainEncoder(config, clock, files.file_size - _BLANK)
+        self.has_short_way = rules is None
+        self._rules = rules or AppendRules()
         self.bar: str | None = None
         self._ends_foreign = False
         self._lock = threading.Lock()
@@ -179,6 +202,10 @@ class CommitLogWriter:
         """
         began = time.monotonic()
         self.check_status()
+        if self.config.is_3_1:
+            raise refusal(
+                PutStatus.MESSAGE_ILLEGAL, "dialect 3.1 knows no batches", reason="dialect"
+            )
         if messages is not None and wire is None and message is None:
             encoded = encode_messages(self.encoder, self.config, messages)
         elif messages is None and wire is not None and message is not None:
@@ -223,7 +250,7 @@ class CommitLogWriter:
 
         None, and nothing is changed, where a message does not go it, or a file comes to its end.
         """
-        parts = self._plain.parts(message)
+        parts = self._plain.parts(message) if self.has_short_way else None
         if parts is None:
             return None
         target, size, crc, queue_id, flag, born, reconsumed, prepared, length, body, rest = parts
@@ -381,6 +408,7 @@ class CommitLogWriter:
         with self._lock:
             if self.bar is _FOREIGN and self._files.wrote_offset == end:
                 self.queue_offsets.update(next_offsets())
+                self._rules.adopted()
                 self.bar = None
 
     def require_fit(self, encoded: Encoded) -> None:
@@ -426,22 +454,25 @@ class CommitLogWriter:
             encoded.data = encoded.copies.frame(copied)
             require_fit(encoded, self._files.file_size)
         if not encoded.advances:
-            queue_offset = encoded.own_offset
+            queue_offset = self._rules.own_offset(encoded)
         physical_offset, size = file.base + file.wrote, len(encoded.data)
         status, count, starts = AppendStatus.PUT_OK, len(encoded.starts), encoded.starts
         if size + _BLANK > file.room and count:
             status, count, starts = AppendStatus.END_OF_FILE, 0, ()
-            size = end_file(file)
+            size = self._rules.end_file(file)
         else:
             encoded.place(queue_offset, physical_offset, now)
             try:
                 file.append(encoded.data)
+                self._rules.appended(encoded)
                 if encoded.advances:
                     self._advance(encoded, queue_offset + count, copied)
             except BaseException:
                 # Ctrl-C comes anywhere. A message in the log has its queue offset.
-                if encoded.advances and file.base + file.wrote > physical_offset:
-                    self._advance(encoded, queue_offset + count, copied)
+                if file.base + file.wrote > physical_offset:
+                    self._rules.appended(encoded)
+                    if encoded.advances:
+                        self._advance(encoded, queue_offset + count, copied)
                 raise
         file.store_timestamp = now
         return PutResult(

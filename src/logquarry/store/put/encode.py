@@ -32,6 +32,7 @@ from logquarry.store.queue.log_queues import (
 
 _TRUE: Final = "true"
 _CACHED: Final = 4_096
+_V6: Final = sys_flag.BORN_HOST_V6 | sys_flag.STORE_HOST_V6
 
 
 class MessageEncoder:
@@ -48,6 +49,7 @@ class MessageEncoder:
         self._levels = len(config.delay_levels_ms)
         self._topic_check = config.topic_check
         self._copies_messages = config.enable_multi_dispatch
+        self._is_3_1 = config.is_3_1
 
     def encode(self, message: Message) -> Encoded:
         """The frame of a message.
@@ -58,7 +60,7 @@ class MessageEncoder:
         """
         topic, queue_id = message.topic, message.queue_id
         topic_data = _checked_topic(topic, self._topic_check)
-        properties = given_properties(message)
+        properties = given_properties(message, is_closed=self._is_3_1)
         values = looked_at(message)
         changed: PropertyMap | None = None
         advances = sys_flag.advances_queue(message.sys_flag)
@@ -73,7 +75,7 @@ class MessageEncoder:
                 changed.values[props.REAL_QUEUE_ID] = str(queue_id)
                 topic, queue_id = delay.SCHEDULE_TOPIC, level - 1
                 topic_data = topic.encode()
-                properties = utf8(changed.text())
+                properties = utf8(changed.text(is_closed=self._is_3_1))
         maker = self.maker(message)
         make = partial(
             maker.frame,
@@ -99,6 +101,7 @@ class MessageEncoder:
             wait=waits(values) if values else True,
             body_size=len(message.body),
             copies=copies,
+            own_offset=message.queue_offset if self._is_3_1 else 0,
         )
 
     def encode_stored(self, message: Message) -> Encoded:
@@ -113,7 +116,7 @@ class MessageEncoder:
         """
         topic, queue_id = message.topic, message.queue_id
         topic_data = _checked_topic(topic, self._topic_check)
-        properties = given_properties(message)
+        properties = given_properties(message, is_closed=self._is_3_1)
         maker = self.maker(message)
         advances = sys_flag.advances_queue(message.sys_flag)
         data = maker.frame(
@@ -144,7 +147,12 @@ class MessageEncoder:
     def maker(self, message: Message) -> FrameMaker:
         """What makes the frames of a message or batch."""
         born = message.born_timestamp
-        return FrameMaker(message, self._config, self._clock() if born is None else born)
+        maker = FrameMaker(message, self._config, self._clock() if born is None else born)
+        if self._is_3_1 and maker.hosts.flags & _V6:
+            raise refusal(
+                PutStatus.MESSAGE_ILLEGAL, "dialect 3.1 knows no hosts of IPv6", reason="hosts"
+            )
+        return maker
 
     def _copies(
         self, changed: PropertyMap, queue_id: int, make: Callable[[bytes], bytearray]
@@ -190,8 +198,12 @@ def _stored_copies(named: Mapping[QueueKey, int], data: bytearray) -> Copies:
     return Copies(tuple(named), encode)
 
 
-def given_properties(message: Message) -> bytes:
+def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
     """The property string of a message as it is written.
+
+    Args:
+        message: the message.
+        is_closed: whether a string that is made ends with a separator.
 
     Raises:
         MessageRejected: if it has too many characters; bytes are for the frame maker to count.
@@ -199,7 +211,7 @@ def given_properties(message: Message) -> bytes:
     """
     string = message.properties_string
     if string is None:
-        string = props.encode(message.all_properties())
+        string = props.encode(message.all_properties(), is_closed=is_closed)
     elif message.tags is not None or message.keys is not None:
         raise UsageError("tags and keys belong into the properties_string that is given")
     data = utf8(string) if isinstance(string, str) else bytes(string)

@@ -40,12 +40,13 @@ class PropertyMap:
             _FRESH_TABLE if parsed or not self.values else java.table_size_for(len(self.values))
         )
 
-    def text(self, *, without: str | None = None) -> str:
+    def text(self, *, without: str | None = None, is_closed: bool = False) -> str:
         """The string, in the map's order (``messageProperties2String``)."""
         if not self.values:
             return ""
         order = java.hash_map_order(self.values, self._table_size)
-        return props.encode({name: self.values[name] for name in order if name != without})
+        kept = {name: self.values[name] for name in order if name != without}
+        return props.encode(kept, is_closed=is_closed)
 
 
 def looked_at(message: Message) -> Mapping[str, str]:

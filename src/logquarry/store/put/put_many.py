@@ -187,7 +187,7 @@ class ManyWriter:
             return
         writer = self._writer
         is_held = isinstance(messages, (list, tuple))
-        if not codec.kernels_enabled():
+        if not self._has_kernels:
             found: Sequence[Message] = messages if is_held else list(messages)
             if found:
                 yield plain_outgoing(found, writer.encoder.encode, writer.require_fit)
@@ -208,7 +208,7 @@ class ManyWriter:
             check_columns(batch)
             if not batch.num_rows:
                 continue
-            if codec.kernels_enabled():
+            if self._has_kernels:
                 yield self._table(columns_of_batch(batch, writer.clock, first))
             else:
                 messages = messages_of(batch, first)
@@ -225,7 +225,7 @@ class ManyWriter:
             batch = batch.drop_columns(["store_timestamp"])
         writer = self._writer
         encode = writer.encoder.encode_stored
-        if codec.kernels_enabled():
+        if self._has_kernels:
             columns = outgoing_arrow.columns_of_batch(
                 batch, writer.clock, stored=True, look=writer.config.enable_multi_dispatch
             )
@@ -234,6 +234,10 @@ class ManyWriter:
             messages = outgoing_arrow.messages_of(batch, stored=True)
             times = outgoing_arrow.store_times_of(batch) if keeps_times else None
             yield plain_outgoing(messages, encode, writer.require_fit, times=times)
+
+    @property
+    def _has_kernels(self) -> bool:
+        return self._writer.has_short_way and codec.kernels_enabled()
 
     def _table(self, columns: Columns, encode: Encode | None = None) -> Outgoing:
         writer = self._writer

@@ -38,6 +38,8 @@ from logquarry.store.read.log_bound import consume_queues, last_entries, sound_b
 
 MOST_UNITS = 1 << 26
 """Units of all queues that a plan looks at (20 bytes each); with more the log is walked."""
+MOST_PLACES = 1 << 11
+"""Frames of one part that the index names."""
 
 WORTHWHILE = 0.5
 """Share of the log that a read through the queues may come to; above it a walk is as good."""
@@ -96,15 +98,12 @@ class ReadPlan:
         extent: where the log begins and ends.
         parts: what to look at.
         live: whether a writer was at work when the plan was made.
-        walked: ranges of the log among the parts, ascending; a place in one of them is not read
-            a second time through a queue.
     """
 
     selection: Selection
     extent: LogExtent
     parts: Sequence[Part]
     live: bool
-    walked: tuple[tuple[int, int], ...] = ()
 
     @property
     def uses_queues(self) -> bool:
@@ -153,8 +152,7 @@ def plan_read(
     if clean and not live and entries and stop > start:
         planner = _QueuePlanner(layout, queues, selection, extent, (start, stop), split_size)
         if (parts := planner.parts(min_parts)) is not None:
-            walked = tuple((p.start, p.stop) for p in parts if isinstance(p, LogSplit))
-            return ReadPlan(selection, extent, parts, live, walked)
+            return ReadPlan(selection, extent, parts, live)
     splits = plan_splits(
         layout, extent, start=start, stop=stop, split_size=split_size, min_splits=min_parts
     )
@@ -271,8 +269,6 @@ def _places(
         keep &= offsets >= selection.start_offset
     if selection.stop_offset is not None:
         keep &= offsets < selection.stop_offset
-    for start, stop in plan.walked:
-        keep &= (offsets < start) | (offsets >= stop)
     offsets, sizes = offsets[keep], sizes[keep]
     order = np.argsort(offsets, kind="stable")
     return offsets[order], sizes[order]
@@ -353,7 +349,9 @@ class _QueuePlanner:
                 places, unindexed = found
                 walked = _merged([*gaps, *unindexed])
                 if sum(split.length for split in walked) < cost:
-                    return [*walked, *([PlaceList(places)] if places else [])]
+                    places = _outside(places, walked)
+                    starts = range(0, len(places), MOST_PLACES)
+                    return [*walked, *(PlaceList(places[s : s + MOST_PLACES]) for s in starts)]
         if wanted.names_queues:
             slices = [s for q, u in units.items() for s in self._slices(q, u, min_parts)]
             if gap_bytes + sum(part.length for part in slices) <= cost:
@@ -459,6 +457,19 @@ def _is_ordered(units: Units) -> bool:
     offsets = units["physical_offset"].astype(np.int64)
     sizes = units["size"]
     return bool((sizes >= FIXED_SIZE_V1).all()) and bool((np.diff(offsets) > 0).all())
+
+
+def _outside(places: tuple[int, ...], walked: list[LogSplit]) -> tuple[int, ...]:
+    """Those places, ascending, that are not read by a walk already."""
+    if not walked:
+        return places
+    starts = np.array([split.start for split in walked], np.int64)
+    # Of a tail and what is before it both may be there, and overlap.
+    stops = np.maximum.accumulate(np.array([split.stop for split in walked], np.int64))
+    offsets = np.array(places, np.int64)
+    before = np.searchsorted(starts, offsets, "right") - 1
+    inside = (before >= 0) & (offsets < stops[before])
+    return tuple(offsets[~inside].tolist())
 
 
 def _merged(splits: list[LogSplit]) -> list[LogSplit]:

@@ -9,7 +9,7 @@ from logquarry.config import DEFAULT_COMMIT_LOG_FILE, StoreConfig
 from logquarry.errors import UsageError
 from logquarry.files import delay_levels
 from logquarry.files.layout import StoreLayout
-from logquarry.format import index, java, queue_entry
+from logquarry.format import index, java, queue_entry, state_table
 from logquarry.format.index import IndexShape
 from logquarry.store.read.index_file import Index
 
@@ -23,11 +23,16 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
     Raises:
         UsageError: if the shape of the index is not stated, and its files do not tell.
     """
-    log_size = queue_size = 0
+    log_size = queue_size = table_size = redo_size = 0
+    if config.is_3_1 or (layout is not None and layout.has_state_table):
+        table_size = state_table.DEFAULT_UNITS_PER_FILE * state_table.UNIT_SIZE
+        redo_size = state_table.DEFAULT_UNITS_PER_FILE * queue_entry.UNIT_SIZE
     shape = config.index_shape
     if layout is not None:
         log_size = layout.commit_log.file_size
         queue_size = _common_size(layout)
+        table_size = layout.state_table.file_size if layout.state_table.files else table_size
+        redo_size = layout.redo_log.file_size if layout.redo_log.files else redo_size
         shape = shape or _shape_of(layout)
         if layout.delay_levels_ms != config.delay_levels_ms:
             levels = delay_levels.levels_text(layout.delay_levels_ms)
@@ -41,6 +46,8 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
         mapped_file_size_consume_queue=config.queue_file_size
         or queue_size
         or queue_entry.DEFAULT_UNITS_PER_FILE * queue_entry.UNIT_SIZE,
+        tran_state_table_mapped_file_size=config.state_table_file_size or table_size or None,
+        tran_redo_log_mapped_file_size=config.redo_log_file_size or redo_size or None,
         max_hash_slot_num=shape.slots,
         max_index_num=shape.entries,
     )

@@ -80,8 +80,9 @@ def build_here(job: BuildJob, progress: Progress | None) -> Built:
     assert shape is not None
     queues, index = job.queue_files(), None
     if INDEX in job.names:
-        index = IndexFiles(job.disk, job.folder / INDEX, shape, job.clock)
-    follower = Follower(job.config.delay_levels_ms)
+        is_3_1 = job.config.is_3_1
+        index = IndexFiles(job.disk, job.folder / INDEX, shape, job.clock, counts_keys=is_3_1)
+    follower = Follower(job.config.delay_levels_ms, keys_of_3_1=job.config.is_3_1)
     try:
         for run in ahead(look.runs()):
             for window, found in follow_run(follower, run):

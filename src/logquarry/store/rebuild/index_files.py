@@ -24,6 +24,7 @@ class IndexFiles:
         folder: where it goes.
         shape: slots and entries of each file.
         clock: names files, in milliseconds.
+        counts_keys: see :class:`~logquarry.store.dispatch.index_writer.IndexFileWriter`.
 
     Attributes:
         files: how many there are,
@@ -31,12 +32,20 @@ class IndexFiles:
     """
 
     def __init__(
-        self, disk: Disk, folder: Path, shape: IndexShape, clock: Callable[[], int]
+        self,
+        disk: Disk,
+        folder: Path,
+        shape: IndexShape,
+        clock: Callable[[], int],
+        *,
+        counts_keys: bool = False,
     ) -> None:
         disk.make_folders(folder)
         self.files = 0
         self.keys = 0
-        self._writer = IndexWriter(disk, folder, shape, clock=clock, filled=self._filled)
+        self._writer = IndexWriter(
+            *(disk, folder, shape), clock=clock, filled=self._filled, counts_keys=counts_keys
+        )
         self._thread = ThreadPoolExecutor(1, "rebuild-index")
         self._waiting: deque[Future[None]] = deque()
 

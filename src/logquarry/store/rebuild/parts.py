@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -126,9 +126,46 @@ class RunSummary:
 
 def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -> list[FoundRun]:
     """What stands between two places of one file of the log, with its CRCs."""
-    reader = StretchReader(layout)
-    found = reader.read_all(start, stop, STRETCH_BYTES, lambda: RunSummary(config))
-    return [summary.run(stretch) for stretch, summary in found]
+    reader = StretchReader(layout, keys_of_3_1=layout.config.is_3_1)
+    found: list[FoundRun] = []
+    for stretch, summary in reader.read_all(start, stop, STRETCH_BYTES, lambda: RunSummary(config)):
+        run = summary.run(stretch)
+        joined = _joined(found[-1], run) if found else None
+        if joined is None:
+            found.append(run)
+        else:
+            found[-1] = joined
+    return found
+
+
+def _joined(before: FoundRun, after: FoundRun) -> FoundRun | None:
+    """Two runs as one: what travels is then as large as their queues are many.
+
+    None where there is something between them, or too much to say.
+    """
+    if before.end != after.start:
+        return None
+    queues = dict(before.queues)
+    for key, segments in after.queues.items():
+        known = queues.get(key, ())
+        if known is None or segments is None:
+            queues[key] = None
+            continue
+        if known and segments and known[-1][1] == segments[0][0]:
+            segments = ((known[-1][0], segments[0][1]), *segments[1:])  # noqa: PLW2901
+            known = known[:-1]
+        if len(known) + len(segments) > _MOST_SEGMENTS:
+            return None
+        queues[key] = (*known, *segments)
+    return replace(
+        before,
+        end=after.end,
+        count=before.count + after.count,
+        last_time=after.last_time,
+        queues=queues,
+        keys=before.keys + after.keys,
+        ends_with_key=after.ends_with_key,
+    )
 
 
 def _again(
@@ -146,7 +183,8 @@ def _again(
     Raises:
         CorruptFrame: if they are not there any more.
     """
-    reader = StretchReader(layout, check_crc=False)
+    is_3_1 = layout.config.is_3_1
+    reader = StretchReader(layout, check_crc=False, keys_of_3_1=is_3_1)
     for start, end in spans:
         at = start
         while at < end:
@@ -256,13 +294,14 @@ def write_index_file(
     """
     file = MappedFile(disk, path, 0, shape.file_size, exclusive=True)
     try:
-        writer = IndexFileWriter(file, shape) if is_first else None
+        is_3_1 = layout.config.is_3_1
+        writer = IndexFileWriter(file, shape, counts_keys=is_3_1) if is_first else None
         for offsets, times, hashes in _keys(layout, sources):
             at = 0
             if writer is None:
                 end = int(times[0]), int(offsets[0])
                 before = IndexHeader(0, end[0], 0, end[1], 0, shape.entries)
-                writer = IndexFileWriter(file, shape, before)
+                writer = IndexFileWriter(file, shape, before, counts_keys=is_3_1)
                 at = 1
             writer.put(hashes[at:], offsets[at:], times[at:])
         if writer is None:
@@ -282,15 +321,19 @@ def _keys(
             yield offsets, times, hashes
             continue
         span = source.start, source.end
-        found = list(_again(layout, [span], lambda _, followed: keys_of(followed)))
-        offsets, times, hashes = (
-            np.concatenate(values)[source.skip : source.skip + source.take]
-            for values in zip(*found, strict=True)
-        )
-        if len(hashes) != source.take:
+        # Keys of the run that are still to be passed over, and those that are to be taken then.
+        skip, take = source.skip, source.take
+        for found in _again(layout, [span], lambda _, followed: keys_of(followed)):
+            offsets, times, hashes = (values[skip : skip + take] for values in found)
+            skip = max(0, skip - len(found[0]))
+            take -= len(hashes)
+            if len(hashes):
+                yield offsets, times, hashes
+            if not take:
+                break
+        else:
             reason = "the log was changed while it was read"
             raise CorruptFrame(layout.root, source.start, reason)
-        yield offsets, times, hashes
 
 
 def keys_of(followed: Followed) -> tuple[Int64, Int64, Int64]:

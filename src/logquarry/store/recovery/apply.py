@@ -51,6 +51,7 @@ from logquarry.store.recovery.safe import SafePlan
 from logquarry.store.recovery.saved_units import NAME as KEPT_UNITS
 from logquarry.store.recovery.saved_units import load_units, save_units
 from logquarry.store.recovery.sync_files import sync_files
+from logquarry.store.state_table.recovery import make_units
 from logquarry.units import Progress
 
 logger = logging.getLogger(__name__)
@@ -303,9 +304,13 @@ class _Work:
                 # count as being on the disk before they are.
                 checkpoint.index_timestamp = plan.index.kept_timestamp
                 checkpoint.flush()
-            index = IndexKeeper(disk, root, shape, checkpoint, self._clock)
+            index = IndexKeeper(
+                *(disk, root, shape, checkpoint, self._clock), counts_keys=self._config.is_3_1
+            )
         try:
             self._dispatch(log, queues, index)
+            for units in plan.transactions:
+                make_units(disk, root, units)
             for queue in plan.queues:
                 # Also those that are only cut.
                 if not queue.is_sound:

@@ -23,14 +23,17 @@ from logquarry.files.layout import (
     INDEX,
     LOCK,
     NAME_DIGITS,
+    REDO_LOG,
     SIDECAR,
+    STATE_TABLE,
+    TRANSACTION,
 )
 from logquarry.store.dispatch.queue_table import quarantine
 from logquarry.store.recovery.saved_units import NAME as KEPT_UNITS
 
 REPORT: Final = "recovery.json"
 _FILES: Final = (ABORT, LOCK, CHECKPOINT, DURABLE)
-_FOLDERS: Final = (COMMIT_LOG, CONSUME_QUEUE, INDEX, SIDECAR)
+_FOLDERS: Final = (COMMIT_LOG, CONSUME_QUEUE, INDEX, SIDECAR, TRANSACTION, STATE_TABLE, REDO_LOG)
 
 
 def check_entries(root: Path) -> None:
@@ -47,6 +50,9 @@ def check_entries(root: Path) -> None:
     places: dict[tuple[int, int], Path] = {}
     for path in _entries(root / COMMIT_LOG):
         _check_numbered(path, places)
+    for name in (STATE_TABLE, REDO_LOG):
+        for path in _entries(root / name):
+            _check_numbered(path, places)
     for topic in _entries(root / CONSUME_QUEUE):
         _found(topic)
         for queue in _entries(topic):

@@ -32,6 +32,8 @@ class StepKind(Enum):
     """Fill the place of a lost file of the log with a blank, so that one can step over it."""
     BUILD_QUEUE = "build_queue"
     """Append units to a queue that the log says are missing."""
+    BUILD_TRANSACTIONS = "build_transactions"
+    """Make the state table of 3.x, or its redo log, anew from the log."""
     BUILD_INDEX = "build_index"
     """Put keys into the index that it lacks."""
     NOTE_DAMAGE = "note_damage"

@@ -79,13 +79,23 @@ class QueueCheck:
         key: topic and queue id.
         disk: the queue as its files hold it, None without (usable) ones.
         damage: the damage of the log up to where it was read.
+        tags_slack: how far a tags code may be from the right one: 3.x took times of delivery from
+            its clock, some milliseconds beside the store time.
 
     Attributes:
         key: topic and queue id.
     """
 
-    def __init__(self, key: QueueKey, disk: Queue | None, damage: Container[int]) -> None:
+    def __init__(
+        self,
+        key: QueueKey,
+        disk: Queue | None,
+        damage: Container[int],
+        *,
+        tags_slack: int = 0,
+    ) -> None:
         self.key = key
+        self._tags_slack = tags_slack
         self._disk = disk
         self._damage = damage
         self._had = 0 if disk is None else disk.max_offset
@@ -167,7 +177,7 @@ class QueueCheck:
         place = units["physical_offset"][0]
         for start, there in self._disk.runs(0, self._had):
             for at in np.flatnonzero(there["physical_offset"] == place).tolist():
-                if _same(there[at : at + 1], units):
+                if self._same(there[at : at + 1], units):
                     return int(start + at)
         return None
 
@@ -219,10 +229,14 @@ class QueueCheck:
             return False
         at, stop = offset, offset + len(units)
         for start, there in self._disk.runs(offset, min(stop, self._had)):
-            if start != at or _same(there, units[at - offset :][: len(there)]) < len(there):
+            if start != at or self._same(there, units[at - offset :][: len(there)]) < len(there):
                 return False
             at += len(there)
         return at == stop
+
+    def _same(self, there: Units, wanted: Units) -> int:
+        """How many units are the same, from the first on."""
+        return _same(there, wanted, self._tags_slack)
 
     def _begin_anew(self, offset: int) -> None:
         """What the log has told from an offset on counts no more."""
@@ -238,7 +252,7 @@ class QueueCheck:
             for start, there in self._disk.runs(offset, stop):
                 if start != at:
                     break
-                same = _same(there, units[at - offset : at - offset + len(there)])
+                same = self._same(there, units[at - offset : at - offset + len(there)])
                 at += same
                 if same < len(there):
                     break
@@ -367,15 +381,18 @@ class QueueCheck:
         return stop
 
 
-def _same(there: Units, wanted: Units) -> int:
-    """How many units are the same, from the first on."""
+def _same(there: Units, wanted: Units, tags_slack: int) -> int:
     if there.tobytes() == wanted.tobytes():
         return len(there)
     same = (there["physical_offset"] == wanted["physical_offset"]) & (
         there["size"] == wanted["size"]
     )
     # Below that a tags code is an address into ConsumeQueueExt, which says the same elsewhere.
-    same &= (there["tags_code"] == wanted["tags_code"]) | (there["tags_code"] < java.INT_MIN)
+    tags = (there["tags_code"] == wanted["tags_code"]) | (there["tags_code"] < java.INT_MIN)
+    if tags_slack:
+        codes = there["tags_code"].astype(np.int64)
+        tags |= (codes >= 0) & (np.abs(codes - wanted["tags_code"]) <= tags_slack)
+    same &= tags
     return len(there) if same.all() else int(np.argmin(same))
 
 

@@ -38,6 +38,11 @@ from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds, mad
 from logquarry.store.recovery.plan import RecoveryPlan, Step, StepKind
 from logquarry.store.recovery.queue_check import QueueAction, QueuePlan
 from logquarry.store.recovery.queue_checks import QueueChecks, queued_ahead
+from logquarry.store.state_table.recovery import (
+    TransactionCheck,
+    UnitsPlan,
+    keeps_transactions,
+)
 from logquarry.units import Progress
 
 _LEAST_FILES: Final = 2
@@ -52,6 +57,8 @@ class SafePlan(RecoveryPlan):
         config: its settings, with all sizes.
         queues: what becomes of each queue.
         index: what becomes of the index, None where the store keeps none.
+        transactions: what becomes of the state table of 3.x and of its redo log, where there are
+            such.
         last_timestamp: store time of the last message.
         message_count: messages that stand whole.
         pieces: the stretches of the log that frames stand in, one after the other.
@@ -61,6 +68,7 @@ class SafePlan(RecoveryPlan):
     config: StoreConfig
     queues: tuple[QueuePlan, ...] = ()
     index: IndexPlan | None = None
+    transactions: tuple[UnitsPlan, ...] = field(default=(), repr=False)
     last_timestamp: int = 0
     message_count: int = 0
     pieces: tuple[tuple[int, int], ...] = field(default=(), repr=False)
@@ -117,7 +125,8 @@ class _Planner:
         bounds = self._bounds(checkpoint or Checkpoint())
         look = LogLook(layout, bounds)
         damage = DamageMap(look.damage)
-        checks = QueueChecks(self._queues, config, damage)
+        kept = TransactionCheck() if keeps_transactions(layout, config) else None
+        checks = QueueChecks(self._queues, config, damage, kept)
         pieces: list[tuple[int, int]] = []
         likely_end = bounds.likely_end or layout.commit_log.end
         with closing(queued_ahead(layout, config, stretch_bytes)) as guesses:
@@ -134,6 +143,7 @@ class _Planner:
         self._plan_log(look)
         queues = tuple(check.plan(look.start, look.end) for check in checks)
         self._plan_queues(queues)
+        transactions = self._plan_transactions(kept)
         index = self._plan_index(look, checkpoint or Checkpoint(), checks.has_keys)
         starts = [queue.resume_at for queue in queues if queue.resume_at is not None]
         if index is not None:
@@ -150,6 +160,7 @@ class _Planner:
             config=config,
             queues=queues,
             index=index,
+            transactions=transactions,
             last_timestamp=look.last_timestamp,
             message_count=look.count,
             pieces=tuple(pieces),
@@ -282,6 +293,20 @@ class _Planner:
                     lacking,
                     queue.reason,
                 )
+
+    def _plan_transactions(self, kept: TransactionCheck | None) -> tuple[UnitsPlan, ...]:
+        if kept is None:
+            return ()
+        plans = kept.plan(self._layout, self._config)
+        for plan in plans:
+            if plan.reason is None:
+                continue
+            if plan.had:
+                self._step(StepKind.SET_ASIDE, plan.folder, None, None, plan.reason)
+            if plan.units:
+                kind, length = StepKind.BUILD_TRANSACTIONS, len(plan.units)
+                self._step(kind, plan.folder, plan.start, length, plan.reason)
+        return plans
 
     # ------------------------------------------------------------------------------------ index
     def _plan_index(

@@ -10,10 +10,10 @@ import os
 from pathlib import Path
 from typing import Final
 
-from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE, INDEX
+from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE, INDEX, TRANSACTION
 from logquarry.store.disk.disk import Disk
 
-_PARTS: Final = (COMMIT_LOG, CONSUME_QUEUE, INDEX)
+_PARTS: Final = (COMMIT_LOG, CONSUME_QUEUE, INDEX, TRANSACTION)
 _COPY_BYTES: Final = 1 << 20
 
 

@@ -1,0 +1,192 @@
+"""State table and redo log, written: what the dispatcher tells of the log's transactions."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Final
+
+from logquarry.errors import StoreUnavailable
+from logquarry.files.layout import REDO_LOG, STATE_TABLE
+from logquarry.format import queue_entry, state_table
+from logquarry.format.state_table import STATE_AT, UNIT_SIZE, StateUnit
+from logquarry.scan.codec import Window
+from logquarry.scan.follow import Followed
+from logquarry.store.disk.disk import Disk
+from logquarry.store.dispatch.queue_table import quarantine
+from logquarry.store.mapped.mapped_file import MappedFile
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+from logquarry.store.state_table.book import Change, OpenTransaction, TransactionBook, filler
+from logquarry.store.state_table.found import TransactionsFound
+from logquarry.store.state_table.frames import TransactionFrame, transaction_frames
+
+_FILLERS_AT_ONCE: Final = 1 << 14
+
+
+class StateTableKeeper:
+    """Keeps the state table and the redo log of a store. Written by the dispatcher alone.
+
+    Args:
+        disk: what they are on.
+        root: the store.
+        table_size: bytes of a file of the table,
+        redo_size: and of the redo log.
+        found: what they hold, up to the log's end.
+        log_end: where the log ends: what stands before it they have.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        root: Path,
+        table_size: int,
+        redo_size: int,
+        found: TransactionsFound,
+        log_end: int,
+    ) -> None:
+        self._table = _open(disk, root, STATE_TABLE, table_size, found.table_end * UNIT_SIZE)
+        end = found.redo_end * queue_entry.UNIT_SIZE
+        self._redo = _open(disk, root, REDO_LOG, redo_size, end)
+        next_number = found.table_end if self._table.bases else None
+        self._book = TransactionBook(next_number, found.known_until)
+        self._book.open.update(found.open)
+        self._known_until = self._table_until = log_end
+        # Users ask beside the dispatcher's thread, and others flush.
+        self._lock = threading.Lock()
+        self._changed: set[MappedFile] = set()
+
+    @property
+    def next_number(self) -> int:
+        """The number in the table that comes next."""
+        with self._lock:
+            return self._book.next_number or 0
+
+    def open_transactions(self) -> list[OpenTransaction]:
+        """What is open, by number; of what was dispatched."""
+        with self._lock:
+            return list(self._book)
+
+    def find(self, physical_offset: int) -> OpenTransaction | None:
+        """The open transaction whose PREPARED message stands at a place, None without one."""
+        with self._lock:
+            return self._book.open.get(physical_offset)
+
+    # -------------------------------------------------------------------------------- dispatch
+    def follow(self, window: Window, run: Followed) -> None:
+        """Some more frames of the log. What is known of them is passed over.
+
+        Raises:
+            StoreUnavailable: if a file cannot be made.
+        """
+        requests = run.requests
+        if int(requests.physical_offset[-1]) < self._known_until:
+            return
+        for frame in transaction_frames(window, run.rows):
+            if frame.physical_offset >= self._known_until:
+                self._take(frame)
+        self._known_until = int(requests.physical_offset[-1]) + int(requests.size[-1])
+
+    def _take(self, frame: TransactionFrame) -> None:
+        end = frame.physical_offset + frame.size
+        with self._lock:
+            # A frame that finds no room comes again, and then perhaps only the redo log lacks it.
+            if frame.physical_offset >= self._table_until:
+                self._tell_table(frame)
+                self._table_until = end
+            _append(self._redo, queue_entry.encode(frame.redo_unit()))
+            self._known_until = end
+
+    def _tell_table(self, frame: TransactionFrame) -> None:
+        before = self._book.next_number
+        change = self._book.take(frame)
+        if change is None:
+            return
+        try:
+            self._write(change)
+        except StoreUnavailable:
+            if change.unit is not None:
+                del self._book.open[frame.physical_offset]
+                self._book.next_number = before
+            raise
+
+    def _write(self, change: Change) -> None:
+        if change.unit is None:
+            self._set_state(change.number, change.state)
+            return
+        table = self._table
+        if not table.bases:
+            start = change.number * UNIT_SIZE
+            file = _last_file(table, start)
+            _append(table, _fillers(change.unit, (start - file.base) // UNIT_SIZE))
+        at = table.wrote_offset // UNIT_SIZE
+        while at < change.number:
+            count = min(_FILLERS_AT_ONCE, change.number - at)
+            _append(table, _fillers(change.unit, count))
+            at += count
+        if at == change.number:
+            _append(table, state_table.encode(change.unit))
+
+    def _set_state(self, number: int, state: int) -> None:
+        at = number * UNIT_SIZE + STATE_AT
+        file = self._table.find(at)
+        if file is None:
+            return
+        position = at - file.base
+        file.buffer[position : position + 4] = state.to_bytes(4)
+        self._changed.add(file)
+
+    # ----------------------------------------------------------------------------------- files
+    def flush(self, least_pages: int = 0) -> None:
+        """Bring to the disk what was appended; with 0 also the states that were changed.
+
+        Raises:
+            StoreUnavailable: if a sync failed, now or before.
+        """
+        if least_pages == 0:
+            with self._lock:
+                changed, self._changed = self._changed, set()
+            try:
+                for file in changed:
+                    file.flushed = 0
+                    file.flush()
+            except BaseException:
+                with self._lock:
+                    self._changed |= changed
+                raise
+        self._table.flush(least_pages)
+        self._redo.flush(least_pages)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._table.close()
+        self._redo.close()
+
+
+def _open(disk: Disk, root: Path, name: str, size: int, end: int) -> MappedFileQueue:
+    folder = root / name
+    disk.make_folders(folder)
+    files = MappedFileQueue(disk, folder, size)
+    files.load()
+    if files.bases:
+        files.truncate_to(end, aside=quarantine(root, *Path(name).parts))
+    return files
+
+
+def _fillers(unit: StateUnit, count: int) -> bytes:
+    return state_table.encode(filler(unit)) * count
+
+
+def _append(files: MappedFileQueue, units: bytes) -> None:
+    data = memoryview(units)
+    while data:
+        file = _last_file(files, 0)
+        count = min(len(data), file.room)
+        file.append(data[:count])
+        data = data[count:]
+
+
+def _last_file(files: MappedFileQueue, start: int) -> MappedFile:
+    file = files.last_file(create=True, start_offset=start)
+    if file is None:
+        raise StoreUnavailable(f"{files.folders[0]}: the next file was not made in time")
+    return file

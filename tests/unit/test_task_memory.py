@@ -1,0 +1,111 @@
+"""A task's memory is that of a few batches, however much of the log is one task's.
+
+Counted is anonymous memory: pages of mapped files belong to the system, and go when it wants them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from logquarry.testing.builder import fill
+from tests.task_memory import WORKS
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells of anonymous memory"
+)
+
+MIB = 1 << 20
+LARGEST = int(os.environ.get("TASK_MIB") or 256) * MIB
+"""Bytes of the largest task; ``TASK_MIB=1024`` for more."""
+MOST = {"export": 256 * MIB, "table": 256 * MIB}
+"""More than a task takes: of rows of a row group one copy, and one of those of a partition;"""
+MOST_OF_OTHERS = 48 * MIB
+"""and of all others a few batches."""
+SLACK = 24 * MIB
+"""What an allocator gives back later once than another time."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("memory") / "store"
+    fill(root, total_bytes=LARGEST + MIB, body=(600, 1_000), file_size=LARGEST + 2 * MIB)
+    return root
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        # These write much, or what another one does, too.
+        pytest.param(work, marks=pytest.mark.slow) if work in ("load", "table") else work
+        for work in WORKS
+    ],
+)
+def test_memory_does_not_grow_with_the_task(work: str, store: Path, tmp_path: Path) -> None:
+    with Worker(work, store, tmp_path / "out") as worker:
+        sizes = [LARGEST // 2, LARGEST]
+        peaks = [worker.peak(size) for size in sizes]
+    told = ", ".join(f"{s // MIB} MiB: {p / MIB:.1f}" for s, p in zip(sizes, peaks, strict=True))
+    print(f"{work}: anonymous, beyond the {worker.idle / MIB:.0f} MiB of an idle worker: {told}")
+    assert max(peaks) < MOST.get(work, MOST_OF_OTHERS), told
+    assert peaks[1] - peaks[0] < SLACK, told
+
+
+class Worker:
+    """A process that does tasks, and how much memory it has meanwhile."""
+
+    def __init__(self, work: str, store: Path, out: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.task_memory", work, str(store), str(out)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        self._wait_for("ready")
+        self.idle = self._anonymous()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def peak(self, size: int) -> int:
+        """The most that one task takes, beyond what the process had before its first."""
+        assert self._process.stdin is not None
+        is_done = threading.Event()
+        found = [0]
+
+        def watch() -> None:
+            while not is_done.wait(0.001):
+                found.append(self._anonymous())
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            self._process.stdin.write(f"{size}\n")
+            self._process.stdin.flush()
+            self._wait_for("done")
+        finally:
+            is_done.set()
+            watcher.join()
+        assert len(found) > 10
+        return max(found) - self.idle
+
+    def _wait_for(self, word: str) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().strip() == word
+
+    def _anonymous(self) -> int:
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        match = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
+        assert match is not None
+        return int(match[1]) << 10
