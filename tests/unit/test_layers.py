@@ -14,6 +14,7 @@ ROOT = Path(logquarry.__file__).parent
 LAYERS = (
     "errors units values text cache signals",
     "format",
+    "protocol",
     "config message",
     "files",
     "scan",
@@ -32,6 +33,7 @@ LAYERS = (
     "store.transaction",
     "store.schedule",
     "store",
+    "replication",
     "metrics",
     "verify",
     "compare",

@@ -50,6 +50,7 @@ from logquarry.store.dispatch.index_keeper import IndexKeeper
 from logquarry.store.dispatch.queue_table import QueueTable, quarantine
 from logquarry.store.flush.group_commit import GroupCommitService
 from logquarry.store.flush.put_future import FlushWait
+from logquarry.store.flush.replica_wait import ReplicaWait
 from logquarry.store.flush.timed_flush import (
     CommitRealTimeService,
     Flushable,
@@ -58,6 +59,7 @@ from logquarry.store.flush.timed_flush import (
 )
 from logquarry.store.housekeeping import Housekeeping
 from logquarry.store.load.loading import Loads, pending_load
+from logquarry.store.log_feed import LogFeed, Wakeable
 from logquarry.store.mapped.allocate import AllocateMappedFileService
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.mapped.transient_pool import TransientStorePool
@@ -361,18 +363,25 @@ class StoreEngine:
             thorough_interval_ms=config.flush_consume_queue_thorough_interval,
         )
         self._housekeeping = Housekeeping(self._abort, self.index, self.recorder, health)
+        self.replicas = ReplicaWait(
+            health,
+            timeout_ms=config.slave_timeout,
+            fall_behind_max=config.ha_slave_fallbehind_max,
+        )
         is_replicated = config.broker_role == "SYNC_MASTER"
         self.wait = FlushWait(
-            self._group,
-            after_put.wakeup,
-            replica=PutStatus.SLAVE_NOT_AVAILABLE if is_replicated else PutStatus.PUT_OK,
+            self._group, after_put.wakeup, replicas=self.replicas if is_replicated else None
         )
         flags = self._dispatching.flag, after_put.flag
-        self._after_put = tuple(flag for flag in flags if flag is not None)
+        self._woken = tuple(flag for flag in flags if flag is not None)
+        self._after_put: tuple[Wakeable, ...] = self._woken
+        self._followers: tuple[Wakeable, ...] = ()
         commits = [] if self._commit is None else [self._commit]
         # What is committed can be dispatched, and what is dispatched can be flushed.
         self._services = [*commits, self._dispatching, flush, self._flush_queues]
         self._services += [self._housekeeping, self._allocator]
+        if is_replicated:
+            self._services.append(self.replicas.watch)
 
     def _start(self) -> None:
         for service in self._services:
@@ -383,9 +392,16 @@ class StoreEngine:
         # What is not committed cannot be dispatched: the put's own wake-up came too early.
         self._dispatching.wakeup()
         self._flush.wakeup()
+        self._tell_followers()
+
+    def _tell_followers(self) -> None:
+        for flag in self._followers:
+            if flag.is_unset():
+                flag.set()
 
     def _settle(self, result: PutResult, wait: bool) -> PutResult:
         self._dispatching.wakeup()
+        self._tell_followers()
         return self.wait.settle(result, wait)
 
     @property
@@ -409,6 +425,7 @@ class StoreEngine:
     ) -> Future[PutResult]:
         """The future of a put that is in the log; see :class:`FlushWait`."""
         self._dispatching.wakeup()
+        self._tell_followers()
         return self.wait.settle_later(result, wait, done, failed)
 
     def _flushables(self) -> Iterator[Flushable]:
@@ -448,13 +465,44 @@ class StoreEngine:
     # ------------------------------------------------------------------------- bytes of a master
     def append_data(self, offset: int, data: bytes | memoryview) -> bool:
         """See :meth:`logquarry.store.write_api.WriteApi.append_data`."""
-        self._require_open()
-        self.health.require_writable()
-        taken = self.writer.append_data(offset, data)
+        taken = self._append_foreign(offset, data)
         if taken:
             self._dispatching.wakeup()
+            self._tell_followers()
             self.wait.appended()
         return taken
+
+    def _append_foreign(self, offset: int, data: bytes | memoryview) -> bool:
+        self._require_open()
+        self.health.require_writable()
+        return self.writer.append_data(offset, data)
+
+    def feed(self) -> LogFeed:
+        """The log as bytes, for those who send it on, or bring it."""
+        return LogFeed(
+            self.log,
+            self.replicas,
+            dispatched=lambda: self.dispatcher.offset,
+            append=self._append_foreign,
+            vouch=self._vouch,
+            follow=self._follow,
+            unfollow=self._unfollow,
+        )
+
+    def _vouch(self, offset: int) -> None:
+        self.dispatcher.limit = offset
+        self._dispatching.wakeup()
+        self._tell_followers()
+
+    def _follow(self, flag: Wakeable) -> None:
+        with self._adopting:
+            self._followers = (*self._followers, flag)
+            self._after_put = (*self._woken, *self._followers)
+
+    def _unfollow(self, flag: Wakeable) -> None:
+        with self._adopting:
+            self._followers = tuple(other for other in self._followers if other is not flag)
+            self._after_put = (*self._woken, *self._followers)
 
     def adopt(self) -> None:
         """Learn from what :meth:`append_data` brought which queue offsets come next.
@@ -510,6 +558,8 @@ class StoreEngine:
 
     def _close_in_order(self) -> bool:
         """Bring everything to the disk, and take ``abort`` away; whether that was done."""
+        # Nobody is to wait for a slave that will not hear of it.
+        self.replicas.end()
         self.retention.end()
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]
         failure = self._dispatching.failure

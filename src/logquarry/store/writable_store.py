@@ -25,6 +25,7 @@ from logquarry.store.flush.put_future import failed_future
 from logquarry.store.load.ledger import LOADS, LoadId
 from logquarry.store.load.loading import Loaded
 from logquarry.store.load.segment import Segment
+from logquarry.store.log_feed import LogFeed
 from logquarry.store.message_store import Clock, MessageStore
 from logquarry.store.put.put_many import ManyWriter, PutManyResult
 from logquarry.store.put.put_result import PutResult
@@ -252,6 +253,11 @@ class WritableStore(MessageStore):
     def append_data(self, offset: int, data: bytes | memoryview) -> bool:
         """See :meth:`WriteApi.append_data`."""
         return self._engine.append_data(offset, data)
+
+    def log_feed(self) -> LogFeed:
+        """See :meth:`WriteApi.log_feed`."""
+        self._require_open()
+        return self._engine.feed()
 
     def flush(self) -> int:
         """See :meth:`WriteApi.flush`."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from logquarry.message import Message
 from logquarry.store.dispatch.arrivals import MessageArrival
+from logquarry.store.log_feed import LogFeed
 from logquarry.store.put.put_many import PutManyResult
 from logquarry.store.put.put_result import PutResult, PutStatus, refusal
 from logquarry.store.stats import StoreStats
@@ -147,6 +148,10 @@ class WriteApi:
 
     def remove_arrival_listener(self, listener: Callable[[MessageArrival], None]) -> None:
         """Tell a function no more; nothing happens if it was never added."""
+        self._refuse()
+
+    def log_feed(self) -> LogFeed:
+        """The log as bytes, for replication; see :mod:`logquarry.replication`."""
         self._refuse()
 
     def start_delivery(self) -> None:
