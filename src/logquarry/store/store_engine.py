@@ -24,6 +24,7 @@ from typing import Final
 
 import numpy as np
 
+from logquarry.clock import Clock
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, StoreUnavailable, UsageError
 from logquarry.files.layout import (
@@ -33,6 +34,7 @@ from logquarry.files.layout import (
     DURABLE,
     INDEX,
     StoreLayout,
+    quarantine,
 )
 from logquarry.format import delay
 from logquarry.scan import codec
@@ -47,7 +49,7 @@ from logquarry.store.disk.store_lock import AbortFile, StoreLock
 from logquarry.store.dispatch.arrivals import ArrivalListeners
 from logquarry.store.dispatch.dispatcher import Dispatcher, DispatchService, Groups
 from logquarry.store.dispatch.index_keeper import IndexKeeper
-from logquarry.store.dispatch.queue_table import QueueTable, quarantine
+from logquarry.store.dispatch.queue_table import QueueTable
 from logquarry.store.flush.group_commit import GroupCommitService
 from logquarry.store.flush.put_future import FlushWait
 from logquarry.store.flush.replica_wait import ReplicaWait
@@ -84,8 +86,6 @@ from logquarry.store.store_found import (
 )
 
 logger = logging.getLogger(__name__)
-
-Clock = Callable[[], int]
 
 _PATIENCE_SECONDS: Final = 600.0
 """How long closing waits for one service: a slow disk may have gigabytes to take."""

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from logquarry.clock import Clock, now_ms
 from logquarry.config import StoreConfig
 from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
 from logquarry.files.filesystem import without_file_scheme
@@ -26,7 +27,7 @@ from logquarry.store.load.ledger import LOADS, LoadId
 from logquarry.store.load.loading import Loaded
 from logquarry.store.load.segment import Segment
 from logquarry.store.log_feed import LogFeed
-from logquarry.store.message_store import Clock, MessageStore
+from logquarry.store.message_store import MessageStore
 from logquarry.store.put.put_many import ManyWriter, PutManyResult
 from logquarry.store.put.put_result import PutResult
 from logquarry.store.queue.consume_queue import ConsumeQueue, Queue
@@ -51,14 +52,7 @@ if TYPE_CHECKING:
     from logquarry.scan.walk import LogReader
     from logquarry.store.consumer.consumers import Consumers
 
-_NS_PER_MS = 1_000_000
 _monotonic = time.monotonic
-_time_ns = time.time_ns
-
-
-def now_ms() -> int:
-    """``System.currentTimeMillis()``."""
-    return _time_ns() // _NS_PER_MS
 
 
 class WritableStore(MessageStore):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from logquarry.clock import Clock
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, StoreUnavailable
 from logquarry.files.layout import COMMIT_LOG, INDEX, StoreLayout
@@ -30,8 +31,6 @@ from logquarry.store.retention.plan import RetentionPlan, plan_retention
 from logquarry.store.retention.rules import HOUR_MS, RetentionRules, delete_hours, rules_due
 
 logger = logging.getLogger(__name__)
-
-Clock = Callable[[], int]
 
 _PERCENT: Final = 100
 
