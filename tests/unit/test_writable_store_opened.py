@@ -199,6 +199,19 @@ def test_open_for_reading(tmp_path: Path) -> None:
             assert refused.value.status == "SERVICE_NOT_AVAILABLE"
 
 
+def test_a_reading_store_refuses_what_only_a_writer_has(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    before = facts(tmp_path)
+    with lq.MessageStore.open(tmp_path, config=config()) as store:
+        for ask in (
+            lambda: store.prepared_transactions,
+            lambda: store.retain(lq.RetentionRules(keep_bytes=0), apply=True),
+        ):
+            with pytest.raises(StoreUnavailable, match="open for reading"):
+                ask()
+    assert facts(tmp_path) == before
+
+
 def test_a_slave(tmp_path: Path) -> None:
     with opened(tmp_path / "master") as master:
         for number in range(100):

@@ -300,11 +300,7 @@ class WritableStore(MessageStore):
 
     @property
     def prepared_transactions(self) -> PreparedTransactions:
-        """The transactions of a store in dialect 3.1 (docs/dialect-3.1.md).
-
-        Raises:
-            UsageError: in another dialect.
-        """
+        """See :attr:`WriteApi.prepared_transactions`."""
         self._require_open()
         return self._services.prepared_transactions
 
@@ -361,17 +357,7 @@ class WritableStore(MessageStore):
         return self._recorder.snapshot(dispatch_behind=dispatch, flush_behind=flush, state=state)
 
     def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
-        """Say what would go by some rules; with ``apply`` delete it. See docs/retention.md.
-
-        Only what is on the disk and in the queues can go. Whoever reads it may go on.
-
-        Args:
-            rules: what may go.
-            apply: whether to delete it.
-
-        Raises:
-            StoreUnavailable: if the store is closed, or with ``apply`` takes no writes.
-        """
+        """See :meth:`WriteApi.retain`."""
         self._require_open()
         return self._engine.retention.run(rules) if apply else self._engine.retention.plan(rules)
 
