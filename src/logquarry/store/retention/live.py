@@ -121,13 +121,16 @@ class LiveRetention:
             self._require_open()
             # As RocketMQ looks at its queues: when the log has begun to begin elsewhere.
             plan = self.plan(rules, always_derived=self._log.min_offset != self._derived_at)
-            for number, file in enumerate(plan.log):
-                if number and pause_s:
-                    time.sleep(pause_s)
-                self._require_open()
-                logger.info("%s: deleted: %s", self._root / file.path, file.reason)
-                self._log.remove_first()
-            self.removed()
+            try:
+                for number, file in enumerate(plan.log):
+                    if number and pause_s:
+                        time.sleep(pause_s)
+                    self._require_open()
+                    logger.info("%s: deleted: %s", self._root / file.path, file.reason)
+                    self._log.remove_first()
+            finally:
+                # Also of those that went before one that did not.
+                self.removed()
             for key, files in plan.queues:
                 self._require_open()
                 self._cut_queue(key, files[-1].base)
