@@ -40,6 +40,10 @@ class TableFile:
     bounds: Mapping[str, tuple[Any, Any]]
 
 
+class TableUnchanged(StoreUnavailable):
+    """A commit was refused, and the table does not have its files."""
+
+
 class Table(Protocol):
     """A table that exports append to. Nothing is kept of it from one call to the next."""
 
