@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import logquarry as lq
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.ingest.source import open_source
 from logquarry.scan import exact_properties
 from logquarry.spark.commit import MANIFEST, SUCCESS, ExportCommit
@@ -298,6 +298,24 @@ def test_a_table_has_its_files_whatever_becomes_of_the_answer(
     assert bodies(lake) == numbers(0, 6)
     monkeypatch.undo()
     assert compact(lake.dest).files_before == 0
+
+
+@pytest.mark.parametrize("name", ["a%41b", "a#b", "a?b", "a b", "a:b;c", "ü"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_odd_names_of_folders(tmp_path: Path, kind: str, name: str) -> None:
+    lake = Lake(kind, tmp_path / name / "table")
+    if "%" in name or (kind == "iceberg" and set("#?") & set(name)):
+        put(tmp_path / "store", *numbers(0, 3))
+        with pytest.raises(UsageError, match="would mean something else"):
+            lake.export(tmp_path / "store")
+        # Nothing is made beside.
+        assert [path.name for path in tmp_path.iterdir()] == ["store"]
+        return
+    for first in (0, 3):
+        put(tmp_path / "store", *numbers(first, first + 3))
+        lake.export(tmp_path / "store")
+    assert compact(lake.dest).files_after == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "store"])
 
 
 def test_the_command(lake: Lake, tmp_path: Path) -> None:

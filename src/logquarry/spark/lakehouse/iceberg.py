@@ -25,6 +25,7 @@ from logquarry.spark.lakehouse.table import (
     TableFile,
     TableState,
     TableUnchanged,
+    check_location,
     check_unmoved,
     missing_extra,
     text_bound,
@@ -71,6 +72,7 @@ class Iceberg:
             import pyiceberg.catalog  # noqa: F401
         except ModuleNotFoundError:
             raise missing_extra("pyiceberg") from None
+        check_location(folder, "pyiceberg", "?#")
         self.folder = folder
         self._identifier = tuple(identifier.split("."))
         if len(self._identifier) < 2 or not all(self._identifier):
