@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from logquarry.clock import now_ms
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.files.filesystem import LocalFileSystem
 from logquarry.files.layout import (
@@ -30,6 +31,7 @@ from logquarry.files.layout import (
     SALVAGE,
     SIDECAR,
     StoreLayout,
+    quarantine,
 )
 from logquarry.files.names import absolute
 from logquarry.format import broker_config, queue_entry
@@ -39,7 +41,6 @@ from logquarry.salvage.write import LogWriter
 from logquarry.signals import held
 from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.store_lock import AbortFile
-from logquarry.store.dispatch.queue_table import quarantine
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.log_bound import consume_queues
 from logquarry.store.recovery.apply import apply_safe, disk_json
@@ -351,7 +352,7 @@ class _Target:
                 f"{self.work}: {recovery.message_count} messages stand there, and "
                 f"{plan.messages} were written: the disk does not keep what it is given"
             )
-        apply_safe(recovery, self.disk, lambda: time.time_ns() // 1_000_000)
+        apply_safe(recovery, self.disk, now_ms)
         AbortFile(self.disk, self.work).remove()
         self._keep_queue_files(plan)
         # What a recovery notes is of the way here; nobody has to look at it.

@@ -8,25 +8,23 @@ message is, how far consumers are behind.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logquarry.files.filesystem import LocalFileSystem
-from logquarry.files.layout import COMMIT_LOG, CONFIG, CONSUME_QUEUE, StoreLayout
-from logquarry.format import broker_config, delay
+from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE, StoreLayout
+from logquarry.format import delay
 from logquarry.format.frame import Frame
 from logquarry.store.queue.consume_queue import Queue
 from logquarry.store.read.commit_log import CommitLog
+from logquarry.store.read.saved_progress import consumer_offsets, delay_offsets
 from logquarry.store.retained import RetainedCounter
 from logquarry.store.retention.disk_use import disk_use
 
 if TYPE_CHECKING:
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import State
-
-logger = logging.getLogger(__name__)
 
 
 class TopicStats(NamedTuple):
@@ -198,12 +196,7 @@ def _disk_ratio(layout: StoreLayout, folder: str) -> float | None:
 
 
 def _consumer_lag(layout: StoreLayout, queues: list[Queue]) -> tuple[GroupLag, ...]:
-    text = _config(layout, broker_config.CONSUMER_OFFSET_FILE)
-    try:
-        table = {} if text is None else broker_config.decode_consumer_offsets(text)
-    except (ValueError, TypeError) as error:
-        logger.warning("%s: %s: %s", layout.root, broker_config.CONSUMER_OFFSET_FILE, error)
-        return ()
+    table = consumer_offsets(layout)
     bounds = {(queue.topic, queue.queue_id): queue.bounds() for queue in queues}
     found = []
     for (topic, group), offsets in sorted(table.items()):
@@ -216,21 +209,9 @@ def _consumer_lag(layout: StoreLayout, queues: list[Queue]) -> tuple[GroupLag, .
 
 
 def _delay_levels(layout: StoreLayout, queues: list[Queue]) -> tuple[DelayLevel, ...]:
-    text = _config(layout, broker_config.DELAY_OFFSET_FILE)
-    try:
-        table = {} if text is None else broker_config.decode_delay_offsets(text)
-    except (ValueError, TypeError) as error:
-        logger.warning("%s: %s: %s", layout.root, broker_config.DELAY_OFFSET_FILE, error)
-        table = {}
+    table = delay_offsets(layout) or {}
     return tuple(
         DelayLevel(queue.queue_id + 1, table.get(queue.queue_id + 1, 0), queue.max_offset)
         for queue in queues
         if queue.topic == delay.SCHEDULE_TOPIC
     )
-
-
-def _config(layout: StoreLayout, name: str) -> bytes | None:
-    try:
-        return layout.filesystem.read(f"{CONFIG}/{name}")
-    except FileNotFoundError:
-        return None

@@ -14,14 +14,23 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from logquarry.clock import Clock, now_ms
 from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
-from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE, INDEX, SIDECAR, StoreLayout
+from logquarry.files.filesystem import local_store
+from logquarry.files.layout import (
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    INDEX,
+    SIDECAR,
+    StoreLayout,
+    quarantine,
+)
 from logquarry.format import index as index_format
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
@@ -29,7 +38,6 @@ from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.name_guard import NameGuard
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.disk.store_lock import StoreLock
-from logquarry.store.dispatch.queue_table import quarantine
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.log_bound import consume_queues, last_entries
@@ -37,13 +45,9 @@ from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.rebuild.build import Builder, BuildJob, build_here
 from logquarry.store.rebuild.queue_files import QueueFiles
 from logquarry.store.rebuild.report import FileCount, QueueReport, RebuildReport
-from logquarry.store.recover import local_store
 from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds
 from logquarry.store.recovery.safe import queue_fault
-from logquarry.store.writable_store import now_ms
 from logquarry.units import Progress
-
-Clock = Callable[[], int]
 
 _BUILD: Final = "rebuild"
 _COMPLETE: Final = "complete"

@@ -17,9 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from logquarry import text
-from logquarry.errors import StoreNotFound
-from logquarry.files.layout import COMMIT_LOG, CONFIG, INDEX, FileSequence, StoreFile, StoreLayout
-from logquarry.format import broker_config, delay
+from logquarry.files.layout import COMMIT_LOG, INDEX, FileSequence, StoreFile, StoreLayout
+from logquarry.format import delay
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue, has_message, is_written
@@ -27,6 +26,7 @@ from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.index_file import Index
 from logquarry.store.read.log_bound import consume_queues, last_entries
+from logquarry.store.read.saved_progress import consumer_offsets, delay_offsets
 from logquarry.store.retention.disk_use import DiskUse, disk_use, freed_bytes
 from logquarry.store.retention.file_age import first_time_from, last_time_in
 from logquarry.store.retention.rules import RetentionRules
@@ -411,24 +411,10 @@ class _Planner:
 
     def _progress(self) -> dict[tuple[str, str], dict[int, int]]:
         """(topic, group) -> queue -> next offset, of consumers and of the delayed messages."""
-        found: dict[tuple[str, str], dict[int, int]] = {}
-        try:
-            found.update(
-                broker_config.decode_consumer_offsets(
-                    self._read_config(broker_config.CONSUMER_OFFSET_FILE)
-                )
-            )
-        except (FileNotFoundError, ValueError, TypeError, StoreNotFound) as error:
-            logger.debug("consumers' progress is not known: %s", error)
-        try:
-            levels = broker_config.decode_delay_offsets(
-                self._read_config(broker_config.DELAY_OFFSET_FILE)
-            )
+        # A store that deletes by itself asks every ten seconds.
+        found = consumer_offsets(self._layout, logging.DEBUG)
+        levels = delay_offsets(self._layout, logging.DEBUG)
+        if levels is not None:
             by_queue = {level - 1: offset for level, offset in levels.items()}
             found[delay.SCHEDULE_TOPIC, DELAYED] = by_queue
-        except (FileNotFoundError, ValueError, TypeError, StoreNotFound) as error:
-            logger.debug("the progress of delayed messages is not known: %s", error)
         return found
-
-    def _read_config(self, name: str) -> bytes:
-        return self._layout.filesystem.read(f"{CONFIG}/{name}")
