@@ -195,8 +195,8 @@ def test_lost_segments(shm: Path) -> None:
     committed(plan, tasks, disk)
     after = facts(plan)
     outcomes = []
-    # By hand each of them; at each commit every third, and another one each.
-    step = 1 if COUNT else 3
+    # By hand each of them; at each commit every third.
+    step = 1 if IS_BY_HAND else 3
     for number, state in enumerate(seen[::step]):
         image = shm / f"image{number}"
         state.killed().write(image)

@@ -31,6 +31,13 @@ from tests.unit.test_lakehouse import bodies, numbers, put
 pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
 
+SMALL: dict[str, Any] = {
+    "mapped_file_size_commit_log": 1 << 20,
+    "mapped_file_size_consume_queue": 20_000,
+    "max_hash_slot_num": 1_000,
+    "max_index_num": 2_000,
+}
+
 
 # ---------------------------------------------------------------------------------------- Parquet
 def export(
@@ -55,7 +62,7 @@ def export(
 
 def make_store(store: Path, first: int = 0, count: int = 300) -> Path:
     """Messages of two topics; some have property strings that no map can say."""
-    with lq.MessageStore.open(store, config=lq.StoreConfig(), mode="rw") as opened:
+    with lq.MessageStore.open(store, config=lq.StoreConfig(**SMALL), mode="rw") as opened:
         for number in range(first, first + count):
             odd = "a\x01b\x02\x02a\x01c\x02" if number % 7 == 0 else None
             body = f"body {number}".encode()
