@@ -17,9 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from logquarry import text
-from logquarry.errors import StoreNotFound
-from logquarry.files.layout import COMMIT_LOG, CONFIG, INDEX, FileSequence, StoreFile, StoreLayout
-from logquarry.format import broker_config, delay
+from logquarry.files.layout import COMMIT_LOG, INDEX, FileSequence, StoreFile, StoreLayout
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue, has_message, is_written
@@ -30,11 +28,9 @@ from logquarry.store.read.log_bound import consume_queues, last_entries
 from logquarry.store.retention.disk_use import DiskUse, disk_use, freed_bytes
 from logquarry.store.retention.file_age import first_time_from, last_time_in
 from logquarry.store.retention.rules import RetentionRules
+from logquarry.store.retention.unread import Unread, unread
 
 logger = logging.getLogger(__name__)
-
-DELAYED: Final = "(delayed messages that are not delivered)"
-"""Stands for the group of consumers where the schedule service is what has not read them."""
 
 _FIRST_CHUNK: Final = 512
 _GROWTH: Final = 4
@@ -66,35 +62,6 @@ class ExpiredFile:
             "size": self.size,
             "last_timestamp": self.last_timestamp,
             "reason": self.reason,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """Messages that go before a group of consumers has read them.
-
-    Attributes:
-        topic: their topic.
-        queue_id: their queue.
-        group: the consumers, or DELAYED.
-        offset: the queue offset that the group reads next.
-        messages: how many it will not get.
-    """
-
-    topic: str
-    queue_id: int
-    group: str
-    offset: int
-    messages: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The same as a JSON document."""
-        return {
-            "topic": self.topic,
-            "queue_id": self.queue_id,
-            "group": self.group,
-            "offset": self.offset,
-            "messages": self.messages,
         }
 
 
@@ -255,7 +222,7 @@ class _Planner:
             stays_because=stays_because,
             disk=disk,
             messages=messages,
-            unread=tuple(self._unread(firsts)),
+            unread=self._unread(firsts, start, cut),
         )
 
     # -------------------------------------------------------------------------------------- log
@@ -385,7 +352,6 @@ class _Planner:
             found.append(ExpiredFile(file.path, 0, sizes.get(file.path, 0), reason))
         return tuple(found)
 
-    # ------------------------------------------------------------------------- who has not read it
     def _first_kept(self, queue: ConsumeQueue, start: int) -> int:
         """The first queue offset whose message is not before a place of the log, else the max."""
         for first, units in queue.runs(0, queue.max_offset):
@@ -399,36 +365,8 @@ class _Planner:
                 at, chunk = at + chunk, _GROWTH * chunk
         return queue.max_offset
 
-    def _unread(self, firsts: Mapping[QueueKey, tuple[int, int]]) -> list[Unread]:
-        found = []
-        for (topic, group), offsets in sorted(self._progress().items()):
-            for queue_id, offset in sorted(offsets.items()):
-                before, after = firsts.get((topic, queue_id), (0, 0))
-                lost = after - max(offset, before)
-                if lost > 0:
-                    found.append(Unread(topic, queue_id, group, offset, lost))
-        return found
-
-    def _progress(self) -> dict[tuple[str, str], dict[int, int]]:
-        """(topic, group) -> queue -> next offset, of consumers and of the delayed messages."""
-        found: dict[tuple[str, str], dict[int, int]] = {}
-        try:
-            found.update(
-                broker_config.decode_consumer_offsets(
-                    self._read_config(broker_config.CONSUMER_OFFSET_FILE)
-                )
-            )
-        except (FileNotFoundError, ValueError, TypeError, StoreNotFound) as error:
-            logger.debug("consumers' progress is not known: %s", error)
-        try:
-            levels = broker_config.decode_delay_offsets(
-                self._read_config(broker_config.DELAY_OFFSET_FILE)
-            )
-            by_queue = {level - 1: offset for level, offset in levels.items()}
-            found[delay.SCHEDULE_TOPIC, DELAYED] = by_queue
-        except (FileNotFoundError, ValueError, TypeError, StoreNotFound) as error:
-            logger.debug("the progress of delayed messages is not known: %s", error)
-        return found
-
-    def _read_config(self, name: str) -> bytes:
-        return self._layout.filesystem.read(f"{CONFIG}/{name}")
+    def _unread(
+        self, firsts: Mapping[QueueKey, tuple[int, int]], start: int, cut: int
+    ) -> tuple[Unread, ...]:
+        log = CommitLog(self._layout, files=self._files)
+        return unread(self._layout, log, self._all_queues if firsts else (), firsts, start, cut)
