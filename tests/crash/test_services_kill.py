@@ -1,4 +1,4 @@
-"""A process that does all that services do is killed: nothing is lost, and what comes twice is known.
+"""A process that does all that services do is killed: nothing lost, no more twice than is told.
 
 Messages go away behind it, so that the parent keeps what was told of them.
 """

@@ -345,11 +345,17 @@ class WritableStore(MessageStore):
             state = look_at(
                 self,
                 self._retained,
+                self._halves,
                 now_ms,
                 queues=self._queues_as_they_are(),
                 behind=(dispatch, flush),
             )
-        return self._recorder.snapshot(dispatch_behind=dispatch, flush_behind=flush, state=state)
+        return self._recorder.snapshot(
+            dispatch_behind=dispatch,
+            flush_behind=flush,
+            delays=self._services.delays,
+            state=state,
+        )
 
     def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
         """Say what would go by some rules; with ``apply`` delete it. See docs/retention.md.

@@ -26,6 +26,7 @@ from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.index_file import Index
 from logquarry.store.read.log_bound import consume_queues, last_entries
 from logquarry.store.retention.disk_use import DiskUse, disk_use, freed_bytes
+from logquarry.store.retention.expired_file import ExpiredFile, expired_units
 from logquarry.store.retention.file_age import first_time_from, last_time_in
 from logquarry.store.retention.rules import RetentionRules
 from logquarry.store.retention.unread import Unread, unread
@@ -34,35 +35,6 @@ logger = logging.getLogger(__name__)
 
 _FIRST_CHUNK: Final = 512
 _GROWTH: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class ExpiredFile:
-    """A file that goes.
-
-    Attributes:
-        path: below the store's root.
-        base: offset of its first byte (its name); 0 for an index file.
-        size: its bytes.
-        reason: why it goes.
-        last_timestamp: store time of its last message, or of the one that follows where it has
-            none; None for queues and index.
-    """
-
-    path: str
-    base: int
-    size: int
-    reason: str
-    last_timestamp: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The same as a JSON document."""
-        return {
-            "path": self.path,
-            "size": self.size,
-            "last_timestamp": self.last_timestamp,
-            "reason": self.reason,
-        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +51,7 @@ class RetentionPlan:
         log: files of the log, oldest first.
         queues: files of consume queues, by queue, oldest first.
         index: index files, oldest first.
+        transactions: files of 3.x's state table, and then of its redo log, oldest first.
         stays_because: why the first file of the log that stays does.
         disk: how full the log's disk is, None if nobody can tell.
         messages: what goes of each topic: messages in its queues.
@@ -95,6 +68,7 @@ class RetentionPlan:
     log: tuple[ExpiredFile, ...] = ()
     queues: tuple[tuple[QueueKey, tuple[ExpiredFile, ...]], ...] = ()
     index: tuple[ExpiredFile, ...] = ()
+    transactions: tuple[ExpiredFile, ...] = ()
     stays_because: str = ""
     disk: DiskUse | None = None
     messages: Mapping[str, int]
@@ -105,7 +79,7 @@ class RetentionPlan:
     def files(self) -> tuple[ExpiredFile, ...]:
         """All files that go, in the order in which they do."""
         queues = (file for _, files in self.queues for file in files)
-        return (*self.log, *queues, *self.index)
+        return (*self.log, *queues, *self.index, *self.transactions)
 
     @property
     def bytes(self) -> int:
@@ -124,6 +98,7 @@ class RetentionPlan:
             "log": [file.to_json() for file in self.log],
             "queues": [file.to_json() for _, files in self.queues for file in files],
             "index": [file.to_json() for file in self.index],
+            "transactions": [file.to_json() for file in self.transactions],
             "bytes": self.bytes,
             "stays_because": self.stays_because,
             "disk_ratio": None if self.disk is None else self.disk.ratio,
@@ -219,6 +194,7 @@ class _Planner:
             log=log,
             queues=tuple(queues),
             index=self._expired_index(cut) if is_due else (),
+            transactions=expired_units(self._layout, cut) if is_due else (),
             stays_because=stays_because,
             disk=disk,
             messages=messages,
