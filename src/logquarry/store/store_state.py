@@ -256,7 +256,12 @@ def _delay_levels(layout: StoreLayout, queues: list[Queue]) -> tuple[DelayLevel,
         logger.warning("%s: %s: %s", layout.root, broker_config.DELAY_OFFSET_FILE, error)
         table = {}
     return tuple(
-        DelayLevel(queue.queue_id + 1, table.get(queue.queue_id + 1, 0), queue.max_offset)
+        DelayLevel(
+            queue.queue_id + 1,
+            # What has expired is not delivered any more.
+            max(table.get(queue.queue_id + 1, 0), queue.min_offset),
+            queue.max_offset,
+        )
         for queue in queues
         if queue.topic == delay.SCHEDULE_TOPIC
     )
