@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from logquarry.protocol import ha
 from tests.cli.helpers import run
 from tests.conformance import test_append_vectors
 from tools import docs_tables
@@ -29,6 +30,14 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
     missing = [link for link in links if not (page.parent / link).exists()]
     assert missing == []
+
+
+def test_the_diagrams_and_tables_of_replication_are_those_of_the_code() -> None:
+    page = (ROOT / "docs/replicate.md").read_text("utf-8")
+    for table in (ha.MASTER, ha.SLAVE):
+        assert f"```mermaid\n{table.diagram()}\n```" in page
+    for layout in (ha.REPORT, ha.HEADER):
+        assert layout.markdown() in page
 
 
 def test_each_difference_from_rocketmq_has_its_test() -> None:
@@ -72,6 +81,7 @@ def run_session(page: str, block: str) -> None:
         "embed.md",
         "import.md",
         "recovery.md",
+        "replicate.md",
         "retention.md",
         "salvage.md",
         "services.md",

@@ -45,6 +45,8 @@ _ABOVE_ZERO: Final = (
     "commit_interval_commit_log",
     "transient_store_pool_size",
     "flush_interval_consume_queue",
+    "slave_timeout",
+    "ha_slave_fallbehind_max",
     "clean_resource_interval",
     "delete_files_batch_max",
     "flush_consumer_offset_interval",
@@ -166,6 +168,11 @@ class StoreConfig(LayoutConfig):
         flush_consume_queue_least_pages: as for the log.
         flush_consume_queue_thorough_interval: likewise; then the checkpoint is written too.
         message_index_enable: whether keys are put into an index.
+        slave_timeout: how long a put on a ``SYNC_MASTER`` waits for a slave.
+        ha_slave_fallbehind_max: bytes that a slave may be behind to be waited for.
+        ha_send_heartbeat_interval: after how long without a word master and slave say one.
+        ha_housekeeping_interval: after how long without a word the other side counts as gone.
+        ha_transfer_batch_size: most bytes of the log that a master sends at once.
         clean_expired_files: whether a store that is open to be written deletes what has expired.
             RocketMQ always does; here nothing goes that nobody asked for (docs/retention.md).
         file_reserved_time: hours after which a file of the log has expired, counted from the store
@@ -229,6 +236,11 @@ class StoreConfig(LayoutConfig):
     flush_consume_queue_least_pages: int = 2
     flush_consume_queue_thorough_interval: int = 60_000
     message_index_enable: bool = True
+    slave_timeout: int = 3_000
+    ha_slave_fallbehind_max: int = 256 << 20
+    ha_send_heartbeat_interval: int = 5_000
+    ha_housekeeping_interval: int = 20_000
+    ha_transfer_batch_size: int = 32 * 1024
     clean_expired_files: bool = False
     file_reserved_time: int = 72
     delete_when: str = "04"

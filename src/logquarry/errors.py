@@ -8,6 +8,9 @@
     ├── SourceNotReadable     what is to be imported cannot be read, or is no export (exit code 3)
     ├── BadRow                ... or one of its rows is no message: path, number, reason (code 1)
     ├── JavaNotFound          no Java that Spark can run on (in spark/java.py)
+    ├── ReplicationError      a master and a slave cannot go on (exit code 4)
+    │   ├── ProtocolViolation   the other side sends what the HA protocol has not got
+    │   └── LogsDiverged        a slave's log is no beginning of its master's
     └── StoreError            something about a store
         ├── StoreNotFound     there is no store at that path, or it cannot be read (exit code 3)
         ├── StoreUnavailable  closed, read-only, busy, poisoned or refused (exit code 4)
@@ -77,6 +80,37 @@ class BadRow(LogquarryError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BadRow, (self.path, self.unit, self.number, self.reason)
+
+
+class ReplicationError(LogquarryError):
+    """A master and a slave cannot go on with each other."""
+
+
+class ProtocolViolation(ReplicationError):
+    """The other side of an HA connection sends what no master or slave would.
+
+    Attributes:
+        events: what came before it with the same bytes, and counts.
+    """
+
+    def __init__(self, message: str, *, events: Any = ()) -> None:
+        super().__init__(message)
+        self.events = list(events)
+
+
+class LogsDiverged(ReplicationError):
+    """A slave's log is no beginning of its master's: it is ahead of it, or has other bytes.
+
+    Attributes:
+        offset: from where on, as far as that is known.
+    """
+
+    def __init__(self, message: str, *, offset: int) -> None:
+        super().__init__(message)
+        self.offset = offset
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_diverged, (str(self), self.offset)
 
 
 class StoreError(LogquarryError):
@@ -172,6 +206,10 @@ class CorruptFrame(CorruptStore):
 
 class CorruptFile(CorruptStore):
     """Damage in a queue file, an index file, the checkpoint or a configuration file."""
+
+
+def _rebuild_diverged(message: str, offset: int) -> LogsDiverged:
+    return LogsDiverged(message, offset=offset)
 
 
 def _rebuild_corrupt(

@@ -29,7 +29,8 @@ def require_oracle(run: Path = RUN) -> None:
 
 
 class Master:
-    """A running `oracle/run ha-master`: one command a line, one JSON document back."""
+    """A running `oracle/run ha-master` or `ha-slave`, or what answers like one: one command a
+    line, one JSON document back."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -47,27 +48,47 @@ class Master:
         document: dict[str, Any] = json.loads(line)
         return document
 
+    def quit(self) -> None:
+        """End it in order."""
+        assert self.ask("quit")["shutdown"]
+        self._process.wait(_ANSWER_SECONDS)
 
-@contextmanager
-def master(folder: Path, port: int, params: Path | None = None) -> Iterator[Master]:
-    """The real master store over a folder, until the block ends."""
-    settings = [] if params is None else ["--params", str(params)]
+    def kill(self) -> None:
+        """End it as a crash does; once more does nothing."""
+        # The shell script becomes the JVM (exec): there is no other process.
+        self._process.kill()
+        self._process.wait(_ANSWER_SECONDS)
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def started(*command: str | Path, cwd: Path | None = None) -> Master:
+    """A process that is ready for commands; whoever asks for it kills it."""
     process = subprocess.Popen(
-        [RUN, "ha-master", str(port), str(folder), *settings],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        cwd=cwd,
     )
+    running = Master(process)
     try:
-        running = Master(process)
         assert running.answer()["ready"]
+    except BaseException:
+        running.kill()
+        raise
+    return running
+
+
+@contextmanager
+def master(folder: Path, port: int, params: Path | None = None) -> Iterator[Master]:
+    """The real master store over a folder, until the block ends."""
+    settings: list[str | Path] = [] if params is None else ["--params", params]
+    running = started(RUN, "ha-master", str(port), folder, *settings)
+    try:
         yield running
-        assert running.ask("quit")["shutdown"]
-        process.wait(_ANSWER_SECONDS)
+        running.quit()
     finally:
-        process.kill()
-        process.wait(_ANSWER_SECONDS)
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
+        running.kill()

@@ -12,8 +12,9 @@ import logquarry
 ROOT = Path(logquarry.__file__).parent
 
 LAYERS = (
-    "errors units values text cache signals",
+    "errors units values text cache clock signals",
     "format",
+    "protocol",
     "config message",
     "files",
     "scan",
@@ -26,12 +27,14 @@ LAYERS = (
     "store.dispatch",
     "store.state_table",
     "store.recovery",
+    "store.rebuild",
     "store.load",
     "store.consumer",
     "store.transaction",
     "store.schedule",
     "store.retention",
     "store",
+    "replication",
     "metrics",
     "verify",
     "compare",

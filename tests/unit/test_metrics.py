@@ -35,7 +35,8 @@ def test_a_store_that_is_written(tmp_path: Path) -> None:
 
     topic = 'evil"\\topic'
     registry = client.CollectorRegistry()
-    with WritableStore.start(tmp_path / "store", config=config(), clock=lambda: NOW) as store:
+    clock = FakeClock(NOW)
+    with WritableStore.start(tmp_path / "store", config=config(), clock=clock) as store:
         registry.register(StoreCollector(store, "node"))
         sizes = [store.put(lq.Message(topic, bytes(size))).size for size in (10, 1_500)]
         many = store.put_many([lq.Message("t", b"x"), lq.Message("t", b"y")])
@@ -44,6 +45,7 @@ def test_a_store_that_is_written(tmp_path: Path) -> None:
         store.wait_dispatched()
         store.get("t", 0, 0)
         store.get("t", 0, 2)
+        clock.advance(5_000)
         samples = parsed(client.generate_latest(registry).decode())
         store.put(lq.Message(topic, b""))
         later = parsed(client.generate_latest(registry).decode())
@@ -62,7 +64,7 @@ def test_a_store_that_is_written(tmp_path: Path) -> None:
     assert value(samples, "rocketmq_message_size_count") == 4
     assert value(samples, "rocketmq_message_size_sum") == sum(sizes) + int(many.size.sum())
     assert value(samples, "rocketmq_storage_dispatch_behind_bytes") == 0
-    assert value(samples, "rocketmq_storage_message_reserve_time") > 0
+    assert value(samples, "rocketmq_storage_message_reserve_time") == 5_000
     end = value(samples, "logquarry_log_max_offset")
     assert end == sum(sizes) + int(many.size.sum())
     # A store that was closed has none, and nobody who scrapes gets an error.

@@ -26,6 +26,7 @@ from logquarry.errors import (
     CorruptStore,
     LogquarryError,
     MessageNotFound,
+    ReplicationError,
     StoreNotFound,
     StoreUnavailable,
     UsageError,
@@ -38,6 +39,7 @@ _EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (UsageError, USAGE),
     (StoreNotFound, UNREADABLE),
     (StoreUnavailable, REFUSED),
+    (ReplicationError, REFUSED),
     (CorruptStore, FINDINGS),
     (BadRow, FINDINGS),
     (MessageNotFound, FINDINGS),
@@ -48,9 +50,11 @@ _EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
 
 _COMMANDS: Final = (
     *("info", "messages", "verify", "diff", "recover", "rebuild", "salvage", "retain"),
-    *("export", "import", "compact", "stats", "report", "demo", "bench"),
+    *("export", "import", "compact", "stats", "report", "serve-master", "replicate"),
+    *("demo", "bench"),
 )
-"""Each is a module here, with the command by the same name in it; a Python keyword has a ``_``."""
+"""Each is a module here, with the command by the same name in it; a Python keyword has a ``_``, and
+so has what is no name to Python."""
 
 
 class _Commands(click.Group):
@@ -62,7 +66,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name.replace("-", "_")
         command = getattr(import_module(f"logquarry.cli.{name}"), name)
         assert isinstance(command, click.Command)
         return command

@@ -21,6 +21,7 @@ from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from rich import progress as bars
+    from rich import status
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -92,6 +93,10 @@ class Output:
         """Something that may be wrong, on stderr; not with ``--quiet``."""
         self.note(_styled("warning: ", "yellow", sys.stderr) + message)
 
+    def status_line(self) -> StatusLine:
+        """A line on stderr that changes, on a terminal; elsewhere nothing."""
+        return StatusLine(not self.quiet and sys.stderr.isatty())
+
     @contextmanager
     def progress(
         self, what: str, *, in_bytes: bool = False, beside_data: bool = False
@@ -112,6 +117,37 @@ class Output:
             yield bar
         finally:
             bar.close()
+
+
+class StatusLine:
+    """A line on stderr that changes while something goes on; only for whoever sees it.
+
+    Args:
+        is_seen: whether there is anybody.
+    """
+
+    def __init__(self, is_seen: bool) -> None:
+        self._status: status.Status | None = None
+        if is_seen:
+            from rich.console import Console
+
+            self._status = Console(stderr=True, highlight=False).status("")
+
+    def __enter__(self) -> StatusLine:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def show(self, line: str) -> None:
+        """Show this from now on."""
+        if self._status is not None:
+            from rich.text import Text
+
+            self._status.update(Text(line))
 
 
 class _Bar:

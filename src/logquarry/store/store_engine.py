@@ -24,6 +24,7 @@ from typing import Final
 
 import numpy as np
 
+from logquarry.clock import Clock
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, StoreUnavailable, UsageError
 from logquarry.files.layout import (
@@ -33,6 +34,7 @@ from logquarry.files.layout import (
     DURABLE,
     INDEX,
     StoreLayout,
+    quarantine,
 )
 from logquarry.format import delay
 from logquarry.scan import codec
@@ -47,17 +49,14 @@ from logquarry.store.disk.store_lock import AbortFile, StoreLock
 from logquarry.store.dispatch.arrivals import ArrivalListeners
 from logquarry.store.dispatch.dispatcher import Dispatcher, DispatchService, Groups
 from logquarry.store.dispatch.index_keeper import IndexKeeper
-from logquarry.store.dispatch.queue_table import QueueTable, quarantine
-from logquarry.store.flush.group_commit import GroupCommitService
+from logquarry.store.dispatch.queue_table import QueueTable
+from logquarry.store.flush.flush_services import FlushServices
 from logquarry.store.flush.put_future import FlushWait
-from logquarry.store.flush.timed_flush import (
-    CommitRealTimeService,
-    Flushable,
-    FlushConsumeQueueService,
-    FlushRealTimeService,
-)
+from logquarry.store.flush.replica_wait import ReplicaWait
+from logquarry.store.flush.timed_flush import Flushable
 from logquarry.store.housekeeping import Housekeeping
 from logquarry.store.load.loading import Loads, pending_load
+from logquarry.store.log_feed import LogFeed, Wakeable
 from logquarry.store.mapped.allocate import AllocateMappedFileService
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.mapped.transient_pool import TransientStorePool
@@ -82,8 +81,6 @@ from logquarry.store.store_found import (
 )
 
 logger = logging.getLogger(__name__)
-
-Clock = Callable[[], int]
 
 _PATIENCE_SECONDS: Final = 600.0
 """How long closing waits for one service: a slow disk may have gigabytes to take."""
@@ -320,60 +317,37 @@ class StoreEngine:
     def _make_flushing(self) -> None:
         """The services that bring things to the disk, in the order in which they end."""
         config, health = self.config, self.health
-        self._commit: CommitRealTimeService | None = None
-        self._group: GroupCommitService | None = None
-        flush: Service
-        after_put: Service
-        if config.flush_disk_type == "SYNC_FLUSH":
-            flush = self._group = GroupCommitService(
-                self.log,
-                health,
-                checkpoint=self.checkpoint,
-                timeout_ms=config.sync_flush_timeout,
-            )
-        else:
-            flush = FlushRealTimeService(
-                self.log,
-                health,
-                checkpoint=self.checkpoint,
-                interval_ms=config.flush_interval_commit_log,
-                least_pages=config.flush_commit_log_least_pages,
-                thorough_interval_ms=config.flush_commit_log_thorough_interval,
-                is_timed=config.flush_commit_log_timed,
-            )
-        after_put = self._flush = flush
-        if self._pool is not None:
-            after_put = self._commit = CommitRealTimeService(
-                self.log,
-                health,
-                committed=self._committed,
-                interval_ms=config.commit_interval_commit_log,
-                least_pages=config.commit_commit_log_least_pages,
-                thorough_interval_ms=config.commit_commit_log_thorough_interval,
-            )
-        self._flush_queues = FlushConsumeQueueService(
-            self._flushables,
+        flushing = self._flushing = FlushServices(
+            self.log,
+            config,
             health,
-            log=self.log,
             checkpoint=self.checkpoint,
+            has_pool=self._pool is not None,
+            committed=self._committed,
+            flushables=self._flushables,
             dispatched_timestamp=lambda: self._dispatched_timestamp,
-            interval_ms=config.flush_interval_consume_queue,
-            least_pages=config.flush_consume_queue_least_pages,
-            thorough_interval_ms=config.flush_consume_queue_thorough_interval,
         )
+        after_put, self._flush_queues = flushing.after_put, flushing.queues
         self._housekeeping = Housekeeping(self._abort, self.index, self.recorder, health)
+        self.replicas = ReplicaWait(
+            health,
+            timeout_ms=config.slave_timeout,
+            fall_behind_max=config.ha_slave_fallbehind_max,
+        )
         is_replicated = config.broker_role == "SYNC_MASTER"
         self.wait = FlushWait(
-            self._group,
-            after_put.wakeup,
-            replica=PutStatus.SLAVE_NOT_AVAILABLE if is_replicated else PutStatus.PUT_OK,
+            flushing.group, after_put.wakeup, replicas=self.replicas if is_replicated else None
         )
         flags = self._dispatching.flag, after_put.flag
-        self._after_put = tuple(flag for flag in flags if flag is not None)
-        commits = [] if self._commit is None else [self._commit]
+        self._woken = tuple(flag for flag in flags if flag is not None)
+        self._after_put: tuple[Wakeable, ...] = self._woken
+        self._followers: tuple[Wakeable, ...] = ()
+        commits = [] if flushing.commit is None else [flushing.commit]
         # What is committed can be dispatched, and what is dispatched can be flushed.
-        self._services = [*commits, self._dispatching, flush, self._flush_queues]
+        self._services = [*commits, self._dispatching, flushing.log, flushing.queues]
         self._services += [self._housekeeping, self._allocator]
+        if is_replicated:
+            self._services.append(self.replicas.watch)
 
     def _start(self) -> None:
         for service in self._services:
@@ -383,16 +357,23 @@ class StoreEngine:
     def _committed(self) -> None:
         # What is not committed cannot be dispatched: the put's own wake-up came too early.
         self._dispatching.wakeup()
-        self._flush.wakeup()
+        self._flushing.log.wakeup()
+        self._tell_followers()
+
+    def _tell_followers(self) -> None:
+        for flag in self._followers:
+            if flag.is_unset():
+                flag.set()
 
     def _settle(self, result: PutResult, wait: bool) -> PutResult:
         self._dispatching.wakeup()
+        self._tell_followers()
         return self.wait.settle(result, wait)
 
     @property
     def _waits(self) -> bool:
         """Whether puts wait for anything: the disk, or a replica."""
-        return self._group is not None or self.config.broker_role == "SYNC_MASTER"
+        return self._flushing.group is not None or self.config.broker_role == "SYNC_MASTER"
 
     def _settle_now(self, result: PutResult, wait: bool) -> PutResult:
         """The same where no put waits for anything."""
@@ -410,6 +391,7 @@ class StoreEngine:
     ) -> Future[PutResult]:
         """The future of a put that is in the log; see :class:`FlushWait`."""
         self._dispatching.wakeup()
+        self._tell_followers()
         return self.wait.settle_later(result, wait, done, failed)
 
     def _flushables(self) -> Iterator[Flushable]:
@@ -449,13 +431,44 @@ class StoreEngine:
     # ------------------------------------------------------------------------- bytes of a master
     def append_data(self, offset: int, data: bytes | memoryview) -> bool:
         """See :meth:`logquarry.store.write_api.WriteApi.append_data`."""
-        self._require_open()
-        self.health.require_writable()
-        taken = self.writer.append_data(offset, data)
+        taken = self._append_foreign(offset, data)
         if taken:
             self._dispatching.wakeup()
+            self._tell_followers()
             self.wait.appended()
         return taken
+
+    def _append_foreign(self, offset: int, data: bytes | memoryview) -> bool:
+        self._require_open()
+        self.health.require_writable()
+        return self.writer.append_data(offset, data)
+
+    def feed(self) -> LogFeed:
+        """The log as bytes, for those who send it on, or bring it."""
+        return LogFeed(
+            self.log,
+            self.replicas,
+            dispatched=lambda: self.dispatcher.offset,
+            append=self._append_foreign,
+            vouch=self._vouch,
+            follow=self._follow,
+            unfollow=self._unfollow,
+        )
+
+    def _vouch(self, offset: int) -> None:
+        self.dispatcher.limit = offset
+        self._dispatching.wakeup()
+        self._tell_followers()
+
+    def _follow(self, flag: Wakeable) -> None:
+        with self._adopting:
+            self._followers = (*self._followers, flag)
+            self._after_put = (*self._woken, *self._followers)
+
+    def _unfollow(self, flag: Wakeable) -> None:
+        with self._adopting:
+            self._followers = tuple(other for other in self._followers if other is not flag)
+            self._after_put = (*self._woken, *self._followers)
 
     def adopt(self) -> None:
         """Learn from what :meth:`append_data` brought which queue offsets come next.
@@ -479,6 +492,11 @@ class StoreEngine:
             self.writer.adopt(end, self.queues.next_offsets)
 
     # -------------------------------------------------------------------------------------- end
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is a thread of the store: a listener, or a callback of a put."""
+        return any(service.is_current for service in self._services)
+
     def close(self) -> None:
         """Close the store: in order, if that can be done; once more does nothing.
 
@@ -488,7 +506,7 @@ class StoreEngine:
         """
         if self.health.is_forked:
             return
-        if any(service.is_current for service in self._services):
+        if self.is_current:
             raise UsageError("a listener or callback cannot close the store that calls it")
         with self._closing:
             if self._is_closed:
@@ -506,6 +524,8 @@ class StoreEngine:
 
     def _close_in_order(self) -> bool:
         """Bring everything to the disk, and take ``abort`` away; whether that was done."""
+        # Nobody is to wait for a slave that will not hear of it.
+        self.replicas.end()
         self.retention.end()
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]
         failure = self._dispatching.failure

@@ -8,17 +8,17 @@ message is, how far consumers are behind.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logquarry.files.filesystem import LocalFileSystem
-from logquarry.files.layout import COMMIT_LOG, CONFIG, CONSUME_QUEUE, StoreLayout
-from logquarry.format import broker_config, delay, java
+from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE, StoreLayout
+from logquarry.format import delay, java
 from logquarry.format.frame import Frame
 from logquarry.store.queue.consume_queue import Queue
 from logquarry.store.read.commit_log import CommitLog
+from logquarry.store.read.saved_progress import consumer_offsets, delay_offsets
 from logquarry.store.retained import RetainedCounter
 from logquarry.store.retention.disk_use import disk_use
 from logquarry.store.state_table.files import read_table
@@ -29,8 +29,6 @@ from logquarry.store.transaction.open_halves import HalfCounter
 if TYPE_CHECKING:
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import State
-
-logger = logging.getLogger(__name__)
 
 
 class TopicStats(NamedTuple):
@@ -217,7 +215,7 @@ def _half_messages(
         outcome = log.outcome_at(offset, check_crc=False)
         return outcome if isinstance(outcome, Frame) else None
 
-    passed = _consumer_offsets(layout).get((HALF_TOPIC, GROUP), {})
+    passed = consumer_offsets(layout).get((HALF_TOPIC, GROUP), {})
     found = counter.count(queues, frame_at, passed)
     opened = open_in(read_table(layout)) if layout.has_state_table else {}
     frames = (frame_at(offset) for offset in opened if offset >= start)
@@ -227,19 +225,11 @@ def _half_messages(
     return dict(sorted(found.items()))
 
 
-def _consumer_offsets(layout: StoreLayout) -> dict[tuple[str, str], dict[int, int]]:
-    text = _config(layout, broker_config.CONSUMER_OFFSET_FILE)
-    try:
-        return {} if text is None else broker_config.decode_consumer_offsets(text)
-    except (ValueError, TypeError) as error:
-        logger.warning("%s: %s: %s", layout.root, broker_config.CONSUMER_OFFSET_FILE, error)
-        return {}
-
-
 def _consumer_lag(layout: StoreLayout, queues: list[Queue]) -> tuple[GroupLag, ...]:
+    table = consumer_offsets(layout)
     bounds = {(queue.topic, queue.queue_id): queue.bounds() for queue in queues}
     found = []
-    for (topic, group), offsets in sorted(_consumer_offsets(layout).items()):
+    for (topic, group), offsets in sorted(table.items()):
         lag = 0
         for queue_id, offset in offsets.items():
             low, high = bounds.get((topic, queue_id), (0, 0))
@@ -249,12 +239,7 @@ def _consumer_lag(layout: StoreLayout, queues: list[Queue]) -> tuple[GroupLag, .
 
 
 def _delay_levels(layout: StoreLayout, queues: list[Queue]) -> tuple[DelayLevel, ...]:
-    text = _config(layout, broker_config.DELAY_OFFSET_FILE)
-    try:
-        table = {} if text is None else broker_config.decode_delay_offsets(text)
-    except (ValueError, TypeError) as error:
-        logger.warning("%s: %s: %s", layout.root, broker_config.DELAY_OFFSET_FILE, error)
-        table = {}
+    table = delay_offsets(layout) or {}
     return tuple(
         DelayLevel(
             queue.queue_id + 1,
@@ -265,10 +250,3 @@ def _delay_levels(layout: StoreLayout, queues: list[Queue]) -> tuple[DelayLevel,
         for queue in queues
         if queue.topic == delay.SCHEDULE_TOPIC
     )
-
-
-def _config(layout: StoreLayout, name: str) -> bytes | None:
-    try:
-        return layout.filesystem.read(f"{CONFIG}/{name}")
-    except FileNotFoundError:
-        return None

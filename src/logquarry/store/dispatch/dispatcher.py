@@ -160,6 +160,8 @@ class Dispatcher:
 
     Attributes:
         offset: what stands before it in the log is dispatched.
+        limit: no frame that ends behind it is dispatched; None where all are good. For bytes of a
+            master that are to be checked first.
     """
 
     def __init__(
@@ -175,6 +177,7 @@ class Dispatcher:
         follow: Callable[[Window, Followed], None] | None = None,
     ) -> None:
         self.offset = start
+        self.limit: int | None = None
         self._files = files
         self._queues = queues
         self._index = index
@@ -195,9 +198,15 @@ class Dispatcher:
             StoreUnavailable: if a file cannot be made.
         """
         end = self._files.max_offset
+        if self.limit is not None:
+            end = min(end, self.limit)
         target = end if offset is None else min(offset, end)
         while self.offset < target:
             file = self._files.find(self.offset)
+            if file is None and not self.offset:
+                # A slave that had nothing, and began with a later file of its master's.
+                self.offset = self._files.min_offset
+                continue
             if file is None:
                 raise CorruptFrame(COMMIT_LOG, self.offset, "there is no file for it")
             if not self._dispatch_from(file):
@@ -219,6 +228,8 @@ class Dispatcher:
         """Dispatch the next frames of a file, or go on to the next file; whether one could."""
         position = self.offset - file.base
         data = file.select(position)
+        if data is not None and self.limit is not None:
+            data = data[: self.limit - self.offset]
         if data is None:
             raise CorruptFrame(str(file.path), self.offset, "there is nothing to read")
         room = file.size - position

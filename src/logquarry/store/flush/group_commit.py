@@ -6,99 +6,23 @@ request is a future; its owner waits for it, or hangs a callback to it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from typing import Any, Final
 
 from logquarry.errors import StoreUnavailable
 from logquarry.store.disk.checkpoint_file import CheckpointFile
 from logquarry.store.disk.health import Health
 from logquarry.store.disk.service import Clock, Service, monotonic_ms
-from logquarry.store.disk.signal_flag import Done
+from logquarry.store.flush.waiting import Answer, DeadlineWatch, Request, Settled, nothing
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 
 logger = logging.getLogger(__name__)
 
 SYNC_FLUSH_TIMEOUT_MS: Final = 5_000
 _IDLE_FLUSH_MS: Final = 500
-_LONG_SECONDS: Final = 3_600.0
-
-
-class _Answer:
-    """A future for one thread that waits at once.
-
-    Those of :mod:`concurrent.futures` are written in Python: Ctrl-C in the middle of one leaves its
-    lock taken, and the thread that syncs waits for it for ever
-    (:mod:`logquarry.store.disk.signal_flag`).
-    """
-
-    def __init__(self) -> None:
-        self._done = Done()
-        self._is_flushed = False
-        self._error: StoreUnavailable | None = None
-
-    def set_result(self, is_flushed: bool) -> None:
-        self._is_flushed = is_flushed
-        self._done.set()
-
-    def set_exception(self, error: StoreUnavailable) -> None:
-        self._error = error
-        self._done.set()
-
-    def result(self) -> bool:
-        while not self._done.wait(_LONG_SECONDS):
-            pass
-        if self._error is not None:
-            raise self._error
-        return self._is_flushed
-
-
-def _nothing() -> None:
-    pass
-
-
-class _Request:
-    """Somebody who waits for the log to be on the disk up to an offset."""
-
-    __slots__ = ("_open", "deadline", "failed", "future", "offset", "result_of")
-
-    def __init__(
-        self,
-        offset: int,
-        deadline: int,
-        future: Future[Any] | _Answer,
-        result_of: Callable[[bool], Any],
-        failed: Callable[[], None],
-    ) -> None:
-        self.offset = offset
-        self.failed = failed
-        self.deadline = deadline
-        self.future = future
-        self.result_of = result_of
-        # The one who takes it tells the owner: the syncing thread and the timeout may meet.
-        self._open = threading.Lock()
-
-    def resolve(self, is_flushed: bool) -> None:
-        if self._open.acquire(blocking=False):
-            # As contextlib.suppress does it, which takes as long as all the rest.
-            try:
-                self.future.set_result(self.result_of(is_flushed))
-            except InvalidStateError:
-                return
-
-    def fail(self, error: StoreUnavailable) -> None:
-        if self._open.acquire(blocking=False):
-            self.failed()
-            with contextlib.suppress(InvalidStateError):
-                self.future.set_exception(error)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether nobody has told the owner yet."""
-        return not self._open.locked()
 
 
 class GroupCommitService(Service):
@@ -127,11 +51,11 @@ class GroupCommitService(Service):
         self._timeout_ms = timeout_ms
         self._clock = clock
         self._change = threading.Lock()
-        self._waiting: list[_Request] = []
+        self._waiting: list[Request] = []
         # Those whom the sync that is going on covers; only timeouts look at them besides it.
-        self._covered: list[_Request] = []
+        self._covered: list[Request] = []
         self._has_ended = False
-        self._watch = _FlushDiskWatcher(self.expire, health, timeout_ms)
+        self._watch = DeadlineWatch("flush watch", self.expire, health, timeout_ms)
 
     def start(self) -> None:
         """Begin."""
@@ -158,16 +82,16 @@ class GroupCommitService(Service):
 
     def wait(self, offset: int) -> bool:
         """Wait for what :meth:`request` gives a future of."""
-        answer = _Answer()
-        self._add(offset, answer, bool, _nothing)
+        answer = Answer()
+        self._add(offset, answer, bool, nothing)
         return answer.result()
 
     def resolve_later(
         self,
         offset: int,
-        future: Future[Any],
+        future: Settled,
         result_of: Callable[[bool], Any],
-        failed: Callable[[], None] = _nothing,
+        failed: Callable[[], None] = nothing,
     ) -> None:
         """The same with a future of the caller's.
 
@@ -182,11 +106,11 @@ class GroupCommitService(Service):
     def _add(
         self,
         offset: int,
-        future: Future[Any] | _Answer,
+        future: Settled,
         result_of: Callable[[bool], Any],
         failed: Callable[[], None],
     ) -> None:
-        request = _Request(offset, self._clock() + self._timeout_ms, future, result_of, failed)
+        request = Request(offset, self._clock() + self._timeout_ms, future, result_of, failed)
         with self._change:
             is_refused = self._has_ended or self.health.reason is not None
             is_first = not self._waiting
@@ -224,7 +148,7 @@ class GroupCommitService(Service):
         for request in left:
             self._end(request)
 
-    def _end(self, request: _Request) -> None:
+    def _end(self, request: Request) -> None:
         """Tell somebody for whom no sync will come: another one may have covered it."""
         if self._queue.flushed_offset >= request.offset:
             request.resolve(True)
@@ -248,20 +172,3 @@ class GroupCommitService(Service):
         open_ones = (r.deadline for r in pending if r.deadline > now and r.is_open)
         first = next(open_ones, None)
         return None if first is None else first - now
-
-
-class _FlushDiskWatcher(Service):
-    """Ends the waiting of those whose sync takes too long: the syncing thread cannot.
-
-    It needs no waking: a request that comes while it sleeps has all of its time still before it.
-    """
-
-    def __init__(self, expire: Callable[[], int | None], health: Health, timeout_ms: int) -> None:
-        super().__init__("flush watch", health, interval_ms=timeout_ms, is_timed=True)
-        self._expire = expire
-        self._timeout_ms = timeout_ms
-
-    def run_once(self) -> None:
-        """Expire, and sleep until the next deadline there may be."""
-        left = self._expire()
-        self.interval_ms = max(1, self._timeout_ms if left is None else left)

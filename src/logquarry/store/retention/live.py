@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from logquarry.clock import Clock
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, StoreUnavailable
 from logquarry.files.layout import COMMIT_LOG, INDEX, REDO_LOG, STATE_TABLE, StoreLayout
@@ -31,8 +32,6 @@ from logquarry.store.retention.rules import HOUR_MS, RetentionRules, delete_hour
 from logquarry.store.state_table.keeper import StateTableKeeper
 
 logger = logging.getLogger(__name__)
-
-Clock = Callable[[], int]
 
 _PERCENT: Final = 100
 
@@ -126,13 +125,16 @@ class LiveRetention:
             self._require_open()
             # As RocketMQ looks at its queues: when the log has begun to begin elsewhere.
             plan = self.plan(rules, always_derived=self._log.min_offset != self._derived_at)
-            for number, file in enumerate(plan.log):
-                if number and pause_s:
-                    time.sleep(pause_s)
-                self._require_open()
-                logger.info("%s: deleted: %s", self._root / file.path, file.reason)
-                self._log.remove_first()
-            self.removed()
+            try:
+                for number, file in enumerate(plan.log):
+                    if number and pause_s:
+                        time.sleep(pause_s)
+                    self._require_open()
+                    logger.info("%s: deleted: %s", self._root / file.path, file.reason)
+                    self._log.remove_first()
+            finally:
+                # Also of those that went before one that did not.
+                self.removed()
             for key, files in plan.queues:
                 self._require_open()
                 self._cut_queue(key, files[-1].base)

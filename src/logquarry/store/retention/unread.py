@@ -8,32 +8,27 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from logquarry.errors import StoreNotFound
-from logquarry.files.layout import CONFIG, StoreLayout
-from logquarry.format import broker_config, delay, java
+from logquarry.files.layout import StoreLayout
+from logquarry.format import delay, java
 from logquarry.format.frame import Frame
 from logquarry.store.consumer.subscription import RETRY_PREFIX
-from logquarry.store.disk.config_file import BACKUP
 from logquarry.store.queue.consume_queue import Queue
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.commit_log import CommitLog
+from logquarry.store.read.saved_progress import consumer_offsets, delay_offsets
 from logquarry.store.state_table.files import read_table
 from logquarry.store.state_table.found import open_in
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC
 from logquarry.store.transaction.open_halves import ended_by
 
-logger = logging.getLogger(__name__)
-
 DELAYED: Final = "(delayed messages that are not delivered)"
 """Stands for the group of consumers where the schedule service is what has not read them,"""
 OPEN: Final = "(transactions that are open)"
 """and where nobody has ended the transactions of half or PREPARED messages."""
-
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +79,10 @@ def unread(
         start: where the log begins,
         cut: and where it will begin.
     """
-    consumed = _progress(layout, broker_config.CONSUMER_OFFSET_FILE, _consumers) or {}
-    delivered = _progress(layout, broker_config.DELAY_OFFSET_FILE, _levels) or {}
+    # A store that deletes by itself asks every ten seconds.
+    consumed = consumer_offsets(layout, logging.DEBUG)
+    levels = delay_offsets(layout, logging.DEBUG) or {}
+    delivered = {level - 1: offset for level, offset in levels.items()}
     groups = {group for _, group in consumed} - {GROUP}
     readers = {name: offsets for name, offsets in consumed.items() if name[1] in groups}
     # Whoever consumes anything consumes what it sent back, too.
@@ -147,21 +144,3 @@ def _prepared(layout: StoreLayout, log: CommitLog, start: int, cut: int) -> Iter
 def _frame(log: CommitLog, offset: int) -> Frame | None:
     outcome = log.outcome_at(offset)
     return outcome if isinstance(outcome, Frame) else None
-
-
-def _consumers(data: bytes) -> dict[tuple[str, str], dict[int, int]]:
-    return broker_config.decode_consumer_offsets(data)
-
-
-def _levels(data: bytes) -> dict[int, int]:
-    return {level - 1: at for level, at in broker_config.decode_delay_offsets(data).items()}
-
-
-def _progress(layout: StoreLayout, name: str, decode: Callable[[bytes], Found]) -> Found | None:
-    """What a file says, or the one before it; None where neither can be read."""
-    for path in (f"{CONFIG}/{name}", f"{CONFIG}/{name}{BACKUP}"):
-        try:
-            return decode(layout.filesystem.read(path))
-        except (FileNotFoundError, ValueError, TypeError, StoreNotFound) as error:
-            logger.debug("%s: it is not known how far anybody is: %s", path, error)
-    return None

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.errors import StoreUnavailable
-from logquarry.files.layout import REDO_LOG, STATE_TABLE
+from logquarry.files.layout import REDO_LOG, STATE_TABLE, quarantine
 from logquarry.format import queue_entry, state_table
 from logquarry.format.state_table import STATE_AT, UNIT_SIZE, StateUnit
 from logquarry.scan.codec import Window
 from logquarry.scan.follow import Followed
 from logquarry.store.disk.disk import Disk
-from logquarry.store.dispatch.queue_table import quarantine
 from logquarry.store.mapped.mapped_file import MappedFile
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.state_table.book import Change, OpenTransaction, TransactionBook, filler

@@ -1,0 +1,128 @@
+"""``logquarry replicate``: a store that follows a master."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from logquarry import text
+from logquarry.cli import options, serving
+from logquarry.cli.output import Output
+
+if TYPE_CHECKING:
+    from logquarry.replication import HaSlave
+
+
+@click.command()
+@click.argument("master", metavar="HOST:PORT")
+@click.option("--into", "folder", metavar="STORE", required=True, help="The slave's store.")
+@click.option(
+    "--from",
+    "start",
+    type=click.IntRange(0),
+    metavar="OFFSET",
+    help="Where a new store begins: 0 for all of the master's log, or the start of one of its "
+    "files. By default where the master says, which with RocketMQ is its last file.",
+)
+@click.option("--once", is_flag=True, help="End when all that the master has is here.")
+@click.option(
+    "--acknowledge",
+    type=click.Choice(["flushed", "received"]),
+    default="flushed",
+    show_default=True,
+    help="What the master is told: what is on the disk, or, as RocketMQ does, in memory.",
+)
+@click.option("--no-crc", is_flag=True, help="Take bodies that do not match their CRC.")
+@click.option("--tls", is_flag=True, help="Connect by TLS, which no RocketMQ master speaks.")
+@click.option("--tls-ca", metavar="FILE", help="The authority of the master's certificate.")
+@click.option("--tls-cert", metavar="FILE", help="Our own certificate (PEM).")
+@click.option("--tls-key", metavar="FILE", help="Its key, if it is not in the same file.")
+@click.option("--tls-name", metavar="NAME", help="The name in the master's certificate.")
+@options.config
+@options.quiet
+def replicate(
+    master: str,
+    folder: str,
+    start: int | None,
+    once: bool,
+    acknowledge: str,
+    no_crc: bool,
+    tls: bool,
+    tls_ca: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_name: str | None,
+    config: str | None,
+    quiet: bool,
+) -> None:
+    """Follow a master, RocketMQ's or ours, until Ctrl-C.
+
+    STORE is made if it is not there; its log's files must be as large as the master's
+    (mappedFileSizeCommitLog in --config, where that is not 1 GiB). A store that is ahead of its
+    master, or has other bytes, is refused. Opened again, as any store is, it takes messages.
+    """
+    out = Output(quiet=quiet)
+    host, port = serving.host_port(master, option="MASTER")
+    context = serving.client_tls(tls, tls_ca, tls_cert, tls_key)
+    from logquarry.config import StoreConfig
+    from logquarry.protocol.ha import HaTimes
+    from logquarry.replication import HaSlave, SlaveOptions
+    from logquarry.signals import held
+    from logquarry.store.message_store import MessageStore
+
+    settings = replace(options.store_config(config) or StoreConfig(), broker_role="SLAVE")
+    follows = SlaveOptions(
+        start=start,
+        acknowledge=acknowledge,
+        check_crc=not no_crc,
+        times=HaTimes(
+            heartbeat_ms=settings.ha_send_heartbeat_interval,
+            housekeeping_ms=settings.ha_housekeeping_interval,
+        ),
+        tls=context,
+        server_name=tls_name,
+    )
+    with (
+        held() as waiting,
+        MessageStore.open(folder, config=settings, mode="rw") as opened,
+        HaSlave(opened, host, port, options=follows) as slave,
+    ):
+        line = _Line(out, slave, ends=once)
+        serving.go_on(out, waiting, line)
+        if slave.error is not None:
+            raise slave.error
+        opened.wait_dispatched()
+        end = opened.max_offset
+    out.note(f"{text.printable(folder)} is as its master up to {end}")
+
+
+class _Line:
+    """The status line, and notes of what changes for those who see none."""
+
+    def __init__(self, out: Output, slave: HaSlave, *, ends: bool) -> None:
+        self._out = out
+        self._slave = slave
+        self._ends = ends
+        self._said = ""
+        self._at = time.monotonic(), 0
+
+    def __call__(self) -> str | None:
+        status = self._slave.status()
+        if status.has_ended or (self._ends and status.has_all):
+            return None
+        news = "connected" if status.is_connected else status.trouble
+        if news and news != self._said:
+            self._said = news
+            self._out.note(f"{status.master}: {text.printable(news.removeprefix(status.master))}")
+        before, had = self._at
+        now = time.monotonic()
+        speed = (status.received_bytes - had) / max(now - before, 1e-3)
+        self._at = now, status.received_bytes
+        state = "all there" if status.has_all else f"{text.size_text(int(speed))}/s"
+        if not status.is_connected:
+            state = "not connected"
+        known = "nothing" if status.acknowledged is None else str(status.acknowledged)
+        return f"{status.master}: log to {status.max_offset}, acknowledged {known}, {state}"

@@ -1,0 +1,1 @@
+"""What goes over wires, as machines without sockets: bytes in, events out."""

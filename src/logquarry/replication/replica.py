@@ -1,0 +1,274 @@
+"""A slave's log: takes the master's bytes as they come, and vouches for no others.
+
+What comes is appended, and walked over as soon as a frame is whole: its magic, lengths, CRC and
+the place that it names. Transfers end anywhere in a frame, so that the verdict on the last one
+mostly stays open; what is not judged is not acknowledged.
+
+Before anything new is taken, the last bytes that the slave has are asked for once more and
+compared. So a slave finds out that its log is no beginning of its master's, whatever master that
+is; the protocol has nothing to ask that with. ::
+
+    master  |=========================================|---- new ----...
+    slave   |==========================[== compared ==]
+                                       ^ what is asked for
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from logquarry.errors import LogsDiverged, ProtocolViolation, ReplicationError
+from logquarry.format.frame import BLANK as BLANK_LAYOUT
+from logquarry.format.frame import DamageKind
+from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
+from logquarry.scan import codec
+from logquarry.store.log_feed import LogFeed
+
+OVERLAP: Final = 64 * 1024
+"""Bytes that are compared at the start of each connection. Frames carry times and offsets: logs
+that went apart before are not alike in so many."""
+_ROWS: Final = 4_096
+
+
+class SpoiltReplica(ProtocolViolation):
+    """What the master sent is no log, and stands at this one's end: it cannot be gone on with.
+
+    None of it was acknowledged. Opening the store anew cuts it off.
+    """
+
+
+class Replica:
+    """The log of a slave. For one thread, but for :meth:`sync`.
+
+    Args:
+        feed: the log.
+        root: names the store in errors.
+        start: where a log that is empty begins: a physical offset, or None for where the master
+            says, which with RocketMQ is its last file.
+        check_crc: whether bodies are compared with their CRC.
+        overlap: bytes that are compared when a connection begins.
+
+    Attributes:
+        checked: what stands before it is whole frames.
+        position: physical offset of the next byte to come.
+        has_all: whether the master's last word was that there is no more.
+    """
+
+    def __init__(
+        self,
+        feed: LogFeed,
+        root: str,
+        *,
+        start: int | None = None,
+        check_crc: bool = True,
+        overlap: int = OVERLAP,
+    ) -> None:
+        self._feed = feed
+        self._root = root
+        self._start = start
+        self._check_crc = check_crc
+        self._overlap = overlap
+        self._rows = codec.empty_rows(_ROWS)
+        self._floor = 0
+        self._has_come = False
+        self._has_beaten = False
+        self.has_all = False
+        # What is dispatched ends between two frames.
+        self.checked = min(feed.dispatched_offset, feed.wrote_offset)
+        self.position = feed.wrote_offset
+        feed.vouch(self.checked)
+        # The first walk takes a while: what it is compiled to has to be loaded.
+        codec.walk(codec.Window.of(bytes(8), 0), 0, 0, self._rows, check_crc=check_crc)
+
+    def request(self) -> int:
+        """Where a new connection is to ask from; all before it is on the disk, and was checked.
+
+        Raises:
+            StoreUnavailable: if the log cannot be brought to the disk.
+        """
+        self._has_come = self._has_beaten = False
+        wrote = self._feed.wrote_offset
+        if not wrote:
+            # 0 would mean "from where you like". A frame's first byte is the highest of its
+            # size, which is 0: so a log from its very beginning is asked for from byte 1 on.
+            self.position = 0 if self._start is None else max(1, self._start)
+            return self.position
+        self._feed.sync()
+        # Not into an earlier file than needed: a master may have deleted that.
+        first = (wrote - 1) - (wrote - 1) % self._feed.file_size
+        least = max(1, first, self._feed.min_offset, self._floor)
+        self.position = min(wrote, max(least, wrote - self._overlap))
+        return self.position
+
+    def take(self, offset: int, data: memoryview) -> None:
+        """Take bytes of the master's log, which follow what came before.
+
+        They are not judged before :meth:`check`.
+
+        Raises:
+            LogsDiverged: if they are others than this log has there.
+            ReplicationError: if this log cannot begin where they do.
+            StoreUnavailable: if the disk does not take them.
+        """
+        self._has_come = True
+        self.has_all = False
+        wrote = self._feed.wrote_offset
+        if not wrote:
+            self._begin(offset, data)
+        elif offset < wrote:
+            known = data[: wrote - offset]
+            self._compare(offset, known)
+            if len(data) > len(known):
+                self._append(wrote, data[len(known) :])
+        else:
+            self._append(offset, data)
+        self.position = offset + len(data)
+
+    def _begin(self, offset: int, data: memoryview) -> None:
+        first: bytes | memoryview = data
+        if self._start == 0 and offset == 1:
+            offset, first = 0, b"\0" + bytes(data)
+        if not self._feed.append_data(offset, first):
+            raise ReplicationError(
+                f"{self._root}: the master's log begins at {offset}, where no file of "
+                f"{self._feed.file_size} bytes does: mappedFileSizeCommitLog must be the master's"
+            )
+        self.checked = offset
+
+    def _append(self, offset: int, data: memoryview) -> None:
+        taken = self._feed.append_data(offset, data)
+        assert taken, f"the log ends at {self._feed.wrote_offset}, and not at {offset}"
+
+    def _compare(self, offset: int, data: memoryview) -> None:
+        while data:
+            own = self._feed.select(offset)
+            part = data[: len(own)] if own is not None else data
+            if own is None or own[: len(part)] != part:
+                at = offset if own is None else offset + _first_difference(own, part)
+                raise LogsDiverged(
+                    f"{self._root}: at offset {at} its log has other bytes than its master's. "
+                    f"{self._advice()}",
+                    offset=at,
+                )
+            offset, data = offset + len(part), data[len(part) :]
+
+    def _advice(self) -> str:
+        return f"Where they part: logquarry diff MASTER-STORE {self._root}"
+
+    def check(self) -> None:
+        """Judge what has come and is whole, and vouch for it.
+
+        Raises:
+            SpoiltReplica: if it is no log.
+        """
+        before = self.checked
+        try:
+            self._walk()
+        finally:
+            if self.checked > before:
+                self._feed.vouch(self.checked)
+
+    def _walk(self) -> None:
+        size = self._feed.file_size
+        end = self._feed.wrote_offset
+        while self.checked < end:
+            room = size - self.checked % size
+            data = self._feed.select(self.checked)
+            if room < BLANK_LAYOUT.size and data is not None:
+                # Too few bytes for a blank: RocketMQ never leaves so few, others may.
+                if len(data) < room:
+                    return
+                self.checked += room
+                continue
+            if data is None or len(data) < BLANK_LAYOUT.size:
+                return
+            window = codec.Window.of(data, self.checked, room)
+            count, after, code = codec.walk(
+                window, 0, window.length, self._rows, check_crc=self._check_crc
+            )
+            self.checked += after if count else 0
+            if code == BLANK:
+                if self.checked - self.checked % size + size > end:
+                    return
+                self.checked += size - self.checked % size
+            elif code == NEED_MORE:
+                return
+            elif code not in (REACHED_STOP, TABLE_FULL):
+                self._spoilt(window, after if count else 0, code)
+
+    def _spoilt(self, window: codec.Window, position: int, code: int) -> None:
+        reason = codec.damage_reason(window, position, check_crc=self._check_crc)
+        if code == DamageKind.BAD_BLANK:
+            reason += f" of a file of {self._feed.file_size}: mappedFileSizeCommitLog is another"
+        raise SpoiltReplica(
+            f"{self._root}: what the master sent is no frame at offset {self.checked}: "
+            f"{DamageKind(code).label}: {reason}. None of it was acknowledged. Opening the store "
+            "anew cuts it off"
+        )
+
+    # ------------------------------------------------------------------------ the master's words
+    def heartbeat(self, offset: int) -> None:
+        """The master has nothing more than what came before an offset, or is slow about it.
+
+        Raises:
+            LogsDiverged: if this log goes on behind it, and the master says nothing new of it.
+        """
+        if offset < self._feed.wrote_offset and (self._has_come or self._has_beaten):
+            # RocketMQ says its first word after seconds of silence, whether or not more follows.
+            self._ahead(offset)
+        self._has_beaten = True
+        self.has_all = offset == self._feed.wrote_offset
+
+    def elsewhere(self, offset: int) -> None:
+        """The master has nothing where it was asked, but begins or ends at an offset.
+
+        Returns where another connection may go better.
+
+        Raises:
+            LogsDiverged: if the master ends there.
+            ReplicationError: if it begins there, and this log ends before.
+        """
+        wrote = self._feed.wrote_offset
+        if not wrote:
+            if offset > self.position:
+                self._start = offset
+            # Else it may come to where it was asked from.
+        elif offset < self.position:
+            self._ahead(offset)
+        elif offset <= wrote:
+            self._floor = offset
+        else:
+            raise ReplicationError(
+                f"{self._root}: its log ends at {wrote}, and its master's begins at {offset}: "
+                "what is between is gone. Replicate into an empty folder"
+            )
+
+    def _ahead(self, offset: int) -> None:
+        raise LogsDiverged(
+            f"{self._root}: its log goes on to {self._feed.wrote_offset}, and its master's ends "
+            f"at {offset}: it is ahead of its master. {self._advice()}",
+            offset=offset,
+        )
+
+    # -------------------------------------------------------------------------------------- acks
+    def sync(self) -> int:
+        """Bring the log to the disk; what stands before the answer is there, and was checked.
+
+        Raises:
+            StoreUnavailable: if the sync failed, now or before.
+        """
+        # Before the sync: what is appended meanwhile may be on the disk or not.
+        checked = self.checked
+        return min(checked, self._feed.sync())
+
+    @property
+    def wrote(self) -> int:
+        """Where the log ends."""
+        return self._feed.wrote_offset
+
+
+def _first_difference(one: memoryview, other: memoryview) -> int:
+    for at, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return at
+    raise AssertionError("they are alike")

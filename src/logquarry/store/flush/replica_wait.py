@@ -1,0 +1,157 @@
+"""Waiting for a slave (``HAService.GroupTransferService``, ``CommitLog.submitReplicaRequest``).
+
+Whoever serves slaves tells how many are connected and up to where one has acknowledged; whoever
+puts asks whether a slave is near enough, and waits for it. One slave's word is enough, whichever
+it is. No thread stands behind a waiter: the one that brings the acknowledgement tells all whom it
+concerns, and one watch ends those whose time is over.
+
+As in RocketMQ a slave counts from its connecting on, before it has acknowledged anything, and what
+was acknowledged stays so when it goes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from logquarry.store.disk.health import Health
+from logquarry.store.disk.service import Clock, monotonic_ms
+from logquarry.store.flush.waiting import Answer, DeadlineWatch, Request, Settled, nothing
+
+SLAVE_TIMEOUT_MS: Final = 3_000
+FALL_BEHIND_MAX: Final = 256 << 20
+
+
+class ReplicaWait:
+    """Puts that wait for a slave. Any thread may ask and tell.
+
+    Args:
+        health: of the store.
+        timeout_ms: how long one waits (``slaveTimeout``).
+        fall_behind_max: how far behind a slave may be to be waited for (``haSlaveFallbehindMax``).
+
+    Attributes:
+        acknowledged: what stands before it some slave has (``push2SlaveMaxOffset``). It begins at
+            0 whenever a master starts, and never falls.
+        connected: how many slaves are connected.
+    """
+
+    def __init__(
+        self,
+        health: Health,
+        *,
+        timeout_ms: int = SLAVE_TIMEOUT_MS,
+        fall_behind_max: int = FALL_BEHIND_MAX,
+        clock: Clock = monotonic_ms,
+    ) -> None:
+        self.acknowledged = 0
+        self.connected = 0
+        self.watch = DeadlineWatch("replica watch", self.expire, health, max(1, timeout_ms))
+        self._timeout_ms = timeout_ms
+        self._fall_behind_max = fall_behind_max
+        self._clock = clock
+        self._change = threading.Lock()
+        # The same requests twice: by their offsets, and as they came, which is by their deadlines.
+        self._by_offset: list[tuple[int, int, Request]] = []
+        self._by_time: deque[Request] = deque()
+        self._count = 0
+        self._has_ended = False
+
+    # ------------------------------------------------------------------------ who serves slaves
+    def slave_came(self) -> None:
+        """One more is connected."""
+        with self._change:
+            self.connected += 1
+
+    def slave_went(self) -> None:
+        """One less is connected."""
+        with self._change:
+            self.connected -= 1
+            assert self.connected >= 0
+
+    def acknowledge(self, offset: int) -> None:
+        """A slave has what stands before an offset; whoever waited for that goes on."""
+        if offset <= self.acknowledged:
+            return
+        reached: list[Request] = []
+        with self._change:
+            self.acknowledged = max(self.acknowledged, offset)
+            waiting = self._by_offset
+            while waiting and waiting[0][0] <= self.acknowledged:
+                reached.append(heapq.heappop(waiting)[2])
+            # Mostly all that came before: the next look at the times is short.
+            while self._by_time and self._by_time[0].offset <= self.acknowledged:
+                self._by_time.popleft()
+        for request in reached:
+            request.resolve(True)
+
+    # ------------------------------------------------------------------------------- who puts
+    def is_available(self, offset: int) -> bool:
+        """Whether there is a slave to wait for (``isSlaveOK``).
+
+        Args:
+            offset: where the message ends.
+        """
+        return self.connected > 0 and offset - self.acknowledged < self._fall_behind_max
+
+    def ask(self, offset: int) -> Answer:
+        """What tells one thread whether a slave had it in time."""
+        answer = Answer()
+        self.resolve_later(offset, answer, bool)
+        return answer
+
+    def resolve_later(
+        self,
+        offset: int,
+        future: Settled,
+        result_of: Callable[[bool], Any],
+        failed: Callable[[], None] = nothing,
+    ) -> None:
+        """Have a future resolved when a slave has what stands before an offset.
+
+        Args:
+            offset: where the message ends.
+            future: is resolved then, or when the time is over, or the store is closed; it never
+                fails, as the message is in the log.
+            result_of: makes its result of whether a slave had it in time.
+            failed: has no use here.
+        """
+        request = Request(offset, self._clock() + self._timeout_ms, future, result_of, failed)
+        with self._change:
+            is_over = self._has_ended or offset <= self.acknowledged
+            if not is_over:
+                self._count += 1
+                heapq.heappush(self._by_offset, (offset, self._count, request))
+                self._by_time.append(request)
+        if is_over:
+            request.resolve(offset <= self.acknowledged)
+
+    # ------------------------------------------------------------------------------------- time
+    def expire(self) -> int | None:
+        """Tell those whose time is over; milliseconds until the next one's is, None for none."""
+        now = self._clock()
+        late: list[Request] = []
+        with self._change:
+            times = self._by_time
+            while times and (times[0].deadline <= now or not times[0].is_open):
+                late.append(times.popleft())
+            left = times[0].deadline - now if times else None
+            if len(self._by_offset) > 2 * len(times):
+                # Nothing may ever be acknowledged: those that were told are not kept.
+                self._by_offset = [entry for entry in self._by_offset if entry[2].deadline > now]
+                heapq.heapify(self._by_offset)
+        for request in late:
+            request.resolve(False)
+        return left
+
+    def end(self) -> None:
+        """Let go of all who wait, and of whoever will; once more does nothing."""
+        with self._change:
+            self._has_ended = True
+            left = [request for _, _, request in self._by_offset]
+            self._by_offset, self._by_time = [], deque()
+        for request in left:
+            request.resolve(False)

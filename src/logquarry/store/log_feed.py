@@ -1,0 +1,105 @@
+"""What replication wants of a store that is written: its log as bytes, and nothing else of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from logquarry.store.flush.replica_wait import ReplicaWait
+from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
+
+
+class Wakeable(Protocol):
+    """What is told that the log has grown (:class:`~logquarry.store.disk.signal_flag.Flag`)."""
+
+    def is_unset(self) -> bool:
+        """Whether it wants to be told. Asked for each put: it must be quick."""
+
+    def set(self) -> None:
+        """The log has grown."""
+
+
+class LogFeed:
+    """The log of an open store, for those who send it on, or bring it. Any thread may use it.
+
+    Args:
+        log: its files.
+        replicas: hears of slaves.
+        dispatched: gives the end of what is dispatched, which is where a frame ends.
+        append: appends another store's bytes (``append_data``).
+        vouch: lets those before an offset be dispatched.
+        follow: has somebody told of all that comes to the log.
+        unfollow: has them told no more.
+
+    Attributes:
+        replicas: whoever serves slaves tells it of them.
+        append_data: appends another store's bytes, as
+            :meth:`~logquarry.store.write_api.WriteApi.append_data` does, but tells nobody of them.
+        vouch: says that what stands before an offset is whole frames, and tells of them. From the
+            first word on nothing else is dispatched, or counts as the log's if the store is opened
+            anew.
+        follow: has somebody told of all that comes to the log,
+        unfollow: and no more.
+    """
+
+    def __init__(
+        self,
+        log: MappedFileQueue,
+        replicas: ReplicaWait,
+        *,
+        dispatched: Callable[[], int],
+        append: Callable[[int, bytes | memoryview], bool],
+        vouch: Callable[[int], None],
+        follow: Callable[[Wakeable], None],
+        unfollow: Callable[[Wakeable], None],
+    ) -> None:
+        self.replicas = replicas
+        self._log = log
+        self._dispatched = dispatched
+        self.append_data = append
+        self.vouch = vouch
+        self.follow = follow
+        self.unfollow = unfollow
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of each file of the log."""
+        return self._log.file_size
+
+    @property
+    def min_offset(self) -> int:
+        """Where the first file begins; 0 without files."""
+        return max(0, self._log.min_offset)
+
+    @property
+    def max_offset(self) -> int:
+        """Where what can be read ends."""
+        return self._log.max_offset
+
+    @property
+    def wrote_offset(self) -> int:
+        """Where what is written ends."""
+        return self._log.wrote_offset
+
+    @property
+    def dispatched_offset(self) -> int:
+        """Where what is dispatched ends: between two frames."""
+        return self._dispatched()
+
+    def select(self, offset: int) -> memoryview | None:
+        """The bytes from an offset to where the log or its file ends; None where there are none.
+
+        They are those of the map, and stay good as long as somebody holds them.
+
+        Raises:
+            StoreUnavailable: if the store was closed.
+        """
+        return self._log.select(offset)
+
+    def sync(self) -> int:
+        """Bring the log to the disk; up to where it is there.
+
+        Raises:
+            StoreUnavailable: if the sync failed, now or before.
+        """
+        return self._log.flush(0)

@@ -1,0 +1,247 @@
+"""Puts that wait for a slave: in time, too late, never, and together with the disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import logquarry as lq
+from logquarry.errors import StoreUnavailable
+from logquarry.store.disk.health import Health
+from logquarry.store.flush.put_future import FlushWait
+from logquarry.store.flush.replica_wait import ReplicaWait
+from logquarry.store.flush.waiting import Settled
+from logquarry.store.put.put_result import AppendStatus, PutResult, PutStatus
+
+RESULT = PutResult(PutStatus.PUT_OK, AppendStatus.PUT_OK, bytes(8), 1_000, 0, 100, 1, 0, 0.0, (0,))
+END = RESULT.end_offset
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def replicas(time: Time | None = None) -> ReplicaWait:
+    return ReplicaWait(Health(), timeout_ms=3_000, fall_behind_max=500, clock=time or Time())
+
+
+def asked(waiting: ReplicaWait, offset: int) -> Future[bool]:
+    future: Future[bool] = Future()
+    waiting.resolve_later(offset, future, bool)
+    return future
+
+
+def test_a_slave_is_there_from_its_connecting_on_unless_it_is_far_behind() -> None:
+    waiting = replicas()
+    assert not waiting.is_available(0)
+    waiting.slave_came()
+    assert waiting.is_available(499)
+    assert not waiting.is_available(500)
+    waiting.acknowledge(1)
+    assert waiting.is_available(500)
+    waiting.slave_went()
+    assert not waiting.is_available(1)
+
+
+def test_whoever_it_concerns_is_told() -> None:
+    waiting = replicas()
+    second, first = asked(waiting, 200), asked(waiting, 100)
+    waiting.acknowledge(99)
+    assert not first.done() and not second.done()
+    waiting.acknowledge(100)
+    assert first.result(0) is True and not second.done()
+    waiting.acknowledge(50)
+    assert waiting.acknowledged == 100
+    waiting.acknowledge(1_000)
+    assert second.result(0) is True
+    assert asked(waiting, 1_000).result(0) is True
+
+
+def test_time_is_over_for_those_who_came_first() -> None:
+    time = Time()
+    waiting = replicas(time)
+    first = asked(waiting, 100)
+    time.now = 1_000
+    second = asked(waiting, 50)
+    assert waiting.expire() == 2_000
+    time.now = 3_000
+    assert waiting.expire() == 1_000
+    assert first.result(0) is False and not second.done()
+    waiting.acknowledge(50)
+    assert second.result(0) is True
+    assert waiting.expire() is None
+
+
+@given(st.lists(st.one_of(st.integers(1, 40), st.just(None)), max_size=60))
+def test_nothing_is_kept_of_those_who_were_told(steps: list[int | None]) -> None:
+    """Offsets are asked for; None lets a second go by."""
+    time = Time()
+    waiting = replicas(time)
+    futures: list[tuple[int, Future[bool]]] = []
+    for step in steps:
+        if step is None:
+            time.now += 1_000
+            waiting.expire()
+        else:
+            futures.append((time.now, asked(waiting, step)))
+        for at, future in futures:
+            assert future.done() == (time.now - at >= 3_000)
+    time.now += 10_000
+    waiting.expire()
+    assert not waiting._by_time and not waiting._by_offset
+    assert not any(future.result(0) for _, future in futures)
+
+
+def test_nobody_waits_for_a_store_that_is_closed() -> None:
+    waiting = replicas()
+    future = asked(waiting, 100)
+    waiting.end()
+    assert future.result(0) is False
+    assert asked(waiting, 100).result(0) is False
+
+
+# ------------------------------------------------------------------------------- with the disk
+class Disk:
+    """A flusher whose syncs end when the test says so."""
+
+    def __init__(self) -> None:
+        self.resolve: Callable[[bool], None] = lambda _: None
+        self.fail: Callable[[StoreUnavailable], None] = lambda _: None
+        self.in_time = True
+
+    def wait(self, offset: int) -> bool:
+        assert offset == END
+        return self.in_time
+
+    def resolve_later(
+        self,
+        offset: int,
+        future: Settled,
+        result_of: Callable[[bool], Any],
+        failed: Callable[[], None],
+    ) -> None:
+        def fail(error: StoreUnavailable) -> None:
+            failed()
+            future.set_exception(error)
+
+        self.resolve = lambda in_time: future.set_result(result_of(in_time))
+        self.fail = fail
+
+
+OK, LATE_DISK = PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT
+LATE_SLAVE, ALONE = PutStatus.FLUSH_SLAVE_TIMEOUT, PutStatus.SLAVE_NOT_AVAILABLE
+
+
+@pytest.mark.parametrize("slave_first", [False, True])
+@pytest.mark.parametrize(
+    ("disk_in_time", "slave_in_time", "status"),
+    [(True, True, OK), (False, True, LATE_DISK), (True, False, LATE_SLAVE), (0, 0, LATE_SLAVE)],
+)
+def test_a_future_waits_for_both(
+    disk_in_time: bool, slave_in_time: bool, status: PutStatus, slave_first: bool
+) -> None:
+    disk, time = Disk(), Time()
+    done: list[object] = []
+    waiting = replicas(time)
+    waiting.slave_came()
+    waiting.acknowledge(900)
+    wait = FlushWait(disk, lambda: None, replicas=waiting)
+    future = wait.settle_later(RESULT, True, done.append, lambda: done.append("failed"))
+
+    def slave() -> None:
+        if slave_in_time:
+            waiting.acknowledge(END)
+        time.now += 3_000
+        waiting.expire()
+
+    def flush() -> None:
+        disk.resolve(bool(disk_in_time))
+
+    steps = [slave, flush] if slave_first else [flush, slave]
+    steps[0]()
+    assert not future.done()
+    steps[1]()
+    assert future.result(0).status is status and done == [future.result(0)]
+
+
+@pytest.mark.parametrize("slave_first", [False, True])
+def test_a_failed_sync_is_an_error_whatever_the_slave_has(slave_first: bool) -> None:
+    disk = Disk()
+    told: list[object] = []
+    waiting = replicas()
+    waiting.slave_came()
+    waiting.acknowledge(900)
+    wait = FlushWait(disk, lambda: None, replicas=waiting)
+    future = wait.settle_later(RESULT, True, told.append, lambda: told.append("failed"))
+    if slave_first:
+        waiting.acknowledge(END)
+    disk.fail(StoreUnavailable("EIO"))
+    waiting.acknowledge(END)
+    with pytest.raises(StoreUnavailable, match="EIO"):
+        future.result(0)
+    assert told == ["failed"]
+
+
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_without_a_slave_nobody_waits_for_one(has_disk: bool) -> None:
+    disk = Disk()
+    wait = FlushWait(disk if has_disk else None, lambda: None, replicas=replicas())
+    assert wait.settle(RESULT, True).status is ALONE
+    assert wait.settle(RESULT, False).status is OK
+    future = wait.settle_later(RESULT, True, lambda _: None, lambda: None)
+    disk.resolve(False)
+    assert future.result(0).status is ALONE
+    assert wait.settle_later(RESULT, False, lambda _: None, lambda: None).result(0).status is OK
+
+
+def test_a_thread_waits_for_both() -> None:
+    waiting = replicas()
+    waiting.slave_came()
+    waiting.acknowledge(900)
+    wait = FlushWait(Disk(), lambda: None, replicas=waiting)
+    threading.Timer(0.05, lambda: waiting.acknowledge(END)).start()
+    assert wait.settle(RESULT, True).status is OK
+
+
+# ------------------------------------------------------------------------------------ in a store
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_the_statuses_of_a_store(flush: str, tmp_path: Path) -> None:
+    config = lq.StoreConfig(
+        mapped_file_size_commit_log=1 << 16,
+        mapped_file_size_consume_queue=2_000,
+        max_hash_slot_num=50,
+        max_index_num=200,
+        broker_role="SYNC_MASTER",
+        flush_disk_type=flush,
+        slave_timeout=50,
+        ha_slave_fallbehind_max=1 << 15,
+    )
+    with lq.MessageStore.open(tmp_path / "s", config=config, mode="rw") as store:
+        slaves = store.log_feed().replicas
+        assert store.put(lq.Message("t")).status is ALONE
+        slaves.slave_came()
+        assert store.put(lq.Message("t")).status is LATE_SLAVE
+        assert store.put_async(lq.Message("t")).result(20).status is LATE_SLAVE
+        assert store.put(lq.Message("t", wait_store_ok=False)).status is OK
+        future = store.put_async(lq.Message("t"))
+        slaves.acknowledge(store.max_offset)
+        assert future.result(20).status is OK
+        assert store.put(lq.Message("t", body=bytes(1 << 15))).status is ALONE
+        assert store.put_async(lq.Message("t")).result(20).status is ALONE
+        waits = store.put_async(lq.Message("u"))
+        slaves.acknowledge(store.max_offset - 1)
+        future = store.put_async(lq.Message("u"))
+    # The slave's word cannot come any more.
+    assert waits.result(0).status is ALONE
+    assert future.result(0).status is LATE_SLAVE
