@@ -37,6 +37,7 @@ from logquarry.store.read.read_message import read_message
 from logquarry.store.retained import RetainedCounter
 from logquarry.store.stats import StatsRecorder, StoreStats
 from logquarry.store.store_state import look_at
+from logquarry.store.transaction.open_halves import HalfCounter
 from logquarry.store.write_api import WriteApi
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
         self._log = CommitLog(layout, files=self._files, last_entries=self._last_entries)
         self._index = Index(layout, files=self._files)
         self._retained = RetainedCounter()
+        self._halves = HalfCounter()
 
     @classmethod
     def open(
@@ -163,7 +165,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
         be known beside whoever writes it.
         """
         self._require_open()
-        state = look_at(self, self._retained, now_ms)
+        state = look_at(self, self._retained, self._halves, now_ms)
         return StatsRecorder().snapshot(
             dispatch_behind=state.dispatch_behind or 0,
             flush_behind=state.flush_behind or 0,

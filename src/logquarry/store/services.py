@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -29,7 +29,7 @@ from logquarry.store.put.put_result import PutResult
 from logquarry.store.queue.consume_queue import Queue
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.commit_log import CommitLog
-from logquarry.store.schedule.delivery import DelayedDelivery, Put
+from logquarry.store.schedule.delivery import DelayedDelivery, Delays, Put
 from logquarry.store.schedule.delivery_service import DeliveryService
 from logquarry.store.schedule.progress import DelayProgress
 from logquarry.store.state_table.keeper import StateTableKeeper
@@ -148,6 +148,12 @@ class Services:
         except (StoreUnavailable, MessageRejected) as error:
             appended = error.appended
             return Put(0 if appended is None else appended.message_count, error)
+
+    @property
+    def delays(self) -> Mapping[str, Delays]:
+        """For how long what was delivered was delayed, by topic; nothing before delivery began."""
+        delivery = self._delivery
+        return {} if delivery is None else delivery.delays
 
     def start_delivery(self) -> None:
         """Deliver from now on; nothing happens if that is done already."""

@@ -287,6 +287,7 @@ class StoreEngine:
             log=self.log,
             queues=self.queues,
             index=self.index,
+            transactions=self.transactions,
             dispatched=lambda: self.dispatcher.offset,
             clock=self._clock,
         )

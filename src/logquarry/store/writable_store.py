@@ -350,11 +350,17 @@ class WritableStore(MessageStore):
             state = look_at(
                 self,
                 self._retained,
+                self._halves,
                 self._writer.clock,
                 queues=self._queues_as_they_are(),
                 behind=(dispatch, flush),
             )
-        return self._recorder.snapshot(dispatch_behind=dispatch, flush_behind=flush, state=state)
+        return self._recorder.snapshot(
+            dispatch_behind=dispatch,
+            flush_behind=flush,
+            delays=self._services.delays,
+            state=state,
+        )
 
     def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
         """See :meth:`WriteApi.retain`."""

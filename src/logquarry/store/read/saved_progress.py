@@ -13,6 +13,7 @@ from typing import TypeVar
 from logquarry.errors import StoreNotFound
 from logquarry.files.layout import CONFIG, StoreLayout
 from logquarry.format import broker_config
+from logquarry.store.disk.config_file import BACKUP
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +45,12 @@ def delay_offsets(layout: StoreLayout, level: int = logging.WARNING) -> dict[int
 
 
 def _read(layout: StoreLayout, name: str, decode: Callable[[bytes], T], level: int) -> T | None:
-    path = f"{CONFIG}/{name}"
-    try:
-        return decode(layout.filesystem.read(path))
-    except (FileNotFoundError, StoreNotFound):
-        return None
-    except (ValueError, TypeError) as error:
-        logger.log(level, "%s: %s", layout.filesystem.full_path(path), error)
-        return None
+    # The one before it is read where it cannot be, as by those who keep them.
+    for path in (f"{CONFIG}/{name}", f"{CONFIG}/{name}{BACKUP}"):
+        try:
+            return decode(layout.filesystem.read(path))
+        except (FileNotFoundError, StoreNotFound):
+            continue
+        except (ValueError, TypeError) as error:
+            logger.log(level, "%s: %s", layout.filesystem.full_path(path), error)
+    return None
