@@ -13,7 +13,6 @@ from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.format.rows import POSITION, SIZE
 from logquarry.format.state_table import StateUnit
-from logquarry.scan import columns
 from logquarry.scan.codec import Rows, Window
 from logquarry.scan.walk import LogReader, Run
 
@@ -65,6 +64,9 @@ def transaction_frames(window: Window, rows: Rows) -> list[TransactionFrame]:
     """Those of some frames that concern transactions, in their order."""
     if not len(rows):
         return []
+    # It brings pyarrow, which whoever looks at a store of 4.x can do without.
+    from logquarry.scan import columns
+
     flags = columns.fixed_fields(window, rows, ["sys_flag"])["sys_flag"]
     chosen = np.flatnonzero(flags & sys_flag.TRANSACTION_MASK)
     found = []
