@@ -88,8 +88,10 @@ class ToldArrivals(Arrivals):
 
     def wait(self, seen: int, timeout: float | None = None) -> bool:
         """See :meth:`Arrivals.wait`."""
+        # No lock waits for longer: 292 years.
+        longest = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         with self._changed:
-            return self._changed.wait_for(lambda: self.version != seen, timeout)
+            return self._changed.wait_for(lambda: self.version != seen, longest)
 
     async def wait_async(self, seen: int, timeout: float | None = None) -> bool:
         """See :meth:`Arrivals.wait_async`."""

@@ -12,10 +12,12 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from operator import index
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from logquarry.errors import StoreUnavailable, UsageError
+from logquarry.format import java
 from logquarry.message import Message, StoredMessage
 from logquarry.store.consumer.arrivals import Arrivals
 from logquarry.store.consumer.group import ConsumerGroup
@@ -384,10 +386,16 @@ class Consumer:
         """Go on at another queue offset, which is committed by that.
 
         Raises:
-            UsageError: if the consumer does not have that queue.
+            UsageError: if the consumer does not have that queue, or it is no queue offset.
         """
-        if offset < 0:
-            raise UsageError(f"there is no queue offset {offset}")
+        # What is no such number would make the file unreadable for all groups.
+        try:
+            wanted = index(offset)
+        except TypeError:
+            wanted = -1
+        if not 0 <= wanted <= java.LONG_MAX:
+            raise UsageError(f"there is no queue offset {offset!r}")
+        offset = int(wanted)
         old = self._slot(topic, queue_id)
         # A new one: what was read ahead of the old one is nobody's any more.
         slot = _Slot(old.key, offset)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from logquarry.errors import UsageError
 from logquarry.format import java
 from logquarry.format import properties as props
 from logquarry.message import Message, StoredMessage
@@ -32,14 +33,21 @@ def sent_back(
         delay_level: when it is to come again; None or 0 for 10 s the first time (level 3), and a
             level more each further time; below 0 for the dead letters at once.
         max_reconsume_times: how often it may come again.
+
+    Raises:
+        UsageError: if that is no delay level.
     """
     frame = message.frame
     properties = dict(message.properties)
     properties.setdefault(props.RETRY_TOPIC, message.topic)
     properties[props.WAIT] = _FALSE
-    level = delay_level or _FIRST_LEVEL + message.reconsume_times
+    if delay_level is not None and not isinstance(delay_level, int):
+        raise UsageError(f"a delay level is a whole number, not {delay_level!r}")
+    level = delay_level or java.to_int(_FIRST_LEVEL + message.reconsume_times)
+    if not java.INT_MIN <= level <= java.INT_MAX:
+        raise UsageError(f"there is no delay level {level}")
     topic = retry_topic(group)
-    if level < 0 or message.reconsume_times >= max_reconsume_times:
+    if (delay_level or 0) < 0 or message.reconsume_times >= max_reconsume_times:
         topic, level = dead_topic(group), 0
     properties[props.DELAY] = str(level)
     if not properties.get(props.ORIGIN_MESSAGE_ID, "").strip():
@@ -55,5 +63,5 @@ def sent_back(
         born_timestamp=frame.born_timestamp,
         born_host=frame.born_host,
         store_host=frame.store_host,
-        reconsume_times=frame.reconsume_times + 1,
+        reconsume_times=java.to_int(frame.reconsume_times + 1),
     )

@@ -107,7 +107,8 @@ class ConfigFile(Generic[T]):
         Raises:
             StoreUnavailable: if that cannot be done; then what was saved before is still there.
         """
-        data = self._encode(value).encode("utf-8")
+        # A surrogate alone is read from an escape, and goes back into one: it has no bytes.
+        data = self._encode(value).encode("utf-8", "backslashreplace")
         with self._saving:
             if data == self._last:
                 return False

@@ -159,10 +159,11 @@ class DelayedDelivery:
         for queue_id in self._log.schedule_queues():
             queue = self._log.schedule_queue(queue_id)
             level = queue_id + 1
-            if queue is None or level not in self.offsets:
+            if level not in self.offsets:
                 continue
             # As Java has it (correctDelayOffset): the queue may not be what it was at that time.
-            low, high = queue.bounds()
+            # One that is not there begins at 0 with its first message.
+            low, high = (0, 0) if queue is None else queue.bounds()
             kept = min(max(self.offsets[level], low), high)
             if kept != self.offsets[level]:
                 logger.warning(

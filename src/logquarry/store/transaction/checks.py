@@ -30,13 +30,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
+import numpy as np
+
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame, Outcome
-from logquarry.message import StoredMessage
+from logquarry.format.rows import POSITION
+from logquarry.message import Message, StoredMessage
 from logquarry.scan.walk import Run
 from logquarry.store.disk.consumer_offsets import ConsumerOffsets
+from logquarry.store.put.put_result import PutResult
 from logquarry.store.queue.consume_queue import Queue
 from logquarry.store.transaction import half as halves
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC
@@ -50,6 +54,9 @@ logger = logging.getLogger(__name__)
 
 _MS: Final = 1_000
 _HOUR_MS: Final = 3_600_000
+
+_Identity = tuple[str | None, str | None]
+"""Topic and UNIQ_KEY of the message that a half message holds back."""
 
 
 class CheckRules(NamedTuple):
@@ -321,6 +328,8 @@ class TransactionChecks:
                 if owner is not None and immunity is None and 0 <= age < patience:
                     return False
                 moved = self._put_back(half, first_offset=offset)
+                if moved is None:
+                    return False
                 report.put_back += 1
                 if owner is not None:
                     del self._transactions.live[key]
@@ -333,12 +342,16 @@ class TransactionChecks:
                 "the transaction at %d of the log is given up: asked for %d times, %d ms old",
                 *(half.physical_offset, times, age),
             )
-            self._append(halves.given_up(half))
+            if self._append_half(half, halves.given_up(half)) is None:
+                return False
             report.given_up += 1
             return True
         if half.store_timestamp >= now or (immunity is None and 0 <= age < patience):
             return False
         moved = self._put_back(half, check_times=times + 1)
+        if moved is None:
+            # It can be ended where it stands; until then it is not passed.
+            return self._ask(half, half, times + 1, listener, report)
         # Whatever comes now, the one that was put back is the one to be asked for again.
         round_.next = offset + 1
         self._ask(half, moved, times + 1, listener, report)
@@ -346,20 +359,37 @@ class TransactionChecks:
 
     def _put_back(
         self, half: Frame, *, check_times: int | None = None, first_offset: int | None = None
-    ) -> Frame:
+    ) -> Frame | None:
+        """It as it stands now; None where the store does not take it."""
         message = halves.put_back(half, check_times=check_times, first_offset=first_offset)
-        result, _ = self._append(message)
-        return halves.frame_of(message, result)
+        result = self._append_half(half, message)
+        return None if result is None else halves.frame_of(message, result)
+
+    def _append_half(self, half: Frame, message: Message) -> PutResult | None:
+        """Put a half message elsewhere; None where the store does not take it.
+
+        By smaller limits than it was put with, or for want of room for one more property.
+        """
+        try:
+            return self._append(message)[0]
+        except MessageRejected as error:
+            logger.error(
+                "the half message at %d of the log cannot be moved on, and keeps those behind it "
+                "waiting until it is ended: %s",
+                *(half.physical_offset, error),
+            )
+            return None
 
     def _ask(
         self, half: Frame, moved: Frame, times: int, listener: Listener, report: CheckReport
-    ) -> None:
+    ) -> bool:
+        """Ask, and do what is said; whether it has ended."""
         try:
             topic, queue_id = halves.destination(half)
         except MessageRejected as error:
             logger.error("nobody can be asked for a transaction: %s", error)
             report.unknown += 1
-            return
+            return False
         message = StoredMessage(moved, broker=self._broker)
         try:
             state = TransactionState(listener(OpenTransaction(topic, queue_id, message, times)))
@@ -379,6 +409,7 @@ class TransactionChecks:
             report.rolled_back += 1
         else:
             report.unknown += 1
+        return state is not TransactionState.UNKNOWN
 
     def _half(self, queue: Queue, offset: int) -> Frame | None:
         for _, entry in queue.entries(offset, offset + 1):
@@ -394,17 +425,18 @@ class TransactionChecks:
     # ------------------------------------------------------------------------- after a crash
     def _look_back(self, queue: Queue, round_: _Round, stop: int) -> _Before:
         """What the log says of the open half messages that are there at the first check."""
-        opened: set[int] = set()
+        opened: dict[int, _Identity] = {}
         moved: set[int] = set()
         last: dict[object, int] = {}
         for offset in range(round_.start, stop):
             half = self._half(queue, offset)
             if half is None:
                 continue
-            if offset not in round_.ops:
-                opened.add(half.physical_offset)
+            values = props.decode_bytes(half.properties)
             # Without a UNIQ_KEY, which every client gives them, nothing tells it from others.
-            unique = props.decode_bytes(half.properties).get(props.UNIQ_KEY)
+            unique = values.get(props.UNIQ_KEY)
+            if offset not in round_.ops:
+                opened[half.physical_offset] = values.get(props.REAL_TOPIC), unique
             if unique is not None:
                 same = unique, half.born_timestamp, half.body_crc, len(half.body)
                 if same in last:
@@ -412,19 +444,29 @@ class TransactionChecks:
                 last[same] = offset
         return _Before(moved, self._committed(opened) if opened else set())
 
-    def _committed(self, offsets: set[int]) -> set[int]:
-        """Those of some half messages (by physical offset) that a committed message names."""
+    def _committed(self, opened: dict[int, _Identity]) -> set[int]:
+        """Those of some half messages (by physical offset) that a committed message names.
+
+        What was committed and is put once more (sent back by a consumer, delayed, imported) is
+        still of type COMMIT, and names no place (0) or one of another log: topic and UNIQ_KEY
+        have to be those of the half message, too.
+        """
         from logquarry.scan import columns
 
         found: set[int] = set()
-        for run in self._log.runs(min(offsets)):
+        for run in self._log.runs(min(opened)):
             values = columns.fixed_fields(
                 run.window, run.rows, ["sys_flag", "prepared_transaction_offset"]
             )
             kinds = values["sys_flag"] & sys_flag.TRANSACTION_MASK
-            ends = kinds == sys_flag.TRANSACTION_COMMIT
-            found.update(values["prepared_transaction_offset"][ends].tolist())
-        return found & offsets
+            ends = np.flatnonzero(kinds == sys_flag.TRANSACTION_COMMIT)
+            places = values["prepared_transaction_offset"][ends].tolist()
+            for row, place in zip(ends.tolist(), places, strict=True):
+                if place in opened and place not in found:
+                    frame = run.window.decode(int(run.rows[row, POSITION]))
+                    if isinstance(frame, Frame) and _identity(frame) == opened[place]:
+                        found.add(place)
+        return found
 
 
 class _Before(NamedTuple):
@@ -437,6 +479,11 @@ class _Before(NamedTuple):
 
     moved: set[int]
     committed: set[int]
+
+
+def _identity(committed: Frame) -> _Identity:
+    unique = props.decode_bytes(committed.properties).get(props.UNIQ_KEY)
+    return committed.topic.decode("utf-8", java.UTF8_ERRORS), unique
 
 
 def _immunity_ms(values: dict[str, str]) -> int | None:
