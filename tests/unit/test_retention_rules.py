@@ -135,3 +135,9 @@ def test_nothing_is_deleted_unasked() -> None:
     assert (config.file_reserved_time, config.delete_when) == (48, "05")
     assert not config.clean_expired_files
     assert not config.clean_file_forcibly_enable
+
+
+@pytest.mark.parametrize("name", ["older_than_ms", "max_disk_ratio", "keep_bytes"])
+def test_what_is_no_number_lets_nothing_go(name: str) -> None:
+    with pytest.raises(UsageError):
+        RetentionRules(**{name: float("nan")})

@@ -47,11 +47,12 @@ class RetentionRules:
             raise UsageError(
                 "nothing says what may go: an age, how full the disk may be, or how many bytes stay"
             )
-        if self.older_than_ms is not None and self.older_than_ms < 0:
+        # What is no number is neither below nor above: it must not let everything go.
+        if self.older_than_ms is not None and not self.older_than_ms >= 0:
             raise UsageError(f"the age of what goes is {self.older_than_ms} ms, below 0")
         if self.max_disk_ratio is not None and not 0 < self.max_disk_ratio <= 1:
             raise UsageError(f"a disk is never {self.max_disk_ratio:.0%} full")
-        if self.keep_bytes is not None and self.keep_bytes < 0:
+        if self.keep_bytes is not None and not self.keep_bytes >= 0:
             raise UsageError(f"{self.keep_bytes} bytes cannot stay")
         if self.most_files is not None and self.most_files < 1:
             raise UsageError(f"at most {self.most_files} files are none")
