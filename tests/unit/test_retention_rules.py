@@ -139,5 +139,6 @@ def test_nothing_is_deleted_unasked() -> None:
 
 @pytest.mark.parametrize("name", ["older_than_ms", "max_disk_ratio", "keep_bytes"])
 def test_what_is_no_number_lets_nothing_go(name: str) -> None:
+    given: dict[str, Any] = {name: float("nan")}
     with pytest.raises(UsageError):
-        RetentionRules(**{name: float("nan")})
+        RetentionRules(**given)
