@@ -368,7 +368,7 @@ class HaMaster:
     def _heard(self, slave: _Slave, events: Sequence[MasterEvent]) -> bool:
         for event in events:
             if isinstance(event, SlaveAcknowledged):
-                self._feed.replicas.acknowledge(event.offset)
+                self._feed.replicas.acknowledge(event.offset, event.since)
             elif isinstance(event, SlaveRequested):
                 how = "that has nothing " if event.is_fresh else ""
                 logger.info("slave %s %sbegins at %d", slave.wire.peer, how, event.offset)
