@@ -272,7 +272,11 @@ class MasterConnection:
         self._heard_ms = self._said_ms = now_ms
         self._outgoing: list[Buffer] = []
         self._has_caught_up = False
-        self._bucket = Bucket(self._limits.bytes_per_second, self._limits.transfer_size, now_ms)
+        rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
+        if rate is not None:
+            # Heartbeats between two portions would look as if there were no more.
+            portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
+        self._bucket = Bucket(rate, portion, now_ms)
 
     @property
     def next_offset(self) -> int:
@@ -374,10 +378,13 @@ class MasterConnection:
             # At once when all is sent for the first time: a slave that has more learns it then.
             first = not self._has_caught_up and self._next >= log.max_offset
             if first or now_ms - self._said_ms > self._times.heartbeat_ms:
+                self._said_ms = now_ms
+                if self.transferable(log, now_ms):
+                    # It waits for the slave to read: to say that there is no more would be wrong.
+                    return []
                 self._has_caught_up = self._has_caught_up or first
                 self._move(MasterInput.SENT)
                 self._outgoing.append(HEADER.struct.pack(self._next, 0))
-                self._said_ms = now_ms
         return []
 
     def next_tick_ms(self) -> int:

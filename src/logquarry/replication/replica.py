@@ -71,7 +71,6 @@ class Replica:
         self._rows = codec.empty_rows(_ROWS)
         self._floor = 0
         self._last: int | None = None
-        self._has_come = False
         self._has_beaten = False
         self.has_all = False
         # What is dispatched ends between two frames.
@@ -87,7 +86,7 @@ class Replica:
         Raises:
             StoreUnavailable: if the log cannot be brought to the disk.
         """
-        self._has_come = self._has_beaten = False
+        self._has_beaten = False
         wrote = self._feed.wrote_offset
         if not wrote:
             # 0 would mean "from where you like". A frame's first byte is the highest of its
@@ -147,7 +146,7 @@ class Replica:
             ReplicationError: if this log cannot begin where they do.
             StoreUnavailable: if the disk does not take them.
         """
-        self._has_come = True
+        self._has_beaten = False
         self.has_all = False
         wrote = self._feed.wrote_offset
         if not wrote:
@@ -252,8 +251,9 @@ class Replica:
         Raises:
             LogsDiverged: if this log goes on behind it, and the master says nothing new of it.
         """
-        if offset < self._feed.wrote_offset and (self._has_come or self._has_beaten):
-            # RocketMQ says its first word after seconds of silence, whether or not more follows.
+        if offset < self._feed.wrote_offset and self._has_beaten:
+            # After seconds of silence RocketMQ says this first, whether or not more follows: at the
+            # start, and where this side was slow. Two in a row are said where nothing follows.
             self._ahead(offset)
         self._has_beaten = True
         self.has_all = offset == self._feed.wrote_offset
