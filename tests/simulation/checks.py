@@ -129,7 +129,8 @@ class Checks:
             self._asked[slave.name] = offset
         # One that has nothing says where it wants to begin, and says so again.
         is_empty = not log.wrote_offset and offset == self._asked[slave.name]
-        if offset > limit and not is_empty:
+        # Nobody can ask from byte 0 on: 0 means "from where you like".
+        if offset > max(1, limit) and not is_empty:
             raise Wrong(
                 f"{slave.name} reports {offset}, and has {limit} for sure, of {log.wrote_offset}"
             )

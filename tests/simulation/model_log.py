@@ -1,8 +1,7 @@
-"""A log in memory that stands for a store's: what is written, what is on the disk, what a crash
-leaves.
+"""A log in memory that stands for a store's: what is written, what is on the disk, what is left.
 
-It takes the place of :class:`~logquarry.store.log_feed.LogFeed` and of the log's files. The disk may
-fail a sync, which ends writing for good, or an append. A power cut leaves what was synced, and of
+It takes the place of :class:`~logquarry.store.log_feed.LogFeed` and of the log's files. The disk
+may fail a sync, which ends writing for good, or an append. A power cut leaves what was synced, and of
 the rest any beginning; recovery then cuts where frames end.
 """
 
@@ -186,7 +185,7 @@ class ModelLog:
 
     def after_power_cut(self, rng: random.Random) -> ModelLog:
         """The log as a power cut leaves it, and recovered."""
-        kept = rng.choice((self.flushed_offset, self.wrote_offset, None))
+        kept = rng.choice((self.flushed_offset, self.flushed_offset, self.wrote_offset, None))
         if kept is None:
             kept = rng.randint(self.flushed_offset, self.wrote_offset)
         return self.reopened(cut_at=kept)
@@ -203,4 +202,3 @@ class ModelLog:
             elif code not in (REACHED_STOP, TABLE_FULL) or not count:
                 return at
         return at
-

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from logquarry.replication.wire import Found, Surroundings, Wake
 from tests.simulation.world import MS, SECOND, NodeClock, World
 
+
 class Watched(Protocol):
     """What a selector watches."""
 

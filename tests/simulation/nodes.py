@@ -31,6 +31,8 @@ class Driven:
         self.clock = NodeClock(world)
         self.is_up = False
         self.is_stalled = False
+        self.failing_syncs = 0
+        self.log = ModelLog("", 1)
         self._life = 0
         self._waits: Waits | None = None
         self._selector: Selector | None = None
@@ -108,6 +110,13 @@ class Driven:
         else:
             self.world.at(self._deadline, lambda: self.step() if life == self._life else None)
 
+    def fails_sync(self) -> bool:
+        """Whether its disk fails the next sync."""
+        if self.failing_syncs:
+            self.failing_syncs -= 1
+            return True
+        return False
+
     def stepped(self) -> None:
         """It waits again."""
 
@@ -128,7 +137,6 @@ class MasterNode(Driven):
         self.master: HaMaster | None = None
         self.group: GroupCommitService | None = None
         self.wait: FlushWait | None = None
-        self.failing_syncs = 0
 
     @property
     def replicas(self) -> ReplicaWait:
@@ -141,7 +149,7 @@ class MasterNode(Driven):
         log.replicas = ReplicaWait(
             log.health, timeout_ms=3_000, fall_behind_max=self.plan.fall_behind_max, clock=clock
         )
-        log.fails_sync = self._fails_sync
+        log.fails_sync = self.fails_sync
         self.group = (
             GroupCommitService(cast(Any, log), log.health, clock=clock)
             if self.plan.is_sync_flush
@@ -221,7 +229,7 @@ class MasterNode(Driven):
     def _flush_now_and_then(self, life: int) -> None:
         if life == self._life:
             self._flush(life)
-            self.world.after(SECOND // 2, lambda: self._flush_now_and_then(life))
+            self.world.after(self.plan.flush_interval, lambda: self._flush_now_and_then(life))
 
     def _flush(self, life: int) -> None:
         if life != self._life or self.log.health.reason is not None:
@@ -236,12 +244,6 @@ class MasterNode(Driven):
                 self.group.ended()
             # A store that takes no more writes is opened anew.
             self.world.tell("the master's disk failed")
-
-    def _fails_sync(self) -> bool:
-        if self.failing_syncs:
-            self.failing_syncs -= 1
-            return True
-        return False
 
     def _expire(self, life: int) -> None:
         if life == self._life:
@@ -261,7 +263,9 @@ class MasterPlan:
         rng = world.rng
         self.file_size = rng.choice((2_048, 4_096, 16_384))
         self.largest_body = min(1_500, self.file_size // 2)
-        self.is_sync_flush = rng.random() < 0.5
+        self.is_sync_flush = rng.random() < 0.3
+        # RocketMQ lets few pages wait for ten seconds.
+        self.flush_interval = rng.choice((SECOND // 2, 5 * SECOND))
         self.fall_behind_max = rng.choice((1 << 28, 1 << 28, 5_000))
         self.options = MasterOptions(full_history=rng.random() < 0.5, max_connections=8)
 
@@ -282,11 +286,11 @@ class SlaveNode(Driven):
         self.surroundings = NodeSurroundings(network, self.clock, self.poke)
         self.surroundings.connected = self._connected
         self.slave: HaSlave | None = None
-        self.failing_syncs = self.failing_appends = 0
+        self.failing_appends = 0
         self.connection: SimSocket | None = None
         self._syncing: Generator[Flag, None, None] | None = None
         self._flag: Flag | None = None
-        self._is_syncing = False
+        self._is_syncing = self._sync_thread = False
 
     @property
     def received_is_enough(self) -> bool:
@@ -300,7 +304,7 @@ class SlaveNode(Driven):
     def start(self) -> None:
         """Open the store, and follow."""
         log = self.log
-        log.fails_sync = self._fails_sync
+        log.fails_sync = self.fails_sync
         log.fails_append = self._fails_append
         log.during_sync = self._during_sync
         log.vouched = lambda: self.checks.vouched(self)
@@ -373,8 +377,6 @@ class SlaveNode(Driven):
         if self.is_up:
             self.stepped()
 
-    _sync_thread = False
-
     def _during_sync(self) -> None:
         """What the thread that receives does while the other one waits for the disk."""
         if self._sync_thread and not self._is_in_step:
@@ -400,12 +402,6 @@ class SlaveNode(Driven):
                 count += 1
 
         connection.listeners.append(heard)
-
-    def _fails_sync(self) -> bool:
-        if self.failing_syncs:
-            self.failing_syncs -= 1
-            return True
-        return False
 
     def _fails_append(self) -> bool:
         if self.failing_appends:

@@ -35,16 +35,28 @@ class Simulation:
         rng = world.rng
         self.network = Network(world)
         plan = MasterPlan(world)
-        size, rate = rng.choice(((37, None), (1_000, None), (1_000, 20_000), (8_000, 10_000), (32 << 10, None)))
+        size, rate = rng.choice(
+            (
+                (37, None),
+                (1_000, None),
+                (1_000, 20_000),
+                (8_000, 10_000),
+                (8_000, 10_000),
+                (32 << 10, None),
+            )
+        )
         limits = TransferLimits(transfer_size=size, bytes_per_second=rate)
         if size < 100:
             plan.largest_body = 100
-        self._times = rng.choice((HaTimes(), HaTimes(heartbeat_ms=300, housekeeping_ms=3_000)))
+        quick = HaTimes(heartbeat_ms=300, housekeeping_ms=3_000)
+        self._times = rng.choice((HaTimes(), quick, quick))
         plan.options = replace(plan.options, limits=limits, times=self._times)
         self.checks = Checks(world, plan.file_size)
         self.master = MasterNode(world, self.network, self.checks, plan)
         self.slaves = [
-            SlaveNode(f"slave-{number}", world, self.network, self.checks, self._options(acknowledge))
+            SlaveNode(
+                f"slave-{number}", world, self.network, self.checks, self._options(acknowledge)
+            )
             for number in range(rng.choice((1, 2, 2, 3)))
         ]
         self.checks.slaves = self.slaves
@@ -57,7 +69,7 @@ class Simulation:
         return SlaveOptions(
             start=rng.choice((None, None, 0)),
             acknowledge=acknowledge,
-            overlap=rng.choice((64, 1_000, 64 << 10)),
+            overlap=rng.choice((0, 64, 1_000, 64 << 10)),
             times=self._times,
         )
 
@@ -95,14 +107,17 @@ class Simulation:
         """From here on nothing goes wrong."""
         self.is_over = self.network.is_calm = True
         self.master.failing_syncs = 0
-        if not self.master.is_up or self.master.log.health.reason is not None:
-            self._restart_master(power=False, pause=0)
+        rng = self.world.rng
+        if not self.master.is_up or self.master.log.health.reason is not None or rng.random() < 0.5:
+            # The last trouble may be that slaves are ahead.
+            self._restart_master(power=rng.random() < 0.8, pause=0)
         for slave in self.slaves:
             slave.failing_syncs = slave.failing_appends = 0
             if not slave.is_up and slave.slave is not None:
                 slave.stop(power=False)
                 slave.start()
-        self.world.after((REST_SECONDS - 20) * SECOND, self.master.put)
+        if rng.random() < 0.5:
+            self.world.after((REST_SECONDS - 20) * SECOND, self.master.put)
 
     # --------------------------------------------------------------------------------- trouble
     def _harm(self) -> None:
@@ -112,8 +127,8 @@ class Simulation:
         harms: tuple[tuple[int, Callable[[], None]], ...] = (
             (6, self._cut_connection),
             (3, self._restart_slave),
-            (2, self._restart_a_master),
-            (2, self._stall),
+            (4, self._restart_a_master),
+            (3, self._stall),
             (1, self._fail_disk),
             (1, self._jump),
             (1, self._cut_back),
@@ -206,7 +221,7 @@ class Simulation:
 
 @contextmanager
 def small_buffers() -> Iterator[None]:
-    """Logs are small here: so are the bytes that are taken at once, for the same ways to be gone."""
+    """Logs are small here: so are the bytes that are taken at once, to go the same ways."""
     with (
         mock.patch.object(slave_module, "_RECEIVE", 4_096),
         mock.patch.object(slave_module, "_LARGE", 1_024),

@@ -5,8 +5,8 @@ the place that it names. Transfers end anywhere in a frame, so that the verdict 
 mostly stays open; what is not judged is not acknowledged.
 
 Before anything new is taken, the last bytes that the slave has, its last whole frame at least, are
-asked for once more and compared. So a slave finds out that its log is no beginning of its master's, whatever master that
-is; the protocol has nothing to ask that with. ::
+asked for once more and compared. So a slave finds out that its log is no beginning of its master's,
+whatever master that is; the protocol has nothing to ask that with. ::
 
     master  |=========================================|---- new ----...
     slave   |==========================[== compared ==]

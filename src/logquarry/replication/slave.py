@@ -63,7 +63,8 @@ class SlaveOptions:
         acknowledge: ``"flushed"`` for what is on the disk, ``"received"`` for what is in memory,
             as RocketMQ's slave does.
         check_crc: whether bodies are compared with their CRC before they are acknowledged.
-        overlap: bytes of the log's end that are compared with the master's at each connection.
+        overlap: bytes of the log's end that are compared with the master's at each connection;
+            its last message always is.
         times: heartbeats and housekeeping.
         first_pause: seconds before the second try to connect,
         longest_pause: and before any later one.
