@@ -28,7 +28,7 @@ QUICK := not slow and not java and not root and not cluster
 OR_NONE := $(if $(ARGS),|| [ $$? -eq 5 ])
 
 # make test-root    those that need root, for mounts (skipped without)
-# make test-java    those beside RocketMQ's own code (skipped without a JDK and Maven)
+# make test-java    the quick ones beside RocketMQ's own code (skipped without a JDK and Maven)
 .PHONY: demo test test-slow test-root test-java test-cluster crash check bench clean
 .DELETE_ON_ERROR:
 
@@ -49,7 +49,7 @@ test-slow: .venv/.installed-dev
 	$(PYTEST) -m "spark and slow" $(ARGS) $(OR_NONE)
 
 test-java: .venv/.installed-dev
-	$(PARALLEL) -m "java and not spark" $(ARGS) $(OR_NONE)
+	$(PARALLEL) -m "java and not spark and not slow" $(ARGS) $(OR_NONE)
 
 test-root: .venv/.installed-dev
 	$(PYTEST) -m "root and not slow" $(ARGS) $(OR_NONE)

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from logquarry import errors
     from logquarry.config import StoreConfig
     from logquarry.message import Message, StoredMessage
+    from logquarry.store.consumer.consumer import Consumer
+    from logquarry.store.consumer.lost_offsets import OffsetEstimate
     from logquarry.store.dispatch.arrivals import MessageArrival
     from logquarry.store.message_store import MessageStore, QueueOffsets
+    from logquarry.store.put.put_many import PutManyResult
     from logquarry.store.put.put_result import AppendStatus, PutResult, PutStatus
     from logquarry.store.read.get_message import GetMessageStatus, GetResult
     from logquarry.store.recover import recover
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from logquarry.store.retain import retain
     from logquarry.store.retention.plan import RetentionPlan
     from logquarry.store.retention.rules import RetentionRules
+    from logquarry.store.state_table.prepared import PreparedTransaction, TransactionEnd
     from logquarry.store.stats import StoreStats
     from logquarry.store.store_state import StoreState
     from logquarry.store.transaction.checks import CheckReport, OpenTransaction
@@ -38,12 +42,16 @@ __version__ = "0.1.0"
 __all__ = [
     "AppendStatus",
     "CheckReport",
+    "Consumer",
     "GetMessageStatus",
     "GetResult",
     "Message",
     "MessageArrival",
     "MessageStore",
+    "OffsetEstimate",
     "OpenTransaction",
+    "PreparedTransaction",
+    "PutManyResult",
     "PutResult",
     "PutStatus",
     "QueueOffsets",
@@ -55,6 +63,7 @@ __all__ = [
     "StoreStats",
     "StoredMessage",
     "Transaction",
+    "TransactionEnd",
     "TransactionState",
     "__version__",
     "errors",
@@ -65,12 +74,16 @@ __all__ = [
 _HOMES = {
     "AppendStatus": "logquarry.store.put.put_result",
     "CheckReport": "logquarry.store.transaction.checks",
+    "Consumer": "logquarry.store.consumer.consumer",
     "GetMessageStatus": "logquarry.store.read.get_message",
     "GetResult": "logquarry.store.read.get_message",
     "Message": "logquarry.message",
     "MessageArrival": "logquarry.store.dispatch.arrivals",
     "MessageStore": "logquarry.store.message_store",
+    "OffsetEstimate": "logquarry.store.consumer.lost_offsets",
     "OpenTransaction": "logquarry.store.transaction.checks",
+    "PreparedTransaction": "logquarry.store.state_table.prepared",
+    "PutManyResult": "logquarry.store.put.put_many",
     "PutResult": "logquarry.store.put.put_result",
     "PutStatus": "logquarry.store.put.put_result",
     "QueueOffsets": "logquarry.store.message_store",
@@ -82,6 +95,7 @@ _HOMES = {
     "StoreStats": "logquarry.store.stats",
     "StoredMessage": "logquarry.message",
     "Transaction": "logquarry.store.transaction.transaction",
+    "TransactionEnd": "logquarry.store.state_table.prepared",
     "TransactionState": "logquarry.store.transaction.transaction",
     "recover": "logquarry.store.recover",
     "retain": "logquarry.store.retain",

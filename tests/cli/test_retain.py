@@ -60,7 +60,16 @@ def test_as_a_document(store: Path) -> None:
     assert not plan["applied"]
     assert plan["refused"] is None
     names = ["store", "rules", "now", "min_offset", "new_min_offset", "max_offset", "log", "queues"]
-    names += ["index", "bytes", "stays_because", "disk_ratio", "messages", "unread", "refused"]
+    names += [
+        "index",
+        "transactions",
+        "bytes",
+        "stays_because",
+        "disk_ratio",
+        "messages",
+        "unread",
+        "refused",
+    ]
     assert list(plan) == [*names, "applied"]
     done = json.loads(
         run("retain", store, "--keep-bytes", "16k", "--max-files", 1, "--json", "--apply").stdout

@@ -173,3 +173,35 @@ def test_a_store_that_rocketmq_recovered_is_set_right(
         result = known.rollback(one)
         assert result.queue_offset == one.number
         assert one.physical_offset not in {other.physical_offset for other in known.open()}
+
+
+def test_ends_that_rocketmq_passed_over(golden: Path, tmp_path: Path) -> None:
+    """Its table says otherwise than its log, though it was closed in order: the log counts."""
+    scenario = Scenario(golden / "v3-transactions-odd")
+    root = tmp_path / "store"
+    shutil.copytree(scenario.store, root)
+    config = dialect31(scenario)
+    groups = {
+        message["physicalOffset"]: message["properties"].get("PGROUP")
+        for message in scenario.expected
+    }
+    opened = {m["physicalOffset"] for m in scenario.expected if m["transactionType"] == "PREPARED"}
+    for message in scenario.expected:
+        place = message["preparedTransactionOffset"]
+        is_end = message["transactionType"] in ("COMMIT", "ROLLBACK")
+        # Only the producers that began a transaction end it.
+        if is_end and place in opened and groups[message["physicalOffset"]] == groups[place]:
+            opened.discard(place)
+    with WritableStore.start(root, config=config) as store:
+        known = store.prepared_transactions
+        assert {one.physical_offset for one in known.open()} == opened
+        for one in known.open():
+            if one.group_hash:
+                known.commit(one)
+        store.wait_dispatched()
+    layout = StoreLayout.open(root, config)
+    assert not verify_store(layout).has_damage
+    with WritableStore.start(root, config=config):
+        pass
+    # Once is enough.
+    assert len(list((root / ".logquarry").rglob("statetable"))) <= 1

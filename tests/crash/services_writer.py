@@ -1,8 +1,11 @@
-"""A process that delivers, commits and checks, and is killed over and over.
+"""A process that does all that services do at once, and is killed over and over.
 
-``python -m tests.crash.services_writer``, as :mod:`tests.crash.writer`. It tells ``put NUMBER``,
-``begun NUMBER``, ``committed NUMBER``, ``undone NUMBER`` and ``left NUMBER``, each when that is
-certain. Numbers go on from order to order.
+``python -m tests.crash.services_writer``, as :mod:`tests.crash.writer`. Delayed messages are put
+and delivered, transactions begun, ended and checked, what comes of both is consumed, and the log
+expires behind it. It tells of each when that is certain: ``put NUMBER``, ``begun NUMBER``,
+``committed NUMBER``, ``undone NUMBER``, ``left NUMBER``, ``got NUMBER TOPIC QUEUE OFFSET`` before a
+message is handled, ``sent NUMBER`` after one was sent back, ``done TOPIC QUEUE OFFSET`` after the
+consumer's commit, and ``expired OFFSET``. Numbers go on from order to order.
 """
 
 from __future__ import annotations
@@ -11,32 +14,47 @@ import os
 import random
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import logquarry as lq
 from logquarry.errors import StoreError
+from logquarry.format import broker_config
 from logquarry.store.transaction.checks import OpenTransaction
+from logquarry.store.writable_store import WritableStore
 from tests.crash.writer import SETTINGS, Order, serve
 
 SERVICES: Final[dict[str, Any]] = SETTINGS | {
-    "mapped_file_size_commit_log": 262_144,
-    # Level 1 and 2 are due at once.
+    "mapped_file_size_commit_log": 65_536,
+    # Level 1 and 2 are due at once; level 3 is what is sent back.
     "message_delay_level": "0s 0s 1s",
     "deliver_delayed": True,
     "flush_delay_offset_interval": 20,
+    "flush_consumer_offset_interval": 3,
     "transaction_time_out": 0,
     "transaction_check_interval": 10,
     "transaction_check_max": 1_000_000,
 }
 MOST: Final = 3_000
+GROUP: Final = "g"
+DELAYED: Final = "delayed"
+TOLD: Final = "told"
+RETRY: Final = f"%RETRY%{GROUP}"
+QUEUES: Final = 2
+KEEP: Final = lq.RetentionRules(keep_bytes=65_536, most_files=1)
+"""Little: files of the log go all the time. One at a time: what was planned is what goes."""
+_WARMED: Final = 100
+"""So many gets load the kernels, before the first fork."""
+
+Say = Callable[[str], None]
 
 
 def decide(transaction: OpenTransaction) -> str:
     """What the listener says of a transaction, by its number; some it does not know at once."""
-    number = int(transaction.message.body.split(b":")[0])
+    number = number_of(transaction.message.body)
     if transaction.check_times < number % 4:
         return "unknown"
     return "commit" if number % 2 else "rollback"
@@ -45,31 +63,103 @@ def decide(transaction: OpenTransaction) -> str:
 def message_of(topic: str, number: int, **fields: Any) -> lq.Message:
     """The message of a number."""
     body = b"%d:" % number + bytes(number % 7 * 100)
-    return lq.Message(topic, body, queue_id=number % 2, **fields)
+    return lq.Message(topic, body, queue_id=number % QUEUES, **fields)
 
 
-def write(root: Path, order: int, settings: dict[str, Any], say: Callable[[str], None]) -> None:
-    """Put delayed messages and begin transactions until nobody wants more."""
-    rng = random.Random(order)
-    first = order * MOST
+def number_of(body: bytes) -> int:
+    """The number of a message."""
+    return int(body.split(b":")[0])
+
+
+def read_offsets(root: Path) -> dict[tuple[str, int], int]:
+    """What the group has handled, by topic and queue; the file can be read at any time."""
+    path = root / "config" / broker_config.CONSUMER_OFFSET_FILE
+    if not path.exists():
+        return {}
+    table = broker_config.decode_consumer_offsets(path.read_bytes())
+    return {
+        (topic, queue_id): offset
+        for (topic, group), offsets in table.items()
+        if group == GROUP
+        for queue_id, offset in offsets.items()
+    }
+
+
+def write(root: Path, order: int, settings: dict[str, Any], say: Say) -> None:
+    """Do all of it until nobody wants more."""
     config = lq.StoreConfig(**SERVICES | settings)
-    with lq.MessageStore.open(root, mode="rw", config=config) as store:
+    with WritableStore.start(root, config=config) as store:
         say("open")
         store.start_transaction_checks(decide)
-        for number in range(first, first + MOST):
-            store.put(message_of("delayed", number, delay_level=rng.choice([1, 1, 2, 3])))
-            say(f"put {number}")
-            if rng.random() < 0.5:
-                with store.transaction(message_of("told", number)) as t:
-                    say(f"begun {number}")
-                    if rng.random() < 0.2:
-                        time.sleep(0.02)
-                    kind = rng.choice(["committed", "undone", "left"])
-                    if kind == "committed":
-                        t.commit()
-                    elif kind == "left":
-                        t.leave_open()
-                say(f"{kind} {number}")
+        ended = threading.Event()
+        threads = [
+            threading.Thread(target=consume, args=(store, random.Random(order + part), say, ended))
+            for part in range(1 + order % 2)
+        ]
+        threads.append(threading.Thread(target=expire, args=(store, root, say, ended)))
+        for thread in threads:
+            thread.start()
+        try:
+            put(store, order, say)
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+
+
+def put(store: WritableStore, order: int, say: Say) -> None:
+    """Put delayed messages, and begin transactions."""
+    rng = random.Random(order)
+    for number in range(order * MOST, (order + 1) * MOST):
+        store.put(message_of(DELAYED, number, delay_level=rng.choice([1, 1, 2, 3])))
+        say(f"put {number}")
+        if rng.random() < 0.5:
+            with store.transaction(message_of(TOLD, number)) as t:
+                say(f"begun {number}")
+                if rng.random() < 0.2:
+                    time.sleep(0.02)
+                kind = rng.choice(["committed", "undone", "left"])
+                if kind == "committed":
+                    t.commit()
+                elif kind == "left":
+                    t.leave_open()
+            say(f"{kind} {number}")
+
+
+def consume(store: WritableStore, rng: random.Random, say: Say, ended: threading.Event) -> None:
+    """Consume what was delivered and committed; send some of it back, once."""
+    with store.consumer(GROUP, [DELAYED, TOLD]) as consumer:
+        last: lq.StoredMessage | None = None
+        while not ended.is_set():
+            for message in consumer.poll(rng.choice([1, 1, 8]), timeout=0.05):
+                number, queue = number_of(message.body), f"{message.topic} {message.queue_id}"
+                say(f"got {number} {queue} {message.queue_offset}")
+                if message.topic != RETRY and rng.random() < 0.02:
+                    consumer.retry(message)
+                    say(f"sent {number}")
+                last = message
+            if last is not None and rng.random() < 0.02:
+                consumer.commit()
+                say(f"done {last.topic} {last.queue_id} {last.queue_offset}")
+
+
+def expire(store: WritableStore, root: Path, say: Say, ended: threading.Event) -> None:
+    """Let the log go up to what somebody still has to read: the plan says that."""
+    while not ended.wait(0.005):
+        plan = store.retain(KEEP)
+        # Of a group that has not begun nobody can say what it would miss.
+        begun = sum(topic in (DELAYED, TOLD) for topic, _ in read_offsets(root)) == 2 * QUEUES
+        if plan.log and begun and not plan.unread:
+            say(f"expired {store.retain(KEEP, apply=True).new_min_offset}")
+
+
+class Got(NamedTuple):
+    """A message that came to a consumer."""
+
+    number: int
+    topic: str
+    queue_id: int
+    queue_offset: int
 
 
 class ServicesOrder(Order):
@@ -77,26 +167,54 @@ class ServicesOrder(Order):
 
     Attributes:
         told: numbers by what was said of them.
+        got: what was consumed, in order.
+        done: what a commit covers, by topic and queue.
+        expired: where the log began after each file that went.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.told: dict[str, set[int]] = {
-            kind: set() for kind in ("put", "begun", "committed", "undone", "left")
+            kind: set() for kind in ("put", "begun", "committed", "undone", "left", "sent")
         }
+        self.got: list[Got] = []
+        self.done: dict[tuple[str, int], int] = {}
+        self.expired: list[int] = []
 
     def hear(self, line: str) -> None:
-        word, _, rest = line.partition(" ")
+        word, *rest = line.split()
         if word in self.told:
-            self.told[word].add(int(rest))
+            self.told[word].add(int(rest[0]))
+        elif word == "got":
+            self.got.append(Got(int(rest[0]), rest[1], int(rest[2]), int(rest[3])))
+        elif word == "done":
+            self.done[rest[0], int(rest[1])] = int(rest[2]) + 1
+        elif word == "expired":
+            self.expired.append(int(rest[0]))
         else:
             super().hear(line)
+
+    def add(self, other: ServicesOrder) -> None:
+        """What another one told, too."""
+        for kind, found in other.told.items():
+            self.told[kind] |= found
+        self.got += other.got
+        self.expired += other.expired
+
+    def count(self, kind: str) -> int:
+        """How often something was told."""
+        return len(self.told[kind] if kind in self.told else getattr(self, kind))
 
 
 def _child(order: dict[str, Any]) -> None:
     def say(line: str) -> None:
+        # One call, so that a killed child leaves no half lines.
         os.write(1, f"{line}\n".encode())
 
+    def fail(args: threading.ExceptHookArgs) -> None:
+        say(f"error {args.exc_value!r}".replace("\n", " "))
+
+    threading.excepthook = fail
     try:
         write(Path(order["root"]), order["number"], order["settings"], say)
     except StoreError as error:
@@ -108,14 +226,17 @@ def main() -> None:
     """Read orders until there are no more."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        lq.MessageStore.open(folder, mode="rw", config=lq.StoreConfig(**SERVICES)) as store,
+        WritableStore.start(Path(folder), config=lq.StoreConfig(**SERVICES)) as store,
     ):
-        store.put_many([message_of("delayed", n, delay_level=1) for n in range(20)])
+        store.put_many([message_of(DELAYED, n, delay_level=1) for n in range(_WARMED)])
         store.deliver_due()
-        with store.transaction(message_of("told", 1)) as t:
+        with store.transaction(message_of(TOLD, 1)) as t:
             t.leave_open()
         store.check_transactions(decide)
+        store.retain(KEEP)
         store.wait_dispatched()
+        with store.consumer(GROUP, DELAYED, timeout=0) as consumer:
+            assert len(list(consumer)) == _WARMED
     serve(sys.stdin, _child)
 
 

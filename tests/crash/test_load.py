@@ -195,7 +195,9 @@ def test_lost_segments(shm: Path) -> None:
     committed(plan, tasks, disk)
     after = facts(plan)
     outcomes = []
-    for number, state in enumerate(seen):
+    # By hand each of them; at each commit every third.
+    step = 1 if IS_BY_HAND else 3
+    for number, state in enumerate(seen[::step]):
         image = shm / f"image{number}"
         state.killed().write(image)
         copy = planned(image, 1)

@@ -41,12 +41,14 @@ def run_here(
     *,
     weight: Callable[[T], int],
     progress: object = None,
+    pause: Callable[[], None] = lambda: None,
 ) -> list[R]:
     """What Spark does with tasks, without Spark; in another order."""
     found: list[R] = []
     for number, task in reversed(list(enumerate(tasks))):
         sent_work, sent_task = pickle.loads(pickle.dumps((work, task)))
         assert weight(task) >= 0
+        pause()
         found.append(pickle.loads(pickle.dumps(sent_work(number, sent_task))))
     return found[::-1]
 

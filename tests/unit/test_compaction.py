@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import logquarry as lq
-from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
+from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.ingest.source import open_source
 from logquarry.scan import exact_properties
-from logquarry.spark.commit import INTENT, MANIFEST, SUCCESS, ExportCommit
+from logquarry.spark.commit import MANIFEST, SUCCESS, ExportCommit
 from logquarry.spark.compaction import compact
-from logquarry.spark.compaction.folder import compact_folder
-from logquarry.spark.compaction.merging import MergeTask, Source, groups, merge, merge_here
+from logquarry.spark.compaction.merging import MergeTask, Source, groups, merge_here
 from logquarry.spark.export import _manifest, read_options
+from logquarry.spark.lakehouse.iceberg import Iceberg
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import write_task
 from logquarry.spark.summary import Summary
@@ -27,10 +27,16 @@ from logquarry.spark.tasks import plan_tasks
 from tests.cli.helpers import run
 from tests.lake_drive import KINDS, Lake, run_here
 from tests.unit.test_lakehouse import bodies, numbers, put
-from tests.unit.test_spark_commit import Crash, CrashingFolder
 
 pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
+
+SMALL: dict[str, Any] = {
+    "mapped_file_size_commit_log": 1 << 20,
+    "mapped_file_size_consume_queue": 20_000,
+    "max_hash_slot_num": 1_000,
+    "max_index_num": 2_000,
+}
 
 
 # ---------------------------------------------------------------------------------------- Parquet
@@ -56,7 +62,7 @@ def export(
 
 def make_store(store: Path, first: int = 0, count: int = 300) -> Path:
     """Messages of two topics; some have property strings that no map can say."""
-    with lq.MessageStore.open(store, config=lq.StoreConfig(), mode="rw") as opened:
+    with lq.MessageStore.open(store, config=lq.StoreConfig(**SMALL), mode="rw") as opened:
         for number in range(first, first + count):
             odd = "a\x01b\x02\x02a\x01c\x02" if number % 7 == 0 else None
             body = f"body {number}".encode()
@@ -176,154 +182,6 @@ def test_groups() -> None:
     assert list(groups(files[:1], 100)) == []
 
 
-# -------------------------------------------------------------------------------- cut off, harmed
-def all_bodies(dest: Path) -> list[bytes]:
-    return sorted(row["body"] for row in rows(dest, "body"))
-
-
-@pytest.mark.parametrize("then", ["compact", "export"])
-def test_a_compaction_that_dies_anywhere_loses_nothing(tmp_path: Path, then: str) -> None:
-    store, dest = make_store(tmp_path / "store", 0, 60), tmp_path / "out"
-    wanted = sorted(f"body {number}".encode() for number in range(60))
-    steps = 0
-    while True:
-        export(dest, store, partition_by=["topic"])
-        folder = CrashingFolder(dest, steps)
-        try:
-            compact_folder(folder, 1 << 30, merge_in(OutputFolder(dest)))
-            break
-        except Crash:
-            steps += 1
-        ended = (dest / SUCCESS).exists()
-        if ended:
-            assert all_bodies(dest) == wanted
-        if then == "compact":
-            compact(dest)
-        else:
-            export(dest, store)
-        assert all_bodies(dest) == wanted
-        assert {p.name for p in dest.iterdir() if p.is_file() and p.suffix != ".parquet"} == {
-            MANIFEST, SUCCESS,
-        }  # fmt: skip
-        names = {e["path"] for e in json.loads((dest / MANIFEST).read_text())["files"]}
-        assert {str(p.relative_to(dest)) for p in dest.rglob("*.parquet")} == names
-    assert steps > 10
-
-
-def merge_in(folder: OutputFolder) -> Callable[[Sequence[MergeTask]], Any]:
-    """Workers are other processes: their steps are not counted."""
-    return lambda tasks: merge_here([MergeTask(folder, t.sources, t.stem) for t in tasks])
-
-
-def test_an_export_that_did_not_end_comes_first(tmp_path: Path) -> None:
-    dest = tmp_path / "out"
-    export(dest, make_store(tmp_path / "store", 0, 60))
-    (dest / INTENT).write_text(json.dumps({"written_by": "logquarry", "files": []}))
-    with pytest.raises(StoreUnavailable, match="an export did not end"):
-        compact(dest)
-
-
-def test_an_intent_that_somebody_else_wrote_removes_nothing(tmp_path: Path) -> None:
-    dest = tmp_path / "out"
-    export(dest, make_store(tmp_path / "store", 0, 60))
-    before = all_bodies(dest)
-    document = json.loads((dest / MANIFEST).read_text())
-    for harm in (
-        {"removed": ["../store/commitlog/00000000000000000000"]},
-        {"moves": [["_temporary-0/../../x", "a.parquet"]]},
-        {"moves": [["_temporary-0/x", "/etc/x.parquet"]]},
-        {"staging": "a"},
-        {"manifest": 3},
-        {"moves": [3]},
-    ):
-        told = {"staging": "_temporary-0", "moves": [], "removed": [], "manifest": document, **harm}
-        intent = {"written_by": "logquarry", "files": [], "compaction": told}
-        (dest / INTENT).write_text(json.dumps(intent))
-        with pytest.raises(UsageError):
-            compact(dest)
-        (dest / INTENT).unlink()
-    assert all_bodies(dest) == before
-
-
-def test_a_new_file_that_is_gone(tmp_path: Path) -> None:
-    dest = tmp_path / "out"
-    export(dest, make_store(tmp_path / "store", 0, 60))
-    before = sorted(p.name for p in dest.iterdir())
-    document = json.loads((dest / MANIFEST).read_text())
-    told = {
-        "staging": "_temporary-0",
-        "moves": [["_temporary-0/a.parquet", "a.parquet"]],
-        "removed": [file["path"] for file in document["files"]],
-        "manifest": document,
-    }
-    intent = {"written_by": "logquarry", "files": [], "compaction": told}
-    (dest / INTENT).write_text(json.dumps(intent))
-    with pytest.raises(CorruptFile, match="nor at _temporary-0"):
-        compact(dest)
-    assert sorted(p.name for p in dest.iterdir()) == sorted([*before, INTENT])
-
-
-def test_a_source_that_is_not_what_was_written(tmp_path: Path) -> None:
-    dest = tmp_path / "out"
-    export(dest, make_store(tmp_path / "store", 0, 60))
-    path = sorted(dest.glob("*.parquet"))[1]
-    table = pq.read_table(path)
-    pq.write_table(table.slice(1), path)
-    before = sorted(p.name for p in dest.iterdir())
-    with pytest.raises(CorruptFile, match="rows, and should have"):
-        compact(dest)
-    pq.write_table(table.drop_columns(["flag"]), path)
-    with pytest.raises(CorruptFile, match="other columns"):
-        compact(dest)
-    assert sorted(p.name for p in dest.iterdir()) == before
-
-
-def test_one_at_a_time(tmp_path: Path) -> None:
-    dest = tmp_path / "out"
-    folder = export(dest, make_store(tmp_path / "store", 0, 60))
-
-    def meanwhile(tasks: Sequence[MergeTask]) -> Any:
-        with pytest.raises(StoreUnavailable, match="at work there"):
-            compact(dest)
-        return merge_here(tasks)
-
-    assert compact_folder(folder, 1 << 30, meanwhile).files_after == 1
-
-
-def test_too_many_odd_strings_for_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dest = tmp_path / "out"
-    export(dest, make_store(tmp_path / "store"))
-    before, odd = rows(dest, *PLACE), odd_strings(dest)
-    monkeypatch.setattr("logquarry.spark.compaction.merging.MOST_BYTES", 40)
-    assert compact(dest).files_after > 1
-    assert rows(dest, *PLACE) == before
-    assert odd_strings(dest) == odd
-    monkeypatch.undo()
-    # The same first and last message: a name of its own all the same.
-    assert compact(dest).files_after == 1
-    assert rows(dest, *PLACE) == before
-
-
-def test_a_merge_that_fails_leaves_no_file(tmp_path: Path) -> None:
-    dest = tmp_path / "out"
-    folder = export(dest, make_store(tmp_path / "store", 0, 60))
-    some = [Source(p.name, 1, pq.read_metadata(p).num_rows) for p in dest.glob("*.parquet")]
-    some[-1] = Source(some[-1].path, 1, 12_345)
-    with pytest.raises(CorruptFile):
-        merge(0, MergeTask(folder, tuple(some), "new"))
-    assert not list(dest.glob("new*"))
-
-
-def test_nothing_to_compact(tmp_path: Path) -> None:
-    with pytest.raises(StoreNotFound, match="no export has been there"):
-        compact(tmp_path)
-    with pytest.raises(UsageError, match="takes bytes"):
-        compact(tmp_path, target_size=0)
-    (tmp_path / MANIFEST).write_text("{}")
-    with pytest.raises(UsageError, match="not the manifest"):
-        compact(tmp_path)
-
-
 # ----------------------------------------------------------------------------------------- tables
 @pytest.fixture(params=KINDS)
 def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
@@ -427,6 +285,44 @@ def test_two_compactions_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert bodies(lake) == before
     files = {str(p) for p in (tmp_path / "table").rglob("*merged*.parquet")}
     assert len(files) == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ConnectionError])
+def test_a_table_has_its_files_whatever_becomes_of_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    lake = Lake("iceberg", tmp_path / "table")
+    filled(lake, tmp_path / "store", 2)
+    own = Iceberg.replace
+
+    def without_an_answer(*arguments: Any) -> None:
+        own(*arguments)
+        raise error
+
+    monkeypatch.setattr(Iceberg, "replace", without_an_answer)
+    with pytest.raises(error):
+        compact(lake.dest)
+    assert bodies(lake) == numbers(0, 6)
+    monkeypatch.undo()
+    assert compact(lake.dest).files_before == 0
+
+
+@pytest.mark.parametrize("name", ["a%41b", "a#b", "a?b", "a b", "a:b;c", "ü"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_odd_names_of_folders(tmp_path: Path, kind: str, name: str) -> None:
+    lake = Lake(kind, tmp_path / name / "table")
+    if "%" in name or (kind == "iceberg" and set("#?") & set(name)):
+        put(tmp_path / "store", *numbers(0, 3))
+        with pytest.raises(UsageError, match="would mean something else"):
+            lake.export(tmp_path / "store")
+        # Nothing is made beside.
+        assert [path.name for path in tmp_path.iterdir()] == ["store"]
+        return
+    for first in (0, 3):
+        put(tmp_path / "store", *numbers(first, first + 3))
+        lake.export(tmp_path / "store")
+    assert compact(lake.dest).files_after == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "store"])
 
 
 def test_the_command(lake: Lake, tmp_path: Path) -> None:

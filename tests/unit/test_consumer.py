@@ -17,44 +17,15 @@ from logquarry.store.consumer import consumer as consumer_module
 from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.consumer.reading import MOST_AT_ONCE
 from logquarry.store.writable_store import WritableStore
+from tests.consumer_stores import LONG, fill, numbers, saved
 from tests.faulty_disk import EIO, FaultyDisk
-from tests.small_store import facts, opened
-
-LONG = 60.0
-"""Seconds that nothing here takes."""
+from tests.small_store import opened
 
 
 @pytest.fixture(name="store")
 def small_store(tmp_path: Path) -> Iterator[WritableStore]:
     with opened(tmp_path / "store") as store:
         yield store
-
-
-def fill(store: WritableStore, count: int, *, topic: str = "t", queues: int = 1) -> None:
-    """Messages 0, 1, ... in turn over the queues; their tags are a, b, c in turn."""
-    end = 0
-    for number in range(count):
-        result = store.put(
-            lq.Message(
-                topic,
-                b"%d" % number,
-                queue_id=number % queues,
-                tags="abc"[number % 3],
-                properties={"n": str(number)},
-            )
-        )
-        end = result.end_offset
-    assert store.wait_dispatched(end, timeout=LONG)
-
-
-def numbers(messages: Iterator[lq.StoredMessage] | list[lq.StoredMessage] | Consumer) -> list[int]:
-    return [int(message.body) for message in messages]
-
-
-def saved(store: lq.MessageStore) -> dict[tuple[str, str], dict[int, int]]:
-    return broker_config.decode_consumer_offsets(
-        (Path(store.root) / "config/consumerOffset.json").read_bytes()
-    )
 
 
 # ------------------------------------------------------------------------------- what comes
@@ -399,142 +370,3 @@ def test_offsets_that_cannot_be_written(tmp_path: Path) -> None:
             assert int(next(consumer).body) == 1
             disk.failing.clear()
         assert saved(store)["t", "g"] == {0: 1}
-
-
-# ------------------------------------------------------------------------------------- waiting
-def test_a_consumer_waits_for_what_comes(store: WritableStore) -> None:
-    found: list[int] = []
-    consumer = store.consumer("g", "t")
-
-    def consume() -> None:
-        found.extend(numbers(consumer))
-
-    thread = threading.Thread(target=consume)
-    thread.start()
-    fill(store, 20)
-    fill(store, 20)
-    with store.consumer("other", "t", timeout=LONG) as other:
-        for _ in range(40):
-            next(other)
-    while consumer.lag():
-        thread.join(0.01)
-    consumer.close()
-    thread.join(LONG)
-    assert not thread.is_alive()
-    assert found == [*range(20), *range(20)]
-
-
-def test_closing_the_store_ends_consumers(tmp_path: Path) -> None:
-    with opened(tmp_path / "s") as store:
-        fill(store, 5)
-        consumer = store.consumer("g", "t")
-        found: list[int] = []
-        thread = threading.Thread(target=lambda: found.extend(numbers(consumer)))
-        thread.start()
-        while consumer.lag():
-            thread.join(0.01)
-    thread.join(LONG)
-    assert not thread.is_alive() and found == list(range(5)) and consumer.is_closed
-    with pytest.raises(StoreUnavailable):
-        store.consumer("g", "t")
-
-
-def test_async(store: WritableStore) -> None:
-    async def consume() -> list[int]:
-        found = []
-        with store.consumer("g", "t", timeout=LONG) as consumer:
-            async for message in consumer:
-                found.append(int(message.body))
-                if len(found) == 300:
-                    # What is asked for next was handled.
-                    break
-            async for message in consumer:
-                found.append(int(message.body))
-                if len(found) == 605:
-                    consumer.commit()
-                    return found
-        raise AssertionError("it ended")
-
-    async def both() -> tuple[list[int], None]:
-        return await asyncio.gather(consume(), asyncio.to_thread(fill, store, 605))
-
-    found, _ = asyncio.run(asyncio.wait_for(both(), LONG))
-    assert found == list(range(605))
-    assert saved(store)["t", "g"] == {0: 605}
-
-
-def test_an_async_consumer_can_be_cancelled_and_ends_after_its_timeout(
-    store: WritableStore,
-) -> None:
-    async def run() -> None:
-        async def consume(timeout: float | None) -> int:
-            count = 0
-            with store.consumer("g", "t", timeout=timeout) as consumer:
-                async for _ in consumer:
-                    count += 1
-            return count
-
-        task = asyncio.create_task(consume(None))
-        await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await asyncio.to_thread(fill, store, 3)
-        assert await consume(0) == 3
-
-    asyncio.run(asyncio.wait_for(run(), LONG))
-
-
-# ----------------------------------------------------------------- a store that others write
-def test_beside_a_writer(tmp_path: Path) -> None:
-    with opened(tmp_path / "s") as store:
-        fill(store, 100, queues=2)
-        with lq.MessageStore.open(tmp_path / "s") as reader:
-            consumer = reader.consumer("g", ["t", "u"], tags="a || b || c", timeout=LONG)
-            found = sorted(numbers([next(consumer) for _ in range(100)]))
-            assert found == list(range(100))
-            # New files of the log and of queues, and a new queue, while it waits.
-            threading.Timer(0.02, fill, [store, 300]).start()
-            assert numbers([next(consumer) for _ in range(300)]) == list(range(300))
-            threading.Timer(0.02, fill, [store, 5], {"topic": "u"}).start()
-            assert numbers([next(consumer) for _ in range(5)]) == list(range(5))
-            with pytest.raises(StoreUnavailable, match='mode="rw"'):
-                consumer.retry(next(iter(reader.scan())))
-
-
-def test_reading_changes_nothing(tmp_path: Path) -> None:
-    with opened(tmp_path / "s") as store:
-        fill(store, 10)
-        with store.consumer("g", "t") as consumer:
-            consumer.poll(4)
-            consumer.commit()
-    before = facts(tmp_path / "s")
-    for _ in range(2):
-        with (
-            lq.MessageStore.open(tmp_path / "s") as reader,
-            reader.consumer("g", "t", timeout=0) as consumer,
-        ):
-            # It goes on where the group is, and what it commits is forgotten.
-            assert numbers(consumer) == [4, 5, 6, 7, 8, 9]
-            consumer.commit()
-            assert consumer.poll() == []
-    assert facts(tmp_path / "s") == before
-
-
-def test_async_beside_a_writer(tmp_path: Path) -> None:
-    with opened(tmp_path / "s") as store, lq.MessageStore.open(tmp_path / "s") as reader:
-
-        async def consume() -> int:
-            count = 0
-            with reader.consumer("g", "t", timeout=LONG) as consumer:
-                async for _ in consumer:
-                    count += 1
-                    if count == 50:
-                        return count
-            return count
-
-        async def both() -> int:
-            count, _ = await asyncio.gather(consume(), asyncio.to_thread(fill, store, 50))
-            return count
-
-        assert asyncio.run(asyncio.wait_for(both(), LONG)) == 50

@@ -18,8 +18,8 @@ from logquarry.errors import StoreUnavailable
 from logquarry.store.consumer.allocation import allocate
 from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.writable_store import WritableStore
+from tests.consumer_stores import LONG, fill, numbers, saved
 from tests.small_store import opened
-from tests.unit.test_consumer import LONG, fill, numbers, saved
 
 
 @pytest.fixture(name="store")

@@ -14,8 +14,8 @@ from logquarry.message import Message, StoredMessage
 from logquarry.store.consumer.send_back import sent_back
 from logquarry.store.writable_store import WritableStore
 from logquarry.testing.clock import FakeClock
+from tests.consumer_stores import saved
 from tests.small_store import config, opened
-from tests.unit.test_consumer import saved
 
 HOUR = 3_600_000
 RETRY, DEAD = "%RETRY%cg_main", "%DLQ%cg_main"

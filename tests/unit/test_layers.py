@@ -12,7 +12,7 @@ import logquarry
 ROOT = Path(logquarry.__file__).parent
 
 LAYERS = (
-    "errors units values text cache signals",
+    "errors units values text cache clock signals",
     "format",
     "protocol",
     "config message",
@@ -27,11 +27,12 @@ LAYERS = (
     "store.dispatch",
     "store.state_table",
     "store.recovery",
+    "store.rebuild",
     "store.load",
-    "store.retention",
     "store.consumer",
     "store.transaction",
     "store.schedule",
+    "store.retention",
     "store",
     "replication",
     "metrics",

@@ -12,6 +12,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import UsageError
 from logquarry.store.writable_store import WritableStore
+from logquarry.testing.clock import FakeClock
 from tests.small_store import NOW, config
 
 
@@ -34,7 +35,8 @@ def test_a_store_that_is_written(tmp_path: Path) -> None:
 
     topic = 'evil"\\topic'
     registry = client.CollectorRegistry()
-    with WritableStore.start(tmp_path / "store", config=config(), clock=lambda: NOW) as store:
+    clock = FakeClock(NOW)
+    with WritableStore.start(tmp_path / "store", config=config(), clock=clock) as store:
         registry.register(StoreCollector(store, "node"))
         sizes = [store.put(lq.Message(topic, bytes(size))).size for size in (10, 1_500)]
         many = store.put_many([lq.Message("t", b"x"), lq.Message("t", b"y")])
@@ -43,6 +45,7 @@ def test_a_store_that_is_written(tmp_path: Path) -> None:
         store.wait_dispatched()
         store.get("t", 0, 0)
         store.get("t", 0, 2)
+        clock.advance(5_000)
         samples = parsed(client.generate_latest(registry).decode())
         store.put(lq.Message(topic, b""))
         later = parsed(client.generate_latest(registry).decode())
@@ -61,7 +64,7 @@ def test_a_store_that_is_written(tmp_path: Path) -> None:
     assert value(samples, "rocketmq_message_size_count") == 4
     assert value(samples, "rocketmq_message_size_sum") == sum(sizes) + int(many.size.sum())
     assert value(samples, "rocketmq_storage_dispatch_behind_bytes") == 0
-    assert value(samples, "rocketmq_storage_message_reserve_time") > 0
+    assert value(samples, "rocketmq_storage_message_reserve_time") == 5_000
     end = value(samples, "logquarry_log_max_offset")
     assert end == sum(sizes) + int(many.size.sum())
     # A store that was closed has none, and nobody who scrapes gets an error.
@@ -112,3 +115,35 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(examples) == 2
     for example in examples:
         exec(example, names)
+
+
+def test_delayed_messages_and_transactions(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    from logquarry.metrics.collector import prometheus_text
+
+    clock = FakeClock(NOW)
+    with WritableStore.start(tmp_path / "store", config=config(), clock=clock) as store:
+        for level in (1, 5, 6):  # 1 s, 60 s, 2 m
+            store.put(lq.Message("t", b"", delay_level=level))
+        store.put(lq.Message("u", b"", delay_level=1, born_timestamp=NOW - 700_000))
+        with store.transaction(lq.Message("u", b"")) as t:
+            t.leave_open()
+        with store.transaction(lq.Message("u", b"")) as t:
+            t.commit()
+        store.wait_dispatched()
+        before = parsed(prometheus_text(store, "node"))
+        # Late is not what they were delayed for.
+        clock.advance(500_000)
+        assert store.deliver_due() == 4
+        samples = parsed(prometheus_text(store, "node"))
+        document = store.stats().to_json()
+    name = "rocketmq_delay_message_latency"
+    assert not any(found.startswith(name) for found, _ in before)
+    assert value(samples, f"{name}_bucket", topic="t", le="60.0") == 2
+    assert value(samples, f"{name}_bucket", topic="t", le="600.0") == 3
+    assert value(samples, f"{name}_sum", topic="t") == 1 + 60 + 120
+    assert value(samples, f"{name}_bucket", topic="u", le="600.0") == 0
+    assert value(samples, f"{name}_count", topic="u") == 1
+    assert value(samples, "rocketmq_half_messages", topic="u") == 1
+    assert document["delays"]["t"] == {"counts": [2, 1, 0, 0, 0, 0, 0], "seconds": 181}
+    assert document["state"]["half_messages"] == {"u": 1}

@@ -18,7 +18,7 @@ from logquarry.store.queue.consume_queue import UNIT_DTYPE, Units
 from logquarry.store.rebuild import queue_files
 from logquarry.store.rebuild import rebuild as rebuild_module
 from logquarry.store.rebuild.queue_files import QueueFiles
-from logquarry.store.rebuild.rebuild import rebuild
+from logquarry.store.rebuild.rebuild import finish_into, rebuild
 from logquarry.verify import verify_store
 from tests.faulty_disk import ENOSPC, FaultyDisk, StoppedDisk
 from tests.small_store import NOW, bodies, config, facts, opened
@@ -365,6 +365,27 @@ def test_whoever_is_interrupted_begins_again(
             assert folder_bytes(copy, name) == new[name]
         assert not (copy / ".logquarry" / "rebuild").exists()
     assert finished
+
+
+@pytest.mark.parametrize("stops_at", ["consumequeue", "index"])
+def test_what_was_cut_off_on_its_way_into_a_folder_is_ended(tmp_path: Path, stops_at: str) -> None:
+    root, names = small(tmp_path / "store"), ("consumequeue", "index")
+    into = tmp_path / "new"
+    rebuild(root, into=tmp_path / "whole")
+
+    class Interrupted(FaultyDisk):
+        def rename(self, path: Path, to: Path) -> None:
+            if to == into / stops_at:
+                raise KeyboardInterrupt
+            super().rename(path, to)
+
+    assert not finish_into(into, names)
+    with pytest.raises(KeyboardInterrupt):
+        rebuild(root, into=into, disk=Interrupted())
+    assert finish_into(into, names)
+    assert sorted(path.name for path in into.iterdir()) == list(names)
+    assert folder_bytes(into, names[0]) == folder_bytes(tmp_path / "whole", names[0])
+    assert index_bytes(into) == index_bytes(tmp_path / "whole")
 
 
 def test_an_interrupt_in_the_middle_of_the_swap_takes_it_back(tmp_path: Path) -> None:

@@ -126,6 +126,8 @@ def test_the_state_of_a_store_at_rest(tmp_path: Path) -> None:
         store.wait_dispatched()
         high = store.queue_offsets("orders", 0).max
         live = store.stats()
+        # Ages are reckoned by the store's clock.
+        assert live.state.reserve_time_ms == 0
     folder = root / "config"
     folder.mkdir()
     table = {"orders@group": {"0": high - 3}, "gone@other": {"0": 5}}

@@ -162,10 +162,37 @@ def test_a_listener_cannot_close_the_store(store: WritableStore) -> None:
             errors.append(error)
         done.set()
 
+    consumer = store.consumer("g", "t")
     store.add_arrival_listener(closing)
     store.put(lq.Message("t"))
     assert done.wait(20) and len(errors) == 1
     assert store.put(lq.Message("t")).ok
+    # Nor has it ended anything.
+    assert not consumer.is_closed
+    assert store.deliver_due() == 0
+
+
+def test_a_listener_asks_for_a_service_while_one_is_started(store: WritableStore) -> None:
+    entered, go, done = threading.Event(), threading.Event(), threading.Event()
+
+    def listener(_: MessageArrival) -> None:
+        entered.set()
+        assert go.wait(60)
+        store.transaction(lq.Message("u"))
+        done.set()
+
+    store.add_arrival_listener(listener)
+    store.put(lq.Message("t"))
+    assert entered.wait(60)
+    starting = threading.Thread(target=store.start_delivery)
+    starting.start()
+    # It waits for the dispatcher, whose thread the listener has.
+    while not store._engine._dispatching._waiting:
+        starting.join(0.01)
+    go.set()
+    assert done.wait(60)
+    starting.join(60)
+    assert not starting.is_alive()
 
 
 def test_a_listener_cannot_wait_for_the_dispatcher(store: WritableStore) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -21,6 +22,7 @@ from logquarry.errors import (
     UsageError,
 )
 from logquarry.format import sys_flag
+from logquarry.store import writable_store
 from logquarry.store.disk.service import Service
 from logquarry.verify import verify_store
 from tests.faulty_disk import ENOSPC, FaultyDisk
@@ -197,6 +199,19 @@ def test_open_for_reading(tmp_path: Path) -> None:
             assert refused.value.status == "SERVICE_NOT_AVAILABLE"
 
 
+def test_a_reading_store_refuses_what_only_a_writer_has(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    before = facts(tmp_path)
+    with lq.MessageStore.open(tmp_path, config=config()) as store:
+        for ask in (
+            lambda: store.prepared_transactions,
+            lambda: store.retain(lq.RetentionRules(keep_bytes=0), apply=True),
+        ):
+            with pytest.raises(StoreUnavailable, match="open for reading"):
+                ask()
+    assert facts(tmp_path) == before
+
+
 def test_a_slave(tmp_path: Path) -> None:
     with opened(tmp_path / "master") as master:
         for number in range(100):
@@ -363,6 +378,19 @@ def test_opening_that_fails_at_its_end(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(RuntimeError, match="new thread"):
         opened(tmp_path, Disk())
     assert not (tmp_path / "abort").exists()
+
+
+def test_opening_that_fails_behind_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(writable_store, "Services", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            opened(tmp_path / "s")
+    # Nobody holds its lock, and nothing has to be recovered.
+    assert not (tmp_path / "s" / "abort").exists()
+    with opened(tmp_path / "s") as store:
+        assert store.put(lq.Message("t")).ok
 
 
 def test_what_others_delete_comes_back(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_interrupted_puts(waits: bool, tmp_path: Path) -> None:
         max_index_num=10 if waits else 200,
     )
     try:
-        while interrupted < 200:
+        while interrupted < 80:
             try:
                 # Once more after a while: Hypothesis has a callback in the collector, which
                 # swallows what comes while it runs.

@@ -13,7 +13,8 @@ from logquarry.cli.output import Output
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
-    from logquarry.store.retention.plan import ExpiredFile, RetentionPlan
+    from logquarry.store.retention.expired_file import ExpiredFile
+    from logquarry.store.retention.plan import RetentionPlan
     from logquarry.store.retention.rules import RetentionRules
 
 _MOST_TOLD = 20
@@ -135,6 +136,7 @@ def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> 
     _section(out, "log", plan.log)
     _section(out, "queues", tuple(file for _, files in plan.queues for file in files))
     _section(out, "index", plan.index)
+    _section(out, "transactions", plan.transactions)
     if plan.messages:
         _title(out, "messages that go" if not is_applied else "messages that went")
         rows = [[text.printable(t), f"{n:,}"] for t, n in sorted(plan.messages.items())]

@@ -320,6 +320,18 @@ def without_file_scheme(location: str) -> str:
     return re.sub(r"^file:(//)?", "", location)
 
 
+def local_store(path: str | os.PathLike[str]) -> Path:
+    """The folder of a store that is to be changed.
+
+    Raises:
+        UsageError: if it is elsewhere.
+    """
+    name = without_file_scheme(os.fsdecode(path))
+    if "://" in name:
+        raise UsageError(f"{name}: only a local store can be changed")
+    return Path(name).absolute()
+
+
 def arrow_folder(
     url: str, storage_options: Mapping[str, Any] | None = None
 ) -> tuple[pafs.FileSystem, str]:

@@ -55,6 +55,11 @@ _LISTINGS = 3
 _LOCK_PROBE = "F_OFD_GETLK"
 
 
+def quarantine(root: Path, *parts: str) -> Path:
+    """Where files of a store are set aside; ``parts`` say what they were part of."""
+    return root.joinpath(SIDECAR, "quarantine", *parts)
+
+
 @dataclass(frozen=True, slots=True)
 class StoreFile:
     """One file of a queue of files.

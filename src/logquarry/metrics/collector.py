@@ -12,11 +12,12 @@ They are reckoned when somebody scrapes; nothing is counted twice, and no thread
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from logquarry.errors import StoreError, UsageError
 from logquarry.store.message_store import MessageStore
+from logquarry.store.schedule.delivery import DELAYS_S
 from logquarry.store.stats import SIZES, StoreStats
 from logquarry.store.store_state import StoreState
 
@@ -153,6 +154,15 @@ class StoreCollector(Collector):
             waiting.add_metric([self._node, str(level.level)], count)
         yield waiting
 
+        halves = GaugeMetricFamily(
+            "rocketmq_half_messages",
+            "Messages of a topic whose transaction nobody has ended.",
+            labels=_TOPIC,
+        )
+        for topic, number in state.half_messages.items():
+            halves.add_metric([self._node, topic], number)
+        yield halves
+
     def _work(self, stats: StoreStats) -> Iterator[Metric]:
         messages = CounterMetricFamily(
             "rocketmq_messages_in_total", "Messages that were put.", labels=_TOPIC
@@ -184,8 +194,17 @@ class StoreCollector(Collector):
         sizes = HistogramMetricFamily(
             "rocketmq_message_size", "Bytes of the frames of messages.", labels=_NODE
         )
-        sizes.add_metric([self._node], _buckets(stats.sizes), stats.put_bytes)
+        sizes.add_metric([self._node], _buckets(stats.sizes, SIZES), stats.put_bytes)
         yield sizes
+        delays = HistogramMetricFamily(
+            "rocketmq_delay_message_latency",
+            "Seconds for which messages that were delivered had been delayed.",
+            labels=_TOPIC,
+        )
+        for topic, one in stats.delays.items():
+            counts = _buckets(one.counts, DELAYS_S)
+            delays.add_metric([self._node, topic], counts, one.seconds)
+        yield delays
         longest = GaugeMetricFamily(
             "logquarry_longest_seconds", "The longest so far.", labels=("node_id", "of")
         )
@@ -212,11 +231,11 @@ def _counts(store: MessageStore | WritableStore) -> bool:
     return isinstance(store, WritableStore)
 
 
-def _buckets(sizes: tuple[int, ...]) -> list[tuple[str, float]]:
+def _buckets(counts: Sequence[int], bounds: Sequence[int]) -> list[tuple[str, float]]:
     """Each class with all below it, by where it ends."""
     found: list[tuple[str, float]] = []
     total = 0
-    for bound, count in zip([*map(str, map(float, SIZES)), "+Inf"], sizes, strict=True):
+    for bound, count in zip([*map(str, map(float, bounds)), "+Inf"], counts, strict=True):
         total += count
         found.append((bound, total))
     return found

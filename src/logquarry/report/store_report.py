@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from typing import Protocol
 
 from logquarry.errors import LogquarryError
-from logquarry.files.layout import CONFIG, StoreLayout
-from logquarry.format import broker_config, delay
+from logquarry.format import delay
 from logquarry.report.page import Page, Table, Tile, render
 from logquarry.report.survey import Survey, survey
 from logquarry.store.message_store import MessageStore
 from logquarry.store.overview import Overview, overview
+from logquarry.store.read.saved_progress import delay_offsets
 from logquarry.text import (
     count_text,
     duration_text,
@@ -25,8 +24,6 @@ from logquarry.text import (
 )
 from logquarry.units import Progress
 from logquarry.verify import VerifyReport, verify_store
-
-logger = logging.getLogger(__name__)
 
 _STATES = {"closed": "closed in order", "live": "open", "crashed": "not closed in order"}
 
@@ -182,7 +179,7 @@ def _finding_table(report: VerifyReport) -> Table:
 
 def _pending(store: MessageStore) -> dict[int, int]:
     """Messages that wait for delivery, by delay level, as delayOffset.json has it."""
-    delivered = _delivered(store.layout)
+    delivered = delay_offsets(store.layout)
     if delivered is None:
         return {}
     waiting: dict[int, int] = {}
@@ -192,14 +189,3 @@ def _pending(store: MessageStore) -> dict[int, int]:
             level = queue_id + 1
             waiting[level] = most - min(most, max(least, delivered.get(level, 0)))
     return waiting
-
-
-def _delivered(layout: StoreLayout) -> Mapping[int, int] | None:
-    path = f"{CONFIG}/{broker_config.DELAY_OFFSET_FILE}"
-    try:
-        return broker_config.decode_delay_offsets(layout.filesystem.read(path))
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError) as error:
-        logger.warning("%s: %s", layout.filesystem.full_path(path), error)
-        return None

@@ -8,6 +8,7 @@ safe recovery of the new log makes of it.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import time
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from logquarry.clock import now_ms
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.files.filesystem import LocalFileSystem
 from logquarry.files.layout import (
@@ -29,7 +31,9 @@ from logquarry.files.layout import (
     SALVAGE,
     SIDECAR,
     StoreLayout,
+    quarantine,
 )
+from logquarry.files.names import absolute
 from logquarry.format import broker_config, queue_entry
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.salvage.look import SalvagePlan, plan_salvage
@@ -37,7 +41,6 @@ from logquarry.salvage.write import LogWriter
 from logquarry.signals import held
 from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.store_lock import AbortFile
-from logquarry.store.dispatch.queue_table import quarantine
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.log_bound import consume_queues
 from logquarry.store.recovery.apply import apply_safe, disk_json
@@ -217,28 +220,57 @@ def check_target(layout: StoreLayout, into: Path) -> None:
         raise UsageError(f"{into}: it holds {names[0]}: the new store needs an empty folder")
 
 
-def is_finished(into: Path) -> bool:
-    """Whether a folder has all of what a salvage made."""
-    return (into / SIDECAR / REPORT).is_file() and not (into / SALVAGE).exists()
+def settle(location: str, into: Path) -> bool:
+    """Undo a salvage that was cut off, or end it; whether a folder has all of what it made.
 
-
-def remove_unfinished(into: Path) -> bool:
-    """Remove what a salvage that was cut off has left in its folder; whether there was any.
+    Args:
+        location: the store that is saved, absolute.
+        into: the folder of the new store.
 
     Raises:
         StoreUnavailable: if it is at work still.
+        UsageError: if another store was saved there, or somebody else has put something there
+            since; nothing is removed then.
     """
-    work = into / SALVAGE
-    if not work.is_dir():
+    work, report = into / SALVAGE, into / SIDECAR / REPORT
+    if work.is_dir():
+        _check_idle(into)
+        if any(work.iterdir()) or not report.is_file():
+            _remove_unfinished(into)
+            return False
+        # The log comes out of there at last: a broker may be at home in the store by now.
+        work.rmdir()
+    if not report.is_file():
         return False
-    _check_idle(into)
-    made = [COMMIT_LOG, CONSUME_QUEUE, INDEX, CONFIG, SIDECAR]
-    for name in made:
-        shutil.rmtree(into / name, ignore_errors=True)
-    (into / CHECKPOINT).unlink(missing_ok=True)
+    try:
+        saved = str(json.loads(report.read_bytes())["store"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{report}: not the report of a salvage: {error!r}") from error
+    if absolute(saved) != location:
+        raise UsageError(f"{into}: {saved} was saved there, not {location}: say another folder")
+    return True
+
+
+def _remove_unfinished(into: Path) -> None:
+    work = into / SALVAGE
+    report = Path(SIDECAR, REPORT)
+    # Written before the first of them comes out.
+    comes_out = (into / report).is_file() or (work / report).is_file()
+    made = [COMMIT_LOG, CONSUME_QUEUE, INDEX, CONFIG, SIDECAR, CHECKPOINT]
+    there = [name for name in made if os.path.lexists(into / name)]
+    for name in there:
+        if not comes_out or (work / name).exists():
+            raise UsageError(
+                f"{into / name}: the salvage that was not finished did not make it: nothing is "
+                f"removed; {work} can be"
+            )
+    for name in there:
+        if (into / name).is_dir():
+            shutil.rmtree(into / name, ignore_errors=True)
+        else:
+            (into / name).unlink()
     # It says that the others are ours: it goes last.
     shutil.rmtree(work)
-    return True
 
 
 def _check_idle(into: Path) -> None:
@@ -292,6 +324,13 @@ class _Target:
         except OSError as error:
             raise self.disk.refused(self.work, error) from error
         self._held = _lock(self.work)
+        others = sorted(path.name for path in self._into.iterdir() if path != self.work)
+        if others:
+            # Somebody has put it there while the store was looked through.
+            self.work.rmdir()
+            raise UsageError(
+                f"{self._into}: it holds {others[0]}: the new store needs an empty folder"
+            )
         for name in (COMMIT_LOG, CONSUME_QUEUE, INDEX):
             self.disk.make_folders(self.work / name)
 
@@ -313,7 +352,7 @@ class _Target:
                 f"{self.work}: {recovery.message_count} messages stand there, and "
                 f"{plan.messages} were written: the disk does not keep what it is given"
             )
-        apply_safe(recovery, self.disk, lambda: time.time_ns() // 1_000_000)
+        apply_safe(recovery, self.disk, now_ms)
         AbortFile(self.disk, self.work).remove()
         self._keep_queue_files(plan)
         # What a recovery notes is of the way here; nobody has to look at it.

@@ -282,9 +282,12 @@ def _checked(
         removed = [written_path(folder, INTENT, path) for path in told["removed"]]
         if not isinstance(staging, str) or not re.fullmatch(f"{TEMPORARY}[0-9a-f]+", staging):
             raise ValueError(f"staging {staging!r}")
+        # The new manifest is written there, also where no file is moved.
+        written_path(folder, INTENT, f"{staging}/{_OUR_ENDING}")
         for staged, path in moves:
             written_path(folder, INTENT, path)
-            if not staged.startswith(f"{staging}/") or ".." in staged.split("/"):
+            written_path(folder, INTENT, staged)
+            if not staged.startswith(f"{staging}/"):
                 raise ValueError(f"staged {staged!r}")
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{folder.location}: {INTENT} is not ours: {error!r}") from error

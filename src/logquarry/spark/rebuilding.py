@@ -36,7 +36,7 @@ from logquarry.store.rebuild import parts
 from logquarry.store.rebuild.build import BuildJob, Built, build_here
 from logquarry.store.rebuild.parts import FoundRun, KeyCount, KeySource, RunSummary
 from logquarry.store.rebuild.queue_files import QueueFiles
-from logquarry.store.rebuild.rebuild import rebuild
+from logquarry.store.rebuild.rebuild import finish_into, rebuild
 from logquarry.store.rebuild.report import RebuildReport
 from logquarry.units import Progress
 
@@ -141,7 +141,7 @@ def rebuild_stores(
     chosen: list[tuple[str, Path | None]] = []
     for location, broker in zip(locations, broker_names(locations), strict=True):
         target = None if into is None else Path(into).absolute() / broker
-        if not (resume and target is not None and all((target / n).is_dir() for n in names)):
+        if not (resume and target is not None and finish_into(target, names)):
             chosen.append((location, target))
     ended = threading.Event()
     sums = _Sums(progress)

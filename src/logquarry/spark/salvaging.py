@@ -14,9 +14,8 @@ from logquarry.files.names import Stores, as_paths, broker_names, find_stores
 from logquarry.salvage.salvage import (
     Salvaged,
     check_target,
-    is_finished,
-    remove_unfinished,
     salvage,
+    settle,
 )
 from logquarry.spark.jobs import run_tasks
 from logquarry.units import Progress
@@ -67,7 +66,8 @@ def salvage_stores(
         progress: told of the bytes of log that are done, store by store.
 
     Raises:
-        UsageError: if the folder of a broker is not empty; nothing is written then.
+        UsageError: if the folder of a broker is not empty, or with ``resume`` holds something that
+            its salvage did not make; nothing is written then.
         StoreUnavailable, CorruptStore: as :func:`salvage`, of the first store that fails.
     """
     locations = find_stores(as_paths(stores), storage_options)
@@ -76,10 +76,8 @@ def salvage_stores(
         layout = StoreLayout.open(location, config or StoreConfig(), storage_options)
         target = None if into is None else Path(into).absolute() / broker
         if target is not None:
-            if resume and is_finished(target):
+            if resume and settle(location, target):
                 continue
-            if resume:
-                remove_unfinished(target)
             check_target(layout, target)
         length = layout.commit_log.end - layout.commit_log.start
         tasks.append(
@@ -103,6 +101,10 @@ def _save(_: int, task: _Task) -> Salvaged:
 
     into = None if task.into is None else Path(task.into)
     context = TaskContext.get()
-    if into is not None and context is not None and context.attemptNumber():
-        remove_unfinished(into)
+    is_again = context is not None and context.attemptNumber() > 0
+    if into is not None and is_again and settle(task.location, into):
+        # The first try came to its end, and what it had to say got lost.
+        found = salvage(task.open(), include_stale=task.include_stale)
+        found.into = task.into
+        return found
     return salvage(task.open(), into, include_stale=task.include_stale)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from logquarry.errors import StoreUnavailable
 from logquarry.format import java
 from logquarry.store.queue.consume_queue import ConsumeQueue, Queue, StoreTime
 from logquarry.store.queue.log_queues import QueueKey
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from logquarry.store.dispatch.arrivals import ArrivalListeners, MessageArrival
     from logquarry.store.put.put_result import PutResult
 
-_MAKING: Final = threading.Lock()
 _NEW_FILES_SECONDS: Final = 1.0
 _PAUSE_PER_REFRESH: Final = 300.0
 """How much longer than it took the pause after a look at all folders of a store is."""
@@ -41,7 +41,10 @@ ReadQueue = Callable[[Queue, int, int, frozenset[str] | None], GetResult]
 class Consuming(ABC):
     """The consumers of an open store."""
 
-    _made_consumers: Consumers | None = None
+    def __init__(self) -> None:
+        self._consumers_lock = threading.Lock()
+        self._made_consumers: Consumers | None = None
+        self._has_closed_consumers = False
 
     @abstractmethod
     def _make_consumers(self) -> Consumers:
@@ -54,14 +57,19 @@ class Consuming(ABC):
     @property
     def _consumers(self) -> Consumers:
         # Two of them would give a queue to two consumers.
-        with _MAKING:
+        with self._consumers_lock:
+            if self._has_closed_consumers:
+                # The store may take minutes to close; nobody would end what was made meanwhile.
+                raise StoreUnavailable("the store was closed")
             if self._made_consumers is None:
                 self._made_consumers = self._make_consumers()
             return self._made_consumers
 
     def _close_consumers(self) -> None:
-        with _MAKING:
-            consumers, self._made_consumers = self._made_consumers, None
+        """End all consumers; there will be no more. Who was interrupted calls it once more."""
+        with self._consumers_lock:
+            self._has_closed_consumers = True
+            consumers = self._made_consumers
         if consumers is not None:
             consumers.close()
 

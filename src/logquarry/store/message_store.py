@@ -6,13 +6,13 @@ How one is written is told in :mod:`logquarry.store.writable_store`.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
+from logquarry.clock import Clock, now_ms
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptFile, MessageNotFound, StoreUnavailable, UsageError
 from logquarry.files.layout import CHECKPOINT, StoreLayout
@@ -37,6 +37,7 @@ from logquarry.store.read.read_message import read_message
 from logquarry.store.retained import RetainedCounter
 from logquarry.store.stats import StatsRecorder, StoreStats
 from logquarry.store.store_state import look_at
+from logquarry.store.transaction.open_halves import HalfCounter
 from logquarry.store.write_api import WriteApi
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from logquarry.store.queue.log_queues import LogQueue, QueueKey
 
 Mode = Literal["r", "rw"]
-Clock = Callable[[], int]
 
 
 class QueueOffsets(NamedTuple):
@@ -72,6 +72,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
     """
 
     def __init__(self, layout: StoreLayout, *, broker: str) -> None:
+        super().__init__()
         self.layout = layout
         self.config = layout.config
         self.broker = broker
@@ -81,6 +82,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
         self._log = CommitLog(layout, files=self._files, last_entries=self._last_entries)
         self._index = Index(layout, files=self._files)
         self._retained = RetainedCounter()
+        self._halves = HalfCounter()
 
     @classmethod
     def open(
@@ -163,7 +165,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
         be known beside whoever writes it.
         """
         self._require_open()
-        state = look_at(self, self._retained, lambda: time.time_ns() // 1_000_000)
+        state = look_at(self, self._retained, self._halves, now_ms)
         return StatsRecorder().snapshot(
             dispatch_behind=state.dispatch_behind or 0,
             flush_behind=state.flush_behind or 0,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
 from pathlib import Path
 
+from logquarry.clock import Clock, now_ms
 from logquarry.config import StoreConfig
-from logquarry.errors import StoreUnavailable, UsageError
-from logquarry.files.filesystem import without_file_scheme
+from logquarry.errors import StoreUnavailable
+from logquarry.files.filesystem import local_store
 from logquarry.files.layout import ABORT, COMMIT_LOG, DAMAGE, INDEX, StoreLayout
 from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.name_guard import NameGuard
@@ -26,10 +26,7 @@ from logquarry.store.recovery.plan import RecoveryMode, RecoveryPlan, Step, Step
 from logquarry.store.recovery.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
 from logquarry.store.recovery.safe import SafePlan, plan_safe
 from logquarry.store.store_found import find_store
-from logquarry.store.writable_store import now_ms
 from logquarry.units import Progress
-
-Clock = Callable[[], int]
 
 
 def recover(
@@ -92,18 +89,6 @@ def recover(
     finally:
         lock.release()
     return plan
-
-
-def local_store(path: str | os.PathLike[str]) -> Path:
-    """The folder of a store that is to be changed.
-
-    Raises:
-        UsageError: if it is elsewhere.
-    """
-    name = without_file_scheme(os.fsdecode(path))
-    if "://" in name:
-        raise UsageError(f"{name}: only a local store can be changed")
-    return Path(name).absolute()
 
 
 def _planned(

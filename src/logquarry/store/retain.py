@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
 from pathlib import Path
 
+from logquarry.clock import Clock, now_ms
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptFile, StoreUnavailable
+from logquarry.files.filesystem import local_store
 from logquarry.files.layout import StoreLayout
 from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.store_lock import StoreLock
 from logquarry.store.load.ledger import Ledger
-from logquarry.store.recover import local_store
 from logquarry.store.recovery.entries import check_entries
 from logquarry.store.retention.apply import apply_retention
 from logquarry.store.retention.plan import RetentionPlan, plan_retention
 from logquarry.store.retention.rules import RetentionRules
-from logquarry.store.writable_store import now_ms
 from logquarry.units import Progress
-
-Clock = Callable[[], int]
 
 
 def retain(

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from logquarry.config import StoreConfig
 from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
 from logquarry.format import delay, frame
 from logquarry.format.frame import Frame
-from logquarry.message import Message
+from logquarry.message import Message, StoredMessage
 from logquarry.scan.batches import sound_runs
 from logquarry.scan.walk import Run
 from logquarry.store.disk.consumer_offsets import ConsumerOffsets
@@ -27,13 +27,16 @@ from logquarry.store.disk.service import Service
 from logquarry.store.put.put_many import PutManyResult
 from logquarry.store.put.put_result import PutResult
 from logquarry.store.queue.consume_queue import Queue
+from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.commit_log import CommitLog
-from logquarry.store.schedule.delivery import DelayedDelivery, Put
+from logquarry.store.schedule.delivery import DelayedDelivery, Delays, Put
 from logquarry.store.schedule.delivery_service import DeliveryService
 from logquarry.store.schedule.progress import DelayProgress
+from logquarry.store.state_table.keeper import StateTableKeeper
+from logquarry.store.state_table.prepared import CheckService, PreparedTransactions
 from logquarry.store.transaction.check_service import TransactionCheckService
 from logquarry.store.transaction.checks import CheckReport, CheckRules, Listener, TransactionChecks
-from logquarry.store.transaction.transaction import Transaction, TransactionService
+from logquarry.store.transaction.transaction import Append, Transaction, TransactionService
 
 if TYPE_CHECKING:
     from logquarry.scan.walk import LogReader
@@ -43,7 +46,8 @@ logger = logging.getLogger(__name__)
 _PATIENCE_SECONDS: Final = 60.0
 
 
-class ServedStore(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedStore:
     """What services use of a store.
 
     Attributes:
@@ -52,6 +56,19 @@ class ServedStore(Protocol):
         folder: where it is.
         broker: its name.
         commit_log: its log, to be read at single places.
+        state_table: which transactions of dialect 3.1 are open; None in another one.
+        clock: the time, in milliseconds.
+        log_end: where the log ends that is written.
+        put: puts a message, and waits as it asks for.
+        append: appends a message: where it stands, and what settles flush and replica.
+        append_many: appends messages, and waits for nothing.
+        queue: one queue.
+        queues: topic and number of each queue.
+        frame_at: the frame at a place of the log, None if none stands there.
+        stored: makes of a frame what users get.
+        log_reader: what follows the log.
+        sync_log: brings the log to the disk.
+        wait_dispatched: waits until queues and index have what is in the log.
     """
 
     config: StoreConfig
@@ -59,34 +76,19 @@ class ServedStore(Protocol):
     folder: Path
     broker: str
     commit_log: CommitLog
-
-    @property
-    def log_end(self) -> int:
-        """Where the log ends that is written."""
-
-    def clock(self) -> int:
-        """The time, in milliseconds."""
-
-    def append(self, message: Message) -> tuple[PutResult, Future[PutResult]]:
-        """Append a message: where it stands, and what settles flush and replica."""
-
-    def append_many(self, messages: Sequence[Message]) -> PutManyResult:
-        """Append messages, and wait for nothing."""
-
-    def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue."""
-
-    def queues(self) -> tuple[tuple[str, int], ...]:
-        """Topic and number of each queue."""
-
-    def log_reader(self) -> LogReader:
-        """What follows the log."""
-
-    def sync_log(self) -> object:
-        """Bring the log to the disk."""
-
-    def wait_dispatched(self) -> object:
-        """Wait until queues and index have what is in the log."""
+    state_table: StateTableKeeper | None
+    clock: Callable[[], int]
+    log_end: Callable[[], int]
+    put: Callable[[Message], PutResult]
+    append: Append
+    append_many: Callable[[Sequence[Message]], PutManyResult]
+    queue: Callable[[str, int], Queue | None]
+    queues: Callable[[], tuple[QueueKey, ...]]
+    frame_at: Callable[[int], Frame | None]
+    stored: Callable[[Frame], StoredMessage]
+    log_reader: Callable[[], LogReader]
+    sync_log: Callable[[], object]
+    wait_dispatched: Callable[[], object]
 
 
 class Services:
@@ -106,6 +108,7 @@ class Services:
         self._checks: TransactionChecks | None = None
         self._delivering: DeliveryService | None = None
         self._checking: TransactionCheckService | None = None
+        self._prepared = self._make_prepared()
         self._is_closed = False
 
     @property
@@ -121,6 +124,9 @@ class Services:
     @property
     def delivery(self) -> DelayedDelivery:
         """Delivers delayed messages."""
+        if self._delivery is None:
+            # Not with the lock: who dispatches may call a listener that asks for a service.
+            self._store.wait_dispatched()
         with self._lock:
             self._require_open()
             if self._delivery is None:
@@ -129,7 +135,6 @@ class Services:
 
     def _make_delivery(self) -> DelayedDelivery:
         store = self._store
-        store.wait_dispatched()
         progress = DelayProgress(store.disk, store.folder, store.sync_log)
         levels = store.config.delay_levels_ms
         delivery = DelayedDelivery(_DueLog(store, levels), self._deliver, levels, progress)
@@ -144,15 +149,22 @@ class Services:
             appended = error.appended
             return Put(0 if appended is None else appended.message_count, error)
 
+    @property
+    def delays(self) -> Mapping[str, Delays]:
+        """For how long what was delivered was delayed, by topic; nothing before delivery began."""
+        delivery = self._delivery
+        return {} if delivery is None else delivery.delays
+
     def start_delivery(self) -> None:
         """Deliver from now on; nothing happens if that is done already."""
+        delivery = self.delivery
         with self._lock:
             self._require_open()
             if self._delivering is None:
                 store = self._store
                 interval = store.config.flush_delay_offset_interval
                 self._delivering = DeliveryService(
-                    self.delivery,
+                    delivery,
                     store.disk.health,
                     clock=store.clock,
                     save_interval_ms=interval,
@@ -206,6 +218,10 @@ class Services:
 
     def transaction(self, message: Message, group: str) -> Transaction:
         """A transaction that begins with its block."""
+        if self._prepared is not None:
+            raise UsageError(
+                "dialect 3.1 keeps transactions in its state table: prepared_transactions.begin"
+            )
         with self._lock:
             self._require_open()
             return Transaction(self.transactions, message, group)
@@ -228,6 +244,40 @@ class Services:
                 interval_ms=self._store.config.transaction_check_interval,
             )
             self._start(self._checking)
+
+    # ------------------------------------------------------------- transactions of dialect 3.1
+    @property
+    def prepared_transactions(self) -> PreparedTransactions:
+        """The transactions of dialect 3.1.
+
+        Raises:
+            UsageError: in another dialect.
+        """
+        if self._prepared is None:
+            raise UsageError('a state table is kept only with StoreConfig(dialect="3.1")')
+        return self._prepared
+
+    def _make_prepared(self) -> PreparedTransactions | None:
+        store = self._store
+        if store.state_table is None:
+            return None
+        return PreparedTransactions(
+            store.state_table,
+            put=store.put,
+            read=store.frame_at,
+            wait_dispatched=store.wait_dispatched,
+            stored=store.stored,
+            clock=store.clock,
+            least_age_ms=store.config.check_transaction_message_atleast_interval,
+        )
+
+    def start_prepared_checks(self) -> None:
+        """Check those from now on, if there are any in this dialect: nobody asks for it."""
+        if self._prepared is not None:
+            interval = self._store.config.check_transaction_message_timer_interval
+            health = self._store.disk.health
+            with self._lock:
+                self._start(CheckService(self._prepared.check, health, interval))
 
     # ------------------------------------------------------------------------------------- life
     def _start(self, service: Service) -> None:
@@ -302,4 +352,4 @@ class _DueLog:
 
     @property
     def end(self) -> int:
-        return self._store.log_end
+        return self._store.log_end()

@@ -19,6 +19,7 @@ import numpy as np
 
 from logquarry.store.put.put_many import PutManyResult
 from logquarry.store.put.put_result import PutResult
+from logquarry.store.schedule.delivery import Delays
 from logquarry.store.store_state import StoreState, TopicStats
 
 Clock = Callable[[], float]
@@ -83,6 +84,8 @@ class StoreStats:
         flush_behind: bytes of the log that are not known to be on the disk.
         sizes: messages put by the bytes of their frames, a class for each of :data:`SIZES` and
             one for what is larger; of a batch each has its part.
+        delays: messages that were delivered by topic and how long they were to be delayed, since
+            they were born (:class:`Delays`).
         state: what the store holds now; nothing of one that was closed.
     """
 
@@ -105,6 +108,7 @@ class StoreStats:
     dispatch_behind: int
     flush_behind: int
     sizes: tuple[int, ...]
+    delays: Mapping[str, Delays]
     state: StoreState
 
     @property
@@ -120,6 +124,9 @@ class StoreStats:
         for name in ("put_rates", "get_rates", "get_found_rates", "get_missed_rates"):
             document[name] = document[name]._asdict()
         document["sizes"] = list(self.sizes)
+        document["delays"] = {
+            name: dataclasses.asdict(found) for name, found in self.delays.items()
+        }
         document["state"] = self.state.to_json()
         return document
 
@@ -307,7 +314,12 @@ class StatsRecorder:
         return _Sample(self._clock(), put, *gets)
 
     def snapshot(
-        self, *, dispatch_behind: int = 0, flush_behind: int = 0, state: StoreState | None = None
+        self,
+        *,
+        dispatch_behind: int = 0,
+        flush_behind: int = 0,
+        delays: Mapping[str, Delays] | None = None,
+        state: StoreState | None = None,
     ) -> StoreStats:
         """Where the counts stand."""
         total = self._total()
@@ -335,6 +347,7 @@ class StatsRecorder:
             dispatch_behind=dispatch_behind,
             flush_behind=flush_behind,
             sizes=(max(0, now.put - sum(total.sizes[1:])), *total.sizes[1:]),
+            delays=dict(delays or {}),
             state=StoreState() if state is None else state,
         )
 

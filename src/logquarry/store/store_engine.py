@@ -24,6 +24,7 @@ from typing import Final
 
 import numpy as np
 
+from logquarry.clock import Clock
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, StoreUnavailable, UsageError
 from logquarry.files.layout import (
@@ -33,6 +34,7 @@ from logquarry.files.layout import (
     DURABLE,
     INDEX,
     StoreLayout,
+    quarantine,
 )
 from logquarry.format import delay
 from logquarry.scan import codec
@@ -47,16 +49,11 @@ from logquarry.store.disk.store_lock import AbortFile, StoreLock
 from logquarry.store.dispatch.arrivals import ArrivalListeners
 from logquarry.store.dispatch.dispatcher import Dispatcher, DispatchService, Groups
 from logquarry.store.dispatch.index_keeper import IndexKeeper
-from logquarry.store.dispatch.queue_table import QueueTable, quarantine
-from logquarry.store.flush.group_commit import GroupCommitService
+from logquarry.store.dispatch.queue_table import QueueTable
+from logquarry.store.flush.flush_services import FlushServices
 from logquarry.store.flush.put_future import FlushWait
 from logquarry.store.flush.replica_wait import ReplicaWait
-from logquarry.store.flush.timed_flush import (
-    CommitRealTimeService,
-    Flushable,
-    FlushConsumeQueueService,
-    FlushRealTimeService,
-)
+from logquarry.store.flush.timed_flush import Flushable
 from logquarry.store.housekeeping import Housekeeping
 from logquarry.store.load.loading import Loads, pending_load
 from logquarry.store.log_feed import LogFeed, Wakeable
@@ -84,8 +81,6 @@ from logquarry.store.store_found import (
 )
 
 logger = logging.getLogger(__name__)
-
-Clock = Callable[[], int]
 
 _PATIENCE_SECONDS: Final = 600.0
 """How long closing waits for one service: a slow disk may have gigabytes to take."""
@@ -292,6 +287,7 @@ class StoreEngine:
             log=self.log,
             queues=self.queues,
             index=self.index,
+            transactions=self.transactions,
             dispatched=lambda: self.dispatcher.offset,
             clock=self._clock,
         )
@@ -321,47 +317,17 @@ class StoreEngine:
     def _make_flushing(self) -> None:
         """The services that bring things to the disk, in the order in which they end."""
         config, health = self.config, self.health
-        self._commit: CommitRealTimeService | None = None
-        self._group: GroupCommitService | None = None
-        flush: Service
-        after_put: Service
-        if config.flush_disk_type == "SYNC_FLUSH":
-            flush = self._group = GroupCommitService(
-                self.log,
-                health,
-                checkpoint=self.checkpoint,
-                timeout_ms=config.sync_flush_timeout,
-            )
-        else:
-            flush = FlushRealTimeService(
-                self.log,
-                health,
-                checkpoint=self.checkpoint,
-                interval_ms=config.flush_interval_commit_log,
-                least_pages=config.flush_commit_log_least_pages,
-                thorough_interval_ms=config.flush_commit_log_thorough_interval,
-                is_timed=config.flush_commit_log_timed,
-            )
-        after_put = self._flush = flush
-        if self._pool is not None:
-            after_put = self._commit = CommitRealTimeService(
-                self.log,
-                health,
-                committed=self._committed,
-                interval_ms=config.commit_interval_commit_log,
-                least_pages=config.commit_commit_log_least_pages,
-                thorough_interval_ms=config.commit_commit_log_thorough_interval,
-            )
-        self._flush_queues = FlushConsumeQueueService(
-            self._flushables,
+        flushing = self._flushing = FlushServices(
+            self.log,
+            config,
             health,
-            log=self.log,
             checkpoint=self.checkpoint,
+            has_pool=self._pool is not None,
+            committed=self._committed,
+            flushables=self._flushables,
             dispatched_timestamp=lambda: self._dispatched_timestamp,
-            interval_ms=config.flush_interval_consume_queue,
-            least_pages=config.flush_consume_queue_least_pages,
-            thorough_interval_ms=config.flush_consume_queue_thorough_interval,
         )
+        after_put, self._flush_queues = flushing.after_put, flushing.queues
         self._housekeeping = Housekeeping(self._abort, self.index, self.recorder, health)
         self.replicas = ReplicaWait(
             health,
@@ -370,15 +336,15 @@ class StoreEngine:
         )
         is_replicated = config.broker_role == "SYNC_MASTER"
         self.wait = FlushWait(
-            self._group, after_put.wakeup, replicas=self.replicas if is_replicated else None
+            flushing.group, after_put.wakeup, replicas=self.replicas if is_replicated else None
         )
         flags = self._dispatching.flag, after_put.flag
         self._woken = tuple(flag for flag in flags if flag is not None)
         self._after_put: tuple[Wakeable, ...] = self._woken
         self._followers: tuple[Wakeable, ...] = ()
-        commits = [] if self._commit is None else [self._commit]
+        commits = [] if flushing.commit is None else [flushing.commit]
         # What is committed can be dispatched, and what is dispatched can be flushed.
-        self._services = [*commits, self._dispatching, flush, self._flush_queues]
+        self._services = [*commits, self._dispatching, flushing.log, flushing.queues]
         self._services += [self._housekeeping, self._allocator]
         if is_replicated:
             self._services.append(self.replicas.watch)
@@ -391,7 +357,7 @@ class StoreEngine:
     def _committed(self) -> None:
         # What is not committed cannot be dispatched: the put's own wake-up came too early.
         self._dispatching.wakeup()
-        self._flush.wakeup()
+        self._flushing.log.wakeup()
         self._tell_followers()
 
     def _tell_followers(self) -> None:
@@ -407,7 +373,7 @@ class StoreEngine:
     @property
     def _waits(self) -> bool:
         """Whether puts wait for anything: the disk, or a replica."""
-        return self._group is not None or self.config.broker_role == "SYNC_MASTER"
+        return self._flushing.group is not None or self.config.broker_role == "SYNC_MASTER"
 
     def _settle_now(self, result: PutResult, wait: bool) -> PutResult:
         """The same where no put waits for anything."""
@@ -526,6 +492,11 @@ class StoreEngine:
             self.writer.adopt(end, self.queues.next_offsets)
 
     # -------------------------------------------------------------------------------------- end
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is a thread of the store: a listener, or a callback of a put."""
+        return any(service.is_current for service in self._services)
+
     def close(self) -> None:
         """Close the store: in order, if that can be done; once more does nothing.
 
@@ -535,7 +506,7 @@ class StoreEngine:
         """
         if self.health.is_forked:
             return
-        if any(service.is_current for service in self._services):
+        if self.is_current:
             raise UsageError("a listener or callback cannot close the store that calls it")
         with self._closing:
             if self._is_closed:

@@ -8,25 +8,27 @@ message is, how far consumers are behind.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logquarry.files.filesystem import LocalFileSystem
-from logquarry.files.layout import COMMIT_LOG, CONFIG, CONSUME_QUEUE, StoreLayout
-from logquarry.format import broker_config, delay
+from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE, StoreLayout
+from logquarry.format import delay, java
 from logquarry.format.frame import Frame
 from logquarry.store.queue.consume_queue import Queue
 from logquarry.store.read.commit_log import CommitLog
+from logquarry.store.read.saved_progress import consumer_offsets, delay_offsets
 from logquarry.store.retained import RetainedCounter
 from logquarry.store.retention.disk_use import disk_use
+from logquarry.store.state_table.files import read_table
+from logquarry.store.state_table.found import open_in
+from logquarry.store.transaction.half import GROUP, HALF_TOPIC
+from logquarry.store.transaction.open_halves import HalfCounter
 
 if TYPE_CHECKING:
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import State
-
-logger = logging.getLogger(__name__)
 
 
 class TopicStats(NamedTuple):
@@ -86,6 +88,7 @@ class StoreState:
             of other topics, which count there once more.
         consumer_lag: of each group and topic in ``config/consumerOffset.json``.
         delay_levels: of each level that has a queue.
+        half_messages: of each topic, messages whose transaction nobody has ended.
     """
 
     state: State = "closed"
@@ -101,6 +104,7 @@ class StoreState:
     retained: Mapping[str, TopicStats] = dataclasses.field(default_factory=dict)
     consumer_lag: tuple[GroupLag, ...] = ()
     delay_levels: tuple[DelayLevel, ...] = ()
+    half_messages: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The same as a JSON document."""
@@ -109,12 +113,14 @@ class StoreState:
         document["retained"] = {name: t._asdict() for name, t in self.retained.items()}
         document["consumer_lag"] = [lag._asdict() for lag in self.consumer_lag]
         document["delay_levels"] = [level._asdict() for level in self.delay_levels]
+        document["half_messages"] = dict(self.half_messages)
         return document
 
 
 def look_at(
     store: MessageStore,
     counter: RetainedCounter,
+    halves: HalfCounter,
     now: Callable[[], int],
     *,
     queues: list[Queue] | None = None,
@@ -124,7 +130,8 @@ def look_at(
 
     Args:
         store: the store.
-        counter: remembers what its queues kept when they were asked last.
+        counter: remembers what its queues kept when they were asked last,
+        halves: and which half messages were open.
         now: the time, in milliseconds.
         queues: its queues (default: as the store gives them).
         behind: dispatch and flush, where this process writes the store.
@@ -151,6 +158,7 @@ def look_at(
         retained=retained,
         consumer_lag=_consumer_lag(layout, queues),
         delay_levels=_delay_levels(layout, queues),
+        half_messages=_half_messages(layout, queues, halves, start),
     )
 
 
@@ -197,13 +205,28 @@ def _disk_ratio(layout: StoreLayout, folder: str) -> float | None:
     return None if use is None else use.ratio
 
 
+def _half_messages(
+    layout: StoreLayout, queues: list[Queue], counter: HalfCounter, start: int
+) -> dict[str, int]:
+    """Open half messages of 4.x, and open PREPARED messages of 3.x, by topic."""
+    log = CommitLog(layout)
+
+    def frame_at(offset: int) -> Frame | None:
+        outcome = log.outcome_at(offset, check_crc=False)
+        return outcome if isinstance(outcome, Frame) else None
+
+    passed = consumer_offsets(layout).get((HALF_TOPIC, GROUP), {})
+    found = counter.count(queues, frame_at, passed)
+    opened = open_in(read_table(layout)) if layout.has_state_table else {}
+    frames = (frame_at(offset) for offset in opened if offset >= start)
+    found.update(
+        frame.topic.decode("utf-8", java.UTF8_ERRORS) for frame in frames if frame is not None
+    )
+    return dict(sorted(found.items()))
+
+
 def _consumer_lag(layout: StoreLayout, queues: list[Queue]) -> tuple[GroupLag, ...]:
-    text = _config(layout, broker_config.CONSUMER_OFFSET_FILE)
-    try:
-        table = {} if text is None else broker_config.decode_consumer_offsets(text)
-    except (ValueError, TypeError) as error:
-        logger.warning("%s: %s: %s", layout.root, broker_config.CONSUMER_OFFSET_FILE, error)
-        return ()
+    table = consumer_offsets(layout)
     bounds = {(queue.topic, queue.queue_id): queue.bounds() for queue in queues}
     found = []
     for (topic, group), offsets in sorted(table.items()):
@@ -216,21 +239,14 @@ def _consumer_lag(layout: StoreLayout, queues: list[Queue]) -> tuple[GroupLag, .
 
 
 def _delay_levels(layout: StoreLayout, queues: list[Queue]) -> tuple[DelayLevel, ...]:
-    text = _config(layout, broker_config.DELAY_OFFSET_FILE)
-    try:
-        table = {} if text is None else broker_config.decode_delay_offsets(text)
-    except (ValueError, TypeError) as error:
-        logger.warning("%s: %s: %s", layout.root, broker_config.DELAY_OFFSET_FILE, error)
-        table = {}
+    table = delay_offsets(layout) or {}
     return tuple(
-        DelayLevel(queue.queue_id + 1, table.get(queue.queue_id + 1, 0), queue.max_offset)
+        DelayLevel(
+            queue.queue_id + 1,
+            # What has expired is not delivered any more.
+            max(table.get(queue.queue_id + 1, 0), queue.min_offset),
+            queue.max_offset,
+        )
         for queue in queues
         if queue.topic == delay.SCHEDULE_TOPIC
     )
-
-
-def _config(layout: StoreLayout, name: str) -> bytes | None:
-    try:
-        return layout.filesystem.read(f"{CONFIG}/{name}")
-    except FileNotFoundError:
-        return None

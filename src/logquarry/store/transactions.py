@@ -12,12 +12,11 @@ its place in the log (docs/dialect-3.1.md).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from logquarry.files.layout import CONFIG, StoreLayout
-from logquarry.format import broker_config, frame, java, sys_flag
+from logquarry.files.layout import StoreLayout
+from logquarry.format import frame, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.scan import columns
 from logquarry.scan.batches import sound_runs
@@ -26,12 +25,11 @@ from logquarry.scan.walk import LogReader, Run
 from logquarry.store.message_store import MessageStore
 from logquarry.store.queue.consume_queue import Queue
 from logquarry.store.read.commit_log import CommitLog
+from logquarry.store.read.saved_progress import consumer_offsets
 from logquarry.store.read.selection import Selection, plan_read, read_in_order
 from logquarry.store.state_table.book import TransactionBook
 from logquarry.store.state_table.frames import transaction_frames
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_halves
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +126,7 @@ def _prepared(store: MessageStore) -> Transactions:
 
 def _checked(layout: StoreLayout) -> dict[int, int]:
     """Queue id -> offset of the half topic below which the checker is through."""
-    path = f"{CONFIG}/{broker_config.CONSUMER_OFFSET_FILE}"
-    try:
-        table = broker_config.decode_consumer_offsets(layout.filesystem.read(path))
-    except FileNotFoundError:
-        return {}
-    except (ValueError, TypeError) as error:
-        logger.warning("%s: %s", layout.filesystem.full_path(path), error)
-        return {}
-    return table.get((HALF_TOPIC, GROUP), {})
+    return consumer_offsets(layout).get((HALF_TOPIC, GROUP), {})
 
 
 def _ended(store: MessageStore, log: CommitLog, queue_id: int) -> set[int]:

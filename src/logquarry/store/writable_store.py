@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from logquarry.clock import Clock, now_ms
 from logquarry.config import StoreConfig
 from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
 from logquarry.files.filesystem import without_file_scheme
@@ -26,19 +27,18 @@ from logquarry.store.load.ledger import LOADS, LoadId
 from logquarry.store.load.loading import Loaded
 from logquarry.store.load.segment import Segment
 from logquarry.store.log_feed import LogFeed
-from logquarry.store.message_store import Clock, MessageStore
+from logquarry.store.message_store import MessageStore
 from logquarry.store.put.put_many import ManyWriter, PutManyResult
 from logquarry.store.put.put_result import PutResult
 from logquarry.store.queue.consume_queue import ConsumeQueue, Queue
-from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.get_message import GetResult
 from logquarry.store.read.index_file import Index
 from logquarry.store.read.live_read import LiveLog
 from logquarry.store.read.log_bound import last_store_timestamp
 from logquarry.store.retention.plan import RetentionPlan
 from logquarry.store.retention.rules import RetentionRules
-from logquarry.store.services import Services
-from logquarry.store.state_table.prepared import CheckService, PreparedTransactions
+from logquarry.store.services import ServedStore, Services
+from logquarry.store.state_table.prepared import PreparedTransactions
 from logquarry.store.stats import StoreStats
 from logquarry.store.store_engine import StoreEngine
 from logquarry.store.store_state import StoreState, look_at
@@ -52,16 +52,7 @@ if TYPE_CHECKING:
     from logquarry.scan.walk import LogReader
     from logquarry.store.consumer.consumers import Consumers
 
-_NS_PER_MS = 1_000_000
-_PATIENCE_SECONDS = 600.0
-"""How long closing waits for a listener that is asked about a transaction."""
 _monotonic = time.monotonic
-_time_ns = time.time_ns
-
-
-def now_ms() -> int:
-    """``System.currentTimeMillis()``."""
-    return _time_ns() // _NS_PER_MS
 
 
 class WritableStore(MessageStore):
@@ -86,8 +77,8 @@ class WritableStore(MessageStore):
         self._live_queues = engine.queues.live
         self._quick_get = self._quick.get
         engine.retention.removed = self._forget_removed
-        self._services = Services(_Served(self, engine))
-        self._prepared, self._checking = self._prepared_transactions(engine)
+        self._services = Services(self._served(engine))
+        self._services.start_prepared_checks()
 
     @classmethod
     def start(
@@ -116,8 +107,13 @@ class WritableStore(MessageStore):
         engine = StoreEngine(
             root, config or StoreConfig(), clock=clock or now_ms, disk=disk or LocalDisk()
         )
-        layout = StoreLayout.open(root, engine.config)
-        store = cls(engine, layout, broker=root.name if broker is None else broker)
+        try:
+            layout = StoreLayout.open(root, engine.config)
+            store = cls(engine, layout, broker=root.name if broker is None else broker)
+        except BaseException:
+            # Nobody has it, and nobody else could end its threads.
+            engine.close()
+            raise
         close_at_exit(store)
         # A slave gets from its master what that delivers.
         if engine.config.deliver_delayed and engine.config.broker_role != "SLAVE":
@@ -290,10 +286,6 @@ class WritableStore(MessageStore):
     def transaction(self, message: Message, group: str = DEFAULT_PRODUCER_GROUP) -> Transaction:
         """See :meth:`WriteApi.transaction`."""
         self._require_open()
-        if self._prepared is not None:
-            raise UsageError(
-                "dialect 3.1 keeps transactions in its state table: prepared_transactions.begin"
-            )
         return self._services.transaction(message, group)
 
     def check_transactions(self, listener: Listener) -> CheckReport:
@@ -308,36 +300,43 @@ class WritableStore(MessageStore):
 
     @property
     def prepared_transactions(self) -> PreparedTransactions:
-        """The transactions of a store in dialect 3.1 (docs/dialect-3.1.md).
-
-        Raises:
-            UsageError: in another dialect.
-        """
+        """See :attr:`WriteApi.prepared_transactions`."""
         self._require_open()
-        if self._prepared is None:
-            raise UsageError('a state table is kept only with StoreConfig(dialect="3.1")')
-        return self._prepared
+        return self._services.prepared_transactions
 
-    def _prepared_transactions(
-        self, engine: StoreEngine
-    ) -> tuple[PreparedTransactions | None, CheckService | None]:
-        """The transactions of dialect 3.1 and what checks them; None in another one."""
-        table, config = engine.transactions, engine.config
-        if table is None:
-            return None, None
-        prepared = PreparedTransactions(
-            table,
-            put=self.put,
-            read=self._frame_in_log,
-            wait_dispatched=lambda: engine.wait_dispatched(None, None),
-            stored=self._message,
+    def _served(self, engine: StoreEngine) -> ServedStore:
+        """What the services use of this store."""
+        log, many = engine.log, self._many
+
+        def sync_log() -> None:
+            log.commit(0)
+            log.flush(0)
+
+        def wait_dispatched() -> bool:
+            # What ends within a frame of another store's log would never be.
+            engine.adopt()
+            return engine.wait_dispatched(None, None)
+
+        return ServedStore(
+            config=engine.config,
+            disk=engine.disk,
+            folder=engine.root,
+            broker=self.broker,
+            commit_log=self._live_log,
+            state_table=engine.transactions,
             clock=engine.writer.clock,
-            least_age_ms=config.check_transaction_message_atleast_interval,
+            log_end=lambda: log.wrote_offset,
+            put=self.put,
+            append=self._append,
+            append_many=lambda some: self._put_many(lambda: many.put_many(some, wait=False)),
+            queue=self.queue,
+            queues=self.queues,
+            frame_at=self._frame_in_log,
+            stored=self._message,
+            log_reader=self._log_reader,
+            sync_log=sync_log,
+            wait_dispatched=wait_dispatched,
         )
-        interval = config.check_transaction_message_timer_interval
-        checking = CheckService(prepared.check, engine.health, interval)
-        checking.start()
-        return prepared, checking
 
     def stats(self) -> StoreStats:
         """See :meth:`WriteApi.stats`."""
@@ -351,24 +350,20 @@ class WritableStore(MessageStore):
             state = look_at(
                 self,
                 self._retained,
-                now_ms,
+                self._halves,
+                self._writer.clock,
                 queues=self._queues_as_they_are(),
                 behind=(dispatch, flush),
             )
-        return self._recorder.snapshot(dispatch_behind=dispatch, flush_behind=flush, state=state)
+        return self._recorder.snapshot(
+            dispatch_behind=dispatch,
+            flush_behind=flush,
+            delays=self._services.delays,
+            state=state,
+        )
 
     def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
-        """Say what would go by some rules; with ``apply`` delete it. See docs/retention.md.
-
-        Only what is on the disk and in the queues can go. Whoever reads it may go on.
-
-        Args:
-            rules: what may go.
-            apply: whether to delete it.
-
-        Raises:
-            StoreUnavailable: if the store is closed, or with ``apply`` takes no writes.
-        """
+        """See :meth:`WriteApi.retain`."""
         self._require_open()
         return self._engine.retention.run(rules) if apply else self._engine.retention.plan(rules)
 
@@ -388,14 +383,11 @@ class WritableStore(MessageStore):
             UsageError: if a listener of the store or a callback of a put calls it.
         """
         if not self._health.is_forked:
-            if self._services.is_current:
-                raise UsageError("a listener cannot close the store that calls it")
+            # Refused before anything has ended, and before anybody waits for the caller.
+            if self._services.is_current or self._engine.is_current:
+                raise UsageError("a listener or callback cannot close the store that calls it")
             self._close_consumers()
             self._services.close()
-        if self._checking is not None and not self._health.is_forked:
-            if self._checking.is_current:
-                raise UsageError("a listener cannot close the store that calls it")
-            self._checking.stop(_PATIENCE_SECONDS)
         self._engine.close()
         was_closed(self)
         self._is_open = False
@@ -518,39 +510,3 @@ class WritableStore(MessageStore):
         from logquarry.scan.walk import LogReader
 
         return LogReader(self._layout_now(), bound=self.bound, live=True)
-
-
-class _Served:
-    """What the services use of a store."""
-
-    def __init__(self, store: WritableStore, engine: StoreEngine) -> None:
-        self.config = engine.config
-        self.disk = engine.disk
-        self.folder = engine.root
-        self.broker = store.broker
-        self.commit_log: CommitLog = store._live_log
-        self.clock = engine.writer.clock
-        self.append = store._append
-        self.queue = store.queue
-        self.queues = store.queues
-        self.log_reader = store._log_reader
-        self._store = store
-        self._engine = engine
-        self._log = engine.log
-
-    @property
-    def log_end(self) -> int:
-        return self._log.wrote_offset
-
-    def wait_dispatched(self) -> object:
-        # What ends within a frame of another store's log would never be.
-        self._engine.adopt()
-        return self._engine.wait_dispatched(None, None)
-
-    def append_many(self, messages: Sequence[Message]) -> PutManyResult:
-        many = self._store._many
-        return self._store._put_many(lambda: many.put_many(messages, wait=False))
-
-    def sync_log(self) -> None:
-        self._log.commit(0)
-        self._log.flush(0)

@@ -16,6 +16,9 @@ from logquarry.store.stats import StoreStats
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from logquarry.store.retention.plan import RetentionPlan
+    from logquarry.store.retention.rules import RetentionRules
+    from logquarry.store.state_table.prepared import PreparedTransactions
     from logquarry.store.transaction.checks import CheckReport, Listener
     from logquarry.store.transaction.transaction import Transaction
 
@@ -220,6 +223,30 @@ class WriteApi:
 
         Raises:
             UsageError: if that was asked for before.
+        """
+        self._refuse()
+
+    @property
+    def prepared_transactions(self) -> PreparedTransactions:
+        """The transactions of a store in dialect 3.1 (docs/dialect-3.1.md).
+
+        Raises:
+            UsageError: in another dialect.
+        """
+        self._refuse()
+
+    def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
+        """Say what would go by some rules; with ``apply`` delete it. See docs/retention.md.
+
+        Only what is on the disk and in the queues can go. Whoever reads it may go on. For a store
+        that nobody has open there is :func:`logquarry.retain`.
+
+        Args:
+            rules: what may go.
+            apply: whether to delete it.
+
+        Raises:
+            StoreUnavailable: if the store is closed, or with ``apply`` takes no writes.
         """
         self._refuse()
 

@@ -99,11 +99,11 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
     if not chosen:
         return Compaction(0, 0, 0, 0)
     tasks = [_task(folder, staging, group) for group in chosen]
-    for task in tasks:
-        folder.make(os.path.dirname(task.stem))  # noqa: PTH120
+    folder.make(staging)
     try:
         made = [file for files in run(tasks) for file in files]
         new = _new_manifest(manifest, made, staging)
+        _check_unchanged(folder, manifest, [file.path for file in made], staging)
     except BaseException:
         folder.remove_folder(staging)
         raise
@@ -124,6 +124,27 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
     )
 
 
+def _check_unchanged(
+    folder: OutputFolder, manifest: Mapping[str, Any], made: Sequence[str], staging: str
+) -> None:
+    """That nobody was at work here meanwhile: where there are no locks, nothing else tells.
+
+    Raises:
+        StoreUnavailable: if somebody was.
+        UsageError: if there is a file that a merged one would take the place of.
+    """
+    there = set(folder.files())
+    if _manifest(folder) != manifest or not there.issuperset(made):
+        raise StoreUnavailable(f"{folder.location}: others have changed it meanwhile")
+    for path in made:
+        final = _final(path, staging)
+        if final in there:
+            raise UsageError(
+                f"{folder.location}/{final}: no export of ours wrote it, and a merged file would "
+                "take its place: move it elsewhere"
+            )
+
+
 def _manifest(folder: OutputFolder) -> dict[str, Any]:
     where = f"{folder.location}/{MANIFEST}"
     if folder.read_json(INTENT) is not None:
@@ -139,9 +160,13 @@ def _manifest(folder: OutputFolder) -> dict[str, Any]:
 
 def _files(folder: OutputFolder, manifest: Mapping[str, Any]) -> Iterator[_File]:
     """Those that can be merged with others."""
+    seen: set[str] = set()
     try:
         for entry in manifest["files"]:
             path = written_path(folder, MANIFEST, entry["path"])
+            if path in seen or int(entry["last_offset"]) < 0 or int(entry["bytes"]) < 0:
+                raise ValueError(f"{path}: it comes twice, or its numbers cannot be")
+            seen.add(path)
             place, _, name = path.rpartition("/")
             found = _NAME.fullmatch(name)
             if found is not None and int(entry["rows"]) and int(entry["bytes"]):
@@ -172,11 +197,12 @@ def _task(folder: OutputFolder, staging: str, group: Sequence[_File]) -> MergeTa
     if any(file.startswith(f"{path}.") for file in taken):
         path += f".{max(file.number for file in group) + 1}"
     sources = tuple(Source(file.path, file.bytes, int(file.entry["rows"])) for file in group)
-    return MergeTask(folder, sources, f"{staging}/{path}")
+    return MergeTask(folder, sources, path, staging)
 
 
 def _final(path: str, staging: str) -> str:
-    return path.removeprefix(f"{staging}/")
+    """Where a staged file belongs: the folder of the attempt is of the way there."""
+    return path.removeprefix(f"{staging}/").partition("/")[2]
 
 
 def _new_manifest(

@@ -1,12 +1,16 @@
 """Several Parquet files of an export as one: what the workers of a compaction do.
 
 Rows keep their order, and about a row group of them is in memory at a time. What files tell beside
-their columns (:mod:`logquarry.scan.exact_properties`) goes along. Knows nothing of Spark.
+their columns (:mod:`logquarry.scan.exact_properties`) goes along. A second attempt of a merge may
+run beside the first (speculation, or one whose executor was given up), so that the files of each
+have names of their own. Knows nothing of Spark.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
@@ -55,12 +59,16 @@ class MergeTask:
     Attributes:
         folder: where they are.
         sources: in the order of their rows; they have the same columns.
-        stem: path of what is made, below the folder, without its ending; nothing is there yet.
+        stem: path of what is made, without its ending, which is below the folder: an attempt puts
+            a word of its own behind it.
+        staging: where attempts have folders of their own in place of that, and ``stem`` in these;
+            None for none.
     """
 
     folder: OutputFolder
     sources: tuple[Source, ...]
     stem: str
+    staging: str | None = None
 
     @property
     def bytes(self) -> int:
@@ -120,18 +128,20 @@ def merge(_: int, task: MergeTask) -> tuple[Merged, ...]:
     Raises:
         CorruptFile: if a source does not have the rows that it is said to have, or other columns.
     """
+    attempt = uuid.uuid4().hex[:12]
+    stem = f"{task.stem}-{attempt}"
+    if task.staging is not None:
+        stem = f"{task.staging}/{attempt}/{task.stem}"
+        task.folder.make(stem.rpartition("/")[0])
     made: list[Merged] = []
+    path = ""
     waiting = list(task.sources)
     try:
         while waiting:
-            number = f".{len(made)}" if made else ""
-            path = f"{task.stem}{number}.parquet"
+            path = f"{stem}{f'.{len(made)}' * bool(made)}.parquet"
             made.append(_merge_to(task.folder, path, waiting))
     except BaseException:
-        for one in [
-            *(one.path for one in made),
-            f"{task.stem}{f'.{len(made)}' * bool(made)}.parquet",
-        ]:
+        for one in (*(one.path for one in made), path):
             task.folder.remove(one)
         raise
     return tuple(made)
@@ -142,7 +152,7 @@ def _merge_to(folder: OutputFolder, path: str, waiting: list[Source]) -> Merged:
     taken: list[str] = []
     rows = 0
     exact = ExactProperties()
-    with folder.open(waiting[0].path) as first:
+    with _read(folder, waiting[0].path), folder.open(waiting[0].path) as first:
         columns = _columns(pq.read_schema(first))
     with (
         folder.create(path) as sink,
@@ -152,17 +162,50 @@ def _merge_to(folder: OutputFolder, path: str, waiting: list[Source]) -> Merged:
         while waiting and exact.size <= MOST_BYTES:
             source = waiting.pop(0)
             taken.append(source.path)
-            with folder.open(source.path) as opened, pq.ParquetFile(opened) as file:
-                _check(folder, source, file, columns)
-                exact.add_listed(exact_properties.read(file.metadata.metadata), source.rows)
-                for group in range(file.num_row_groups):
-                    groups.add(file.read_row_group(group))
+            for rows_of_group in _row_groups(folder, source, columns, exact):
+                groups.add(rows_of_group)
+                del rows_of_group
             rows += source.rows
         groups.flush()
         if found := exact.metadata():
             writer.add_key_value_metadata(found)
     folder.sync(path)
     return Merged(path, tuple(taken), rows, folder.size(path))
+
+
+def _row_groups(
+    folder: OutputFolder, source: Source, columns: pa.Schema, exact: ExactProperties
+) -> Iterator[pa.Table]:
+    """The row groups of a file; what it tells beside them is noted."""
+    with _read(folder, source.path):
+        opened = folder.open(source.path)
+    with opened:
+        with _read(folder, source.path):
+            file = pq.ParquetFile(opened)
+        _check(folder, source, file, columns)
+        exact.add_listed(exact_properties.read(file.metadata.metadata), source.rows)
+        for group in range(file.num_row_groups):
+            with _read(folder, source.path):
+                rows = file.read_row_group(group)
+            yield rows
+            del rows
+
+
+@contextmanager
+def _read(folder: OutputFolder, path: str) -> Iterator[None]:
+    """Arrow's own troubles with a file as one of ours; those of disk and network as they are."""
+    where = f"{folder.location}/{path}"
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CorruptFile(where, 0, "it is not there") from error
+    except pa.ArrowException as error:
+        raise CorruptFile(where, 0, f"it is no sound Parquet file: {error}") from error
+    except OSError as error:
+        # Arrow has it for pages that make no sense, too.
+        if error.errno is not None or not folder.is_local:
+            raise
+        raise CorruptFile(where, 0, f"it is no sound Parquet file: {error}") from error
 
 
 def _columns(schema: pa.Schema) -> pa.Schema:

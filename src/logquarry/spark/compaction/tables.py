@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.errors import StoreNotFound, StoreUnavailable
+from logquarry.signals import held
 from logquarry.spark.compaction.merging import Merged, MergeTask, RunMerges, Source, groups
 from logquarry.spark.compaction.result import Compaction
-from logquarry.spark.lakehouse.table import TableFile
+from logquarry.spark.lakehouse.table import TableFile, TableUnchanged
 from logquarry.spark.lakehouse.write import column_bounds
 
 if TYPE_CHECKING:
@@ -84,15 +84,21 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
     if not chosen:
         return Compaction(0, 0, 0, 0)
     made: list[Merged] = []
+    before = {file.path: file for group in chosen for file in group}
     try:
         for files in run([_task(table, group) for group in chosen]):
             made += files
-        before = {file.path: file for group in chosen for file in group}
         added = [_table_file(table, file, before[file.sources[0]]) for file in made]
-        table.replace(before.values(), added)
     except BaseException:
-        for file in made:
-            table.folder.remove(file.path)
+        _remove(table, made)
+        raise
+    try:
+        with held():
+            table.replace(before.values(), added)
+    except TableUnchanged:
+        # Of any other end nobody knows whether the table has them: an answer that got lost, or an
+        # interrupt behind the commit.
+        _remove(table, made)
         raise
     return Compaction(
         files_before=len(before),
@@ -100,6 +106,11 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
         bytes_before=sum(file.bytes for file in before.values()),
         bytes_after=sum(file.bytes for file in made),
     )
+
+
+def _remove(table: Iceberg, made: Sequence[Merged]) -> None:
+    for file in made:
+        table.folder.remove(file.path)
 
 
 def _chosen(files: Sequence[TableDataFile], target_size: int) -> Iterator[list[TableDataFile]]:
@@ -120,7 +131,7 @@ def _task(table: Iceberg, group: Sequence[TableDataFile]) -> MergeTask:
     words = _WORDS.match(name)
     assert words is not None
     sources = tuple(Source(file.path, file.bytes, file.rows) for file in group)
-    stem = f"{place}{slash}{words[0]}merged-{uuid.uuid4().hex[:12]}"
+    stem = f"{place}{slash}{words[0]}merged"
     return MergeTask(table.folder, sources, stem)
 
 

@@ -22,6 +22,7 @@ from logquarry.spark.lakehouse.table import (
     Marks,
     TableFile,
     TableState,
+    check_location,
     check_unmoved,
     missing_extra,
     text_bound,
@@ -51,6 +52,7 @@ class Delta:
             import deltalake  # noqa: F401
         except ModuleNotFoundError:
             raise missing_extra("deltalake") from None
+        check_location(folder, "deltalake")
         self.folder = folder
         self._options = dict(options or {}) or None
 

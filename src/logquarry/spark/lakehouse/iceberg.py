@@ -24,6 +24,8 @@ from logquarry.spark.lakehouse.table import (
     Marks,
     TableFile,
     TableState,
+    TableUnchanged,
+    check_location,
     check_unmoved,
     missing_extra,
     text_bound,
@@ -70,6 +72,7 @@ class Iceberg:
             import pyiceberg.catalog  # noqa: F401
         except ModuleNotFoundError:
             raise missing_extra("pyiceberg") from None
+        check_location(folder, "pyiceberg", "?#")
         self.folder = folder
         self._identifier = tuple(identifier.split("."))
         if len(self._identifier) < 2 or not all(self._identifier):
@@ -207,7 +210,9 @@ class Iceberg:
         """Put files in the place of others that have the same rows, in one commit.
 
         Raises:
-            StoreUnavailable: if the others are not all there any more.
+            TableUnchanged: if the others are not all there any more, or others come first each
+                time.
+            StoreUnavailable: if the catalog fails; nobody knows then whether there was a commit.
         """
         from pyiceberg.exceptions import CommitFailedException
 
@@ -217,13 +222,13 @@ class Iceberg:
                 table = self._load(catalog)
                 there = set() if table is None else {f.path for f in self._data_files(table)}
                 if table is None or not there.issuperset(removed):
-                    raise StoreUnavailable(f"{self.name}: others have changed it meanwhile")
+                    raise TableUnchanged(f"{self.name}: others have changed it meanwhile")
                 try:
                     self._replace(table, removed.values(), new)
                     return
                 except CommitFailedException as error:
                     if not left:
-                        raise StoreUnavailable(
+                        raise TableUnchanged(
                             f"{self.name}: others change the table all the time: {error}"
                         ) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import unquote
 
 from logquarry.errors import StoreUnavailable, UsageError
 
@@ -38,6 +39,10 @@ class TableFile:
     bytes: int
     values: Mapping[str, Any]
     bounds: Mapping[str, tuple[Any, Any]]
+
+
+class TableUnchanged(StoreUnavailable):
+    """A commit was refused, and the table does not have its files."""
 
 
 class Table(Protocol):
@@ -109,6 +114,28 @@ def check_unmoved(name: str, found: Marks, before: Marks) -> None:
         raise StoreUnavailable(
             f"{name}: another export has written there meanwhile: nothing was added"
         )
+
+
+def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
+    """That a package which makes URLs of paths will find a folder by its own path again.
+
+    What it would write elsewhere nobody would find; on a disk, that is beside the destination.
+
+    Args:
+        folder: the table's, or whose it is.
+        package: that writes the metadata.
+        marks: characters that end a path in its URLs.
+
+    Raises:
+        UsageError: if not.
+    """
+    path = folder.location
+    if not folder.is_local or (unquote(path) == path and not set(marks) & set(path)):
+        return
+    raise UsageError(
+        f"{path}: {package} takes a path for a URL, and in this one "
+        f"{' '.join(['%XX', *marks])} would mean something else: export into another folder"
+    )
 
 
 def missing_extra(name: str) -> UsageError:

@@ -8,6 +8,7 @@ that the looks cost next to nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -63,7 +64,9 @@ class Arrivals(ABC):
         event = asyncio.Event()
 
         def tell() -> None:
-            loop.call_soon_threadsafe(event.set)
+            # The loop may be closed by now, and whoever wakes is not to suffer from that.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(event.set)
 
         with self._changed:
             if self.version != seen:

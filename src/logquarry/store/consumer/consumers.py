@@ -83,8 +83,7 @@ class Consumers:
             raise UsageError(f"max_reconsume_times is {max_reconsume_times}, and counts from 0")
         self._progress.begin(group, subscription.all_topics, begins)
         with self._lock:
-            if self._is_closed:
-                raise StoreUnavailable("the store was closed")
+            self._require_open()
             self._topics |= frozenset(subscription.all_topics)
             shared = self._groups.get(group)
             if shared is None:
@@ -111,7 +110,17 @@ class Consumers:
         )
         with self._lock:
             self._open.append(made)
+        try:
+            # Who closes the store may have ended all others by now.
+            self._require_open()
+        except StoreUnavailable:
+            made.close()
+            raise
         return made
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise StoreUnavailable("the store was closed")
 
     def save(self) -> None:
         """Write what is committed.
@@ -159,4 +168,6 @@ class _Saver(Service):
         try:
             self._save()
         except StoreError as error:
+            # Of a store that takes no more writes it is said once.
+            self.health.require_writable()
             logger.warning("the offsets of consumers are not written: %s", error)

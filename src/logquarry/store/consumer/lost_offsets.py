@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from logquarry.files.layout import CONFIG, SIDECAR
+from logquarry.files.layout import CONFIG, quarantine
 from logquarry.format import broker_config, java
 from logquarry.store.consumer.subscription import dead_topic, retry_topic
 from logquarry.store.disk.config_file import BACKUP
@@ -66,7 +66,7 @@ class LostOffsets:
             for path in (config / name, config / f"{name}{BACKUP}")
             if (text := _torn_text(path)) is not None
         ]
-        aside = root / SIDECAR / "quarantine" / CONFIG
+        aside = quarantine(root, CONFIG)
         self._aside = sorted(aside.glob(f"{name}*")) if aside.is_dir() else []
         # As they are now: what is saved later says nothing of what was lost.
         self._saved_at = self._find_saved_at()

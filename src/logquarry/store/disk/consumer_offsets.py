@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from logquarry.files.layout import CONFIG, SIDECAR
+from logquarry.files.layout import CONFIG, quarantine
 from logquarry.format import broker_config
 from logquarry.store.disk.config_file import ConfigFile
 from logquarry.store.disk.disk import Disk
@@ -40,7 +40,7 @@ class ConsumerOffsets:
             root / CONFIG / broker_config.CONSUMER_OFFSET_FILE,
             broker_config.decode_consumer_offsets,
             broker_config.encode_consumer_offsets,
-            aside=root / SIDECAR / "quarantine" / CONFIG,
+            aside=quarantine(root, CONFIG),
         )
         loaded = self._file.load()
         self.found = loaded.path

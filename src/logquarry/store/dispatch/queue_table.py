@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from logquarry.errors import StoreUnavailable
-from logquarry.files.layout import CONSUME_QUEUE, SIDECAR
+from logquarry.files.layout import CONSUME_QUEUE, quarantine
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.store.disk.disk import Disk
 from logquarry.store.dispatch.dispatcher import QueueWriters
@@ -23,11 +23,6 @@ from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.live_read import LiveQueue
 
 logger = logging.getLogger(__name__)
-
-
-def quarantine(root: Path, *parts: str) -> Path:
-    """Where files of a store are set aside."""
-    return root.joinpath(SIDECAR, "quarantine", *parts)
 
 
 class QueueTable:

@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from logquarry.clock import Clock
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptFile, StoreUnavailable
-from logquarry.files.layout import CHECKPOINT, COMMIT_LOG, DURABLE, StoreLayout
+from logquarry.files.layout import CHECKPOINT, COMMIT_LOG, DURABLE, StoreLayout, quarantine
 from logquarry.format.rows import SIZE
 from logquarry.scan.walk import BlankSpan, LogReader, Run
 from logquarry.store.disk.checkpoint_file import CheckpointFile
@@ -35,7 +36,6 @@ from logquarry.store.disk.disk import Disk
 from logquarry.store.disk.durable_file import DurableFile
 from logquarry.store.disk.name_guard import NameGuard
 from logquarry.store.disk.store_lock import AbortFile
-from logquarry.store.dispatch.queue_table import quarantine
 from logquarry.store.load.ledger import LOADS, Intent, Ledger, LoadId
 from logquarry.store.load.segment import Segment, SegmentReader
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
@@ -46,8 +46,6 @@ from logquarry.store.recovery.apply import apply_safe
 from logquarry.store.recovery.safe import plan_safe
 
 logger = logging.getLogger(__name__)
-
-Clock = Callable[[], int]
 
 _STEP: Final = 8 << 20
 

@@ -490,6 +490,13 @@ class MappedFileQueue:
             self._release_name(first)
         first.delete()
 
+    def remove_until(self, last_base: int) -> None:
+        """Delete the first files, up to the one that begins at a place; never the last one."""
+        while len(self.bases) > 1 and self.bases[0] <= last_base:
+            if self.bases[1] > self.flushed_offset:
+                self.flush(0)
+            self.remove_first()
+
     def close(self) -> None:
         """Close all files. What was selected stays good."""
         if self._health.is_forked:

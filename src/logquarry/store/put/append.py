@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from operator import index
 from typing import Final
 
+from logquarry.clock import Clock
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreUnavailable
 from logquarry.format import frame
@@ -43,7 +44,6 @@ from logquarry.store.queue.log_queues import QueueKey
 
 logger = logging.getLogger(__name__)
 
-Clock = Callable[[], int]
 Settle = Callable[[PutResult, bool], PutResult]
 
 SLOW_PUT: Final = 0.5

@@ -14,14 +14,23 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from logquarry.clock import Clock, now_ms
 from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
-from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE, INDEX, SIDECAR, StoreLayout
+from logquarry.files.filesystem import local_store
+from logquarry.files.layout import (
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    INDEX,
+    SIDECAR,
+    StoreLayout,
+    quarantine,
+)
 from logquarry.format import index as index_format
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
@@ -29,7 +38,6 @@ from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.name_guard import NameGuard
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.disk.store_lock import StoreLock
-from logquarry.store.dispatch.queue_table import quarantine
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.log_bound import consume_queues, last_entries
@@ -37,13 +45,9 @@ from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.rebuild.build import Builder, BuildJob, build_here
 from logquarry.store.rebuild.queue_files import QueueFiles
 from logquarry.store.rebuild.report import FileCount, QueueReport, RebuildReport
-from logquarry.store.recover import local_store
 from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds
 from logquarry.store.recovery.safe import queue_fault
-from logquarry.store.writable_store import now_ms
 from logquarry.units import Progress
-
-Clock = Callable[[], int]
 
 _BUILD: Final = "rebuild"
 _COMPLETE: Final = "complete"
@@ -121,6 +125,38 @@ def _checked_target(root: Path, target: Path, names: list[str]) -> Path:
         if (target / name).exists():
             raise UsageError(f"{target / name}: it is there, and nothing is written over it")
     return target
+
+
+def finish_into(target: Path, names: Iterable[str], disk: Disk | None = None) -> bool:
+    """Put in place what a rebuild that was cut off had complete; whether all of it is there.
+
+    Args:
+        target: the folder that the rebuild went into.
+        names: of the folders that are wanted in it.
+        disk: what it is on.
+    """
+    build = target / SIDECAR / _BUILD
+    if (build / _COMPLETE).is_file():
+        _bring_out(build, target, disk or LocalDisk())
+        shutil.rmtree(build)
+        _remove_empty(build.parent)
+    return all((target / name).is_dir() for name in names)
+
+
+def _bring_out(build: Path, target: Path, disk: Disk) -> None:
+    """Put in place what was built, as far as that is not done."""
+    for name in (CONSUME_QUEUE, INDEX):
+        if (build / name).is_dir() and not (target / name).exists():
+            _rename(disk, build / name, target / name)
+
+
+def _rename(disk: Disk, folder: Path, to: Path) -> None:
+    try:
+        disk.rename(folder, to)
+    except OSError as error:
+        raise disk.refused(to, error) from error
+    disk.sync_names(to.parent)
+    disk.sync_names(folder.parent)
 
 
 def _report(
@@ -312,9 +348,7 @@ class _Rebuild:
         if not self._build.is_dir():
             return
         if self._target == self._root and (self._build / _COMPLETE).is_file():
-            for name in (CONSUME_QUEUE, INDEX):
-                if (self._build / name).is_dir() and not (self._root / name).exists():
-                    self._rename(self._build / name, self._root / name)
+            _bring_out(self._build, self._root, self._disk)
         shutil.rmtree(self._build)
 
     def _swap(self) -> Path | None:
@@ -331,22 +365,14 @@ class _Rebuild:
             try:
                 if has_old:
                     self._disk.make_folders(aside)
-                    self._rename(place, old)
-                self._rename(self._build / name, place)
+                    _rename(self._disk, place, old)
+                _rename(self._disk, self._build / name, place)
             except BaseException:
                 # Also Ctrl-C: all of it or nothing.
                 if old.exists() and not place.exists():
-                    self._rename(old, place)
+                    _rename(self._disk, old, place)
                 raise
         return aside if aside.exists() else None
-
-    def _rename(self, folder: Path, to: Path) -> None:
-        try:
-            self._disk.rename(folder, to)
-        except OSError as error:
-            raise self._disk.refused(to, error) from error
-        self._disk.sync_names(to.parent)
-        self._disk.sync_names(folder.parent)
 
 
 def _queue_reports(built: QueueFiles, taken_over: Iterable[QueueReport]) -> tuple[QueueReport, ...]:

@@ -25,6 +25,7 @@ from logquarry.files.layout import (
     INDEX,
     SIDECAR,
     StoreLayout,
+    quarantine,
 )
 from logquarry.format import frame, queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE
@@ -37,7 +38,7 @@ from logquarry.store.disk.store_lock import AbortFile
 from logquarry.store.dispatch.dispatcher import Dispatcher, Lacking
 from logquarry.store.dispatch.index_keeper import IndexKeeper
 from logquarry.store.dispatch.index_writer import IndexWriter, Int64
-from logquarry.store.dispatch.queue_table import QueueTable, quarantine
+from logquarry.store.dispatch.queue_table import QueueTable
 from logquarry.store.dispatch.queue_writer import MOST_GAP, Mending
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.queue.consume_queue import ConsumeQueue

@@ -27,8 +27,8 @@ from logquarry.files.layout import (
     SIDECAR,
     STATE_TABLE,
     TRANSACTION,
+    quarantine,
 )
-from logquarry.store.dispatch.queue_table import quarantine
 from logquarry.store.recovery.saved_units import NAME as KEPT_UNITS
 
 REPORT: Final = "recovery.json"

@@ -10,12 +10,11 @@ A plan and what carries it out are one code over two kinds of files (:mod:`.java
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
+from logquarry.clock import Clock, now_ms
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreUnavailable
 from logquarry.files.layout import (
@@ -44,10 +43,6 @@ from logquarry.store.recovery.java_log import JavaLog
 from logquarry.store.recovery.java_queues import LARGEST_BASE, JavaFile, JavaQueue, JavaRefusal
 from logquarry.store.recovery.plan import RecoveryPlan, Step, StepKind
 from logquarry.store.recovery.sync_files import sync_files
-
-Clock = Callable[[], int]
-
-_NS_PER_MS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,11 +159,6 @@ def recover_as_rocketmq(
         raise RocketmqRefuses(f"{root}: {plan.refused}")
     written = target.written | ({last_index} if last_index else set())
     return RocketmqResult(plan, WrittenFiles(root, disk, written), recovery.dispatched_timestamp)
-
-
-def now_ms() -> int:
-    """The time by the machine's clock."""
-    return time.time_ns() // _NS_PER_MS
 
 
 class RocketmqRefuses(StoreUnavailable):

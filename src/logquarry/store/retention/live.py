@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from logquarry.clock import Clock
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, StoreUnavailable
-from logquarry.files.layout import COMMIT_LOG, INDEX, StoreLayout
+from logquarry.files.layout import COMMIT_LOG, INDEX, REDO_LOG, STATE_TABLE, StoreLayout
 from logquarry.store.disk.disk import Disk
 from logquarry.store.disk.health import Health
 from logquarry.store.disk.service import Service
@@ -28,10 +29,9 @@ from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.retention.disk_use import DiskUse, disk_use
 from logquarry.store.retention.plan import RetentionPlan, plan_retention
 from logquarry.store.retention.rules import HOUR_MS, RetentionRules, delete_hours, rules_due
+from logquarry.store.state_table.keeper import StateTableKeeper
 
 logger = logging.getLogger(__name__)
-
-Clock = Callable[[], int]
 
 _PERCENT: Final = 100
 
@@ -46,6 +46,7 @@ class LiveRetention:
         log: its log.
         queues: its queues.
         index: its index, None where it keeps none.
+        transactions: its state table and redo log, None where it keeps none.
         dispatched: up to where the log is in queues and index.
         clock: gives the time, in milliseconds.
 
@@ -62,6 +63,7 @@ class LiveRetention:
         log: MappedFileQueue,
         queues: QueueTable,
         index: IndexKeeper | None,
+        transactions: StateTableKeeper | None,
         dispatched: Callable[[], int],
         clock: Clock,
     ) -> None:
@@ -71,6 +73,7 @@ class LiveRetention:
         self._log = log
         self._queues = queues
         self._index = index
+        self._transactions = transactions
         self._dispatched = dispatched
         self._clock = clock
         self._working = threading.Lock()
@@ -122,18 +125,22 @@ class LiveRetention:
             self._require_open()
             # As RocketMQ looks at its queues: when the log has begun to begin elsewhere.
             plan = self.plan(rules, always_derived=self._log.min_offset != self._derived_at)
-            for number, file in enumerate(plan.log):
-                if number and pause_s:
-                    time.sleep(pause_s)
-                self._require_open()
-                logger.info("%s: deleted: %s", self._root / file.path, file.reason)
-                self._log.remove_first()
-            self.removed()
+            try:
+                for number, file in enumerate(plan.log):
+                    if number and pause_s:
+                        time.sleep(pause_s)
+                    self._require_open()
+                    logger.info("%s: deleted: %s", self._root / file.path, file.reason)
+                    self._log.remove_first()
+            finally:
+                # Also of those that went before one that did not.
+                self.removed()
             for key, files in plan.queues:
                 self._require_open()
                 self._cut_queue(key, files[-1].base)
             for gone in plan.index:
                 self._disk.remove(self._root / gone.path)
+            self._cut_transactions(plan)
             self._derived_at = self._log.min_offset
             return plan
 
@@ -142,15 +149,17 @@ class LiveRetention:
             raise StoreUnavailable(f"{self._root}: the store was closed")
 
     def _cut_queue(self, key: QueueKey, last_base: int) -> None:
-        """Delete the first files of a queue, up to the one that begins at a place."""
         writer = self._queues.writers.get(key)
-        if writer is None:
-            return
-        files = writer.files
-        while len(files.bases) > 1 and files.bases[0] <= last_base:
-            if files.bases[1] > files.flushed_offset:
-                files.flush(0)
-            files.remove_first()
+        if writer is not None:
+            writer.files.remove_until(last_base)
+
+    def _cut_transactions(self, plan: RetentionPlan) -> None:
+        for name in (STATE_TABLE, REDO_LOG):
+            gone = [file.base for file in plan.transactions if file.path.startswith(f"{name}/")]
+            # Of a store in another dialect nobody has them open, and they are left alone.
+            if gone and self._transactions is not None:
+                self._require_open()
+                self._transactions.remove_until(name, gone[-1])
 
     def end(self) -> None:
         """The store is being closed: wait for what is going on, and do no more."""
@@ -220,11 +229,12 @@ class RetentionService(Service):
             return
         if plan.files:
             logger.warning(
-                "%s: %d files of the log, %d of queues and %d of the index have expired, and are "
-                "deleted: the log begins at %d",
+                "%s: %d files of the log, %d of queues, %d of the index, %d of transactions have "
+                "expired, and are deleted: the log begins at %d",
                 self._root,
                 len(plan.log),
                 sum(len(files) for _, files in plan.queues),
                 len(plan.index),
+                len(plan.transactions),
                 plan.new_min_offset,
             )

@@ -17,9 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from logquarry import text
-from logquarry.errors import StoreNotFound
-from logquarry.files.layout import COMMIT_LOG, CONFIG, INDEX, FileSequence, StoreFile, StoreLayout
-from logquarry.format import broker_config, delay
+from logquarry.files.layout import COMMIT_LOG, INDEX, FileSequence, StoreFile, StoreLayout
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.queue.consume_queue import ConsumeQueue, has_message, is_written
@@ -28,74 +26,15 @@ from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.index_file import Index
 from logquarry.store.read.log_bound import consume_queues, last_entries
 from logquarry.store.retention.disk_use import DiskUse, disk_use, freed_bytes
+from logquarry.store.retention.expired_file import ExpiredFile, expired_units
 from logquarry.store.retention.file_age import first_time_from, last_time_in
 from logquarry.store.retention.rules import RetentionRules
+from logquarry.store.retention.unread import Unread, unread
 
 logger = logging.getLogger(__name__)
 
-DELAYED: Final = "(delayed messages that are not delivered)"
-"""Stands for the group of consumers where the schedule service is what has not read them."""
-
 _FIRST_CHUNK: Final = 512
 _GROWTH: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class ExpiredFile:
-    """A file that goes.
-
-    Attributes:
-        path: below the store's root.
-        base: offset of its first byte (its name); 0 for an index file.
-        size: its bytes.
-        reason: why it goes.
-        last_timestamp: store time of its last message, or of the one that follows where it has
-            none; None for queues and index.
-    """
-
-    path: str
-    base: int
-    size: int
-    reason: str
-    last_timestamp: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The same as a JSON document."""
-        return {
-            "path": self.path,
-            "size": self.size,
-            "last_timestamp": self.last_timestamp,
-            "reason": self.reason,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """Messages that go before a group of consumers has read them.
-
-    Attributes:
-        topic: their topic.
-        queue_id: their queue.
-        group: the consumers, or DELAYED.
-        offset: the queue offset that the group reads next.
-        messages: how many it will not get.
-    """
-
-    topic: str
-    queue_id: int
-    group: str
-    offset: int
-    messages: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The same as a JSON document."""
-        return {
-            "topic": self.topic,
-            "queue_id": self.queue_id,
-            "group": self.group,
-            "offset": self.offset,
-            "messages": self.messages,
-        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +51,7 @@ class RetentionPlan:
         log: files of the log, oldest first.
         queues: files of consume queues, by queue, oldest first.
         index: index files, oldest first.
+        transactions: files of 3.x's state table, and then of its redo log, oldest first.
         stays_because: why the first file of the log that stays does.
         disk: how full the log's disk is, None if nobody can tell.
         messages: what goes of each topic: messages in its queues.
@@ -128,6 +68,7 @@ class RetentionPlan:
     log: tuple[ExpiredFile, ...] = ()
     queues: tuple[tuple[QueueKey, tuple[ExpiredFile, ...]], ...] = ()
     index: tuple[ExpiredFile, ...] = ()
+    transactions: tuple[ExpiredFile, ...] = ()
     stays_because: str = ""
     disk: DiskUse | None = None
     messages: Mapping[str, int]
@@ -138,7 +79,7 @@ class RetentionPlan:
     def files(self) -> tuple[ExpiredFile, ...]:
         """All files that go, in the order in which they do."""
         queues = (file for _, files in self.queues for file in files)
-        return (*self.log, *queues, *self.index)
+        return (*self.log, *queues, *self.index, *self.transactions)
 
     @property
     def bytes(self) -> int:
@@ -157,6 +98,7 @@ class RetentionPlan:
             "log": [file.to_json() for file in self.log],
             "queues": [file.to_json() for _, files in self.queues for file in files],
             "index": [file.to_json() for file in self.index],
+            "transactions": [file.to_json() for file in self.transactions],
             "bytes": self.bytes,
             "stays_because": self.stays_because,
             "disk_ratio": None if self.disk is None else self.disk.ratio,
@@ -252,10 +194,11 @@ class _Planner:
             log=log,
             queues=tuple(queues),
             index=self._expired_index(cut) if is_due else (),
+            transactions=expired_units(self._layout, cut) if is_due else (),
             stays_because=stays_because,
             disk=disk,
             messages=messages,
-            unread=tuple(self._unread(firsts)),
+            unread=self._unread(firsts, start, cut),
         )
 
     # -------------------------------------------------------------------------------------- log
@@ -385,7 +328,6 @@ class _Planner:
             found.append(ExpiredFile(file.path, 0, sizes.get(file.path, 0), reason))
         return tuple(found)
 
-    # ------------------------------------------------------------------------- who has not read it
     def _first_kept(self, queue: ConsumeQueue, start: int) -> int:
         """The first queue offset whose message is not before a place of the log, else the max."""
         for first, units in queue.runs(0, queue.max_offset):
@@ -399,36 +341,8 @@ class _Planner:
                 at, chunk = at + chunk, _GROWTH * chunk
         return queue.max_offset
 
-    def _unread(self, firsts: Mapping[QueueKey, tuple[int, int]]) -> list[Unread]:
-        found = []
-        for (topic, group), offsets in sorted(self._progress().items()):
-            for queue_id, offset in sorted(offsets.items()):
-                before, after = firsts.get((topic, queue_id), (0, 0))
-                lost = after - max(offset, before)
-                if lost > 0:
-                    found.append(Unread(topic, queue_id, group, offset, lost))
-        return found
-
-    def _progress(self) -> dict[tuple[str, str], dict[int, int]]:
-        """(topic, group) -> queue -> next offset, of consumers and of the delayed messages."""
-        found: dict[tuple[str, str], dict[int, int]] = {}
-        try:
-            found.update(
-                broker_config.decode_consumer_offsets(
-                    self._read_config(broker_config.CONSUMER_OFFSET_FILE)
-                )
-            )
-        except (FileNotFoundError, ValueError, TypeError, StoreNotFound) as error:
-            logger.debug("consumers' progress is not known: %s", error)
-        try:
-            levels = broker_config.decode_delay_offsets(
-                self._read_config(broker_config.DELAY_OFFSET_FILE)
-            )
-            by_queue = {level - 1: offset for level, offset in levels.items()}
-            found[delay.SCHEDULE_TOPIC, DELAYED] = by_queue
-        except (FileNotFoundError, ValueError, TypeError, StoreNotFound) as error:
-            logger.debug("the progress of delayed messages is not known: %s", error)
-        return found
-
-    def _read_config(self, name: str) -> bytes:
-        return self._layout.filesystem.read(f"{CONFIG}/{name}")
+    def _unread(
+        self, firsts: Mapping[QueueKey, tuple[int, int]], start: int, cut: int
+    ) -> tuple[Unread, ...]:
+        log = CommitLog(self._layout, files=self._files)
+        return unread(self._layout, log, self._all_queues if firsts else (), firsts, start, cut)

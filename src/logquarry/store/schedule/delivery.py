@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
@@ -45,6 +47,9 @@ _AT_ONCE: Final = 2_048
 _BYTES_AT_ONCE: Final = 8 << 20
 _LEAST_TAGS_CODE: Final = -(1 << 31)
 """What is below is an address in ConsumeQueueExt, and no time."""
+DELAYS_S: Final = (60, 600, 3_600, 12 * 3_600, 24 * 3_600, 3 * 24 * 3_600)
+"""Seconds that each class of delays reaches to, as RocketMQ 5 has them; there is one more."""
+_MS: Final = 1_000
 
 
 class Put(NamedTuple):
@@ -52,6 +57,25 @@ class Put(NamedTuple):
 
     appended: int
     error: StoreUnavailable | MessageRejected | None
+
+
+@dataclass(slots=True)
+class Delays:
+    """For how long the messages of a topic were delayed, as they were delivered.
+
+    Attributes:
+        counts: messages by their delay, a class for each of DELAYS_S and one for what is longer.
+        seconds: the sum of all delays, in whole seconds each.
+    """
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(DELAYS_S) + 1))
+    seconds: int = 0
+
+    def add(self, delay_ms: int) -> None:
+        """Count a message. RocketMQ's remainder is dropped towards 0, and so is ours."""
+        seconds = max(0, delay_ms) // _MS
+        self.counts[bisect_left(DELAYS_S, seconds)] += 1
+        self.seconds += seconds
 
 
 class DueLog(Protocol):
@@ -104,6 +128,7 @@ class DelayedDelivery:
         offsets: delay level -> next queue offset. A level is there once anything was delivered.
         delivered: messages that this object has delivered,
         skipped: and those that nothing could be made of.
+        delays: topic -> for how long what was delivered to it was to be delayed, since it was born.
     """
 
     def __init__(
@@ -121,6 +146,7 @@ class DelayedDelivery:
         self._saving = threading.Lock()
         self.delivered = 0
         self.skipped = 0
+        self.delays: dict[str, Delays] = {}
         self.offsets: dict[int, int] = {}
         self._find_offsets()
 
@@ -291,6 +317,7 @@ class DelayedDelivery:
             count, refusal = self._put(messages)
             delivered += count
             self.delivered += count
+            self._count(taken[:count], messages)
             if refusal is None:
                 break
             if isinstance(refusal, StoreUnavailable):
@@ -309,6 +336,15 @@ class DelayedDelivery:
         if failure is not None:
             raise failure
         return delivered, len(passed)
+
+    def _count(self, taken: list[_Due], messages: list[Message]) -> None:
+        for one, message in zip(taken, messages, strict=False):
+            assert message.born_timestamp is not None
+            delays = self.delays.get(message.topic)
+            if delays is None:
+                # Others look at them meanwhile.
+                self.delays = self.delays | {message.topic: (delays := Delays())}
+            delays.add(one.time - message.born_timestamp)
 
     def _message(self, one: _Due) -> Message:
         frame = self._log.message(one.physical_offset, one.size)

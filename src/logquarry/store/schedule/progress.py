@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from logquarry.files.layout import CONFIG, SIDECAR
+from logquarry.files.layout import CONFIG, SIDECAR, quarantine
 from logquarry.format import broker_config
 from logquarry.store.disk.config_file import ConfigFile
 from logquarry.store.disk.disk import Disk
@@ -61,7 +61,7 @@ class DelayProgress:
             root / CONFIG / broker_config.DELAY_OFFSET_FILE,
             broker_config.decode_delay_offsets,
             broker_config.encode_delay_offsets,
-            aside=root / SIDECAR / "quarantine" / CONFIG,
+            aside=quarantine(root, CONFIG),
         )
         self._mark_path = root / SIDECAR / MARK_FILE
         self._saved: Progress | None = None

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.errors import StoreUnavailable
-from logquarry.files.layout import REDO_LOG, STATE_TABLE
+from logquarry.files.layout import REDO_LOG, STATE_TABLE, quarantine
 from logquarry.format import queue_entry, state_table
 from logquarry.format.state_table import STATE_AT, UNIT_SIZE, StateUnit
 from logquarry.scan.codec import Window
 from logquarry.scan.follow import Followed
 from logquarry.store.disk.disk import Disk
-from logquarry.store.dispatch.queue_table import quarantine
 from logquarry.store.mapped.mapped_file import MappedFile
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.state_table.book import Change, OpenTransaction, TransactionBook, filler
@@ -54,6 +53,8 @@ class StateTableKeeper:
         # Users ask beside the dispatcher's thread, and others flush.
         self._lock = threading.Lock()
         self._changed: set[MappedFile] = set()
+        # Held while files whose states were changed are synced, so that none of them goes away.
+        self._syncing = threading.Lock()
 
     @property
     def next_number(self) -> int:
@@ -143,18 +144,45 @@ class StateTableKeeper:
             StoreUnavailable: if a sync failed, now or before.
         """
         if least_pages == 0:
-            with self._lock:
-                changed, self._changed = self._changed, set()
-            try:
-                for file in changed:
-                    file.flushed = 0
-                    file.flush()
-            except BaseException:
-                with self._lock:
-                    self._changed |= changed
-                raise
+            with self._syncing:
+                self._flush_changed()
         self._table.flush(least_pages)
         self._redo.flush(least_pages)
+
+    def _flush_changed(self) -> None:
+        with self._lock:
+            changed, self._changed = self._changed, set()
+        try:
+            for file in changed:
+                file.flushed = 0
+                file.flush()
+        except BaseException:
+            with self._lock:
+                self._changed |= changed
+            raise
+
+    def remove_until(self, name: str, last_base: int) -> None:
+        """Delete the first files of one of the two, up to the one that begins at a place.
+
+        Args:
+            name: STATE_TABLE or REDO_LOG. No message of the units in these files is in the log.
+            last_base: where the last file that goes begins.
+
+        Raises:
+            StoreUnavailable: if the disk fails.
+        """
+        if name == REDO_LOG:
+            self._redo.remove_until(last_base)
+            return
+        with self._syncing, self._lock:
+            self._changed = {file for file in self._changed if file.base > last_base}
+            try:
+                self._table.remove_until(last_base)
+            finally:
+                # Whoever ends one of the others finds no unit to say so in.
+                first = self._table.bases[0] // UNIT_SIZE if self._table.bases else 0
+                still = self._book.open.items()
+                self._book.open = {at: one for at, one in still if one.number >= first}
 
     def close(self) -> None:
         """Close all files."""

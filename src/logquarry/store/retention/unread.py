@@ -1,0 +1,146 @@
+"""Who has not read what goes: consumers, the delivery of delayed messages, open transactions.
+
+Nobody is asked before it goes, as in RocketMQ: that a plan says it is all that they have. Where it
+is not known how far somebody is, all of it counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from logquarry.files.layout import StoreLayout
+from logquarry.format import delay, java
+from logquarry.format.frame import Frame
+from logquarry.store.consumer.subscription import RETRY_PREFIX
+from logquarry.store.queue.consume_queue import Queue
+from logquarry.store.queue.log_queues import QueueKey
+from logquarry.store.read.commit_log import CommitLog
+from logquarry.store.read.saved_progress import consumer_offsets, delay_offsets
+from logquarry.store.state_table.files import read_table
+from logquarry.store.state_table.found import open_in
+from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC
+from logquarry.store.transaction.open_halves import ended_by
+
+DELAYED: Final = "(delayed messages that are not delivered)"
+"""Stands for the group of consumers where the schedule service is what has not read them,"""
+OPEN: Final = "(transactions that are open)"
+"""and where nobody has ended the transactions of half or PREPARED messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Messages that go before a group of consumers has read them.
+
+    Attributes:
+        topic: their topic.
+        queue_id: their queue.
+        group: the consumers, or DELAYED, or OPEN.
+        offset: the queue offset that the group reads next; of open transactions the first one's,
+            which of PREPARED messages of 3.x is its number in the state table.
+        messages: how many it will not get.
+    """
+
+    topic: str
+    queue_id: int
+    group: str
+    offset: int
+    messages: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as a JSON document."""
+        return {
+            "topic": self.topic,
+            "queue_id": self.queue_id,
+            "group": self.group,
+            "offset": self.offset,
+            "messages": self.messages,
+        }
+
+
+def unread(
+    layout: StoreLayout,
+    log: CommitLog,
+    queues: Sequence[Queue],
+    firsts: Mapping[QueueKey, tuple[int, int]],
+    start: int,
+    cut: int,
+) -> tuple[Unread, ...]:
+    """Who has not read what goes.
+
+    Args:
+        layout: the store's files.
+        log: reads its log.
+        queues: all its queues.
+        firsts: of each queue that loses messages, the first queue offset before and after.
+        start: where the log begins,
+        cut: and where it will begin.
+    """
+    # A store that deletes by itself asks every ten seconds.
+    consumed = consumer_offsets(layout, logging.DEBUG)
+    levels = delay_offsets(layout, logging.DEBUG) or {}
+    delivered = {level - 1: offset for level, offset in levels.items()}
+    groups = {group for _, group in consumed} - {GROUP}
+    readers = {name: offsets for name, offsets in consumed.items() if name[1] in groups}
+    # Whoever consumes anything consumes what it sent back, too.
+    readers = {(RETRY_PREFIX + group, group): {} for group in groups} | readers
+    readers[delay.SCHEDULE_TOPIC, DELAYED] = delivered
+    by_topic: dict[str, list[int]] = defaultdict(list)
+    for topic, queue_id in firsts:
+        by_topic[topic].append(queue_id)
+    found = []
+    for (topic, group), offsets in sorted(readers.items()):
+        for queue_id in sorted(by_topic[topic]):
+            before, after = firsts[topic, queue_id]
+            # A queue that nobody has an offset in is read from its first message on.
+            offset = offsets.get(queue_id, 0)
+            lost = after - max(offset, before)
+            if lost > 0:
+                found.append(Unread(topic, queue_id, group, offset, lost))
+    found += _halves(log, queues, firsts, consumed)
+    if layout.has_state_table and cut > start:
+        found += _prepared(layout, log, start, cut)
+    return tuple(found)
+
+
+def _halves(
+    log: CommitLog,
+    queues: Sequence[Queue],
+    firsts: Mapping[QueueKey, tuple[int, int]],
+    consumed: Mapping[tuple[str, str], Mapping[int, int]],
+) -> Iterator[Unread]:
+    """Half messages that go and have not ended."""
+    passed = consumed.get((HALF_TOPIC, GROUP), {})
+    passed_ops = consumed.get((OP_TOPIC, GROUP), {})
+    for (topic, queue_id), (before, after) in sorted(firsts.items()):
+        first = max(before, passed.get(queue_id, 0))
+        if topic != HALF_TOPIC or first >= after:
+            continue
+        ops = next(
+            (queue for queue in queues if (queue.topic, queue.queue_id) == (OP_TOPIC, queue_id)),
+            None,
+        )
+        ended = ended_by(ops, lambda at: _frame(log, at), passed_ops.get(queue_id, 0))
+        still = [at for at in range(first, after) if at not in ended]
+        if still:
+            yield Unread(topic, queue_id, OPEN, still[0], len(still))
+
+
+def _prepared(layout: StoreLayout, log: CommitLog, start: int, cut: int) -> Iterator[Unread]:
+    """The same of PREPARED messages of 3.x."""
+    numbers: dict[QueueKey, list[int]] = defaultdict(list)
+    for offset, transaction in open_in(read_table(layout)).items():
+        frame = _frame(log, offset) if start <= offset < cut else None
+        if frame is not None:
+            topic = frame.topic.decode("utf-8", java.UTF8_ERRORS)
+            numbers[topic, frame.queue_id].append(transaction.number)
+    for (topic, queue_id), found in sorted(numbers.items()):
+        yield Unread(topic, queue_id, OPEN, min(found), len(found))
+
+
+def _frame(log: CommitLog, offset: int) -> Frame | None:
+    outcome = log.outcome_at(offset)
+    return outcome if isinstance(outcome, Frame) else None

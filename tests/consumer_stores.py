@@ -1,0 +1,41 @@
+"""What tests of consumers share: a filled store, what comes of it, and what was handled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import logquarry as lq
+from logquarry.format import broker_config
+from logquarry.store.consumer.consumer import Consumer
+from logquarry.store.writable_store import WritableStore
+
+LONG = 60.0
+"""Seconds that nothing here takes."""
+
+
+def fill(store: WritableStore, count: int, *, topic: str = "t", queues: int = 1) -> None:
+    """Messages 0, 1, ... in turn over the queues; their tags are a, b, c in turn."""
+    end = 0
+    for number in range(count):
+        result = store.put(
+            lq.Message(
+                topic,
+                b"%d" % number,
+                queue_id=number % queues,
+                tags="abc"[number % 3],
+                properties={"n": str(number)},
+            )
+        )
+        end = result.end_offset
+    assert store.wait_dispatched(end, timeout=LONG)
+
+
+def numbers(messages: Iterator[lq.StoredMessage] | list[lq.StoredMessage] | Consumer) -> list[int]:
+    return [int(message.body) for message in messages]
+
+
+def saved(store: lq.MessageStore) -> dict[tuple[str, str], dict[int, int]]:
+    return broker_config.decode_consumer_offsets(
+        (Path(store.root) / "config/consumerOffset.json").read_bytes()
+    )
