@@ -164,6 +164,19 @@ def test_a_master_says_something_now_and_then() -> None:
     assert master.tick(LOG, 5002) == [] and b"".join(master.data_to_send()) == header(9000, 0)
 
 
+def test_a_master_does_not_say_that_there_is_no_more_where_there_is() -> None:
+    """Its slave does not read: a heartbeat would say that the log ends here."""
+    master = transferring(2000)
+    assert master.tick(LOG, 5_001) == [] and master.data_to_send() == []
+    assert master.next_tick_ms() == 10_002
+    assert master.transferable(LOG, 5_001)
+    # Where a rate allows little, there is no heartbeat between two portions either.
+    slow = transferring(2000, transfer_size=3_000, bytes_per_second=100)
+    assert slow.transferable(LOG, 0) == 500
+    slow.send(memoryview(DATA)[:500], 0)
+    assert slow.next_transfer_ms() <= 5_000
+
+
 def test_a_silent_slave_is_closed_also_if_it_never_spoke() -> None:
     for master in (MasterConnection(0), transferring()):
         master.receive_data(b"\0\0\0", LOG, 19_000)
