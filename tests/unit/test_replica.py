@@ -58,6 +58,18 @@ def test_a_slow_master_is_not_behind() -> None:
     assert replica.has_all
 
 
+def test_one_that_is_to_begin_where_the_log_ends_has_all_of_it() -> None:
+    replica = Replica(cast(Any, ModelLog("slave", FILE)), "slave")
+    assert replica.request() == 0
+    replica.heartbeat(FILE)
+    assert not replica.has_all  # RocketMQ says so first, whether or not more follows
+    replica.heartbeat(FILE)
+    assert replica.has_all
+    replica.take(FILE, memoryview(message(FILE)))
+    replica.check()
+    assert not replica.has_all
+
+
 @pytest.mark.parametrize("overlap", [0, 100, OVERLAP])
 @pytest.mark.parametrize("knows", ["as it came", "opened anew"])
 @pytest.mark.parametrize("sizes", [(10, 500_000), (500_000, 10), (10, 10, 10)])

@@ -255,8 +255,10 @@ class Replica:
             # After seconds of silence RocketMQ says this first, whether or not more follows: at the
             # start, and where this side was slow. Two in a row are said where nothing follows.
             self._ahead(offset)
+        wrote = self._feed.wrote_offset
+        # One that has nothing may begin where the master's log ends, at the start of a file.
+        self.has_all = offset == wrote or (not wrote and self._has_beaten)
         self._has_beaten = True
-        self.has_all = offset == self._feed.wrote_offset
 
     def elsewhere(self, offset: int) -> None:
         """The master has nothing where it was asked, but begins or ends at an offset.
