@@ -91,19 +91,19 @@ def test_a_master_sends_what_is_asked_for() -> None:
     master = MasterConnection(0, limits=TransferLimits(transfer_size=3000))
     assert master.transferable(LOG, 0) == 0
     events = master.receive_data(reports(2000), LOG, 0)
-    assert events == [SlaveRequested(2000, False), SlaveAcknowledged(2000)]
+    assert events == [SlaveRequested(2000, False), SlaveAcknowledged(2000, 2000)]
     sent = b"".join(send(master) for _ in range(4))
     assert sent[:12] == header(2000, 3000)
     assert sent[3012:3024] == header(5000, 3000)
     assert sent[6024:6036] == header(8000, 1000)
     assert master.next_offset == LOG.max_offset and master.transferable(LOG, 0) == 0
-    assert master.receive_data(reports(9000), LOG, 0) == [SlaveAcknowledged(9000)]
+    assert master.receive_data(reports(9000), LOG, 0) == [SlaveAcknowledged(9000, 2000)]
 
 
 def test_a_fresh_slave_begins_where_the_master_says() -> None:
     master = MasterConnection(0)
     events = master.receive_data(reports(0), LOG, 0)
-    assert events == [SlaveRequested(8000, True), SlaveAcknowledged(0)]
+    assert events == [SlaveRequested(8000, True), SlaveAcknowledged(0, 8000)]
     assert send(master)[:12] == header(8000, 1000)
 
 
@@ -162,6 +162,19 @@ def test_a_master_says_something_now_and_then() -> None:
     assert master.tick(LOG, 5001) == [] and master.data_to_send() == []
     assert master.next_tick_ms() == 5002
     assert master.tick(LOG, 5002) == [] and b"".join(master.data_to_send()) == header(9000, 0)
+
+
+def test_a_master_does_not_say_that_there_is_no_more_where_there_is() -> None:
+    """Its slave does not read: a heartbeat would say that the log ends here."""
+    master = transferring(2000)
+    assert master.tick(LOG, 5_001) == [] and master.data_to_send() == []
+    assert master.next_tick_ms() == 10_002
+    assert master.transferable(LOG, 5_001)
+    # Where a rate allows little, there is no heartbeat between two portions either.
+    slow = transferring(2000, transfer_size=3_000, bytes_per_second=100)
+    assert slow.transferable(LOG, 0) == 500
+    slow.send(memoryview(DATA)[:500], 0)
+    assert slow.next_transfer_ms() <= 5_000
 
 
 def test_a_silent_slave_is_closed_also_if_it_never_spoke() -> None:

@@ -111,6 +111,44 @@ def test_nobody_waits_for_a_store_that_is_closed() -> None:
     assert asked(waiting, 100).result(0) is False
 
 
+def test_who_began_behind_it_has_not_got_it() -> None:
+    waiting = replicas()
+    first, second = asked(waiting, 400), asked(waiting, 600)
+    waiting.acknowledge(500, 500)
+    waiting.acknowledge(900, 500)
+    assert not first.done() and second.result(0) is True
+    assert waiting.acknowledged == 900
+    assert not asked(waiting, 450).done() and asked(waiting, 700).result(0) is True
+    # Another slave, which is behind that one, has it.
+    waiting.acknowledge(400, 100)
+    assert first.result(0) is True
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 12), st.integers(0, 12)), max_size=40),
+)
+def test_nobody_is_told_of_what_no_slave_got(steps: list[tuple[bool, int, int]]) -> None:
+    """A step is an acknowledgement of what stands between two offsets, or one more that waits."""
+    waiting = replicas()
+    got: list[tuple[int, int]] = []
+    open_ones: list[tuple[int, Future[bool]]] = []
+    for is_ack, one, other in steps:
+        if is_ack:
+            since, offset = min(one, other), max(one, other)
+            got.append((since, offset))
+            waiting.acknowledge(offset, since)
+            still = [entry for entry in open_ones if not since < entry[0] <= offset]
+            assert all(entry[1].done() for entry in open_ones if entry not in still)
+            open_ones = still
+        else:
+            future = asked(waiting, one)
+            if not future.done():
+                open_ones.append((one, future))
+            else:
+                assert any(since < one <= offset for since, offset in got)
+        assert not any(future.done() for _, future in open_ones)
+
+
 # ------------------------------------------------------------------------------- with the disk
 class Disk:
     """A flusher whose syncs end when the test says so."""

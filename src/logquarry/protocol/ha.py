@@ -15,8 +15,8 @@ so that nothing is kept. Whatever else a stranger sends ends in
 :class:`~logquarry.errors.ProtocolViolation`; what is kept of a peer's bytes is never more than a
 part of one header.
 
-Guarantees: the master acknowledges to its waiters no more than the slave's first report, which
-lies within the log, and what was sent to it since. The slave takes no byte but the next one.
+Guarantees: the master acknowledges to its waiters no more than what was sent to the slave since its
+first report, which lies within the log. The slave takes no byte but the next one.
 """
 
 from __future__ import annotations
@@ -116,9 +116,17 @@ class SlaveRequested(NamedTuple):
 
 
 class SlaveAcknowledged(NamedTuple):
-    """A slave has what stands before an offset: its first report says so too."""
+    """A slave has what stands before an offset: its first report says so too.
+
+    Attributes:
+        offset: the offset.
+        since: where sending began. What stands before that came over no connection that is known:
+            a slave that lacks it, or has other bytes there, asks in the same way as one that has
+            it. So nobody may rely on it.
+    """
 
     offset: int
+    since: int
 
 
 class DataReceived(NamedTuple):
@@ -260,11 +268,15 @@ class MasterConnection:
         self._times = times or HaTimes()
         self._limits = limits or TransferLimits()
         self._received = b""
-        self._next = 0
+        self._next = self._since = 0
         self._heard_ms = self._said_ms = now_ms
         self._outgoing: list[Buffer] = []
         self._has_caught_up = False
-        self._bucket = Bucket(self._limits.bytes_per_second, self._limits.transfer_size, now_ms)
+        rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
+        if rate is not None:
+            # Heartbeats between two portions would look as if there were no more.
+            portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
+        self._bucket = Bucket(rate, portion, now_ms)
 
     @property
     def next_offset(self) -> int:
@@ -307,7 +319,7 @@ class MasterConnection:
         if self.acknowledged is None or offset > self.acknowledged:
             # One that falls back takes nothing back: what is acknowledged stays so.
             self.acknowledged = offset
-            events.append(SlaveAcknowledged(offset))
+            events.append(SlaveAcknowledged(offset, self._since))
 
     def _request(self, offset: int, log: LogRange, events: list[MasterEvent]) -> None:
         if offset < 0 or offset > log.max_offset:
@@ -318,7 +330,7 @@ class MasterConnection:
             self._refuse(log.min_offset)
             reason = f"its first report is {offset}, and the log begins at {log.min_offset}"
             self._violated(reason, events)
-        self._next = log.fresh_start if offset == 0 else offset
+        self._next = self._since = log.fresh_start if offset == 0 else offset
         events.append(SlaveRequested(self._next, offset == 0))
         self._move(MasterInput.REPORT)
 
@@ -366,10 +378,13 @@ class MasterConnection:
             # At once when all is sent for the first time: a slave that has more learns it then.
             first = not self._has_caught_up and self._next >= log.max_offset
             if first or now_ms - self._said_ms > self._times.heartbeat_ms:
+                self._said_ms = now_ms
+                if self.transferable(log, now_ms):
+                    # It waits for the slave to read: to say that there is no more would be wrong.
+                    return []
                 self._has_caught_up = self._has_caught_up or first
                 self._move(MasterInput.SENT)
                 self._outgoing.append(HEADER.struct.pack(self._next, 0))
-                self._said_ms = now_ms
         return []
 
     def next_tick_ms(self) -> int:

@@ -12,7 +12,6 @@ import contextlib
 import ipaddress
 import logging
 import selectors
-import socket
 import ssl
 import threading
 import time
@@ -32,9 +31,8 @@ from logquarry.protocol.ha import (
     SlaveRequested,
     TransferLimits,
 )
-from logquarry.replication.wire import Wake, Wire, address_text
+from logquarry.replication.wire import Surroundings, Waits, Wire, address_text, drive
 from logquarry.store.disk.lifetime import abandon_in_children, stays
-from logquarry.store.disk.service import monotonic_ms
 from logquarry.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -145,6 +143,7 @@ class HaMaster:
         host: what to listen on.
         port: 0 for one that the system chooses.
         options: how it serves.
+        surroundings: time and sockets.
 
     Raises:
         OSError: if it cannot listen there.
@@ -158,21 +157,21 @@ class HaMaster:
         port: int = 0,
         *,
         options: MasterOptions | None = None,
+        surroundings: Surroundings | None = None,
     ) -> None:
         self._feed = store.log_feed()
         self._options = options or MasterOptions()
         self._networks = self._options.networks()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=64)
-        self._listener.setblocking(False)
+        self._surroundings = surroundings or Surroundings()
+        self._listener = self._surroundings.listen(host, port)
         self.host, self.port = self._listener.getsockname()[:2]
-        self._wake = Wake()
-        self._selector = selectors.DefaultSelector()
+        self._wake = self._surroundings.wake()
+        self._selector = self._surroundings.selector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._selector.register(self._wake, selectors.EVENT_READ, self._wake)
         self._slaves: list[_Slave] = []
         self._refused = 0
-        self._noted_s = 0.0
+        self._noted_ms: int | None = None
         self._buffer = memoryview(bytearray(_REPORTS))
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="logquarry-ha-master", daemon=True)
@@ -181,7 +180,6 @@ class HaMaster:
     # -------------------------------------------------------------------------------------- life
     def start(self) -> None:
         """Begin."""
-        self._feed.follow(self._wake)
         self._thread.start()
 
     def close(self) -> None:
@@ -234,9 +232,14 @@ class HaMaster:
 
     # ------------------------------------------------------------------------------------ at work
     def _run(self) -> None:
+        drive(self.serving())
+
+    def serving(self) -> Waits:
+        """All of its work, for whoever drives it without a thread, instead of :meth:`start`."""
+        self._feed.follow(self._wake)
         try:
             while not self._is_closing:
-                self._turn()
+                yield from self._turn()
         except StoreUnavailable as error:
             logger.error("the master ends: %s", error)
         except Exception:
@@ -252,16 +255,17 @@ class HaMaster:
         self._listener.close()
         self._wake.close()
 
-    def _turn(self) -> None:
+    def _turn(self) -> Waits:
         """Whatever is to be done now, and then wait for more."""
         # Before the log is looked at: what comes to it from here on wakes.
         self._wake.arm()
-        now = monotonic_ms()
+        now = self._surroundings.now_ms()
         log = self._range()
         wait = _LONGEST_WAIT_MS
         for slave in list(self._slaves):
             wait = min(wait, self._serve(slave, log, now))
-        for key, mask in self._selector.select(max(0, wait) / 1_000):
+        found = yield self._selector, max(0, wait) / 1_000
+        for key, mask in found:
             if key.data is self._wake:
                 self._wake.take()
             elif key.data is None:
@@ -347,7 +351,8 @@ class HaMaster:
                 count = slave.wire.receive_into(self._buffer)
                 if count is not None:
                     data = self._buffer[:count]
-                    events += slave.machine.receive_data(data, self._range(), monotonic_ms())
+                    now = self._surroundings.now_ms()
+                    events += slave.machine.receive_data(data, self._range(), now)
         except ProtocolViolation as violation:
             self._heard(slave, events)
             self._heard(slave, violation.events)
@@ -363,7 +368,7 @@ class HaMaster:
     def _heard(self, slave: _Slave, events: Sequence[MasterEvent]) -> bool:
         for event in events:
             if isinstance(event, SlaveAcknowledged):
-                self._feed.replicas.acknowledge(event.offset)
+                self._feed.replicas.acknowledge(event.offset, event.since)
             elif isinstance(event, SlaveRequested):
                 how = "that has nothing " if event.is_fresh else ""
                 logger.info("slave %s %sbegins at %d", slave.wire.peer, how, event.offset)
@@ -404,7 +409,7 @@ class HaMaster:
 
     def _new(self, wire: Wire) -> _Slave:
         machine = MasterConnection(
-            monotonic_ms(), times=self._options.times, limits=self._options.limits
+            self._surroundings.now_ms(), times=self._options.times, limits=self._options.limits
         )
         return _Slave(wire, machine)
 
@@ -439,6 +444,7 @@ class HaMaster:
     def _refuse(self, peer: str, reason: str) -> None:
         self._refused += 1
         # Whoever knocks all day is not to fill a disk with it.
-        if (now := time.monotonic()) - self._noted_s >= 1:
-            self._noted_s = now
+        now = self._surroundings.now_ms()
+        if self._noted_ms is None or now - self._noted_ms >= 1_000:
+            self._noted_ms = now
             logger.warning("%s was refused: %s (%d so far)", peer, reason, self._refused)

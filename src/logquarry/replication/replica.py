@@ -4,9 +4,9 @@ What comes is appended, and walked over as soon as a frame is whole: its magic, 
 the place that it names. Transfers end anywhere in a frame, so that the verdict on the last one
 mostly stays open; what is not judged is not acknowledged.
 
-Before anything new is taken, the last bytes that the slave has are asked for once more and
-compared. So a slave finds out that its log is no beginning of its master's, whatever master that
-is; the protocol has nothing to ask that with. ::
+Before anything new is taken, the last bytes that the slave has, its last whole frame at least, are
+asked for once more and compared. So a slave finds out that its log is no beginning of its master's,
+whatever master that is; the protocol has nothing to ask that with. ::
 
     master  |=========================================|---- new ----...
     slave   |==========================[== compared ==]
@@ -20,7 +20,7 @@ from typing import Final
 from logquarry.errors import LogsDiverged, ProtocolViolation, ReplicationError
 from logquarry.format.frame import BLANK as BLANK_LAYOUT
 from logquarry.format.frame import DamageKind
-from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
+from logquarry.format.rows import BLANK, NEED_MORE, POSITION, REACHED_STOP, TABLE_FULL
 from logquarry.scan import codec
 from logquarry.store.log_feed import LogFeed
 
@@ -70,7 +70,7 @@ class Replica:
         self._overlap = overlap
         self._rows = codec.empty_rows(_ROWS)
         self._floor = 0
-        self._has_come = False
+        self._last: int | None = None
         self._has_beaten = False
         self.has_all = False
         # What is dispatched ends between two frames.
@@ -86,7 +86,7 @@ class Replica:
         Raises:
             StoreUnavailable: if the log cannot be brought to the disk.
         """
-        self._has_come = self._has_beaten = False
+        self._has_beaten = False
         wrote = self._feed.wrote_offset
         if not wrote:
             # 0 would mean "from where you like". A frame's first byte is the highest of its
@@ -94,11 +94,47 @@ class Replica:
             self.position = 0 if self._start is None else max(1, self._start)
             return self.position
         self._feed.sync()
+        last = self._last_frame()
+        # A whole frame at least, with its times: the rest of a file may be the same in all logs.
         # Not into an earlier file than needed: a master may have deleted that.
-        first = (wrote - 1) - (wrote - 1) % self._feed.file_size
-        least = max(1, first, self._feed.min_offset, self._floor)
-        self.position = min(wrote, max(least, wrote - self._overlap))
+        first = last - last % self._feed.file_size
+        start = min(last, max(first, wrote - self._overlap))
+        self.position = max(1, self._feed.min_offset, self._floor, start)
         return self.position
+
+    def _last_frame(self) -> int:
+        """Where the last whole frame begins, or its file, if that has none."""
+        if self._last is None:
+            self._last = self._find_last_frame()
+        return self._last
+
+    def _find_last_frame(self) -> int:
+        size = self._feed.file_size
+        before = max(0, self.checked - 1)
+        base = max(self._feed.min_offset, before - before % size)
+        data = self._feed.select(base)
+        if data is None or self.checked <= base:
+            return base
+        window = codec.Window.of(data[: self.checked - base], base, size)
+        back = OVERLAP
+        while back < window.length:
+            start = window.length - back
+            at, code = codec.find_frame(window, start, window.length, check_crc=self._check_crc)
+            last = self._last_from(window, at) if code == REACHED_STOP else None
+            if last is not None:
+                return base + last
+            back *= 4
+        return base + (self._last_from(window, 0) or 0)
+
+    def _last_from(self, window: codec.Window, at: int) -> int | None:
+        """The last frame of a chain; None if there is none, or it does not come to the end."""
+        last: int | None = None
+        code = TABLE_FULL
+        while code == TABLE_FULL:
+            count, at, code = codec.walk(window, at, window.length, self._rows, check_crc=False)
+            if count:
+                last = int(self._rows[count - 1, POSITION])
+        return last if code in (REACHED_STOP, BLANK, NEED_MORE) else None
 
     def take(self, offset: int, data: memoryview) -> None:
         """Take bytes of the master's log, which follow what came before.
@@ -110,7 +146,7 @@ class Replica:
             ReplicationError: if this log cannot begin where they do.
             StoreUnavailable: if the disk does not take them.
         """
-        self._has_come = True
+        self._has_beaten = False
         self.has_all = False
         wrote = self._feed.wrote_offset
         if not wrote:
@@ -186,7 +222,9 @@ class Replica:
             count, after, code = codec.walk(
                 window, 0, window.length, self._rows, check_crc=self._check_crc
             )
-            self.checked += after if count else 0
+            if count:
+                self._last = self.checked + int(self._rows[count - 1, POSITION])
+                self.checked += after
             if code == BLANK:
                 if self.checked - self.checked % size + size > end:
                     return
@@ -213,11 +251,14 @@ class Replica:
         Raises:
             LogsDiverged: if this log goes on behind it, and the master says nothing new of it.
         """
-        if offset < self._feed.wrote_offset and (self._has_come or self._has_beaten):
-            # RocketMQ says its first word after seconds of silence, whether or not more follows.
+        if offset < self._feed.wrote_offset and self._has_beaten:
+            # After seconds of silence RocketMQ says this first, whether or not more follows: at the
+            # start, and where this side was slow. Two in a row are said where nothing follows.
             self._ahead(offset)
+        wrote = self._feed.wrote_offset
+        # One that has nothing may begin where the master's log ends, at the start of a file.
+        self.has_all = offset == wrote or (not wrote and self._has_beaten)
         self._has_beaten = True
-        self.has_all = offset == self._feed.wrote_offset
 
     def elsewhere(self, offset: int) -> None:
         """The master has nothing where it was asked, but begins or ends at an offset.
@@ -235,8 +276,14 @@ class Replica:
             # Else it may come to where it was asked from.
         elif offset < self.position:
             self._ahead(offset)
-        elif offset <= wrote:
+        elif offset <= self._last_frame():
             self._floor = offset
+        elif offset <= wrote:
+            raise ReplicationError(
+                f"{self._root}: its log ends at {wrote}, and its master's begins at {offset}: "
+                "the messages that both had, by which to tell that they are one log, are gone. "
+                "Replicate into an empty folder"
+            )
         else:
             raise ReplicationError(
                 f"{self._root}: its log ends at {wrote}, and its master's begins at {offset}: "

@@ -11,11 +11,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import selectors
-import socket
 import ssl
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
@@ -37,9 +35,8 @@ from logquarry.protocol.ha import (
     SlaveEvent,
 )
 from logquarry.replication.replica import OVERLAP, Replica, SpoiltReplica
-from logquarry.replication.wire import Wake, Wire, address_text
+from logquarry.replication.wire import Found, Surroundings, Waits, Wire, address_text, drive
 from logquarry.store.disk.lifetime import abandon_in_children, stays
-from logquarry.store.disk.service import monotonic_ms
 from logquarry.store.disk.signal_flag import Done, Flag
 from logquarry.store.message_store import MessageStore
 
@@ -66,7 +63,8 @@ class SlaveOptions:
         acknowledge: ``"flushed"`` for what is on the disk, ``"received"`` for what is in memory,
             as RocketMQ's slave does.
         check_crc: whether bodies are compared with their CRC before they are acknowledged.
-        overlap: bytes of the log's end that are compared with the master's at each connection.
+        overlap: bytes of the log's end that are compared with the master's at each connection;
+            its last message always is.
         times: heartbeats and housekeeping.
         first_pause: seconds before the second try to connect,
         longest_pause: and before any later one.
@@ -134,6 +132,7 @@ class HaSlave:
         host: of the master.
         port: of the master.
         options: how it follows.
+        surroundings: time and sockets.
 
     Attributes:
         error: why it has ended for good, None where it has not.
@@ -144,9 +143,16 @@ class HaSlave:
     """
 
     def __init__(
-        self, store: MessageStore, host: str, port: int, *, options: SlaveOptions | None = None
+        self,
+        store: MessageStore,
+        host: str,
+        port: int,
+        *,
+        options: SlaveOptions | None = None,
+        surroundings: Surroundings | None = None,
     ) -> None:
         self._options = options or SlaveOptions()
+        self._surroundings = surroundings or Surroundings()
         feed = store.log_feed()
         if store.config.broker_role != "SLAVE":
             raise UsageError(f"{store.root}: its broker_role is not SLAVE: it may take messages")
@@ -158,7 +164,7 @@ class HaSlave:
             check_crc=self._options.check_crc,
             overlap=self._options.overlap,
         )
-        self._wake = Wake()
+        self._wake = self._surroundings.wake()
         self._sync_wanted = Flag()
         # Guards the machine and the wire of the connection that there is.
         self._use = threading.Lock()
@@ -242,12 +248,19 @@ class HaSlave:
 
     # --------------------------------------------------------------------------------- connections
     def _run(self) -> None:
+        drive(self.following())
+
+    def following(self) -> Waits:
+        """All work of the thread that receives, for whoever drives it without one.
+
+        It takes :meth:`syncing` beside it, instead of :meth:`start`.
+        """
         pause = self._options.first_pause
         try:
             while self._goes_on():
                 before = self._received
                 try:
-                    self._follow()
+                    yield from self._follow()
                 except (LogsDiverged, SpoiltReplica):
                     raise
                 except (OSError, ProtocolViolation) as error:
@@ -257,7 +270,7 @@ class HaSlave:
                 if self._received > before:
                     pause = self._options.first_pause
                 logger.info("%s; the next try in %.1f s", self._trouble, pause)
-                self._rest(pause)
+                yield from self._rest(pause)
                 pause = min(2 * pause, self._options.longest_pause)
         except (ReplicationError, StoreError) as error:
             self._fail(error)
@@ -274,15 +287,16 @@ class HaSlave:
             self._trouble = str(error)
             logger.error("the slave ends: %s", error)
 
-    def _rest(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
+    def _rest(self, seconds: float) -> Waits:
+        end = self._surroundings.now_ms() + round(1_000 * seconds)
+        with self._surroundings.selector() as selector:
             selector.register(self._wake, selectors.EVENT_READ)
-            while self._goes_on() and (left := end - time.monotonic()) > 0:
-                if selector.select(left):
+            while self._goes_on() and (left := end - self._surroundings.now_ms()) > 0:
+                found = yield selector, left / 1_000
+                if found:
                     self._wake.take()
 
-    def _follow(self) -> None:
+    def _follow(self) -> Waits:
         """One connection, from its beginning to its end.
 
         Raises:
@@ -291,7 +305,7 @@ class HaSlave:
             StoreError: if the log does not take what comes.
         """
         request = self._replica.request()
-        connection = socket.create_connection((self._host, self._port), _CONNECT_SECONDS)
+        connection = self._surroundings.connect(self._host, self._port, _CONNECT_SECONDS)
         try:
             name = self._options.server_name or self._host
             tls = self._options.tls
@@ -300,35 +314,39 @@ class HaSlave:
             connection.close()
             raise
         self._connections += 1
-        machine = SlaveConnection(request, monotonic_ms(), times=self._options.times)
+        now = self._surroundings.now_ms()
+        machine = SlaveConnection(request, now, times=self._options.times)
         with self._use:
             self._wire, self._machine = wire, machine
         self._trouble = ""
         try:
-            with selectors.DefaultSelector() as selector:
+            with self._surroundings.selector() as selector:
                 selector.register(self._wake, selectors.EVENT_READ)
                 selector.register(wire, selectors.EVENT_READ)
-                while self._goes_on():
-                    if not self._turn(selector, wire, machine):
-                        return
+                goes_on = True
+                while goes_on and self._goes_on():
+                    wait = self._say(selector, wire, machine)
+                    found = yield selector, wait / 1_000
+                    goes_on = self._hear(found, wire, machine)
         finally:
             with self._use:
                 self._wire = self._machine = None
             wire.close()
 
-    def _turn(self, selector: selectors.BaseSelector, wire: Wire, machine: SlaveConnection) -> bool:
-        """Whatever is to be done now, and wait for more; whether the connection goes on."""
-        if not wire.is_ready and not wire.handshake():
-            wait = machine.next_tick_ms() - monotonic_ms()
-        else:
+    def _say(self, selector: selectors.BaseSelector, wire: Wire, machine: SlaveConnection) -> int:
+        """Send what can be sent; milliseconds to wait for more to do."""
+        if wire.is_ready or wire.handshake():
             with self._use:
                 wire.send([machine.data_to_send()])
-            wait = machine.next_tick_ms() - monotonic_ms()
+        wait = machine.next_tick_ms() - self._surroundings.now_ms()
         if self._owes_sync:
             wait = min(wait, _SYNC_MS)
         mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if wire.wants_write else 0)
         selector.modify(wire, mask)
-        found = selector.select(min(max(0, wait), _LONGEST_WAIT_MS) / 1_000)
+        return min(max(0, wait), _LONGEST_WAIT_MS)
+
+    def _hear(self, found: Found, wire: Wire, machine: SlaveConnection) -> bool:
+        """Take what has come, and do what is due; whether the connection goes on."""
         for key, ready in found:
             if key.fileobj is self._wake:
                 self._wake.take()
@@ -337,7 +355,7 @@ class HaSlave:
         if not found and self._owes_sync:
             self._ask_sync()
         with self._use:
-            events = machine.tick(monotonic_ms())
+            events = machine.tick(self._surroundings.now_ms())
         return self._happened(events)
 
     def _sync_here(self) -> None:
@@ -351,7 +369,7 @@ class HaSlave:
     def _ask_sync(self) -> None:
         """Have the other thread bring much to the disk, while more of it comes."""
         self._owes_sync = False
-        self._synced_ms = monotonic_ms()
+        self._synced_ms = self._surroundings.now_ms()
         if self._options.acknowledge == "flushed":
             self._sync_wanted.set()
         else:
@@ -368,14 +386,14 @@ class HaSlave:
             violation: ProtocolViolation | None = None
             with self._use:
                 try:
-                    events = machine.receive_data(self._buffer[:count], monotonic_ms())
+                    events = machine.receive_data(self._buffer[:count], self._surroundings.now_ms())
                 except ProtocolViolation as error:
                     events, violation = error.events, error
             goes_on = self._happened(events)
             self._owes_sync = True
             if self._received - before < _LARGE:
                 self._sync_here()
-            elif monotonic_ms() - self._synced_ms >= _SYNC_MS:
+            elif self._surroundings.now_ms() - self._synced_ms >= _SYNC_MS:
                 self._ask_sync()
             if violation is not None:
                 raise violation
@@ -409,9 +427,14 @@ class HaSlave:
 
     # -------------------------------------------------------------------------------------- acks
     def _run_sync(self) -> None:
+        for sync_wanted in self.syncing():
+            sync_wanted.take()
+
+    def syncing(self) -> Generator[Flag, None, None]:
+        """All work of the thread that syncs: gives what is to be taken before it goes on."""
         try:
             while self._goes_on() and not self._ended.wait(0):
-                self._sync_wanted.take()
+                yield self._sync_wanted
                 self._acknowledge(self._replica.sync())
         except StoreError as error:
             self._fail(error)
@@ -434,7 +457,7 @@ class HaSlave:
                 # The master does not read: what is news then is said when it does, all at once.
                 self._owes_sync = True
                 return
-            machine.report(offset, monotonic_ms())
+            machine.report(offset, self._surroundings.now_ms())
             # A connection that broke is found broken where it is read.
             with contextlib.suppress(OSError):
                 wire.send([machine.data_to_send()])

@@ -1,20 +1,44 @@
-"""Sockets that never wait, plain or TLS, and what wakes those who watch them."""
+"""Sockets that never wait, plain or TLS, what wakes those who watch them, and the waiting itself.
+
+Master and slave are written as generators that say what they wait for. :func:`drive` waits with
+the system; a simulation goes on as soon as its own time has come.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from itertools import islice
 from typing import Final
 
 from logquarry.protocol.ha import Buffer
+from logquarry.store.disk.service import monotonic_ms
 
 _AT_ONCE: Final = 64
+
+Found = list[tuple[selectors.SelectorKey, int]]
+"""What a selector gives."""
+Waits = Generator[tuple[selectors.BaseSelector, float], Found, None]
+"""Work that gives a selector and how many seconds it waits at most, and goes on with what came."""
+
+
+def drive(waits: Waits) -> None:
+    """Do some work to its end, and wait whenever it wants to."""
+    with contextlib.suppress(StopIteration):
+        selector, seconds = next(waits)
+        while True:
+            try:
+                found = selector.select(seconds)
+            except OSError as error:
+                selector, seconds = waits.throw(error)
+            else:
+                selector, seconds = waits.send(found)
 
 
 class Wake:
@@ -64,6 +88,41 @@ class Wake:
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
                 os.close(descriptor)
+
+
+class Surroundings:
+    """What master and slave stand on: the time and sockets. A simulation has its own."""
+
+    def now_ms(self) -> int:
+        """The time, by a clock that nobody sets."""
+        return monotonic_ms()
+
+    def listen(self, host: str, port: int) -> socket.socket:
+        """A socket that listens, and never waits.
+
+        Raises:
+            OSError: if it cannot.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=64)
+        listener.setblocking(False)
+        return listener
+
+    def connect(self, host: str, port: int, timeout_s: float) -> socket.socket:
+        """A connected socket.
+
+        Raises:
+            OSError: if there is none.
+        """
+        return socket.create_connection((host, port), timeout_s)
+
+    def selector(self) -> selectors.BaseSelector:
+        """What watches sockets."""
+        return selectors.DefaultSelector()
+
+    def wake(self) -> Wake:
+        """What wakes those who watch them."""
+        return Wake()
 
 
 class Wire:

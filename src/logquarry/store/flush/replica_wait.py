@@ -7,6 +7,9 @@ concerns, and one watch ends those whose time is over.
 
 As in RocketMQ a slave counts from its connecting on, before it has acknowledged anything, and what
 was acknowledged stays so when it goes.
+
+Not as there, an acknowledgement tells those who wait of what the slave got since it connected, and
+of nothing before: it may have begun behind that, with another master's log, or with nothing at all.
 """
 
 from __future__ import annotations
@@ -59,6 +62,8 @@ class ReplicaWait:
         self._by_time: deque[Request] = deque()
         self._count = 0
         self._has_ended = False
+        # Of what stands between the two some slave has said that it got it.
+        self._held_from = self._held_to = 0
 
     # ------------------------------------------------------------------------ who serves slaves
     def slave_came(self) -> None:
@@ -72,21 +77,42 @@ class ReplicaWait:
             self.connected -= 1
             assert self.connected >= 0
 
-    def acknowledge(self, offset: int) -> None:
-        """A slave has what stands before an offset; whoever waited for that goes on."""
-        if offset <= self.acknowledged:
+    def acknowledge(self, offset: int, since: int = 0) -> None:
+        """A slave has what stands before an offset; whoever waited for that goes on.
+
+        Args:
+            offset: the offset.
+            since: where what it got begins. Those who wait for less are not told.
+        """
+        if offset <= self.acknowledged and not self._by_offset:
             return
         reached: list[Request] = []
+        others: list[tuple[int, int, Request]] = []
         with self._change:
             self.acknowledged = max(self.acknowledged, offset)
+            self._note(since, offset)
             waiting = self._by_offset
-            while waiting and waiting[0][0] <= self.acknowledged:
-                reached.append(heapq.heappop(waiting)[2])
+            while waiting and waiting[0][0] <= offset:
+                entry = heapq.heappop(waiting)
+                if entry[0] > since:
+                    reached.append(entry[2])
+                elif entry[2].is_open:
+                    others.append(entry)
+            for entry in others:
+                heapq.heappush(waiting, entry)
             # Mostly all that came before: the next look at the times is short.
-            while self._by_time and self._by_time[0].offset <= self.acknowledged:
+            while self._by_time and since < self._by_time[0].offset <= offset:
                 self._by_time.popleft()
         for request in reached:
             request.resolve(True)
+
+    def _note(self, since: int, offset: int) -> None:
+        """Keep what is held; of two stretches that do not meet the later one."""
+        if since <= self._held_to and self._held_from <= offset:
+            self._held_from = min(self._held_from, since)
+            self._held_to = max(self._held_to, offset)
+        elif offset > max(since, self._held_to):
+            self._held_from, self._held_to = since, offset
 
     # ------------------------------------------------------------------------------- who puts
     def is_available(self, offset: int) -> bool:
@@ -121,13 +147,14 @@ class ReplicaWait:
         """
         request = Request(offset, self._clock() + self._timeout_ms, future, result_of, failed)
         with self._change:
-            is_over = self._has_ended or offset <= self.acknowledged
+            is_held = self._held_from < offset <= self._held_to
+            is_over = self._has_ended or is_held
             if not is_over:
                 self._count += 1
                 heapq.heappush(self._by_offset, (offset, self._count, request))
                 self._by_time.append(request)
         if is_over:
-            request.resolve(offset <= self.acknowledged)
+            request.resolve(is_held)
 
     # ------------------------------------------------------------------------------------- time
     def expire(self) -> int | None:

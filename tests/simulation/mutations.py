@@ -1,0 +1,160 @@
+"""Faults put into master and slave on purpose: the simulator has to find each of them.
+
+Each is what somebody might have forgotten. ``python -m tests.simulation.mutations`` tells which of
+100 seeds find each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, Final
+from unittest import mock
+
+from logquarry.protocol.ha import (
+    LogRange,
+    MasterConnection,
+    MasterInput,
+    SlaveConnection,
+    SlaveRequested,
+)
+from logquarry.replication import HaMaster
+from logquarry.replication.replica import Replica
+from logquarry.store.flush.replica_wait import ReplicaWait
+from tests.simulation.simulation import run, silence
+from tests.simulation.world import Violation
+
+Mutation = Callable[[], AbstractContextManager[Any]]
+
+
+def _ack_what_is_written() -> AbstractContextManager[Any]:
+    """The slave acknowledges what it wrote, on the disk or not."""
+    return mock.patch.object(Replica, "sync", lambda self: self.wrote)
+
+
+def _ack_unjudged() -> AbstractContextManager[Any]:
+    """It acknowledges what is on the disk, judged or not."""
+    return mock.patch.object(Replica, "sync", lambda self: self._feed.sync())
+
+
+def _ack_from_before() -> AbstractContextManager[Any]:
+    """The master takes a slave's first word for all that stands before it, as RocketMQ does."""
+    real = ReplicaWait.acknowledge
+    return mock.patch.object(
+        ReplicaWait, "acknowledge", lambda self, offset, _: real(self, offset, 0)
+    )
+
+
+def _any_request() -> AbstractContextManager[Any]:
+    """The master does not look whether it has what a slave asks for."""
+
+    def request(self: MasterConnection, offset: int, log: LogRange, events: list[Any]) -> None:
+        self._next = self._since = log.fresh_start if offset == 0 else offset
+        events.append(SlaveRequested(self._next, offset == 0))
+        self._move(MasterInput.REPORT)
+
+    return mock.patch.object(MasterConnection, "_request", request)
+
+
+def _any_offset() -> AbstractContextManager[Any]:
+    """The slave does not look where the master's bytes and heartbeats belong."""
+    real = SlaveConnection._take_header
+
+    def take_header(self: SlaveConnection, offset: int, size: int, events: list[Any]) -> None:
+        real(self, offset if self.received is None else self.received, size, events)
+
+    return mock.patch.object(SlaveConnection, "_take_header", take_header)
+
+
+def _no_comparing() -> AbstractContextManager[Any]:
+    """The slave does not look at bytes that it has already."""
+    return mock.patch.object(Replica, "_compare", lambda *_: None)
+
+
+def _no_reset() -> AbstractContextManager[Any]:
+    """A new connection goes on where the last one was."""
+    real = Replica.request
+    return mock.patch.object(
+        Replica, "request", lambda self: min(self.position, self.checked) or real(self)
+    )
+
+
+def _few_bytes() -> AbstractContextManager[Any]:
+    """So many bytes are compared, and no whole frame."""
+    return mock.patch.object(
+        Replica, "_last_frame", lambda self: max(self._feed.min_offset, self.checked)
+    )
+
+
+def _still_there() -> AbstractContextManager[Any]:
+    """A slave that is gone counts on."""
+    return mock.patch.object(ReplicaWait, "slave_went", lambda self: None)
+
+
+def _skips() -> AbstractContextManager[Any]:
+    """The master forgets a byte where its slave's socket was full."""
+    real = HaMaster._send
+
+    def send(self: HaMaster, slave: Any, log: LogRange, now: int) -> bool:
+        before = slave.wire.wants_write
+        going = real(self, slave, log, now)
+        if slave.wire.wants_write and not before:
+            slave.machine._next += 1
+        return going
+
+    return mock.patch.object(HaMaster, "_send", send)
+
+
+def _never_ahead() -> AbstractContextManager[Any]:
+    """The slave takes it as it comes that its master is elsewhere."""
+    return mock.patch.object(Replica, "_ahead", lambda *_: None)
+
+
+MUTATIONS: Final[tuple[Mutation, ...]] = (
+    _ack_what_is_written,
+    _ack_unjudged,
+    _ack_from_before,
+    _any_request,
+    _any_offset,
+    _no_comparing,
+    _no_reset,
+    _few_bytes,
+    _still_there,
+    _skips,
+    _never_ahead,
+)
+
+
+def first_found(mutation: Mutation, seeds: Iterable[int]) -> tuple[int, Violation] | None:
+    """The first seed that finds a fault, and what it says."""
+    with mutation():
+        for seed in seeds:
+            try:
+                run(seed)
+            except Violation as violation:
+                return seed, violation
+    return None
+
+
+def main() -> int:
+    """Tell which seeds find what; how many faults none found."""
+    silence()
+    missed = 0
+    for mutation in MUTATIONS:
+        found = []
+        first = ""
+        with mutation():
+            for seed in range(1, 101):
+                try:
+                    run(seed)
+                except Violation as violation:
+                    found.append(seed)
+                    first = first or str(violation).partition("\n")[0]
+        missed += not found
+        print(f"{mutation.__name__[1:]}: {len(found)} of 100: {found[:8]}: {first}", flush=True)
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main()))

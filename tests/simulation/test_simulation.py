@@ -1,0 +1,62 @@
+"""100 seeds with each commit; more by ``python -m tests.simulation --count 20000``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulation.mutations import MUTATIONS, Mutation, first_found
+from tests.simulation.simulation import run
+from tests.simulation.world import Violation
+
+SEEDS = 100
+EACH = 20
+
+
+@pytest.fixture(autouse=True)
+def _silent() -> Iterator[None]:
+    """Slaves end here for good reasons, all the time."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", range(1, SEEDS, EACH))
+def test_nothing_is_violated(first: int) -> None:
+    statuses: set[str] = set()
+    refusals: set[str] = set()
+    for seed in range(first, first + EACH):
+        simulation = run(seed)
+        statuses |= {status.name for status in simulation.checks.statuses}
+        refusals |= set(simulation.checks.refusals)
+    # It came to all that, and so was worth looking at.
+    assert statuses == {"PUT_OK", "SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT"}
+    assert refusals >= {"LogsDiverged", "StoreUnavailable"}
+
+
+def test_a_seed_is_one_run() -> None:
+    one, other = run(3), run(3)
+    assert one.world.story == other.world.story and len(one.world.story) > 3
+    assert one.checks.eras == other.checks.eras
+    assert one.checks.statuses == other.checks.statuses
+    assert run(4).checks.eras != one.checks.eras
+
+
+def test_what_is_only_in_memory_is_lost() -> None:
+    """RocketMQ's way to acknowledge does not keep what it says, and that is seen."""
+    with pytest.raises(Violation, match=r"seed \d+ at .*is acknowledged, and on no slave's disk"):
+        for seed in range(1, SEEDS + 1):
+            run(seed, acknowledge="received")
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__[1:])
+def test_what_was_forgotten_is_found(mutation: Mutation) -> None:
+    # Where one was found before, to be quick; any other may find it as well.
+    hint = HINTS.get(mutation.__name__, 1)
+    found = first_found(mutation, [*range(hint, SEEDS + 1), *range(1, hint)])
+    assert found is not None
+
+
+HINTS = {"_ack_from_before": 21, "_few_bytes": 61}

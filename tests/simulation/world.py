@@ -1,0 +1,87 @@
+"""Simulated time: things happen in order, each at its moment, and nothing waits for real."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from typing import Final
+
+MS: Final = 1_000
+SECOND: Final = 1_000_000
+"""Simulated time is in microseconds."""
+
+
+class Wrong(BaseException):
+    """What must never happen has happened. Nothing that is simulated catches it."""
+
+
+class Violation(AssertionError):
+    """The same, with the seed and what came before, for whoever runs a simulation."""
+
+
+class World:
+    """Everything that is to happen, and the one source of chance.
+
+    Args:
+        seed: all that happens comes of it.
+
+    Attributes:
+        rng: the chance.
+        now: microseconds since the beginning.
+        story: what happened, for people.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0
+        self.story: list[str] = []
+        self._agenda: list[tuple[int, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def at(self, moment: int, happens: Callable[[], None]) -> None:
+        """Have something happen at a moment; what was asked for first happens first."""
+        self._count += 1
+        heapq.heappush(self._agenda, (max(moment, self.now), self._count, happens))
+
+    def after(self, pause: int, happens: Callable[[], None]) -> None:
+        """Have something happen so many microseconds from now."""
+        self.at(self.now + pause, happens)
+
+    def run_until(self, moment: int) -> None:
+        """Let happen all that is to happen before a moment."""
+        agenda = self._agenda
+        while agenda and agenda[0][0] <= moment:
+            self.now, _, happens = heapq.heappop(agenda)
+            happens()
+        self.now = moment
+
+    def tell(self, what: str) -> None:
+        """Note what happened."""
+        self.story.append(f"{self.now / SECOND:10.6f} {what}")
+
+
+class NodeClock:
+    """The clock of one machine: never set back, and it goes on while the machine sleeps."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._ahead = world.rng.randrange(10**9) * MS
+        # A wall clock, on the other hand, is set by anyone.
+        self._wall = 1_700_000_000_000 * MS
+
+    def now_ms(self) -> int:
+        """Milliseconds of a clock that nobody sets."""
+        return (self._world.now + self._ahead) // MS
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970, as somebody believes."""
+        return (self._world.now + self._wall) // MS
+
+    def jump(self, forward: int) -> None:
+        """Have slept for so many microseconds."""
+        self._ahead += forward
+
+    def set_wall(self, by: int) -> None:
+        """Set the wall clock, forward or back."""
+        self._wall += by
