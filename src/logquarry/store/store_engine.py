@@ -17,8 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -56,13 +55,14 @@ from logquarry.store.flush.replica_wait import ReplicaWait
 from logquarry.store.flush.timed_flush import Flushable
 from logquarry.store.housekeeping import Housekeeping
 from logquarry.store.load.loading import Loads, pending_load
-from logquarry.store.log_feed import LogFeed, Wakeable
+from logquarry.store.log_feed import LogFeed
+from logquarry.store.log_growth import LogGrowth
 from logquarry.store.mapped.allocate import AllocateMappedFileService
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.mapped.transient_pool import TransientStorePool
 from logquarry.store.put.append import CommitLogWriter
 from logquarry.store.put.append31 import AppendRules31
-from logquarry.store.put.put_result import PutResult, PutStatus, refusal
+from logquarry.store.put.put_result import PutStatus, refusal
 from logquarry.store.queue.log_queues import is_lmq
 from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.recovery.apply import apply_safe
@@ -106,7 +106,7 @@ class StoreEngine:
         queues: the consume queues.
         index: the index, None where the store keeps none.
         checkpoint: the checkpoint.
-        wait: settles puts.
+        growth: tells who lives off the log, and settles puts.
         listeners: told of what was dispatched.
         loads: appends staged segments.
         retention: deletes what expires.
@@ -278,7 +278,7 @@ class StoreEngine:
             queue_offsets=offsets,
             flags=self.flags,
             health=self.health,
-            settle=self._settle if self._waits else self._settle_now,
+            settle=self.growth.settle if self._waits else self.growth.settle_now,
             rules=self._rules(),
         )
         self.log.on_flushed = self._flushed
@@ -335,11 +335,10 @@ class StoreEngine:
             fall_behind_max=config.ha_slave_fallbehind_max,
         )
         is_replicated = config.broker_role == "SYNC_MASTER"
-        self.wait = FlushWait(
+        wait = FlushWait(
             flushing.group, after_put.wakeup, replicas=self.replicas if is_replicated else None
         )
-        self._after_put_flag = after_put.flag
-        self._set_followers(())
+        self.growth = LogGrowth(self._dispatching, after_put, wait)
         commits = [] if flushing.commit is None else [flushing.commit]
         # What is committed can be dispatched, and what is dispatched can be flushed.
         self._services = [*commits, self._dispatching, flushing.log, flushing.queues]
@@ -354,44 +353,13 @@ class StoreEngine:
     # --------------------------------------------------------------------------------- at work
     def _committed(self) -> None:
         # What is not committed cannot be dispatched: the put's own wake-up came too early.
-        self._dispatching.wakeup()
         self._flushing.log.wakeup()
-        self._tell_followers()
-
-    def _tell_followers(self) -> None:
-        for flag in self._followers:
-            if flag.is_unset():
-                flag.set()
-
-    def _settle(self, result: PutResult, wait: bool) -> PutResult:
-        self._dispatching.wakeup()
-        self._tell_followers()
-        return self.wait.settle(result, wait)
+        self.growth.tell()
 
     @property
     def _waits(self) -> bool:
         """Whether puts wait for anything: the disk, or a replica."""
         return self._flushing.group is not None or self.config.broker_role == "SYNC_MASTER"
-
-    def _settle_now(self, result: PutResult, wait: bool) -> PutResult:
-        """The same where no put waits for anything."""
-        for flag in self._after_put:
-            if flag.is_unset():
-                flag.set()
-        return result
-
-    def settle_later(
-        self,
-        result: PutResult,
-        wait: bool,
-        done: Callable[[PutResult], None],
-        failed: Callable[[], None],
-    ) -> Future[PutResult]:
-        """The future of a put that is in the log; see :class:`FlushWait`."""
-        for flag in self._after_append:
-            if flag.is_unset():
-                flag.set()
-        return self.wait.settle_later(result, wait, done, failed)
 
     def _flushables(self) -> Iterator[Flushable]:
         if self._recovered is not None:
@@ -432,9 +400,7 @@ class StoreEngine:
         """See :meth:`logquarry.store.write_api.WriteApi.append_data`."""
         taken = self._append_foreign(offset, data)
         if taken:
-            self._dispatching.wakeup()
-            self._tell_followers()
-            self.wait.appended()
+            self.growth.tell_all()
         return taken
 
     def _append_foreign(self, offset: int, data: bytes | memoryview) -> bool:
@@ -450,29 +416,13 @@ class StoreEngine:
             dispatched=lambda: self.dispatcher.offset,
             append=self._append_foreign,
             vouch=self._vouch,
-            follow=self._follow,
-            unfollow=self._unfollow,
+            follow=self.growth.follow,
+            unfollow=self.growth.unfollow,
         )
 
     def _vouch(self, offset: int) -> None:
         self.dispatcher.limit = offset
-        self._dispatching.wakeup()
-        self._tell_followers()
-
-    def _follow(self, flag: Wakeable) -> None:
-        with self._adopting:
-            self._set_followers((*self._followers, flag))
-
-    def _unfollow(self, flag: Wakeable) -> None:
-        with self._adopting:
-            self._set_followers(tuple(other for other in self._followers if other is not flag))
-
-    def _set_followers(self, followers: tuple[Wakeable, ...]) -> None:
-        self._followers = followers
-        dispatch, flush = self._dispatching.flag, self._after_put_flag
-        # What is told of each message in the log, and what besides where no put waits for anything.
-        self._after_append = followers if dispatch is None else (dispatch, *followers)
-        self._after_put = self._after_append if flush is None else (*self._after_append, flush)
+        self.growth.tell()
 
     def adopt(self) -> None:
         """Learn from what :meth:`append_data` brought which queue offsets come next.
