@@ -84,7 +84,8 @@ class ReplicaWait:
             offset: the offset.
             since: where what it got begins. Those who wait for less are not told.
         """
-        if offset <= self.acknowledged and not self._by_offset:
+        if self._held_from <= since and offset <= self._held_to and not self._by_offset:
+            # No news. An offset alone may be: another slave's may have told of less before it.
             return
         reached: list[Request] = []
         others: list[tuple[int, int, Request]] = []
