@@ -84,9 +84,12 @@ class Replica:
         """Where a new connection is to ask from; all before it is on the disk, and was checked.
 
         Raises:
+            SpoiltReplica: if what is there is no log.
             StoreUnavailable: if the log cannot be brought to the disk.
         """
-        self._has_beaten = False
+        self._has_beaten = self.has_all = False
+        # What was there before, and was not dispatched, is not to wait for a master's first word.
+        self.check()
         wrote = self._feed.wrote_offset
         if not wrote:
             # 0 would mean "from where you like". A frame's first byte is the highest of its
@@ -183,12 +186,17 @@ class Replica:
                 at = offset if own is None else offset + _first_difference(own, part)
                 raise LogsDiverged(
                     f"{self._root}: at offset {at} its log has other bytes than its master's. "
-                    f"{self._advice()}",
+                    f"{self._advice(at)}",
                     offset=at,
                 )
             offset, data = offset + len(part), data[len(part) :]
 
-    def _advice(self) -> str:
+    def _advice(self, offset: int) -> str:
+        if offset >= self.checked:
+            return (
+                f"Only a message that never came whole, at {self.checked}, is concerned: opening "
+                "the store anew cuts it off, and it can go on"
+            )
         return f"Where they part: logquarry diff MASTER-STORE {self._root}"
 
     def check(self) -> None:
@@ -293,7 +301,7 @@ class Replica:
     def _ahead(self, offset: int) -> None:
         raise LogsDiverged(
             f"{self._root}: its log goes on to {self._feed.wrote_offset}, and its master's ends "
-            f"at {offset}: it is ahead of its master. {self._advice()}",
+            f"at {offset}: it is ahead of its master. {self._advice(offset)}",
             offset=offset,
         )
 
