@@ -82,6 +82,10 @@ class Checks:
         if log.replicas.connected != len(slaves):
             raise Wrong(f"{log.replicas.connected} are counted, but {master.status()}")
 
+    def master_ended(self, master: HaMaster) -> None:
+        """A master has ended by itself, which none ever has to: its log can always be read."""
+        raise Wrong(f"the master ended: {master.error}")
+
     def settled(self, result: PutResult, log: ModelLog, *, is_sync_flush: bool) -> None:
         """A put was answered."""
         status = result.status
