@@ -5,11 +5,15 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from logquarry.cli.output import Output
 from logquarry.errors import UsageError
 from logquarry.signals import Held
+
+if TYPE_CHECKING:
+    from logquarry.config import StoreConfig
+    from logquarry.protocol.ha import HaTimes
 
 _LOOK_EVERY: Final = 0.2
 
@@ -24,6 +28,20 @@ def host_port(text: str, *, option: str) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 0xFFFF:
         raise UsageError(f"{option} takes HOST:PORT, not {text!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def ha_times(settings: StoreConfig) -> HaTimes:
+    """Heartbeats and housekeeping, as a configuration asks for them.
+
+    Raises:
+        UsageError: if it cannot be meant.
+    """
+    from logquarry.protocol.ha import HaTimes
+
+    return HaTimes(
+        heartbeat_ms=settings.ha_send_heartbeat_interval,
+        housekeeping_ms=settings.ha_housekeeping_interval,
+    )
 
 
 def server_tls(
