@@ -135,6 +135,7 @@ def test_notes_name_the_master_once(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ["replicate", "nowhere", "--into", "s"],
         ["replicate", "127.0.0.1:99999", "--into", "s"],
+        ["replicate", f"{'a' * 70}.b:1", "--into", "s"],
         ["replicate", "127.0.0.1:1"],
         ["replicate", "127.0.0.1:1", "--into", "s", "--tls-ca", "x"],
         ["serve-master", "m", "--listen", "10912"],

@@ -132,6 +132,17 @@ def test_what_never_came_whole_is_no_reason_to_compare_stores() -> None:
         assert "logquarry diff" not in str(caught.value)
 
 
+def test_what_is_asked_from_is_on_the_disk() -> None:
+    """The first report counts as an acknowledgement, and the disk may not have been asked yet."""
+    data = log_of(10, 10, 10)
+    log = ModelLog("slave", FILE)
+    replica = Replica(cast(Any, log), "slave", overlap=0)
+    replica.request()
+    send(replica, data, 0, len(data))
+    assert log.flushed_offset == 0
+    assert 0 < replica.request() <= log.flushed_offset
+
+
 def test_what_was_there_before_waits_for_no_master() -> None:
     """A slave's store may be opened, and followed with, before all of it is dispatched."""
     data = log_of(10, 10)

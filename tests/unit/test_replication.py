@@ -341,14 +341,20 @@ def test_a_slave_with_other_bytes_is_told_where(tmp_path: Path) -> None:
         assert copy.max_offset == end
 
 
-def test_a_log_of_other_file_sizes_is_refused(tmp_path: Path) -> None:
-    sizes = {"mapped_file_size_commit_log": 3 << 15}
+@pytest.mark.parametrize(
+    ("options", "size"), [(MASTER, 3 << 15), (FULL, 1 << 15), (FULL, 3 << 15), (FULL, 1 << 17)]
+)
+def test_a_log_of_other_file_sizes_is_refused(
+    options: MasterOptions, size: int, tmp_path: Path
+) -> None:
+    sizes = {"mapped_file_size_commit_log": size}
     with (
         opened(tmp_path / "m") as store,
         opened(tmp_path / "s", "SLAVE", **sizes) as copy,
-        HaMaster(store, options=MASTER) as master,
+        HaMaster(store, options=options) as master,
     ):
-        fill(store, 250)
+        store.put_many([lq.Message("t", body=bytes(700))] * 200)
+        assert 2 << 16 < store.max_offset < 3 << 16
         with follow(copy, master) as slave:
             assert "mappedFileSizeCommitLog" in str(ended(slave))
 

@@ -25,9 +25,18 @@ def host_port(text: str, *, option: str) -> tuple[str, int]:
         UsageError: if it is not.
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 0xFFFF:
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and _is_host(host) and port.isascii() and port.isdigit()) or int(port) > 0xFFFF:
         raise UsageError(f"{option} takes HOST:PORT, not {text!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host, int(port)
+
+
+def _is_host(name: str) -> bool:
+    try:
+        # What the system is asked for. Of a name that has no such form it fails otherwise.
+        return bool(name.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def ha_times(settings: StoreConfig) -> HaTimes:
