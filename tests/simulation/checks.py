@@ -216,6 +216,10 @@ class Checks:
             raise Wrong(f"{self.waiting} puts were never answered")
         era = self.eras[-1]
         assert log.replicas is not None
+        connected = sum(s.is_up and s.connection is not None for s in self.slaves)
+        if log.replicas.connected > connected:
+            # Whoever was cut off and never heard of it was silent for long.
+            raise Wrong(f"{log.replicas.connected} slaves are counted, and {connected} are there")
         for slave in self.slaves:
             assert slave.slave is not None
             own = slave.log.bytes_of(slave.log.min_offset, slave.log.wrote_offset)
