@@ -21,6 +21,7 @@ import pyarrow as pa
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.spark.lakehouse.table import (
     PROPERTY,
+    CommitUnknown,
     Marks,
     TableFile,
     TableState,
@@ -173,6 +174,8 @@ class Iceberg:
                         ) from error
 
     def _append(self, table: IcebergTable, files: Sequence[TableFile], marks: Marks) -> None:
+        from pyiceberg.exceptions import CommitFailedException
+
         text = json.dumps(dict(marks), sort_keys=True)
         with _one_try(table):
             change = table.transaction()
@@ -180,7 +183,13 @@ class Iceberg:
             with change.update_snapshot({MARKS: text}).fast_append() as added:
                 for file in files:
                     added.append_data_file(_data_file(table, self.folder, file))
-            change.commit_transaction()
+            try:
+                change.commit_transaction()
+            except CommitFailedException:
+                raise
+            except Exception as error:
+                # A catalog that did not answer may have done it, or may do it yet.
+                raise CommitUnknown(self.name, error) from error
 
     def data_files(self) -> list[TableDataFile]:
         """The files of the table as it stands now: those that a compaction may merge.
