@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
-from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
 from logquarry.spark.lakehouse import runs
 from logquarry.spark.lakehouse.table import CommitUnknown
@@ -17,8 +14,13 @@ from logquarry.spark.output import OutputFolder
 from tests.lake_drive import Lake
 from tests.unit.test_lakehouse import bodies, numbers, put
 
+DeltaTable = pytest.importorskip("deltalake").DeltaTable
+SqlCatalog = pytest.importorskip("pyiceberg.catalog.sql").SqlCatalog
+exceptions = pytest.importorskip("pyiceberg.exceptions")
+NO_ANSWER = exceptions.CommitStateUnknownException("504: gateway timeout")
+
 KINDS: dict[str, tuple[Any, str, Exception]] = {
-    "iceberg": (SqlCatalog, "commit_table", CommitStateUnknownException("504: gateway timeout")),
+    "iceberg": (SqlCatalog, "commit_table", NO_ANSWER),
     "delta": (DeltaTable, "create_write_transaction", OSError("operation timed out")),
 }
 Late = Callable[[], Any]
@@ -86,7 +88,7 @@ def test_a_commit_that_comes_after_the_files_are_gone_is_refused(
 
     def removed(folder: OutputFolder, path: str) -> None:
         if path.endswith(".parquet"):
-            with pytest.raises(CommitFailedException):
+            with pytest.raises(exceptions.CommitFailedException):
                 asked[0]()
             refused.append(True)
         remove(folder, path)
