@@ -256,7 +256,7 @@ def test_a_table_that_a_user_has_parted_otherwise(tmp_path: Path) -> None:
         lambda: compact(lake.dest),
         lambda: lake.export(store, partition_by=["topic", "day"]),
     ):
-        with pytest.raises(UsageError, match="parted by .*'q'.* now, and was by .*'day'"):
+        with pytest.raises(UsageError, match=r"parted by .*'q'.* now, and was by .*'day'"):
             act()
     assert (bodies(lake), lake.parquet_files()) == (numbers(0, 6), files)
 
