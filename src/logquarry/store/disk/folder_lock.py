@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -58,7 +58,14 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
         StoreUnavailable: if somebody else is at work there, or it cannot be made.
     """
     while True:
-        disk.make_folders(folder)
+        is_new = not folder.exists()
+        try:
+            disk.make_folders(folder)
+        except BaseException:
+            if is_new:
+                with suppress(OSError):
+                    folder.rmdir()
+            raise
         try:
             descriptor = lock_folder(folder)
             break
