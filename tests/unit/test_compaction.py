@@ -214,6 +214,53 @@ def test_a_table(lake: Lake, tmp_path: Path) -> None:
     assert bodies(lake) == numbers(0, 11)
 
 
+def note(lake: Lake) -> None:
+    """A user adds a column."""
+    if lake.kind == "delta":
+        from deltalake import DeltaTable, Field
+        from deltalake.schema import PrimitiveType
+
+        DeltaTable(lake.dest).alter.add_columns([Field("note", PrimitiveType("string"))])
+        return
+    from pyiceberg.types import StringType
+
+    with iceberg_table(lake).update_schema() as change:
+        change.add_column("note", StringType())
+        change.rename_column("topic", "subject")
+        change.delete_column("queue_offset")
+
+
+def test_a_table_whose_columns_a_user_has_changed(lake: Lake, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    filled(lake, store, 2)
+    note(lake)
+    assert compact(lake.dest).files_after == 1
+    put(store, *numbers(6, 8))
+    assert lake.export(store, partition_by=["topic", "day"]).messages == 2
+    assert compact(lake.dest).files_after == 1
+    assert bodies(lake) == numbers(0, 8)
+    subject = "topic" if lake.kind == "delta" else "subject"
+    assert lake.rows("note", subject) == [(None, "orders")] * 8
+
+
+def test_a_table_that_a_user_has_parted_otherwise(tmp_path: Path) -> None:
+    from pyiceberg.transforms import IdentityTransform
+
+    lake, store = Lake("iceberg", tmp_path / "table"), tmp_path / "store"
+    filled(lake, store, 2)
+    with iceberg_table(lake).update_spec() as change:
+        change.add_field("queue_id", IdentityTransform(), "q")
+    put(store, *numbers(6, 8))
+    files = lake.parquet_files()
+    for act in (
+        lambda: compact(lake.dest),
+        lambda: lake.export(store, partition_by=["topic", "day"]),
+    ):
+        with pytest.raises(UsageError, match=r"parted by .*'q'.* now, and was by .*'day'"):
+            act()
+    assert (bodies(lake), lake.parquet_files()) == (numbers(0, 6), files)
+
+
 def test_a_table_as_it_was_before(tmp_path: Path) -> None:
     from deltalake import DeltaTable
 

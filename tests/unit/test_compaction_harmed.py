@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -242,14 +243,31 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     assert compact_folder(folder, 1 << 30, meanwhile).files_after == 1
 
 
+def rename(dest: Path, names: dict[str, str]) -> None:
+    """Give files of an export other names, in the manifest too."""
+    text = (dest / MANIFEST).read_text()
+    for name, other in names.items():
+        (dest / name).rename(dest / other)
+        text = text.replace(f'"{name}"', f'"{other}"')
+    (dest / MANIFEST).write_text(text)
+
+
 def test_too_many_odd_strings_for_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dest = tmp_path / "out"
     export(dest, make_store(tmp_path / "store"))
     before, odd = rows(dest, *PLACE), odd_strings(dest)
-    monkeypatch.setattr("logquarry.spark.compaction.merging.MOST_BYTES", 40)
+    monkeypatch.setattr("logquarry.spark.compaction.merging.MOST_BYTES", 120)
     assert compact(dest).files_after > 1
     assert rows(dest, *PLACE) == before
     assert odd_strings(dest) == odd
+    # Merged once more there would be as many.
+    parts = sorted(path.name for path in dest.glob("*.parquet"))
+    assert compact(dest).files_before == 0
+    assert sorted(path.name for path in dest.glob("*.parquet")) == parts
+    # Those of a merge that had a number are merged, too.
+    rename(dest, {name: re.sub(r"(\.to\.[0-9]{20})", r"\1.7", name) for name in parts})
+    assert len(list(dest.glob("*.to.*.7.1.parquet"))) == 1
+    assert rows(dest, *PLACE) == before
     monkeypatch.undo()
     # The same first and last message: a name of its own all the same.
     assert compact(dest).files_after == 1

@@ -165,6 +165,13 @@ def test_columns_that_are_of_no_use(tmp_path: Path, columns: dict[str, Any], why
         Stager(planned(tmp_path / "s"), LOAD, 0).add(pa.record_batch(columns))
 
 
+def test_queue_ids_that_no_queue_can_have(tmp_path: Path) -> None:
+    queue_ids = pa.array([1, 1 << 63], pa.uint64())
+    batch = pa.record_batch({"topic": ["t"] * 2, "body": [b"b"] * 2, "queue_id": queue_ids})
+    with pytest.raises(UsageError, match="the column queue_id is of uint64"):
+        Stager(planned(tmp_path / "s"), LOAD, 0).add(batch)
+
+
 def test_further_queues_are_refused(tmp_path: Path) -> None:
     """Their offsets are in the frame, and only the store's lock can tell them."""
     settings = config(enable_multi_dispatch=True)

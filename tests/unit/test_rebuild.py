@@ -379,10 +379,15 @@ def test_what_was_cut_off_on_its_way_into_a_folder_is_ended(tmp_path: Path, stop
                 raise KeyboardInterrupt
             super().rename(path, to)
 
-    assert not finish_into(into, names)
+    note = tmp_path / "note.json"
+
+    def finished() -> bool:
+        return finish_into(root, into, names, note=note)
+
+    assert not finished()
     with pytest.raises(KeyboardInterrupt):
-        rebuild(root, into=into, disk=Interrupted())
-    assert finish_into(into, names)
+        rebuild(root, into=into, disk=Interrupted(), note=note)
+    assert finished()
     assert sorted(path.name for path in into.iterdir()) == list(names)
     assert folder_bytes(into, names[0]) == folder_bytes(tmp_path / "whole", names[0])
     assert index_bytes(into) == index_bytes(tmp_path / "whole")

@@ -31,7 +31,7 @@ for _command in STORE_COMMANDS:
     "--dir",
     "folder",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=options.LocalFolder(),
     default=Path("bench-store"),
     show_default=True,
     help="The store; it is made first if there is none.",

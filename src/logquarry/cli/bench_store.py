@@ -26,7 +26,7 @@ _SHARED: tuple[Callable[[Any], Any], ...] = (
         "--dir",
         "folder",
         metavar="DIR",
-        type=click.Path(path_type=Path),
+        type=options.LocalFolder(),
         default=Path("bench-store"),
         show_default=True,
         help="Where the store is made; it is deleted afterwards.",

@@ -29,7 +29,7 @@ _STORE = "real-broker"
     "--to",
     "target",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=options.LocalFolder(),
     default=Path("demo-output"),
     show_default=True,
     help="Where the Parquet files and the report go.",

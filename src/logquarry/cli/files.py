@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -58,6 +59,9 @@ def staged(target: Path) -> Iterator[BinaryIO]:
         os.umask(umask)
         draft.chmod(0o666 & ~umask)
         draft.replace(target)
-    except BaseException:
+    except BaseException as error:
         draft.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            # A write names no file.
+            raise OSError(error.errno, error.strerror, str(target)) from error
         raise

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import re
 import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
@@ -80,6 +82,23 @@ _FILTERS = (
     ),
     click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most this many."),
 )
+
+
+class LocalFolder(click.ParamType):  # type: ignore[type-arg]
+    """A folder that is written, which has to be on a disk; shown as it was given."""
+
+    name = "folder"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Its path.
+
+        Raises:
+            UsageError: if it is a URL.
+        """
+        from logquarry.files.filesystem import local_folder, without_file_scheme
+
+        local_folder(value)
+        return Path(without_file_scheme(os.fsdecode(value)))
 
 
 class Filters(NamedTuple):

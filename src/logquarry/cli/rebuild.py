@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +25,7 @@ _NAMES = {"consumequeue": "consume queues", "index": "index"}
 @click.option(
     "--into",
     metavar="DIR",
+    type=options.LocalFolder(),
     help="Write them into DIR; STORE is only read. Of several stores each gets a folder in it.",
 )
 @click.option("--in-place", is_flag=True, help="Replace those of STORE; the old ones are kept.")
@@ -39,7 +41,7 @@ _NAMES = {"consumequeue": "consume queues", "index": "index"}
 @options.quiet
 def rebuild(
     stores: tuple[str, ...],
-    into: str | None,
+    into: Path | None,
     in_place: bool,
     apply: bool,
     queues: bool,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from logquarry import text
@@ -17,13 +15,12 @@ from logquarry.cli.output import Output
     "--html",
     "target",
     metavar="FILE",
-    type=click.Path(path_type=Path),
     required=True,
     help="Where the page goes.",
 )
 @options.config
 @options.quiet
-def report(store: str, target: Path, config: str | None, quiet: bool) -> None:
+def report(store: str, target: str, config: str | None, quiet: bool) -> None:
     """Write one offline HTML page about a store: charts, queues, findings."""
     out = Output(quiet=quiet)
     from logquarry.report.store_report import store_report
@@ -34,4 +31,4 @@ def report(store: str, target: Path, config: str | None, quiet: bool) -> None:
         page = store_report(opened, watch=lambda what: out.progress(what, in_bytes=True))
     with files.staged(path) as file:
         file.write(page.encode())
-    out.note(f"wrote {text.printable(str(target))}, {text.size_text(len(page.encode()))}")
+    out.note(f"wrote {text.printable(target)}, {text.size_text(len(page.encode()))}")

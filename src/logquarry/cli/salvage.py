@@ -27,6 +27,7 @@ _MOST_TOLD = 40
 @click.option(
     "--into",
     metavar="DIR",
+    type=options.LocalFolder(),
     help="Make the new store here: a folder that is empty or not there. Without it nothing is "
     "written. Of several stores each gets a folder of its own in it.",
 )
@@ -47,7 +48,7 @@ _MOST_TOLD = 40
 @options.quiet
 def salvage(
     stores: tuple[str, ...],
-    into: str | None,
+    into: Path | None,
     include_stale: bool,
     resume: bool,
     spark_master: str | None,
@@ -100,7 +101,7 @@ def salvage(
 
 
 def _alone(
-    out: Output, store: str, into: str | None, settings: StoreConfig | None, *, include_stale: bool
+    out: Output, store: str, into: Path | None, settings: StoreConfig | None, *, include_stale: bool
 ) -> Salvaged:
     from logquarry.files.layout import StoreLayout
     from logquarry.salvage.salvage import salvage as salvage_store
@@ -109,12 +110,11 @@ def _alone(
         return out.progress(what, in_bytes=True)
 
     layout = StoreLayout.open(store, settings)
-    target = None if into is None else Path(into)
     try:
-        return salvage_store(layout, target, include_stale=include_stale, bars=bars)
+        return salvage_store(layout, into, include_stale=include_stale, bars=bars)
     except BaseException:
-        if target is not None and (target / ".salvage").is_dir():
-            output.error(f"{text.printable(str(target))} is not finished and opens as no store")
+        if into is not None and (into / ".salvage").is_dir():
+            output.error(f"{text.printable(str(into))} is not finished and opens as no store")
         raise
 
 

@@ -326,9 +326,20 @@ def local_store(path: str | os.PathLike[str]) -> Path:
     Raises:
         UsageError: if it is elsewhere.
     """
+    return local_folder(path, "only a local store can be changed")
+
+
+def local_folder(
+    path: str | os.PathLike[str], refusal: str = "only a local folder can be written"
+) -> Path:
+    """A folder that is to be written, where nothing but a disk will do.
+
+    Raises:
+        UsageError: if it is a URL: as a path it would be a folder called ``s3:``.
+    """
     name = without_file_scheme(os.fsdecode(path))
     if "://" in name:
-        raise UsageError(f"{name}: only a local store can be changed")
+        raise UsageError(f"{name}: {refusal}")
     return Path(name).absolute()
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logquarry.errors import StoreUnavailable, UsageError
-from logquarry.files.filesystem import without_file_scheme
+from logquarry.files.filesystem import local_folder
 from logquarry.store.disk.disk import Disk
 from logquarry.store.load.ledger import LoadId, remove_staged
 
@@ -33,10 +33,7 @@ def dead_letter_folder(path: str) -> Path:
     Raises:
         UsageError: if it is elsewhere.
     """
-    name = without_file_scheme(path)
-    if "://" in name:
-        raise UsageError(f"{name}: only a folder that is mounted can be used")
-    return Path(name).absolute()
+    return local_folder(path, "only a folder that is mounted can be used")
 
 
 class DeadLetters:

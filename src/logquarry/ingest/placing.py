@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from logquarry.format import java
 from logquarry.scan import codec
-from logquarry.store.put.outgoing_arrow import binary_spans
+from logquarry.store.put.outgoing_arrow import binary_spans, cast_column
 
 Int64 = npt.NDArray[np.int64]
 
@@ -40,11 +40,15 @@ def place_rows(
 
     Returns:
         (the batch with all queue ids, number of each row's broker).
+
+    Raises:
+        UsageError: if a queue id is none that 64 bits have.
     """
     count = batch.num_rows
     column = batch["queue_id"] if "queue_id" in batch.schema.names else pa.nulls(count, pa.int32())
     given = column.is_valid().to_numpy(zero_copy_only=False)
-    queue_ids = pc.fill_null(column.cast(pa.int64()), 0).to_numpy().copy()
+    whole = cast_column(column, "queue_id", pa.int64())
+    queue_ids = pc.fill_null(whole, 0).to_numpy().copy()
     numbers = np.zeros(count, np.int64)
     if brokers > 1 and given.any():
         numbers[given] = (_topic_hashes(batch["topic"]) + queue_ids)[given] % brokers

@@ -7,13 +7,12 @@ safe recovery of the new log makes of it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +39,7 @@ from logquarry.salvage.look import SalvagePlan, plan_salvage
 from logquarry.salvage.write import LogWriter
 from logquarry.signals import held
 from logquarry.store.disk.disk import Disk, LocalDisk
+from logquarry.store.disk.folder_lock import alone_in, lock_folder
 from logquarry.store.disk.store_lock import AbortFile
 from logquarry.store.queue.log_queues import QueueKey
 from logquarry.store.read.log_bound import consume_queues
@@ -212,7 +212,7 @@ def check_target(layout: StoreLayout, into: Path) -> None:
     except OSError as error:
         raise StoreNotFound(f"{into}: cannot be read: {error.strerror}") from error
     if SALVAGE in names:
-        _check_idle(into)
+        _unlock(lock_folder(into))
         raise UsageError(
             f"{into}: a salvage into it is not finished: remove {into / SALVAGE} to begin anew"
         )
@@ -232,9 +232,19 @@ def settle(location: str, into: Path) -> bool:
         UsageError: if another store was saved there, or somebody else has put something there
             since; nothing is removed then.
     """
+    try:
+        held_by_us = lock_folder(into)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        return _settle(location, into)
+    finally:
+        _unlock(held_by_us)
+
+
+def _settle(location: str, into: Path) -> bool:
     work, report = into / SALVAGE, into / SIDECAR / REPORT
     if work.is_dir():
-        _check_idle(into)
         if any(work.iterdir()) or not report.is_file():
             _remove_unfinished(into)
             return False
@@ -273,29 +283,9 @@ def _remove_unfinished(into: Path) -> None:
     shutil.rmtree(work)
 
 
-def _check_idle(into: Path) -> None:
-    descriptor = _lock(into / SALVAGE)
+def _unlock(descriptor: int | None) -> None:
     if descriptor is not None:
         os.close(descriptor)
-
-
-def _lock(work: Path) -> int | None:
-    """A lock on the folder of the work, held until the descriptor is closed; None without locks.
-
-    Raises:
-        StoreUnavailable: if a salvage has it.
-    """
-    descriptor = os.open(work, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise StoreUnavailable(f"{work}: a salvage is at work there") from None
-    except OSError:
-        # Not every file system that is mounted has locks.
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 class _Target:
@@ -314,16 +304,15 @@ class _Target:
         self.disk = disk
         self.work = into / SALVAGE
         self._into = into
-        self._held: int | None = None
+        self._held = ExitStack()
 
     def begin(self) -> None:
         """Make the folders: who comes second finds the one for the work."""
-        self.disk.make_folders(self._into)
+        self._held.enter_context(alone_in(self.disk, self._into))
         try:
             self.disk.make_folder(self.work)
         except OSError as error:
             raise self.disk.refused(self.work, error) from error
-        self._held = _lock(self.work)
         others = sorted(path.name for path in self._into.iterdir() if path != self.work)
         if others:
             # Somebody has put it there while the store was looked through.
@@ -336,9 +325,7 @@ class _Target:
 
     def close(self) -> None:
         """Let go of the folder: whoever comes next may see what is there."""
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
+        self._held.close()
 
     def build(self, plan: SalvagePlan) -> None:
         """Make queues, index, checkpoint and durable mark of the log.

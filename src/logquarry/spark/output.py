@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -10,9 +9,9 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from logquarry.errors import StoreUnavailable
 from logquarry.files.filesystem import arrow_folder
 from logquarry.files.names import absolute
+from logquarry.store.disk.folder_lock import lock_folder
 
 if TYPE_CHECKING:
     from pyarrow import fs as pafs
@@ -68,24 +67,10 @@ class OutputFolder:
         if not self.is_local:
             return None
         while True:
-            descriptor = os.open(self.location, os.O_RDONLY)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                raise StoreUnavailable(
-                    f"{self.location}: another export is at work there"
-                ) from None
-            except OSError:
-                # Not every file system that is mounted has locks.
-                os.close(descriptor)
-                return None
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), os.stat(self.location)):  # noqa: PTH116
-                    return descriptor
-            # Somebody has put another folder in its place since it was opened.
-            os.close(descriptor)
-            self.make()
+                return lock_folder(self.location, "another export is at work there")
+            except FileNotFoundError:
+                self.make()
 
     def files(self, path: str = "") -> Iterator[str]:
         """Paths of all files in a folder and below it; none if it is not there."""

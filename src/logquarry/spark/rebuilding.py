@@ -15,12 +15,14 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
-from logquarry.files.layout import CONSUME_QUEUE, INDEX, StoreLayout
+from logquarry.files.filesystem import local_folder, local_store
+from logquarry.files.layout import CONSUME_QUEUE, INDEX, SIDECAR, StoreLayout
 from logquarry.files.names import Stores, as_paths, broker_names, find_stores
 from logquarry.scan.follow import Follower, follow_run
 from logquarry.scan.stretches import Stretch, tiles
@@ -36,13 +38,15 @@ from logquarry.store.rebuild import parts
 from logquarry.store.rebuild.build import BuildJob, Built, build_here
 from logquarry.store.rebuild.parts import FoundRun, KeyCount, KeySource, RunSummary
 from logquarry.store.rebuild.queue_files import QueueFiles
-from logquarry.store.rebuild.rebuild import finish_into, rebuild
+from logquarry.store.rebuild.rebuild import check_into, finish_into, rebuild
 from logquarry.store.rebuild.report import RebuildReport
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_NOTES: Final = "rebuilt"
+"""Folder in the sidecar of ``into``, for what tells whose the folders in it are."""
 _STAGES: Final = 3
 _AT_ONCE: Final = 8
 """Stores at once: while the driver looks at one, tasks work on others."""
@@ -60,6 +64,7 @@ def rebuild_on_spark(
     split_size: int = LARGEST_SPLIT,
     progress: Progress | None = None,
     pause: Callable[[], None] = lambda: None,
+    note: Path | None = None,
 ) -> RebuildReport:
     """Make consume queues and index anew; see :func:`rebuild`, whose bytes these are.
 
@@ -77,6 +82,7 @@ def rebuild_on_spark(
         split_size: most bytes of log of one task.
         progress: told of bytes; the log counts three times.
         pause: called where the work may be ended: by what it raises.
+        note: see :func:`rebuild`.
 
     Raises:
         StoreNotFound, StoreUnavailable, UsageError: as :func:`rebuild`.
@@ -96,6 +102,7 @@ def rebuild_on_spark(
         config=config,
         builder=build,
         progress=progress,
+        note=note,
     )
 
 
@@ -124,7 +131,7 @@ def rebuild_stores(
         config: what the files of the stores do not tell.
         split_size: most bytes of log of one task.
         resume: with ``into``: leave out stores that have all of it there already, from a call
-            before that did not come to its end.
+            before that did not come to its end. Notes in the folder tell which stores they are.
         progress: told of bytes; each log counts three times.
 
     Returns:
@@ -132,17 +139,24 @@ def rebuild_stores(
 
     Raises:
         StoreNotFound, StoreUnavailable, UsageError: as :func:`rebuild`, of the first store that
-            fails: what is being done is given up, and what is done stays.
+            fails: what is being done is given up, and what is done stays. With ``resume`` also if
+            a folder holds what is another store's, or was made with other settings.
     """
     if resume and into is None:
         raise UsageError("resume: in place nothing tells what was done: it is for a folder")
     locations = find_stores(as_paths(stores))
     names = [name for name, wanted in ((CONSUME_QUEUE, queues), (INDEX, index)) if wanted]
-    chosen: list[tuple[str, Path | None]] = []
+    chosen: list[tuple[str, Path | None, Path | None]] = []
+    folder = None if into is None else local_folder(into)
     for location, broker in zip(locations, broker_names(locations), strict=True):
-        target = None if into is None else Path(into).absolute() / broker
-        if not (resume and target is not None and finish_into(target, names)):
-            chosen.append((location, target))
+        if folder is None:
+            chosen.append((location, None, None))
+            continue
+        target = folder / broker
+        note = folder / SIDECAR / _NOTES / f"{quote(broker, safe='')}.json"
+        if not (resume and finish_into(location, target, names, note=note, config=config)):
+            check_into(local_store(location), target, names)
+            chosen.append((location, target, note))
     ended = threading.Event()
     sums = _Sums(progress)
 
@@ -152,7 +166,7 @@ def rebuild_stores(
                 raise _GivenUp
 
         pause()
-        location, target = chosen[number]
+        location, target, note = chosen[number]
         return rebuild_on_spark(
             spark,
             location,
@@ -164,6 +178,7 @@ def rebuild_stores(
             split_size=split_size,
             progress=None if progress is None else sums.of(number),
             pause=pause,
+            note=note,
         )
 
     with ThreadPoolExecutor(_AT_ONCE, "rebuild") as pool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from logquarry.config import StoreConfig
+from logquarry.files.filesystem import local_folder
 from logquarry.files.layout import StoreLayout
 from logquarry.files.names import Stores, as_paths, broker_names, find_stores
 from logquarry.salvage.salvage import (
@@ -70,11 +71,12 @@ def salvage_stores(
             its salvage did not make; nothing is written then.
         StoreUnavailable, CorruptStore: as :func:`salvage`, of the first store that fails.
     """
+    folder = None if into is None else local_folder(into)
     locations = find_stores(as_paths(stores), storage_options)
     tasks = []
     for location, broker in zip(locations, broker_names(locations), strict=True):
         layout = StoreLayout.open(location, config or StoreConfig(), storage_options)
-        target = None if into is None else Path(into).absolute() / broker
+        target = None if folder is None else folder / broker
         if target is not None:
             if resume and settle(location, target):
                 continue

@@ -7,13 +7,12 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logquarry.clock import Clock, now_ms
 from logquarry.config import StoreConfig
 from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
-from logquarry.files.filesystem import without_file_scheme
+from logquarry.files.filesystem import local_folder
 from logquarry.files.layout import StoreLayout
 from logquarry.format import tags
 from logquarry.message import Message
@@ -100,11 +99,8 @@ class WritableStore(MessageStore):
             broker: what messages carry as ``broker``.
             disk: what it is on.
         """
-        name = without_file_scheme(os.fsdecode(path))
-        if "://" in name:
-            raise UsageError(f"{name}: only a local store can be written")
         # A program may change its folder while the store is open.
-        root = Path(name).absolute()
+        root = local_folder(path, "only a local store can be written")
         engine = StoreEngine(
             root, config or StoreConfig(), clock=clock or now_ms, disk=disk or LocalDisk()
         )

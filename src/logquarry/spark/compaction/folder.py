@@ -27,14 +27,22 @@ from logquarry.spark.commit import (
     finish_compaction,
     written_path,
 )
-from logquarry.spark.compaction.merging import Merged, MergeTask, RunMerges, Source, groups
+from logquarry.spark.compaction.merging import (
+    Merged,
+    MergeTask,
+    RunMerges,
+    Source,
+    fewer,
+    groups,
+)
 from logquarry.spark.compaction.result import Compaction
 from logquarry.spark.output import OutputFolder
 
 # part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET, part-BROKER.at.OFFSET; of merged files with
-# the offset of the last message, and with a number where there is more than one.
+# the offset of the last message, and with numbers where there is more than one: of the merge that
+# ended there, and of its files.
 _NAME: Final = re.compile(
-    r"(?P<kind>part-.+?)\.(?P<first>[0-9]{20})(?:\.to\.[0-9]{20})?(?:\.(?P<number>[0-9]{1,9}))?\.parquet"
+    r"(?P<kind>part-.+?)\.(?P<first>[0-9]{20})(?:\.to\.[0-9]{20})?(?:\.[0-9]{1,9}){0,2}\.parquet"
 )
 
 
@@ -46,7 +54,12 @@ class _File:
     place: str
     kind: str
     first: int
-    number: int
+
+    @property
+    def order(self) -> tuple[int, int, int, str]:
+        """Where its rows stand among those of its kind: files of one merge begin alike."""
+        offsets = int(self.entry["first_offset"]), int(self.entry["last_offset"])
+        return self.first, *offsets, self.path
 
     @property
     def path(self) -> str:
@@ -98,10 +111,14 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
     chosen = list(_chosen(_files(folder, manifest), target_size))
     if not chosen:
         return Compaction(0, 0, 0, 0)
-    tasks = [_task(folder, staging, group) for group in chosen]
+    known = [str(entry["path"]) for entry in manifest["files"]]
+    tasks = [_task(folder, staging, group, known) for group in chosen]
     folder.make(staging)
     try:
-        made = [file for files in run(tasks) for file in files]
+        chosen, made = fewer(chosen, run(tasks))
+        if not made:
+            folder.remove_folder(staging)
+            return Compaction(0, 0, 0, 0)
         new = _new_manifest(manifest, made, staging)
         _check_unchanged(folder, manifest, [file.path for file in made], staging)
     except BaseException:
@@ -170,8 +187,8 @@ def _files(folder: OutputFolder, manifest: Mapping[str, Any]) -> Iterator[_File]
             place, _, name = path.rpartition("/")
             found = _NAME.fullmatch(name)
             if found is not None and int(entry["rows"]) and int(entry["bytes"]):
-                first, number = int(found["first"]), int(found["number"] or 0)
-                yield _File(entry, place, found["kind"], first, number)
+                int(entry["first_offset"])
+                yield _File(entry, place, found["kind"], int(found["first"]))
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{folder.location}/{MANIFEST}: not the manifest of an export: {error!r}"
@@ -184,18 +201,20 @@ def _chosen(files: Iterator[_File], target_size: int) -> Iterator[list[_File]]:
     for file in files:
         kinds.setdefault((file.place, file.kind), []).append(file)
     for _, some in sorted(kinds.items()):
-        ordered = sorted(some, key=lambda file: (file.first, file.number))
-        yield from groups(ordered, target_size)
+        yield from groups(sorted(some, key=lambda file: file.order), target_size)
 
 
-def _task(folder: OutputFolder, staging: str, group: Sequence[_File]) -> MergeTask:
+def _task(
+    folder: OutputFolder, staging: str, group: Sequence[_File], known: Sequence[str]
+) -> MergeTask:
     first, last = group[0], int(group[-1].entry["last_offset"])
     # A name that no file has: not even one of a merge that the same files began.
     name = f"{first.kind}.{first.first:020d}.to.{last:020d}"
-    taken = {file.path for file in group}
     path = f"{first.place}/{name}".lstrip("/")
-    if any(file.startswith(f"{path}.") for file in taken):
-        path += f".{max(file.number for file in group) + 1}"
+    taken = [file[len(path) + 1 :] for file in known if file.startswith(f"{path}.")]
+    if taken:
+        numbers = [int(found[0]) for rest in taken if (found := re.match("[0-9]+", rest))]
+        path += f".{max(numbers, default=0) + 1}"
     sources = tuple(Source(file.path, file.bytes, int(file.entry["rows"])) for file in group)
     return MergeTask(folder, sources, path, staging)
 

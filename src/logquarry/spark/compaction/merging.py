@@ -117,6 +117,19 @@ def groups(files: Sequence[S], target_size: int) -> Iterator[list[S]]:
         yield group
 
 
+def fewer(
+    chosen: Sequence[list[S]], made: Sequence[tuple[Merged, ...]]
+) -> tuple[list[list[S]], list[Merged]]:
+    """Merges that have made files fewer: their sources and files.
+
+    Others were kept apart by what stands in their metadata: what they made takes nobody's place.
+    """
+    kept = [
+        (group, files) for group, files in zip(chosen, made, strict=True) if len(files) < len(group)
+    ]
+    return [group for group, _ in kept], [file for _, files in kept for file in files]
+
+
 def merge_here(tasks: Sequence[MergeTask]) -> list[tuple[Merged, ...]]:
     """All of them in this process, one after the other."""
     return [merge(number, task) for number, task in enumerate(tasks)]

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.errors import StoreNotFound, StoreUnavailable
 from logquarry.signals import held
-from logquarry.spark.compaction.merging import Merged, MergeTask, RunMerges, Source, groups
+from logquarry.spark.compaction.merging import (
+    Merged,
+    MergeTask,
+    RunMerges,
+    Source,
+    fewer,
+    groups,
+)
 from logquarry.spark.compaction.result import Compaction
 from logquarry.spark.lakehouse.table import TableFile, TableUnchanged
 from logquarry.spark.lakehouse.write import column_bounds
@@ -84,10 +91,15 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
     if not chosen:
         return Compaction(0, 0, 0, 0)
     made: list[Merged] = []
-    before = {file.path: file for group in chosen for file in group}
     try:
-        for files in run([_task(table, group) for group in chosen]):
-            made += files
+        results = run([_task(table, group) for group in chosen])
+        made = [file for files in results for file in files]
+        chosen, kept = fewer(chosen, results)
+        _remove(table, [file for file in made if file not in kept])
+        made = kept
+        if not made:
+            return Compaction(0, 0, 0, 0)
+        before = {file.path: file for group in chosen for file in group}
         added = [_table_file(table, file, before[file.sources[0]]) for file in made]
     except BaseException:
         _remove(table, made)

@@ -18,7 +18,7 @@ from logquarry.signals import held
 from logquarry.spark.decode import BodyDecoder, DecodeOptions, decoder_for
 from logquarry.spark.lakehouse.identity import check_same, document, identity, parsed
 from logquarry.spark.lakehouse.runs import Run
-from logquarry.spark.lakehouse.table import Marks, Table, TableFile
+from logquarry.spark.lakehouse.table import CommitUnknown, Marks, Table, TableFile
 from logquarry.spark.lakehouse.write import (
     VALUE,
     TableResult,
@@ -172,6 +172,7 @@ class Advance:
         Raises:
             CorruptFrame: on damage, as the options say.
             StoreUnavailable: if another export has written to the table meanwhile.
+            CommitUnknown: if nobody knows whether the commit was made.
         """
         read = self._target.read
         end = self._planner.latest(self._at, Limits(read.max_bytes, read.max_rows))
@@ -198,6 +199,9 @@ class Advance:
                     self._commit(files, dead, self._marks(end))
                 else:
                     self._run.give_up()
+        except CommitUnknown:
+            self._run.leave()
+            raise
         except BaseException:
             self._run.give_up()
             raise

@@ -19,6 +19,7 @@ import pyarrow as pa
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.spark.lakehouse.table import (
     PROPERTY,
+    CommitUnknown,
     Marks,
     TableFile,
     TableState,
@@ -139,7 +140,9 @@ class Delta:
                 )
         except CommitFailedError as error:
             check_unmoved(self.name, _marks(self._there(), marks), before)
-            raise StoreUnavailable(f"{self.name}: {error}") from error
+            raise CommitUnknown(self.name, error) from error
+        except (StoreUnavailable, OSError) as error:
+            raise CommitUnknown(self.name, error) from error
 
     def compact(self, target_size: int | None) -> dict[str, Any]:
         """Merge small files; what `deltalake` tells of it."""

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from logquarry.errors import StoreUnavailable, UsageError
+from logquarry.spark.lakehouse.identity import parsed
 from logquarry.spark.lakehouse.table import (
     PROPERTY,
+    CommitUnknown,
     Marks,
     TableFile,
     TableState,
@@ -123,7 +125,18 @@ class Iceberg:
             document = table.properties.get(PROPERTY)
             if document is None:
                 raise UsageError(f"{self.name}: an Iceberg table that no export of ours made")
+            self._check_parts(table, document)
             return _State(document, table.schema().as_arrow(), _marks(table))
+
+    def _check_parts(self, table: IcebergTable, document: str) -> None:
+        """That the table is parted as it was made: files say what of their rows is for that."""
+        made = list(parsed(self.name, document).get("partition_by") or [])
+        found = [field.name for field in table.spec().fields]
+        if found != made:
+            raise UsageError(
+                f"{self.name}: it is parted by {found} now, and was by {made} when it was made: "
+                "change that back, or export into another table"
+            )
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
         """Make it, without rows."""
@@ -173,6 +186,8 @@ class Iceberg:
                         ) from error
 
     def _append(self, table: IcebergTable, files: Sequence[TableFile], marks: Marks) -> None:
+        from pyiceberg.exceptions import CommitFailedException
+
         text = json.dumps(dict(marks), sort_keys=True)
         with _one_try(table):
             change = table.transaction()
@@ -180,7 +195,13 @@ class Iceberg:
             with change.update_snapshot({MARKS: text}).fast_append() as added:
                 for file in files:
                     added.append_data_file(_data_file(table, self.folder, file))
-            change.commit_transaction()
+            try:
+                change.commit_transaction()
+            except CommitFailedException:
+                raise
+            except Exception as error:
+                # A catalog that did not answer may have done it, or may do it yet.
+                raise CommitUnknown(self.name, error) from error
 
     def data_files(self) -> list[TableDataFile]:
         """The files of the table as it stands now: those that a compaction may merge.
@@ -333,8 +354,11 @@ def _data_file(table: IcebergTable, folder: OutputFolder, file: TableFile) -> Da
     lower: dict[int, bytes] = {}
     upper: dict[int, bytes] = {}
     for name, (low, high) in file.bounds.items():
-        field = schema.find_field(name)
-        assert isinstance(field.field_type, PrimitiveType)
+        field = next((field for field in schema.fields if field.name == name), None)
+        if field is None or not isinstance(field.field_type, PrimitiveType):
+            # Renamed or dropped since: what readers find by the table's names they find all the
+            # same, if not as quickly.
+            continue
         bounds: tuple[Any, Any] = (low, high)
         if isinstance(field.field_type, StringType):
             bounds = text_bound(low), text_bound(high)

@@ -45,6 +45,16 @@ class TableUnchanged(StoreUnavailable):
     """A commit was refused, and the table does not have its files."""
 
 
+class CommitUnknown(StoreUnavailable):
+    """Whether a commit was made is not known: it may be made yet."""
+
+    def __init__(self, name: str, error: BaseException) -> None:
+        super().__init__(
+            f"{name}: it is not known whether the commit was made; nothing is removed, and the "
+            f"next export finds out: {error}"
+        )
+
+
 class Table(Protocol):
     """A table that exports append to. Nothing is kept of it from one call to the next."""
 
@@ -86,6 +96,7 @@ class Table(Protocol):
 
         Raises:
             StoreUnavailable: if the marks have moved meanwhile; nothing is changed then.
+            CommitUnknown: if whatever keeps the table has not said what became of the commit.
         """
 
 

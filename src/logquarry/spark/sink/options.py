@@ -11,12 +11,11 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, TypeVar
 
 from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
-from logquarry.files.filesystem import without_file_scheme
+from logquarry.files.filesystem import local_folder
 from logquarry.ingest.dead_letters import dead_letter_folder
 from logquarry.ingest.staging import LoadPlan, OnRejected
 
@@ -119,10 +118,10 @@ def _path(given: Mapping[str, str]) -> str:
     text = given.get("path", "")
     if not text:
         raise UsageError("path: there is no store to write to: say save(path), or option path")
-    name = without_file_scheme(text)
-    if "://" in name:
-        raise UsageError(f"path: {name}: only a local store can be written")
-    return str(Path(name).absolute())
+    try:
+        return str(local_folder(text, "only a local store can be written"))
+    except UsageError as error:
+        raise UsageError(f"path: {error}") from None
 
 
 def _some(text: str) -> str:

@@ -183,11 +183,11 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
         if name in _TIMES and pa.types.is_timestamp(kind):
             # Finer times than milliseconds lose what is finer.
             milliseconds = pa.timestamp("ms", kind.tz)
-            return _cast(column, name, milliseconds, safe=False).cast(pa.int64())
+            return cast_column(column, name, milliseconds, safe=False).cast(pa.int64())
         if not pa.types.is_integer(kind):
             raise UsageError(f"the column {name} takes whole numbers, not {kind}")
         if pa.types.is_uint64(kind):
-            return _cast(column, name, pa.int64())
+            return cast_column(column, name, pa.int64())
     elif name == "wait_store_ok":
         if not pa.types.is_boolean(kind):
             raise UsageError(f"the column {name} takes true and false, not {kind}")
@@ -195,13 +195,13 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
         if not (pa.types.is_map(kind) and _is_text(kind.key_type) and _is_text(kind.item_type)):
             raise UsageError(f"the column properties is a map of text to text, not {kind}")
         if not (_is_string(kind.key_type) and _is_string(kind.item_type)):
-            return _cast(column, name, pa.map_(pa.string(), pa.large_string()))
+            return cast_column(column, name, pa.map_(pa.string(), pa.large_string()))
     elif not _is_text(kind):
         raise UsageError(f"the column {name} takes text or bytes, not {kind}")
     elif name in _TEXTS and not _is_string(_value_type(kind)):
         if pa.types.is_dictionary(kind):
             column = column.dictionary_decode()
-        return _cast(column, name, pa.large_string())
+        return cast_column(column, name, pa.large_string())
     return column
 
 
@@ -223,7 +223,12 @@ def _is_text(kind: pa.DataType) -> bool:
     )
 
 
-def _cast(column: pa.Array, name: str, kind: pa.DataType, *, safe: bool = True) -> pa.Array:
+def cast_column(column: pa.Array, name: str, kind: pa.DataType, *, safe: bool = True) -> pa.Array:
+    """A column as another type.
+
+    Raises:
+        UsageError: if a value has no place there.
+    """
     if column.type == kind:
         return column
     try:
@@ -243,7 +248,7 @@ def _numbered(column: pa.Array, name: str, kind: pa.DataType) -> tuple[list[Any]
     """The distinct values, and the number of each."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    column = _cast(column, name, kind)
+    column = cast_column(column, name, kind)
     firsts, ids = distinct_spans(binary_spans(column, len(column), name))
     try:
         return [column[first].as_py() for first in firsts], ids
@@ -286,7 +291,7 @@ def binary_spans(column: pa.Array | None, count: int, name: str) -> Spans:
     elif pa.types.is_binary(kind) or pa.types.is_string(kind):
         width = np.int32
     else:
-        column = _cast(column, name, pa.large_binary())
+        column = cast_column(column, name, pa.large_binary())
         width = np.int64
     _, offsets, data = column.buffers()
     if not len(column):

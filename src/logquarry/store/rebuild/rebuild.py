@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -22,11 +22,12 @@ from typing import Final
 from logquarry.clock import Clock, now_ms
 from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
-from logquarry.files.filesystem import local_store
+from logquarry.files.filesystem import local_folder, local_store
 from logquarry.files.layout import (
     COMMIT_LOG,
     CONSUME_QUEUE,
     INDEX,
+    SALVAGE,
     SIDECAR,
     StoreLayout,
     quarantine,
@@ -35,6 +36,7 @@ from logquarry.format import index as index_format
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.store.disk.disk import Disk, LocalDisk
+from logquarry.store.disk.folder_lock import alone_in
 from logquarry.store.disk.name_guard import NameGuard
 from logquarry.store.disk.open_files import OpenFiles
 from logquarry.store.disk.store_lock import StoreLock
@@ -43,6 +45,7 @@ from logquarry.store.read.commit_log import CommitLog
 from logquarry.store.read.log_bound import consume_queues, last_entries
 from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.rebuild.build import Builder, BuildJob, build_here
+from logquarry.store.rebuild.made_of import check_made_of, made_of, write_note
 from logquarry.store.rebuild.queue_files import QueueFiles
 from logquarry.store.rebuild.report import FileCount, QueueReport, RebuildReport
 from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds
@@ -65,6 +68,7 @@ def rebuild(
     disk: Disk | None = None,
     builder: Builder = build_here,
     progress: Progress | None = None,
+    note: Path | None = None,
 ) -> RebuildReport:
     """Make consume queues and index anew from the log.
 
@@ -81,21 +85,22 @@ def rebuild(
         disk: what it is on.
         builder: builds the files in their folder.
         progress: told of the bytes of the log that are read.
+        note: with ``into``: a file that is to say whose they are, for :func:`finish_into`.
 
     Returns:
         What was done, or without ``into`` and ``apply`` what would be.
 
     Raises:
         StoreNotFound: if there is no store.
-        StoreUnavailable: if a process has it open (in place), or the disk fails or is full; the
-            store is as it was.
+        StoreUnavailable: if a process has it open (in place), somebody else is at work in
+            ``into``, or the disk fails or is full; the store is as it was.
         UsageError: for folders that cannot be meant, and for settings that are not the store's.
     """
     root = local_store(path)
     names = [name for name, wanted in ((CONSUME_QUEUE, queues), (INDEX, index)) if wanted]
     if not names:
         raise UsageError("neither queues nor index: there is nothing to make")
-    target = root if into is None else _checked_target(root, Path(into).absolute(), names)
+    target = root if into is None else check_into(root, local_folder(into), names)
     settings = config or StoreConfig()
     layout = StoreLayout.open(root, settings)
     linked = [root / name for name in names if (root / name).is_symlink()]
@@ -104,9 +109,18 @@ def rebuild(
     if into is None and not apply:
         return _report(layout, None, names, is_live=layout.is_live())
     disk = disk or LocalDisk()
-    work = _Rebuild(root, target, names, settings, disk, clock or now_ms, builder)
+    work = _Rebuild(root, target, names, settings, disk, clock or now_ms, builder, note)
     if into is not None:
-        return work.run(progress)
+        is_new = not target.exists()
+        with alone_in(disk, target), _store_lock(disk, target):
+            try:
+                _finish_cut_off(target, names, disk)
+                # Others may have been at work there up to now.
+                check_into(root, target, names)
+                return work.run(progress)
+            except BaseException:
+                _remove_empty(*([target] if is_new else []))
+                raise
     lock = StoreLock(disk, root)
     try:
         # Files that a writer gave a second name before it crashed, which is their only one now.
@@ -116,31 +130,103 @@ def rebuild(
         lock.release()
 
 
-def _checked_target(root: Path, target: Path, names: list[str]) -> Path:
+@contextlib.contextmanager
+def _store_lock(disk: Disk, target: Path) -> Iterator[None]:
+    """The lock of a store, if a folder is one: of a copy of a log that gets its queues."""
+    lock = StoreLock(disk, target) if (target / COMMIT_LOG).is_dir() else None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
+    """A folder that queues and index of a store are to be made in.
+
+    Args:
+        root: the store.
+        target: the folder.
+        names: of the folders that are wanted in it.
+
+    Raises:
+        UsageError: if they cannot be made there.
+    """
     if target.resolve().is_relative_to(root.resolve()):
         raise UsageError(f"{target}: lies in the store, which is only read; --in-place is for that")
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target}: it is no folder")
+    if (target / SALVAGE).exists():
+        raise UsageError(f"{target}: a salvage into it is not finished")
+    if (target / SIDECAR / _BUILD / _COMPLETE).is_file():
+        # What of it is there already is no obstacle to what brings out the rest.
+        return target
     for name in names:
         if (target / name).exists():
             raise UsageError(f"{target / name}: it is there, and nothing is written over it")
     return target
 
 
-def finish_into(target: Path, names: Iterable[str], disk: Disk | None = None) -> bool:
+def finish_into(
+    path: str | os.PathLike[str],
+    target: Path,
+    names: Sequence[str],
+    *,
+    note: Path,
+    config: StoreConfig | None = None,
+    disk: Disk | None = None,
+) -> bool:
     """Put in place what a rebuild that was cut off had complete; whether all of it is there.
 
     Args:
+        path: the store's folder.
         target: the folder that the rebuild went into.
         names: of the folders that are wanted in it.
+        note: says whose they are.
+        config: the store's settings, as for :func:`rebuild`.
         disk: what it is on.
+
+    Raises:
+        StoreNotFound: if there is no store.
+        StoreUnavailable: if somebody is at work there.
+        UsageError: if what is there is of another store, or was made with other settings.
     """
+    if not target.is_dir():
+        return False
+    root, disk = local_store(path), disk or LocalDisk()
+    with alone_in(disk, target):
+        _bring_out_cut_off(target, disk)
+        there = [name for name in names if (target / name).exists()]
+        layout = StoreLayout.open(root, config or StoreConfig())
+        settings = _settings(layout, config or StoreConfig(), there)
+        check_made_of(target, note, made_of(str(root), there, settings))
+    return len(there) == len(names)
+
+
+def _finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
+    """Have all of a rebuild in place of which some is.
+
+    Raises:
+        UsageError: if there was one.
+    """
+    is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, INDEX))
+    if is_begun and _bring_out_cut_off(target, disk):
+        for name in names:
+            if (target / name).exists():
+                raise UsageError(
+                    f"{target / name}: a rebuild that was cut off had it complete: it is in place "
+                    "now, and nothing is written over it"
+                )
+
+
+def _bring_out_cut_off(target: Path, disk: Disk) -> bool:
     build = target / SIDECAR / _BUILD
-    if (build / _COMPLETE).is_file():
-        _bring_out(build, target, disk or LocalDisk())
-        shutil.rmtree(build)
-        _remove_empty(build.parent)
-    return all((target / name).is_dir() for name in names)
+    if not (build / _COMPLETE).is_file():
+        return False
+    _bring_out(build, target, disk)
+    shutil.rmtree(build)
+    _remove_empty(build.parent)
+    return True
 
 
 def _bring_out(build: Path, target: Path, disk: Disk) -> None:
@@ -178,6 +264,17 @@ def _report(
     )
 
 
+def _settings(layout: StoreLayout, config: StoreConfig, names: Iterable[str]) -> StoreConfig:
+    """The settings with all sizes."""
+    if INDEX not in names and config.index_shape is None:
+        # No index is made, so that nobody need know its shape.
+        shape = index_format.DEFAULT_SHAPE
+        config = dataclasses.replace(
+            config, max_hash_slot_num=shape.slots, max_index_num=shape.entries
+        )
+    return with_sizes(config, layout)
+
+
 def _files_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
@@ -193,6 +290,7 @@ class _Rebuild:
         disk: what both are on.
         clock: names what is made.
         builder: builds the files.
+        note: gets told whose they are; None for nothing.
     """
 
     def __init__(
@@ -204,7 +302,9 @@ class _Rebuild:
         disk: Disk,
         clock: Clock,
         builder: Builder,
+        note: Path | None,
     ) -> None:
+        self._note = note
         self._root = root
         self._target = target
         self._names = names
@@ -217,7 +317,6 @@ class _Rebuild:
     def run(self, progress: Progress | None) -> RebuildReport:
         """Build, put in place, and tell."""
         is_in_place = self._target == self._root
-        is_new = not self._target.exists()
         self._finish_swap()
         layout = StoreLayout.open(self._root, self._config)
         into = None if is_in_place else self._target
@@ -228,7 +327,7 @@ class _Rebuild:
             report = self._built(layout, report, progress)
         except BaseException:
             shutil.rmtree(self._build, ignore_errors=True)
-            _remove_empty(self._build.parent, *([self._target] if is_new else []))
+            _remove_empty(self._build.parent)
             raise
         aside = self._swap()
         shutil.rmtree(self._build)
@@ -241,7 +340,7 @@ class _Rebuild:
     def _built(
         self, layout: StoreLayout, report: RebuildReport, progress: Progress | None
     ) -> RebuildReport:
-        config = self._settings(layout)
+        config = _settings(layout, self._config, self._names)
         queue_size, shape = config.queue_file_size, config.index_shape
         assert queue_size is not None and shape is not None
         look, likely_end = self._look(layout, queue_size, is_live=report.is_live)
@@ -271,19 +370,11 @@ class _Rebuild:
         if INDEX in self._names:
             count = FileCount(built.index_files, built.index_files * shape.file_size)
             report = dataclasses.replace(report, index=count, keys=built.keys)
+        if self._note is not None:
+            whose = made_of(str(self._root), self._names, config)
+            write_note(self._note, whose, self._disk)
         self._disk.replace(self._build / _COMPLETE, b"complete\n")
         return report
-
-    def _settings(self, layout: StoreLayout) -> StoreConfig:
-        """The settings with all sizes."""
-        config = self._config
-        if INDEX not in self._names and config.index_shape is None:
-            # No index is made, so that nobody need know its shape.
-            shape = index_format.DEFAULT_SHAPE
-            config = dataclasses.replace(
-                config, max_hash_slot_num=shape.slots, max_index_num=shape.entries
-            )
-        return with_sizes(config, layout)
 
     def _look(self, layout: StoreLayout, queue_size: int, *, is_live: bool) -> tuple[LogLook, int]:
         """What walks the log, and about where that will end."""
