@@ -9,7 +9,6 @@ stranger who says nothing has to go when somebody else comes.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import selectors
 import ssl
@@ -31,6 +30,7 @@ from logquarry.protocol.ha import (
     SlaveRequested,
     TransferLimits,
 )
+from logquarry.replication.admission import Admission, Networks, networks
 from logquarry.replication.wire import Surroundings, Waits, Wire, address_text, drive
 from logquarry.store.disk.lifetime import abandon_in_children, stays
 from logquarry.store.message_store import MessageStore
@@ -74,14 +74,9 @@ class MasterOptions:
             raise UsageError(f"max_connections is {self.max_connections}, and must be above 0")
         self.networks()
 
-    def networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] | None:
+    def networks(self) -> Networks | None:
         """What ``allow`` means."""
-        if self.allow is None:
-            return None
-        try:
-            return tuple(ipaddress.ip_network(text, strict=False) for text in self.allow)
-        except ValueError as error:
-            raise UsageError(f"allow: {error}") from error
+        return networks(self.allow)
 
 
 class SlaveView(NamedTuple):
@@ -161,8 +156,8 @@ class HaMaster:
     ) -> None:
         self._feed = store.log_feed()
         self._options = options or MasterOptions()
-        self._networks = self._options.networks()
         self._surroundings = surroundings or Surroundings()
+        self._admission = Admission(self._options.networks(), self._surroundings.now_ms)
         self._listener = self._surroundings.listen(host, port)
         self.host, self.port = self._listener.getsockname()[:2]
         self._wake = self._surroundings.wake()
@@ -170,8 +165,6 @@ class HaMaster:
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._selector.register(self._wake, selectors.EVENT_READ, self._wake)
         self._slaves: list[_Slave] = []
-        self._refused = 0
-        self._noted_ms: int | None = None
         self._buffer = memoryview(bytearray(_REPORTS))
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="logquarry-ha-master", daemon=True)
@@ -227,7 +220,11 @@ class HaMaster:
             )
         feed = self._feed
         return MasterStatus(
-            self.address, feed.max_offset, feed.replicas.acknowledged, tuple(views), self._refused
+            self.address,
+            feed.max_offset,
+            feed.replicas.acknowledged,
+            tuple(views),
+            self._admission.refused,
         )
 
     # ------------------------------------------------------------------------------------ at work
@@ -358,7 +355,7 @@ class HaMaster:
             self._heard(slave, violation.events)
             with contextlib.suppress(OSError):
                 slave.wire.send(slave.machine.data_to_send())
-            self._refuse(slave.wire.peer, str(violation))
+            self._admission.refuse(slave.wire.peer, str(violation))
             self._drop(slave, None)
         except OSError as error:
             self._drop(slave, str(error))
@@ -384,24 +381,24 @@ class HaMaster:
         except OSError as error:
             # Out of descriptors, or the peer is gone already. The former may last, and the listener
             # stays ready: others are to have the processor meanwhile.
-            self._refuse("?", str(error))
+            self._admission.refuse("?", str(error))
             time.sleep(_PAUSE_SECONDS)
             return
         peer = address_text(address)
-        if not self._is_allowed(address[0]):
+        if not self._admission.allows(address[0]):
             connection.close()
-            self._refuse(peer, "it is not on the list of those who may connect")
+            self._admission.refuse(peer, "it is not on the list of those who may connect")
             return
         if len(self._slaves) >= self._options.max_connections and not self._make_room():
             connection.close()
-            self._refuse(peer, f"{len(self._slaves)} are connected")
+            self._admission.refuse(peer, f"{len(self._slaves)} are connected")
             return
         try:
             wire = Wire(connection, tls=self._options.tls)
             self._selector.register(wire, selectors.EVENT_READ, machine_of := self._new(wire))
         except (OSError, ValueError) as error:
             connection.close()
-            self._refuse(peer, str(error))
+            self._admission.refuse(peer, str(error))
             return
         self._slaves.append(machine_of)
         if wire.is_ready:
@@ -413,18 +410,11 @@ class HaMaster:
         )
         return _Slave(wire, machine)
 
-    def _is_allowed(self, host: str) -> bool:
-        if self._networks is None:
-            return True
-        address = ipaddress.ip_address(host.partition("%")[0])
-        mapped = getattr(address, "ipv4_mapped", None)
-        return any((mapped or address) in network for network in self._networks)
-
     def _make_room(self) -> bool:
         """Let go of whoever has been silent for longest, and was never a slave; if there is one."""
         for slave in self._slaves:
             if slave.machine.state is MasterState.AWAITING_REQUEST:
-                self._refuse(slave.wire.peer, "it says nothing, and another one has come")
+                self._admission.refuse(slave.wire.peer, "it says nothing, and another one has come")
                 self._drop(slave, None)
                 return True
         return False
@@ -440,11 +430,3 @@ class HaMaster:
         slave.wire.close()
         if reason is not None:
             logger.info("slave %s is gone: %s", slave.wire.peer, reason)
-
-    def _refuse(self, peer: str, reason: str) -> None:
-        self._refused += 1
-        # Whoever knocks all day is not to fill a disk with it.
-        now = self._surroundings.now_ms()
-        if self._noted_ms is None or now - self._noted_ms >= 1_000:
-            self._noted_ms = now
-            logger.warning("%s was refused: %s (%d so far)", peer, reason, self._refused)
