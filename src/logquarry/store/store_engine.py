@@ -338,10 +338,8 @@ class StoreEngine:
         self.wait = FlushWait(
             flushing.group, after_put.wakeup, replicas=self.replicas if is_replicated else None
         )
-        flags = self._dispatching.flag, after_put.flag
-        self._woken = tuple(flag for flag in flags if flag is not None)
-        self._after_put: tuple[Wakeable, ...] = self._woken
-        self._followers: tuple[Wakeable, ...] = ()
+        self._after_put_flag = after_put.flag
+        self._set_followers(())
         commits = [] if flushing.commit is None else [flushing.commit]
         # What is committed can be dispatched, and what is dispatched can be flushed.
         self._services = [*commits, self._dispatching, flushing.log, flushing.queues]
@@ -390,8 +388,9 @@ class StoreEngine:
         failed: Callable[[], None],
     ) -> Future[PutResult]:
         """The future of a put that is in the log; see :class:`FlushWait`."""
-        self._dispatching.wakeup()
-        self._tell_followers()
+        for flag in self._after_append:
+            if flag.is_unset():
+                flag.set()
         return self.wait.settle_later(result, wait, done, failed)
 
     def _flushables(self) -> Iterator[Flushable]:
@@ -462,13 +461,18 @@ class StoreEngine:
 
     def _follow(self, flag: Wakeable) -> None:
         with self._adopting:
-            self._followers = (*self._followers, flag)
-            self._after_put = (*self._woken, *self._followers)
+            self._set_followers((*self._followers, flag))
 
     def _unfollow(self, flag: Wakeable) -> None:
         with self._adopting:
-            self._followers = tuple(other for other in self._followers if other is not flag)
-            self._after_put = (*self._woken, *self._followers)
+            self._set_followers(tuple(other for other in self._followers if other is not flag))
+
+    def _set_followers(self, followers: tuple[Wakeable, ...]) -> None:
+        self._followers = followers
+        dispatch, flush = self._dispatching.flag, self._after_put_flag
+        # What is told of each message in the log, and what besides where no put waits for anything.
+        self._after_append = followers if dispatch is None else (dispatch, *followers)
+        self._after_put = self._after_append if flush is None else (*self._after_append, flush)
 
     def adopt(self) -> None:
         """Learn from what :meth:`append_data` brought which queue offsets come next.
