@@ -123,7 +123,7 @@ def test_config_too(tmp_path: Path, config: Path) -> None:
         # What is no table is told, and what was there stays.
         (folder / "consumerOffset.json").write_text("{ torn")
         result = run("replicate", log, *into, asked, *options, code=4)
-        assert "consumerOffset.json cannot be read" in result.stderr
+        assert "consumerOffset.json cannot be served" in result.stderr
         assert (tmp_path / "s" / "config" / "consumerOffset.json").read_bytes() == found
         # Nobody answers there.
         result = run("replicate", log, *into, "127.0.0.1:1", *options, code=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -19,16 +20,23 @@ from logquarry.errors import ProtocolViolation, StoreUnavailable, UsageError
 from logquarry.files.layout import quarantine
 from logquarry.format import broker_config
 from logquarry.protocol import remoting
-from logquarry.protocol.remoting import RemotingCommand, RemotingReader, RequestCode
+from logquarry.protocol.remoting import (
+    LARGEST_FRAME,
+    RemotingCommand,
+    RemotingReader,
+    RequestCode,
+)
 from logquarry.replication import (
     ConfigServer,
     ConfigServerOptions,
     ConfigSync,
     ConfigSynced,
     ConfigSyncOptions,
+    config_answers,
     sync_config,
 )
-from logquarry.replication.config_server import FAST_PORT, REQUESTS
+from logquarry.replication.config_answers import REQUESTS
+from logquarry.replication.config_server import FAST_PORT
 from logquarry.replication.wire import Surroundings
 from tests.replication_pair import PATIENCE_SECONDS, eventually, opened
 
@@ -189,10 +197,39 @@ def test_a_masters_bak_serves_and_what_is_spoilt_is_told(
         synced = fetch(slave, server)
     assert set(synced.written) == set(FILES) - {"subscriptionGroup.json"}
     assert synced.problems == (
-        "subscriptionGroup.json: the master refuses, code 1: subscriptionGroup.json cannot be read",
+        "subscriptionGroup.json: the master refuses, code 1: "
+        "subscriptionGroup.json cannot be served",
     )
     backup = json.loads((master / "config" / "topics.json.bak").read_bytes())
     assert json.loads((Path(slave.root) / "config/topics.json").read_bytes()) == backup
+
+
+def test_what_could_not_be_read_once_is_served_when_it_can(
+    master: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = master / "config" / "topics.json"
+    expected = broker_config.decode_topic_document(path.read_bytes())
+    for file in (path, master / "config" / "topics.json.bak"):
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+    read = Path.read_bytes
+
+    def out_of_descriptors(self: Path) -> bytes:
+        if self == path:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(self)
+
+    with ConfigServer(master) as server, Client(server) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "read_bytes", out_of_descriptors)
+            client.say(asking())
+            answer = client.hear()
+            # The one before it.
+            assert answer is not None and answer.code == 0
+            assert broker_config.decode_topic_document(answer.body) != expected
+        client.say(asking())
+        answer = client.hear()
+        assert answer is not None
+        assert broker_config.decode_topic_document(answer.body) == expected
 
 
 def test_a_spoilt_file_of_the_slave_is_set_aside(master: Path, slave: lq.MessageStore) -> None:
@@ -445,7 +482,7 @@ def test_strangers_are_hung_up_on(strange: bytes, master: Path) -> None:
 
 def test_who_reads_nothing_costs_no_more_than_an_answer(master: Path) -> None:
     write(master, "topics.json", versioned("topicConfigTable", 1, t={"x": "y" * (4 << 20)}))
-    count = 12
+    count = 6
     with ConfigServer(master) as server, Client(server) as client, Client(server) as other:
         client.say(*(asking(opaque=number) for number in range(count)))
         eventually(lambda: server.status().answered > 0)
@@ -536,11 +573,15 @@ def test_two_ports(master: Path) -> None:
     alone.close()
 
 
-def test_a_table_that_fits_no_frame(master: Path, slave: lq.MessageStore) -> None:
-    write(master, "topics.json", versioned("topicConfigTable", 1, t={"x": "y" * (1 << 24)}))
+def test_a_table_that_fits_no_frame(
+    master: Path, slave: lq.MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert LARGEST_FRAME - 5_000 < config_answers._LARGEST_DOCUMENT < LARGEST_FRAME - 500
+    monkeypatch.setattr(config_answers, "_LARGEST_DOCUMENT", 5_000)
+    write(master, "topics.json", versioned("topicConfigTable", 1, t={"x": "y" * 5_000}))
     with ConfigServer(master) as server:
         synced = fetch(slave, server)
     assert synced.problems == (
-        "topics.json: the master refuses, code 1: topics.json cannot be read",
+        "topics.json: the master refuses, code 1: topics.json cannot be served",
     )
     assert len(synced.written) == 3

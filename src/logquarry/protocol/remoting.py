@@ -127,6 +127,15 @@ def encode(command: RemotingCommand) -> bytes:
     Raises:
         UsageError: if no RocketMQ would take a frame of its size.
     """
+    return encode_head(command) + command.body
+
+
+def encode_head(command: RemotingCommand) -> bytes:
+    """The frame of a command but for its body, which follows: a large one need not be copied.
+
+    Raises:
+        UsageError: if no RocketMQ would take a frame of its size.
+    """
     header: dict[str, Any] = {
         "code": command.code,
         "flag": command.flag,
@@ -144,7 +153,7 @@ def encode(command: RemotingCommand) -> bytes:
     size = PREFIX.size + len(text) + len(command.body)
     if size > LARGEST_FRAME:
         raise UsageError(f"a frame of {size} bytes: RocketMQ takes at most {LARGEST_FRAME}")
-    return PREFIX.struct.pack(size - _SIZE.size, len(text)) + text + command.body
+    return PREFIX.struct.pack(size - _SIZE.size, len(text)) + text
 
 
 class RemotingReader:

@@ -1,13 +1,11 @@
 """What a slave's broker asks its master's: the tables of a store's ``config/``.
 
-Answers RocketMQ's four requests (``AdminBrokerProcessor``) over its remoting protocol, from the
-files as they are, and every other request with "not supported": nothing can be changed from
-outside. A RocketMQ slave asks for the topics at another port, two below ("fast", or VIP channel),
-so this listens at both.
+Sockets about :mod:`logquarry.replication.config_answers`. A RocketMQ slave asks for the topics at
+another port, two below ("fast", or VIP channel), so this listens at both.
 
 One thread serves all connections, by a selector. Nobody gets a second answer before the first has
 gone, and nothing is read of whoever has an answer to come: what a peer sends costs no more than a
-request, and what it does not read no more than an answer.
+request.
 """
 
 from __future__ import annotations
@@ -26,57 +24,13 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from logquarry.errors import ProtocolViolation, UsageError
-from logquarry.protocol.remoting import (
-    RemotingCommand,
-    RemotingReader,
-    RequestCode,
-    ResponseCode,
-    encode,
-)
+from logquarry.protocol.remoting import RemotingCommand, RemotingReader
 from logquarry.replication.admission import Admission, Networks, networks
+from logquarry.replication.config_answers import ConfigAnswers
 from logquarry.replication.wire import Surroundings, Waits, Wire, address_text, drive
-from logquarry.store.config_tables import (
-    CONSUMER_OFFSETS,
-    DELAY_OFFSETS,
-    SUBSCRIPTION_GROUPS,
-    TOPICS,
-    ConfigTable,
-    config_file,
-)
-from logquarry.store.disk.disk import LocalDisk
 from logquarry.store.disk.lifetime import abandon_in_children, stays
 
 logger = logging.getLogger(__name__)
-
-
-class TableRequest(NamedTuple):
-    """How a table is asked for.
-
-    Attributes:
-        code: the request.
-        table: the table.
-        nothing: the remark with which a broker that has none refuses.
-    """
-
-    code: RequestCode
-    table: ConfigTable
-    nothing: str
-
-
-REQUESTS: Final = (
-    TableRequest(RequestCode.GET_ALL_TOPIC_CONFIG, TOPICS, "No topic in this broker"),
-    TableRequest(
-        RequestCode.GET_ALL_CONSUMER_OFFSET, CONSUMER_OFFSETS, "No consumer offset in this broker"
-    ),
-    TableRequest(RequestCode.GET_ALL_DELAY_OFFSET, DELAY_OFFSETS, "No delay offset in this broker"),
-    TableRequest(
-        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
-        SUBSCRIPTION_GROUPS,
-        "No subscription group in this broker",
-    ),
-)
-"""In the order in which a RocketMQ slave asks."""
-_BY_CODE: Final = {request.code.value: request for request in REQUESTS}
 
 FAST_PORT: Final = -2
 """From a broker's port to the one at which a RocketMQ slave asks for topics."""
@@ -86,11 +40,6 @@ _LONGEST_WAIT_MS: Final = 1_000
 _PAUSE_SECONDS: Final = 0.01
 _END_SECONDS: Final = 10.0
 _TRIES: Final = 50
-_SETTLED_NS: Final = 2_000_000_000
-"""A file may change again, and its time not, if it is younger."""
-
-_Signature = tuple[int, int, int]
-"""Another one when a file was written: inode, time of its last change, bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,8 +130,7 @@ class ConfigServer:
         options: ConfigServerOptions | None = None,
         surroundings: Surroundings | None = None,
     ) -> None:
-        self._root = Path(root)
-        self._disk = LocalDisk()
+        self._answers = ConfigAnswers(Path(root))
         self._options = options or ConfigServerOptions()
         self._surroundings = surroundings or Surroundings()
         self._admission = Admission(self._options.networks(), self._surroundings.now_ms)
@@ -194,9 +142,6 @@ class ConfigServer:
         for listener in self._listeners:
             self._selector.register(listener, selectors.EVENT_READ, listener)
         self._peers: list[_Peer] = []
-        self._answered = 0
-        self._documents: dict[str, tuple[_Signature, bytes]] = {}
-        """What the files were found to say, for the next who asks."""
         self._buffer = memoryview(bytearray(_READ))
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="logquarry-config", daemon=True)
@@ -260,7 +205,7 @@ class ConfigServer:
     def status(self) -> ConfigServerStatus:
         """How it does right now."""
         return ConfigServerStatus(
-            self.address, len(self._peers), self._answered, self._admission.refused
+            self.address, len(self._peers), self._answers.given, self._admission.refused
         )
 
     # ------------------------------------------------------------------------------------ at work
@@ -311,7 +256,7 @@ class ConfigServer:
                 peer.has_asked = True
                 peer.heard_ms = now
                 if not (command.is_response or command.is_oneway):
-                    wire.send([self._answer(command)])
+                    wire.send(self._answers.answer(command))
                 # TLS may have more of it, which no selector sees.
                 self._read(peer)
                 left = 0
@@ -346,41 +291,6 @@ class ConfigServer:
             self._drop(peer, None)
         except OSError as error:
             self._drop(peer, str(error))
-
-    # ------------------------------------------------------------------------------------- answers
-    def _answer(self, command: RemotingCommand) -> bytes:
-        request = _BY_CODE.get(command.code)
-        if request is None:
-            remark = f" request type {command.code} not supported"
-            return encode(command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark))
-        try:
-            body = self._document(request.table)
-            if body is None:
-                return _refused(command, request.nothing)
-            answer = encode(command.answer(ResponseCode.SUCCESS, body=body))
-        except (OSError, ValueError, UsageError) as error:
-            logger.warning("%s is not served: %s", request.table.file, error)
-            # Where it stands is nobody's business.
-            return _refused(command, f"{request.table.file} cannot be read")
-        self._answered += 1
-        return answer
-
-    def _document(self, table: ConfigTable) -> bytes | None:
-        """What a table's file says, or the one before it; None where there is none."""
-        file = config_file(self._disk, self._root, table)
-        now, found = time.time_ns(), _signature(file.path)
-        known = self._documents.get(table.file)
-        if known is not None and known[0] == found:
-            return known[1]
-        loaded = file.load()
-        if loaded.value is None:
-            if loaded.problems:
-                raise ValueError("; ".join(loaded.problems))
-            return None
-        document = table.encode(loaded.value).encode("utf-8", "backslashreplace")
-        if found is not None and loaded.path == file.path and now - found[1] > _SETTLED_NS:
-            self._documents[table.file] = found, document
-        return document
 
     # -------------------------------------------------------------------------------- come and go
     def _accept(self, listener: socket.socket) -> None:
@@ -428,15 +338,3 @@ class ConfigServer:
         peer.wire.close()
         if reason is not None:
             logger.info("%s is gone: %s", peer.wire.peer, reason)
-
-
-def _refused(command: RemotingCommand, remark: str) -> bytes:
-    return encode(command.answer(ResponseCode.SYSTEM_ERROR, remark=remark))
-
-
-def _signature(path: Path) -> _Signature | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Self
 
 from logquarry.errors import LogquarryError, ProtocolViolation, StoreError, UsageError
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, ResponseCode, encode
-from logquarry.replication.config_server import REQUESTS, TableRequest
+from logquarry.replication.config_answers import REQUESTS, TableRequest
 from logquarry.replication.wire import Surroundings, address_text
 from logquarry.store.config_tables import ConfigTables
 from logquarry.store.disk.lifetime import abandon_in_children, stays
