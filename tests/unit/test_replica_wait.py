@@ -123,6 +123,14 @@ def test_who_began_behind_it_has_not_got_it() -> None:
     assert first.result(0) is True
 
 
+def test_a_word_counts_for_those_who_are_about_to_ask() -> None:
+    """A message is in the log before its put asks: its slave may be quicker."""
+    waiting = replicas()
+    waiting.acknowledge(1_000, 1_000)  # where another slave begins
+    waiting.acknowledge(900, 100)
+    assert asked(waiting, 800).result(0) is True
+
+
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 12), st.integers(0, 12)), max_size=40),
 )

@@ -80,7 +80,6 @@ def replicate(
         broker = serving.host_port(sync_config, option="--sync-config")
     context = serving.client_tls(tls, tls_ca, tls_cert, tls_key)
     from logquarry.config import StoreConfig
-    from logquarry.protocol.ha import HaTimes
     from logquarry.replication import ConfigSync, ConfigSyncOptions, HaSlave, SlaveOptions
     from logquarry.signals import held
     from logquarry.store.message_store import MessageStore
@@ -90,10 +89,7 @@ def replicate(
         start=start,
         acknowledge=acknowledge,
         check_crc=not no_crc,
-        times=HaTimes(
-            heartbeat_ms=settings.ha_send_heartbeat_interval,
-            housekeeping_ms=settings.ha_housekeeping_interval,
-        ),
+        times=serving.ha_times(settings),
         tls=context,
         server_name=tls_name,
     )
@@ -151,10 +147,10 @@ class _Line:
         status = self._slave.status()
         if status.has_ended or (self._ends and status.has_all):
             return None
-        news = "connected" if status.is_connected else status.trouble
+        news = f"{status.master}: connected" if status.is_connected else status.trouble
         if news and news != self._said:
             self._said = news
-            self._out.note(f"{status.master}: {text.printable(news.removeprefix(status.master))}")
+            self._out.note(text.printable(news))
         if self._sync is not None:
             fetched = self._sync.status()
             if fetched.has_ended:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-from logquarry.errors import ProtocolViolation, UsageError
+from logquarry.errors import LogquarryError, ProtocolViolation, ReplicationError, UsageError
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader
 from logquarry.replication.admission import Admission, Networks, networks
 from logquarry.replication.config_answers import ConfigAnswers
@@ -82,12 +82,14 @@ class ConfigServerStatus(NamedTuple):
         connections: how many there are.
         answered: requests that were answered with a table.
         refused: connections that were refused, or ended for what they sent.
+        has_ended: whether it has ended for good.
     """
 
     address: str
     connections: int
     answered: int
     refused: int
+    has_ended: bool
 
 
 class _Peer:
@@ -116,6 +118,9 @@ class ConfigServer:
         options: how it serves.
         surroundings: time and sockets.
 
+    Attributes:
+        error: why it has ended for good, None where it has not.
+
     Raises:
         OSError: if it cannot listen there.
         UsageError: if there is no port two below.
@@ -134,13 +139,19 @@ class ConfigServer:
         self._options = options or ConfigServerOptions()
         self._surroundings = surroundings or Surroundings()
         self._admission = Admission(self._options.networks(), self._surroundings.now_ms)
-        self._listeners = self._listen(host, port)
-        self.host, self.port = self._listeners[0].getsockname()[:2]
-        self._wake = self._surroundings.wake()
-        self._selector = self._surroundings.selector()
-        self._selector.register(self._wake, selectors.EVENT_READ, None)
-        for listener in self._listeners:
-            self._selector.register(listener, selectors.EVENT_READ, listener)
+        with contextlib.ExitStack() as made:
+            # A port that nobody serves is not to stay taken where descriptors run out.
+            self._listeners = self._listen(host, port)
+            for listener in self._listeners:
+                made.enter_context(contextlib.closing(listener))
+            self.host, self.port = self._listeners[0].getsockname()[:2]
+            self._wake = made.enter_context(contextlib.closing(self._surroundings.wake()))
+            self._selector = made.enter_context(contextlib.closing(self._surroundings.selector()))
+            self._selector.register(self._wake, selectors.EVENT_READ, None)
+            for listener in self._listeners:
+                self._selector.register(listener, selectors.EVENT_READ, listener)
+            made.pop_all()
+        self.error: LogquarryError | None = None
         self._peers: list[_Peer] = []
         self._buffer = memoryview(bytearray(_READ))
         self._is_closing = False
@@ -205,7 +216,11 @@ class ConfigServer:
     def status(self) -> ConfigServerStatus:
         """How it does right now."""
         return ConfigServerStatus(
-            self.address, len(self._peers), self._answers.given, self._admission.refused
+            self.address,
+            len(self._peers),
+            self._answers.given,
+            self._admission.refused,
+            self.error is not None,
         )
 
     # ------------------------------------------------------------------------------------ at work
@@ -217,8 +232,9 @@ class ConfigServer:
         try:
             while not self._is_closing:
                 yield from self._turn()
-        except Exception:
+        except Exception as error:
             logger.exception("the server of config/ failed")
+            self.error = ReplicationError(f"the server of config/ failed: {error!r}")
         finally:
             self._end()
 
@@ -303,19 +319,26 @@ class ConfigServer:
             return
         name = address_text(address)
         if not self._admission.allows(address[0]):
-            connection.close()
+            # Counted first: whoever sees the connection end may ask.
             self._admission.refuse(name, "it is not on the list of those who may connect")
+            connection.close()
             return
         if len(self._peers) >= self._options.max_connections and not self._make_room():
-            connection.close()
             self._admission.refuse(name, f"{len(self._peers)} are connected")
+            connection.close()
             return
         try:
             wire = Wire(connection, tls=self._options.tls)
-            peer = _Peer(wire, self._surroundings.now_ms())
-            self._selector.register(wire, selectors.EVENT_READ, peer)
         except (OSError, ValueError) as error:
             connection.close()
+            self._admission.refuse(name, str(error))
+            return
+        peer = _Peer(wire, self._surroundings.now_ms())
+        try:
+            self._selector.register(wire, selectors.EVENT_READ, peer)
+        except (OSError, ValueError) as error:
+            # Not the socket that was accepted: TLS has made another one of it.
+            wire.close()
             self._admission.refuse(name, str(error))
             return
         self._peers.append(peer)

@@ -51,6 +51,7 @@ _SYNC_MS: Final = 20
 _CONNECT_SECONDS: Final = 5.0
 _LONGEST_WAIT_MS: Final = 1_000
 _END_SECONDS: Final = 600.0
+_LONG_SECONDS: Final = 3_600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,8 +189,13 @@ class HaSlave:
     # -------------------------------------------------------------------------------------- life
     def start(self) -> None:
         """Begin."""
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError:
+            # No more threads: whoever asks by ``with`` closes nothing that did not begin.
+            self.close()
+            raise
 
     def close(self) -> None:
         """End the connection, and follow no more; once more does nothing."""
@@ -199,6 +205,9 @@ class HaSlave:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(_END_SECONDS)
+        if self._threads[0].ident is None:
+            # Nobody else says so to those who wait.
+            self._ended.set()
         self._wake.close()
         stays(self)
 
@@ -219,9 +228,12 @@ class HaSlave:
         """Wait until it has ended; whether it has. :attr:`error` tells why, if it was not closed.
 
         Args:
-            timeout_s: seconds; by default as long as it takes, within reason.
+            timeout_s: seconds; by default as long as it takes.
         """
-        return self._ended.wait(_END_SECONDS if timeout_s is None else timeout_s)
+        while not self._ended.wait(_LONG_SECONDS if timeout_s is None else timeout_s):
+            if timeout_s is not None:
+                return False
+        return True
 
     def _goes_on(self) -> bool:
         return not self._is_closing and self.error is None

@@ -84,7 +84,8 @@ class ReplicaWait:
             since: where what it got begins. Those who wait for less are not told.
         """
         waiting = self._waiting
-        if offset <= self.acknowledged and not waiting:
+        if self._held_from <= since and offset <= self._held_to and not waiting:
+            # No news. An offset alone may be: another slave's may have told of less before it.
             return
         reached: list[Waiter] = []
         others: list[Waiter] = []
