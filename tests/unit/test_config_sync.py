@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import logquarry as lq
-from logquarry.errors import ProtocolViolation, StoreUnavailable, UsageError
+from logquarry.cli import serving
+from logquarry.errors import ProtocolViolation, ReplicationError, StoreUnavailable, UsageError
 from logquarry.files.layout import quarantine
 from logquarry.format import broker_config
 from logquarry.protocol import remoting
@@ -38,7 +40,7 @@ from logquarry.replication import (
 from logquarry.replication.config_answers import REQUESTS
 from logquarry.replication.config_server import FAST_PORT
 from logquarry.replication.wire import Surroundings
-from tests.replication_pair import PATIENCE_SECONDS, eventually, opened
+from tests.replication_pair import PATIENCE_SECONDS, eventually, make_certificate, opened
 
 FILES = ["topics.json", "consumerOffset.json", "delayOffset.json", "subscriptionGroup.json"]
 PATIENT = ConfigSyncOptions(timeout=PATIENCE_SECONDS)
@@ -585,3 +587,36 @@ def test_a_table_that_fits_no_frame(
         "topics.json: the master refuses, code 1: topics.json cannot be served",
     )
     assert len(synced.written) == 3
+
+
+def test_tls(master: Path, slave: lq.MessageStore, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    large = {f"topic-{number}": {"x": "y" * 1_000} for number in range(500)}
+    write(master, "topics.json", versioned("topicConfigTable", 1, **large))
+    asks = replace(PATIENT, server_name="localhost")
+    served = serving.server_tls(str(certificate), str(key), str(certificate))
+    with ConfigServer(master, options=ConfigServerOptions(tls=served)) as server:
+        bare = serving.client_tls(True, str(certificate), None, None)
+        # Whoever speaks no TLS, and whoever has no certificate, gets nothing.
+        for options in (PATIENT, replace(asks, tls=bare)):
+            with pytest.raises((OSError, ProtocolViolation)):
+                sync_config(slave, server.host, server.port, options=options)
+        assert not config_bytes(Path(slave.root))
+        known = serving.client_tls(True, str(certificate), str(certificate), str(key))
+        synced = sync_config(slave, server.host, server.port, options=replace(asks, tls=known))
+        assert synced == (tuple(FILES), (), ())
+    found = json.loads((Path(slave.root) / "config/topics.json").read_bytes())
+    assert found["topicConfigTable"] == large
+
+
+def test_a_server_that_fails_says_so(master: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> list[bytes]:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(config_answers.ConfigAnswers, "answer", failing)
+    with ConfigServer(master) as server, Client(server) as client:
+        assert not server.status().has_ended
+        client.say(asking())
+        assert client.hear() is None
+        eventually(lambda: server.status().has_ended)
+        assert isinstance(server.error, ReplicationError) and "a bug" in str(server.error)

@@ -110,6 +110,7 @@ def serve_master(
         ExitStack() as besides,
     ):
         out.line(f"serving {text.printable(store)} at {master.address}")
+        server = None
         if asked_at is not None:
             answers = ConfigServerOptions(
                 max_connections=max_connections, allow=allow or None, tls=tls
@@ -118,14 +119,19 @@ def serve_master(
             out.line(f"serving its config/ at {server.address}")
         # Whoever started this may wait for it.
         sys.stdout.flush()
-        serving.go_on(out, waiting, lambda: _line(master.status()))
-        if master.error is not None:
-            raise master.error
+        parts = [part for part in (master, server) if part is not None]
+
+        def line() -> str | None:
+            has_ended = any(part.error is not None for part in parts)
+            return None if has_ended else _line(master.status())
+
+        serving.go_on(out, waiting, line)
+        for part in parts:
+            if part.error is not None:
+                raise part.error
 
 
-def _line(status: MasterStatus) -> str | None:
-    if status.has_ended:
-        return None
+def _line(status: MasterStatus) -> str:
     said = [f"log to {status.max_offset}"]
     for slave in status.slaves:
         if slave.acknowledged is None:
