@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import logquarry as lq
 from logquarry.format import broker_config
 from logquarry.replication import ConfigServer, ConfigSyncOptions, sync_config
+from tests.config_pair import real_config
 from tests.conformance.oracle import RUN, Master, require_oracle, started
 from tests.replication_pair import PATIENCE_SECONDS, opened
 
@@ -47,8 +47,7 @@ def broker(*arguments: str | Path) -> Iterator[Master]:
 @pytest.fixture
 def config(golden: Path, tmp_path: Path) -> Path:
     """A store with nothing but the config/ of a real broker."""
-    shutil.copytree(golden / "real-broker" / "store" / "config", tmp_path / "m" / "config")
-    return tmp_path / "m"
+    return real_config(golden, tmp_path / "m")
 
 
 def test_our_slave_asks_a_real_master(config: Path, tmp_path: Path) -> None:
