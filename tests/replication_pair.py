@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 import logquarry as lq
 from logquarry.protocol.ha import HaTimes
@@ -60,3 +64,20 @@ def log_bytes(path: Path, end: int, start: int = 0) -> bytes:
             data = file.read_bytes()
             found += data[max(0, start - base) : max(0, end - base)]
     return bytes(found)
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for localhost that is its own authority, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-keyout", key, "-out", certificate, "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key

@@ -9,7 +9,7 @@
     ├── BadRow                ... or one of its rows is no message: path, number, reason (code 1)
     ├── JavaNotFound          no Java that Spark can run on (in spark/java.py)
     ├── ReplicationError      a master and a slave cannot go on (exit code 4)
-    │   ├── ProtocolViolation   the other side sends what the HA protocol has not got
+    │   ├── ProtocolViolation   the other side sends what the protocol has not got
     │   └── LogsDiverged        a slave's log is no beginning of its master's
     └── StoreError            something about a store
         ├── StoreNotFound     there is no store at that path, or it cannot be read (exit code 3)
@@ -87,7 +87,7 @@ class ReplicationError(LogquarryError):
 
 
 class ProtocolViolation(ReplicationError):
-    """The other side of an HA connection sends what no master or slave would.
+    """The other side of a connection sends what no master or slave would.
 
     Attributes:
         events: what came before it with the same bytes, and counts.

@@ -16,6 +16,7 @@ import pytest
 import logquarry as lq
 from logquarry.cli.output import Output
 from logquarry.cli.replicate import _Line
+from logquarry.format import broker_config
 from logquarry.replication import HaMaster, SlaveStatus
 from tests.cli.helpers import run
 from tests.cli.test_process import COMMAND
@@ -30,8 +31,10 @@ SIZES = {
 
 
 @contextmanager
-def serving(*arguments: object, ends: int = signal.SIGINT, code: int = 130) -> Iterator[str]:
-    """A master's address; the master is told to end at the end of the block."""
+def serving_at(
+    *arguments: object, ports: int = 1, ends: int = signal.SIGINT, code: int = 130
+) -> Iterator[list[str]]:
+    """A master's addresses; the master is told to end at the end of the block."""
     process = subprocess.Popen(
         [*COMMAND, "serve-master", *map(str, arguments), "--listen", "127.0.0.1:0"],
         stdout=subprocess.PIPE,
@@ -40,9 +43,9 @@ def serving(*arguments: object, ends: int = signal.SIGINT, code: int = 130) -> I
     )
     try:
         assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("serving ")
-        yield line.split()[-1]
+        lines = [process.stdout.readline() for _ in range(ports)]
+        assert all(line.startswith("serving ") for line in lines)
+        yield [line.split()[-1] for line in lines]
         process.send_signal(ends)
         assert process.wait(60) == code
     finally:
@@ -50,6 +53,13 @@ def serving(*arguments: object, ends: int = signal.SIGINT, code: int = 130) -> I
         process.wait(60)
         if process.stdout is not None:
             process.stdout.close()
+
+
+@contextmanager
+def serving(*arguments: object, ends: int = signal.SIGINT, code: int = 130) -> Iterator[str]:
+    """The address of one that serves its log alone."""
+    with serving_at(*arguments, ends=ends, code=code) as (address,):
+        yield address
 
 
 @pytest.fixture
@@ -99,6 +109,32 @@ def test_a_store_of_another_master_is_refused(tmp_path: Path, config: Path) -> N
     assert "logquarry diff" in result.stderr and str(tmp_path / "s") in result.stderr
 
 
+def test_config_too(tmp_path: Path, config: Path) -> None:
+    with opened(tmp_path / "m") as store:
+        end = fill(store, 20)
+    folder = tmp_path / "m" / "config"
+    folder.mkdir()
+    offsets = '{"offsetTable":{"t@g":{0:5}}}'
+    (folder / "consumerOffset.json").write_text(offsets)
+    options = ["--from", 0, "--once", "--config", config]
+    listens = ("--listen-config", "127.0.0.1:0")
+    with serving_at(tmp_path / "m", *listens, ports=2) as (log, asked):
+        into = ["--into", tmp_path / "s", "--sync-config"]
+        result = run("replicate", log, *into, asked, *options)
+        assert f"up to {end}" in result.stderr
+        assert "the master has no topics.json" in result.stderr
+        found = (tmp_path / "s" / "config" / "consumerOffset.json").read_bytes()
+        assert broker_config.decode_consumer_offsets(found) == {("t", "g"): {0: 5}}
+        # What is no table is told, and what was there stays.
+        (folder / "consumerOffset.json").write_text("{ torn")
+        result = run("replicate", log, *into, asked, *options, code=4)
+        assert "consumerOffset.json cannot be served" in result.stderr
+        assert (tmp_path / "s" / "config" / "consumerOffset.json").read_bytes() == found
+        # Nobody answers there.
+        result = run("replicate", log, *into, "127.0.0.1:1", *options, code=4)
+        assert "config/ was not fetched" in result.stderr
+
+
 def test_a_master_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     """A path mistyped: an empty master would tell its slaves that they are ahead of it."""
     result = run("serve-master", tmp_path / "mistyped", "--listen", "127.0.0.1:0", code=3)
@@ -122,7 +158,7 @@ def test_a_master_that_fails_ends_the_command(
 def test_notes_name_the_master_once(capsys: pytest.CaptureFixture[str]) -> None:
     status = SlaveStatus("m:1", False, 0, None, 0, 0, False, "m:1: refused", False)
     slave = SimpleNamespace(status=lambda: status)
-    line = _Line(Output(quiet=False), cast(Any, slave), ends=False)
+    line = _Line(Output(quiet=False), cast(Any, slave), None, ends=False)
     line()
     status = status._replace(is_connected=True, trouble="")
     line()
@@ -138,7 +174,9 @@ def test_notes_name_the_master_once(capsys: pytest.CaptureFixture[str]) -> None:
         ["replicate", f"{'a' * 70}.b:1", "--into", "s"],
         ["replicate", "127.0.0.1:1"],
         ["replicate", "127.0.0.1:1", "--into", "s", "--tls-ca", "x"],
+        ["replicate", "127.0.0.1:1", "--into", "s", "--sync-config", "10911"],
         ["serve-master", "m", "--listen", "10912"],
+        ["serve-master", "m", "--listen-config", "10911"],
         ["serve-master", "m", "--allow", "everybody"],
         ["serve-master", "m", "--rate", "quick"],
         ["serve-master", "m", "--tls-key", "x"],

@@ -30,10 +30,15 @@ def require_oracle(run: Path = RUN) -> None:
 
 class Master:
     """A running `oracle/run ha-master` or `ha-slave`, or what answers like one: one command a
-    line, one JSON document back."""
+    line, one JSON document back.
+
+    Attributes:
+        ready: what it said when it was ready.
+    """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+        self.ready: dict[str, Any] = {}
 
     def ask(self, command: str) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -75,7 +80,8 @@ def started(*command: str | Path, cwd: Path | None = None) -> Master:
     )
     running = Master(process)
     try:
-        assert running.answer()["ready"]
+        running.ready = running.answer()
+        assert running.ready["ready"]
     except BaseException:
         running.kill()
         raise

@@ -6,7 +6,6 @@ import selectors
 import shutil
 import socket
 import struct
-import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
 from logquarry.replication.wire import Surroundings
 from logquarry.store.log_feed import LogFeed
 from logquarry.store.put.put_result import PutStatus
-from tests.replication_pair import QUICK, eventually, fill, log_bytes, opened
+from tests.replication_pair import QUICK, eventually, fill, log_bytes, make_certificate, opened
 
 MASTER = MasterOptions(times=QUICK)
 SLAVE = SlaveOptions(times=QUICK, first_pause=0.01, longest_pause=0.05)
@@ -120,18 +119,7 @@ def test_transfers_of_any_size_end_anywhere_in_a_frame(tmp_path: Path) -> None:
 
 
 def test_tls(tmp_path: Path) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-keyout", key, "-out", certificate, "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=DNS:localhost"),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    certificate, key = make_certificate(tmp_path)
     server = serving.server_tls(str(certificate), str(key), str(certificate))
     client = serving.client_tls(True, str(certificate), str(certificate), str(key))
     with (

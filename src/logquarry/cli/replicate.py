@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,10 @@ import click
 from logquarry import text
 from logquarry.cli import options, serving
 from logquarry.cli.output import Output
+from logquarry.errors import ReplicationError
 
 if TYPE_CHECKING:
-    from logquarry.replication import HaSlave
+    from logquarry.replication import ConfigSync, HaSlave
 
 
 @click.command()
@@ -26,6 +28,12 @@ if TYPE_CHECKING:
     metavar="OFFSET",
     help="Where a new store begins: 0 for all of the master's log, or the start of one of its "
     "files. By default where the master says, which with RocketMQ is its last file.",
+)
+@click.option(
+    "--sync-config",
+    metavar="HOST:PORT",
+    help="The master's broker: its topics, groups, consumer offsets and delay progress are fetched "
+    "into config/, at once, every 10 s, and with --once at the end.",
 )
 @click.option("--once", is_flag=True, help="End when all that the master has is here.")
 @click.option(
@@ -47,6 +55,7 @@ def replicate(
     master: str,
     folder: str,
     start: int | None,
+    sync_config: str | None,
     once: bool,
     acknowledge: str,
     no_crc: bool,
@@ -66,9 +75,12 @@ def replicate(
     """
     out = Output(quiet=quiet)
     host, port = serving.host_port(master, option="MASTER")
+    broker = None
+    if sync_config is not None:
+        broker = serving.host_port(sync_config, option="--sync-config")
     context = serving.client_tls(tls, tls_ca, tls_cert, tls_key)
     from logquarry.config import StoreConfig
-    from logquarry.replication import HaSlave, SlaveOptions
+    from logquarry.replication import ConfigSync, ConfigSyncOptions, HaSlave, SlaveOptions
     from logquarry.signals import held
     from logquarry.store.message_store import MessageStore
 
@@ -85,22 +97,48 @@ def replicate(
         held() as waiting,
         MessageStore.open(folder, config=settings, mode="rw") as opened,
         HaSlave(opened, host, port, options=follows) as slave,
+        ExitStack() as besides,
     ):
-        line = _Line(out, slave, ends=once)
+        sync = None
+        if broker is not None:
+            fetches = ConfigSyncOptions(tls=context, server_name=tls_name)
+            sync = besides.enter_context(ConfigSync(opened, *broker, options=fetches))
+        line = _Line(out, slave, sync, ends=once)
         serving.go_on(out, waiting, line)
-        if slave.error is not None:
-            raise slave.error
+        for part in (slave, sync):
+            if part is not None and part.error is not None:
+                raise part.error
+        if sync is not None:
+            _fetch_last(out, sync)
         opened.wait_dispatched()
         end = opened.max_offset
     out.note(f"{text.printable(folder)} is as its master up to {end}")
 
 
+def _fetch_last(out: Output, sync: ConfigSync) -> None:
+    """Fetch config/ as it is now that the log is here.
+
+    Raises:
+        ReplicationError: if not all of it could be had.
+    """
+    try:
+        synced = sync.sync()
+    except OSError as error:
+        raise ReplicationError(f"{sync.master}: config/ was not fetched: {error}") from error
+    for name in synced.missing:
+        out.note(f"{sync.master}: the master has no {name}")
+    if synced.problems:
+        raise ReplicationError(f"{sync.master}: {'; '.join(synced.problems)}")
+
+
 class _Line:
     """The status line, and notes of what changes for those who see none."""
 
-    def __init__(self, out: Output, slave: HaSlave, *, ends: bool) -> None:
+    def __init__(self, out: Output, slave: HaSlave, sync: ConfigSync | None, *, ends: bool) -> None:
         self._out = out
         self._slave = slave
+        self._sync = sync
+        self._fetched = ""
         self._ends = ends
         self._said = ""
         self._at = time.monotonic(), 0
@@ -113,6 +151,14 @@ class _Line:
         if news and news != self._said:
             self._said = news
             self._out.note(text.printable(news))
+        if self._sync is not None:
+            fetched = self._sync.status()
+            if fetched.has_ended:
+                return None
+            news = fetched.trouble or ("config/ is here" if fetched.times else "")
+            if news and news != self._fetched:
+                self._fetched = news
+                self._out.note(f"{fetched.master}: {text.printable(news)}")
         before, had = self._at
         now = time.monotonic()
         speed = (status.received_bytes - had) / max(now - before, 1e-3)

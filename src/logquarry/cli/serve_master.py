@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     default="127.0.0.1:10912",
     show_default=True,
     help="Where slaves connect. Port 0: one that the system chooses.",
+)
+@click.option(
+    "--listen-config",
+    metavar="HOST:PORT",
+    help="Where slaves ask for config/ (topics, offsets): 127.0.0.1:10911. Also listens two ports "
+    "below, where a RocketMQ slave asks for topics. By default nowhere.",
 )
 @click.option(
     "--full-history",
@@ -48,6 +55,7 @@ if TYPE_CHECKING:
 def serve_master(
     store: str,
     listen: str,
+    listen_config: str | None,
     full_history: bool,
     allow: tuple[str, ...],
     max_connections: int,
@@ -61,15 +69,20 @@ def serve_master(
 ) -> None:
     """Serve the log of STORE to slaves, RocketMQ's or ours, until Ctrl-C.
 
+    With --listen-config its topics, groups and offsets, too.
+
     The store is open to be written meanwhile, and nobody else may open it so.
     """
     out = Output(quiet=quiet)
     host, port = serving.host_port(listen, option="--listen")
+    asked_at = None
+    if listen_config is not None:
+        asked_at = serving.host_port(listen_config, option="--listen-config")
     tls = serving.server_tls(tls_cert, tls_key, tls_ca)
     from logquarry.config import StoreConfig
     from logquarry.files.layout import StoreLayout
     from logquarry.protocol.ha import TransferLimits
-    from logquarry.replication import HaMaster, MasterOptions
+    from logquarry.replication import ConfigServer, ConfigServerOptions, HaMaster, MasterOptions
     from logquarry.signals import held
     from logquarry.store.message_store import MessageStore
 
@@ -94,18 +107,31 @@ def serve_master(
         held() as waiting,
         MessageStore.open(store, config=settings, mode="rw") as opened,
         HaMaster(opened, host, port, options=serves) as master,
+        ExitStack() as besides,
     ):
         out.line(f"serving {text.printable(store)} at {master.address}")
+        server = None
+        if asked_at is not None:
+            answers = ConfigServerOptions(
+                max_connections=max_connections, allow=allow or None, tls=tls
+            )
+            server = besides.enter_context(ConfigServer(opened.root, *asked_at, options=answers))
+            out.line(f"serving its config/ at {server.address}")
         # Whoever started this may wait for it.
         sys.stdout.flush()
-        serving.go_on(out, waiting, lambda: _line(master.status()))
-        if master.error is not None:
-            raise master.error
+        parts = [part for part in (master, server) if part is not None]
+
+        def line() -> str | None:
+            has_ended = any(part.error is not None for part in parts)
+            return None if has_ended else _line(master.status())
+
+        serving.go_on(out, waiting, line)
+        for part in parts:
+            if part.error is not None:
+                raise part.error
 
 
-def _line(status: MasterStatus) -> str | None:
-    if status.has_ended:
-        return None
+def _line(status: MasterStatus) -> str:
     said = [f"log to {status.max_offset}"]
     for slave in status.slaves:
         if slave.acknowledged is None:

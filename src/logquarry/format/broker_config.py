@@ -1,4 +1,4 @@
-"""The tables a broker keeps in ``config/``: delayOffset, consumerOffset and topics.
+"""The tables a broker keeps in ``config/``: delayOffset, consumerOffset, topics, subscriptionGroup.
 
 Each document has one decoder and one encoder over :mod:`logquarry.format.fastjson`. Decoders say
 what is wrong with a document and never guess.
@@ -15,6 +15,10 @@ from logquarry.format import fastjson, java
 DELAY_OFFSET_FILE = "delayOffset.json"
 CONSUMER_OFFSET_FILE = "consumerOffset.json"
 TOPICS_FILE = "topics.json"
+SUBSCRIPTION_GROUP_FILE = "subscriptionGroup.json"
+
+DATA_VERSION = "dataVersion"
+"""Names the version of a table that has one: another one says that the table is another one."""
 
 _GROUP_SEPARATOR = "@"
 _WHOLE = re.compile("-?[0-9]{1,19}")
@@ -33,7 +37,7 @@ class TopicConfig(NamedTuple):
 
 def decode_delay_offsets(text: str | bytes) -> dict[int, int]:
     """Delay level -> next queue offset to deliver (``DelayOffsetSerializeWrapper``)."""
-    return _int_table(_table(text, "offsetTable"), "offsetTable")
+    return _int_table(_table(fastjson.decode(text), "offsetTable"), "offsetTable")
 
 
 def encode_delay_offsets(offsets: Mapping[int, int]) -> str:
@@ -44,7 +48,7 @@ def encode_delay_offsets(offsets: Mapping[int, int]) -> str:
 def decode_consumer_offsets(text: str | bytes) -> dict[tuple[str, str], dict[int, int]]:
     """(topic, group) -> queue id -> next queue offset (``ConsumerOffsetManager``)."""
     result: dict[tuple[str, str], dict[int, int]] = {}
-    for name, offsets in _table(text, "offsetTable").items():
+    for name, offsets in _table(fastjson.decode(text), "offsetTable").items():
         topic, separator, group = name.partition(_GROUP_SEPARATOR)
         if not separator:
             raise ValueError(f"offsetTable: {name!r} is not topic@group")
@@ -60,8 +64,12 @@ def encode_consumer_offsets(offsets: Mapping[tuple[str, str], Mapping[int, int]]
 
 def decode_topics(text: str | bytes) -> dict[str, TopicConfig]:
     """Topic name -> its configuration (``TopicConfigManager``)."""
+    return _topics(fastjson.decode(text))
+
+
+def _topics(document: Any) -> dict[str, TopicConfig]:
     result: dict[str, TopicConfig] = {}
-    for name, entry in _table(text, "topicConfigTable").items():
+    for name, entry in _table(document, "topicConfigTable").items():
         if not isinstance(entry, dict):
             raise ValueError(f"topicConfigTable: {name!r} is not an object")
         result[name] = TopicConfig(
@@ -95,8 +103,31 @@ def encode_topics(
     return fastjson.encode({"dataVersion": version, "topicConfigTable": table})
 
 
-def _table(text: str | bytes, name: str) -> dict[str, Any]:
+def decode_topic_document(text: str | bytes) -> dict[str, Any]:
+    """All that ``topics.json`` says, with its version and what no :class:`TopicConfig` has."""
+    document = _versioned(text)
+    _topics(document)
+    return document
+
+
+def decode_subscription_group_document(text: str | bytes) -> dict[str, Any]:
+    """All that ``subscriptionGroup.json`` says (``SubscriptionGroupManager``)."""
+    document = _versioned(text)
+    for name, entry in _table(document, "subscriptionGroupTable").items():
+        if not isinstance(entry, dict):
+            raise ValueError(f"subscriptionGroupTable: {name!r} is not an object")
+    return document
+
+
+def _versioned(text: str | bytes) -> dict[str, Any]:
+    """A document with a version."""
     document = fastjson.decode(text)
+    for name, value in _table(document, DATA_VERSION).items():
+        _whole(value, name)
+    return dict(document)
+
+
+def _table(document: Any, name: str) -> dict[str, Any]:
     table = document.get(name) if isinstance(document, dict) else None
     if not isinstance(table, dict):
         raise ValueError(f"there is no object {name!r}")

@@ -6,6 +6,7 @@ with integer keys on one line. Decoding takes strict JSON too.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -49,6 +50,9 @@ def decode(text: str | bytes) -> Any:
         deepest = max(deepest, depth)
     if deepest > MAX_NESTING:
         raise ValueError(f"nested {deepest} deep, more than {MAX_NESTING}")
+    # Strict JSON has no key to quote, and to look for one takes much longer than to read it.
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
     return json.loads(_TOKEN.sub(quote, text))
 
 
@@ -56,6 +60,9 @@ def encode(value: Any) -> str:
     """The document as fastjson's ``toJSONString(value, prettyFormat=true)`` writes it.
 
     Mappings with ``int`` keys are written with bare keys, as brokers have them.
+
+    Raises:
+        ValueError: if a number in it is none (NaN) or infinite: JSON has no such.
     """
     return "".join(_pretty(value, 0))
 
@@ -84,7 +91,7 @@ def _pretty(value: Any, depth: int) -> list[str]:
         return ["[", *parts, outer, "]"]
     if isinstance(value, str):
         return [_string(value)]
-    return [json.dumps(value)]
+    return [json.dumps(value, allow_nan=False)]
 
 
 def _string(text: str) -> str:

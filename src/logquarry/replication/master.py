@@ -9,7 +9,6 @@ stranger who says nothing has to go when somebody else comes.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import selectors
 import ssl
@@ -37,6 +36,7 @@ from logquarry.protocol.ha import (
     SlaveRequested,
     TransferLimits,
 )
+from logquarry.replication.admission import Admission, Networks, networks
 from logquarry.replication.wire import Surroundings, Waits, Wire, address_text, drive
 from logquarry.store.disk.lifetime import abandon_in_children, stays
 from logquarry.store.message_store import MessageStore
@@ -82,14 +82,9 @@ class MasterOptions:
             raise UsageError(f"max_connections is {self.max_connections}, and must be above 0")
         self.networks()
 
-    def networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] | None:
+    def networks(self) -> Networks | None:
         """What ``allow`` means."""
-        if self.allow is None:
-            return None
-        try:
-            return tuple(ipaddress.ip_network(text, strict=False) for text in self.allow)
-        except ValueError as error:
-            raise UsageError(f"allow: {error}") from error
+        return networks(self.allow)
 
 
 class SlaveView(NamedTuple):
@@ -172,8 +167,8 @@ class HaMaster:
     ) -> None:
         self._feed = store.log_feed()
         self._options = options or MasterOptions()
-        self._networks = self._options.networks()
         self._surroundings = surroundings or Surroundings()
+        self._admission = Admission(self._options.networks(), self._surroundings.now_ms)
         self.error: LogquarryError | None = None
         with contextlib.ExitStack() as made:
             # A port that nobody serves is not to stay taken where descriptors run out.
@@ -187,8 +182,6 @@ class HaMaster:
             self._selector.register(self._wake, selectors.EVENT_READ, self._wake)
             made.pop_all()
         self._slaves: list[_Slave] = []
-        self._refused = 0
-        self._noted_ms: int | None = None
         self._buffer = memoryview(bytearray(_REPORTS))
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="logquarry-ha-master", daemon=True)
@@ -255,7 +248,7 @@ class HaMaster:
             feed.max_offset,
             feed.replicas.acknowledged,
             tuple(views),
-            self._refused,
+            self._admission.refused,
             self.error is not None,
         )
 
@@ -384,7 +377,7 @@ class HaMaster:
             self._heard(slave, violation.events)
             with contextlib.suppress(OSError):
                 slave.wire.send(slave.machine.data_to_send())
-            self._refuse(slave.wire.peer, str(violation))
+            self._admission.refuse(slave.wire.peer, str(violation))
             self._drop(slave, None)
         except OSError as error:
             self._drop(slave, str(error))
@@ -410,24 +403,24 @@ class HaMaster:
         except OSError as error:
             # Out of descriptors, or the peer is gone already. The former may last, and the listener
             # stays ready: others are to have the processor meanwhile.
-            self._refuse("?", str(error))
+            self._admission.refuse("?", str(error))
             time.sleep(_PAUSE_SECONDS)
             return
         peer = address_text(address)
-        if not self._is_allowed(address[0]):
+        if not self._admission.allows(address[0]):
             # Counted first: whoever sees the connection end may ask.
-            self._refuse(peer, "it is not on the list of those who may connect")
+            self._admission.refuse(peer, "it is not on the list of those who may connect")
             connection.close()
             return
         if len(self._slaves) >= self._options.max_connections and not self._make_room():
-            self._refuse(peer, f"{len(self._slaves)} are connected")
+            self._admission.refuse(peer, f"{len(self._slaves)} are connected")
             connection.close()
             return
         try:
             wire = Wire(connection, tls=self._options.tls)
         except (OSError, ValueError) as error:
             connection.close()
-            self._refuse(peer, str(error))
+            self._admission.refuse(peer, str(error))
             return
         slave = self._new(wire)
         try:
@@ -435,7 +428,7 @@ class HaMaster:
         except (OSError, ValueError) as error:
             # Not the socket that was accepted: TLS has made another one of it.
             wire.close()
-            self._refuse(peer, str(error))
+            self._admission.refuse(peer, str(error))
             return
         self._slaves.append(slave)
         if wire.is_ready:
@@ -447,18 +440,11 @@ class HaMaster:
         )
         return _Slave(wire, machine)
 
-    def _is_allowed(self, host: str) -> bool:
-        if self._networks is None:
-            return True
-        address = ipaddress.ip_address(host.partition("%")[0])
-        mapped = getattr(address, "ipv4_mapped", None)
-        return any((mapped or address) in network for network in self._networks)
-
     def _make_room(self) -> bool:
         """Let go of whoever has been silent for longest, and was never a slave; if there is one."""
         for slave in self._slaves:
             if slave.machine.state is MasterState.AWAITING_REQUEST:
-                self._refuse(slave.wire.peer, "it says nothing, and another one has come")
+                self._admission.refuse(slave.wire.peer, "it says nothing, and another one has come")
                 self._drop(slave, None)
                 return True
         return False
@@ -474,11 +460,3 @@ class HaMaster:
         slave.wire.close()
         if reason is not None:
             logger.info("slave %s is gone: %s", slave.wire.peer, reason)
-
-    def _refuse(self, peer: str, reason: str) -> None:
-        self._refused += 1
-        # Whoever knocks all day is not to fill a disk with it.
-        now = self._surroundings.now_ms()
-        if self._noted_ms is None or now - self._noted_ms >= 1_000:
-            self._noted_ms = now
-            logger.warning("%s was refused: %s (%d so far)", peer, reason, self._refused)

@@ -21,6 +21,7 @@ from logquarry.format.frame import Frame
 from logquarry.message import Message, StoredMessage
 from logquarry.scan.batches import sound_runs
 from logquarry.scan.walk import Run
+from logquarry.store.config_tables import ConfigTables
 from logquarry.store.disk.consumer_offsets import ConsumerOffsets
 from logquarry.store.disk.disk import Disk
 from logquarry.store.disk.service import Service
@@ -103,6 +104,7 @@ class Services:
         self._lock = threading.RLock()
         self._threads: list[Service] = []
         self._consumer_offsets: ConsumerOffsets | None = None
+        self._config_tables = ConfigTables(store.disk, store.folder, lambda: self.consumer_offsets)
         self._delivery: DelayedDelivery | None = None
         self._transactions: TransactionService | None = None
         self._checks: TransactionChecks | None = None
@@ -120,10 +122,36 @@ class Services:
                 self._consumer_offsets = ConsumerOffsets(store.disk, store.folder, store.sync_log)
             return self._consumer_offsets
 
+    @property
+    def config_tables(self) -> ConfigTables:
+        """What a slave has of its master's ``config/``.
+
+        Raises:
+            UsageError: if the store is no slave: its own services write there.
+        """
+        with self._lock:
+            self._require_open()
+        if not self._is_slave:
+            raise UsageError(
+                f"{self._store.folder}: its broker_role is not SLAVE: its config/ is its own"
+            )
+        return self._config_tables
+
+    @property
+    def _is_slave(self) -> bool:
+        return self._store.config.broker_role == "SLAVE"
+
     # ---------------------------------------------------------------------------------- delay
     @property
     def delivery(self) -> DelayedDelivery:
-        """Delivers delayed messages."""
+        """Delivers delayed messages.
+
+        Raises:
+            StoreUnavailable: if the store is a slave, which has what its master delivers.
+        """
+        if self._is_slave:
+            # How far that is comes from the master too, and is not to be written over.
+            raise StoreUnavailable(f"{self._store.folder}: it is a slave: its master delivers")
         if self._delivery is None:
             # Not with the lock: who dispatches may call a listener that asks for a service.
             self._store.wait_dispatched()

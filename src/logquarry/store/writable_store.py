@@ -16,6 +16,7 @@ from logquarry.files.filesystem import local_folder
 from logquarry.files.layout import StoreLayout
 from logquarry.format import tags
 from logquarry.message import Message
+from logquarry.store.config_tables import ConfigTables
 from logquarry.store.consuming import consumers_of_a_writer
 from logquarry.store.disk.disk import Disk, LocalDisk
 from logquarry.store.disk.lifetime import close_at_exit, was_closed
@@ -249,6 +250,11 @@ class WritableStore(MessageStore):
         """See :meth:`WriteApi.log_feed`."""
         self._require_open()
         return self._engine.feed()
+
+    def config_tables(self) -> ConfigTables:
+        """See :meth:`WriteApi.config_tables`."""
+        self._require_open()
+        return self._services.config_tables
 
     def flush(self) -> int:
         """See :meth:`WriteApi.flush`."""

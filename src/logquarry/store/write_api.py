@@ -16,6 +16,7 @@ from logquarry.store.stats import StoreStats
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from logquarry.store.config_tables import ConfigTables
     from logquarry.store.retention.plan import RetentionPlan
     from logquarry.store.retention.rules import RetentionRules
     from logquarry.store.state_table.prepared import PreparedTransactions
@@ -155,6 +156,14 @@ class WriteApi:
 
     def log_feed(self) -> LogFeed:
         """The log as bytes, for replication; see :mod:`logquarry.replication`."""
+        self._refuse()
+
+    def config_tables(self) -> ConfigTables:
+        """What a slave has of its master's ``config/``; see :mod:`logquarry.replication`.
+
+        Raises:
+            UsageError: if the store is no slave.
+        """
         self._refuse()
 
     def start_delivery(self) -> None:

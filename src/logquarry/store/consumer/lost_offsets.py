@@ -25,7 +25,6 @@ from logquarry.store.disk.config_file import BACKUP
 BEFORE_MS: Final = 10_000
 """How long before the last save an estimate begins: brokers save every 5 s."""
 
-_GROUPS_FILE: Final = "subscriptionGroup.json"
 _ENTRY: Final = re.compile(r'"([^"\\@]+)@([^"\\]+)"\s*:\s*\{([0-9:,\s]*)\}')
 _PAIR: Final = re.compile(r"\s*([0-9]{1,9})\s*:\s*([0-9]{1,18})\s*")
 
@@ -105,7 +104,7 @@ class LostOffsets:
             return True
         if any(f'@{group}"' in text for text in texts):
             return True
-        listed = _text(self._config / _GROUPS_FILE)
+        listed = _text(self._config / broker_config.SUBSCRIPTION_GROUP_FILE)
         return listed is not None and f'"{group}"' in listed
 
     @property

@@ -8,7 +8,7 @@ to the disk.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from logquarry.files.layout import CONFIG, quarantine
@@ -63,6 +63,15 @@ class ConsumerOffsets:
         """Note, in memory, which queue offset is next."""
         with self._lock:
             self._offsets.setdefault((topic, group), {})[queue_id] = offset
+
+    def update(self, offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
+        """Have, in memory, the offsets of some groups in place of those that they had.
+
+        Args:
+            offsets: (topic, group) -> queue id -> next queue offset.
+        """
+        with self._lock:
+            self._offsets |= {key: dict(of_group) for key, of_group in offsets.items()}
 
     def save(self) -> bool:
         """Write all that was committed, durably; whether there was something to write.
