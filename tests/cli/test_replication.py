@@ -101,6 +101,7 @@ def test_a_store_of_another_master_is_refused(tmp_path: Path, config: Path) -> N
         ["replicate", "127.0.0.1:99999", "--into", "s"],
         ["replicate", "127.0.0.1:1"],
         ["replicate", "127.0.0.1:1", "--into", "s", "--tls-ca", "x"],
+        ["replicate", "127.0.0.1:1", "--into", "s", "--from", str(1 << 63)],
         ["serve-master", "m", "--listen", "10912"],
         ["serve-master", "m", "--allow", "everybody"],
         ["serve-master", "m", "--rate", "quick"],
@@ -113,3 +114,8 @@ def test_usage(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     run(*arguments, code=2)
     assert not list(tmp_path.iterdir()), "nothing is made"
+
+
+def test_no_store_is_made_to_be_served(tmp_path: Path) -> None:
+    result = run("serve-master", tmp_path / "m", "--listen", "127.0.0.1:0", code=3)
+    assert str(tmp_path / "m") in result.stderr and not list(tmp_path.iterdir())

@@ -125,6 +125,9 @@ class ModelLog:
         self.dispatched_offset = offset
         self.vouched()
 
+    def keep(self, durably: bool) -> None:
+        pass
+
     def follow(self, flag: Wakeable) -> None:
         self._followers.append(flag)
 

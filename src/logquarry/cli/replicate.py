@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option(
     "--from",
     "start",
-    type=click.IntRange(0),
+    type=click.IntRange(0, (1 << 63) - 1),
     metavar="OFFSET",
     help="Where a new store begins: 0 for all of the master's log, or the start of one of its "
     "files. By default where the master says, which with RocketMQ is its last file.",
@@ -116,7 +116,8 @@ class _Line:
         news = "connected" if status.is_connected else status.trouble
         if news and news != self._said:
             self._said = news
-            self._out.note(f"{status.master}: {text.printable(news.removeprefix(status.master))}")
+            words = text.printable(news.removeprefix(f"{status.master}: "))
+            self._out.note(f"{status.master}: {words}")
         before, had = self._at
         now = time.monotonic()
         speed = (status.received_bytes - had) / max(now - before, 1e-3)

@@ -67,6 +67,7 @@ def serve_master(
     host, port = serving.host_port(listen, option="--listen")
     tls = serving.server_tls(tls_cert, tls_key, tls_ca)
     from logquarry.config import StoreConfig
+    from logquarry.files.layout import StoreLayout
     from logquarry.protocol.ha import HaTimes, TransferLimits
     from logquarry.replication import HaMaster, MasterOptions
     from logquarry.signals import held
@@ -90,6 +91,8 @@ def serve_master(
         allow=allow or None,
         tls=tls,
     )
+    # Opening it to be written would make one.
+    StoreLayout.open(store, settings)
     with (
         held() as waiting,
         MessageStore.open(store, config=settings, mode="rw") as opened,

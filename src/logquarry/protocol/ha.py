@@ -41,6 +41,8 @@ assert (REPORT.size, HEADER.size) == (8, 12)
 LARGEST_TRANSFER: Final = (4 << 20) - HEADER.size
 """What fits into the buffer of a Java slave (``READ_MAX_BUFFER_SIZE``) behind its header."""
 
+LARGEST_OFFSET: Final = (1 << 63) - 1
+
 Buffer = bytes | bytearray | memoryview
 
 

@@ -26,6 +26,7 @@ from logquarry.errors import (
     UsageError,
 )
 from logquarry.protocol.ha import (
+    LARGEST_OFFSET,
     ConnectionEnded,
     DataReceived,
     HaTimes,
@@ -87,8 +88,8 @@ class SlaveOptions:
             raise UsageError(
                 f"acknowledge is {self.acknowledge!r}, and must be one of {', '.join(ACKNOWLEDGE)}"
             )
-        if self.start is not None and self.start < 0:
-            raise UsageError(f"start is {self.start}, below 0")
+        if self.start is not None and not 0 <= self.start <= LARGEST_OFFSET:
+            raise UsageError(f"start is {self.start}, and must be 0 to {LARGEST_OFFSET}")
         if self.overlap < 0:
             raise UsageError(f"overlap is {self.overlap}, below 0")
         if not 0 < self.first_pause <= self.longest_pause:
