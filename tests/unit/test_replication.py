@@ -378,7 +378,7 @@ def test_zeros_are_no_end_of_a_message(start: int, is_closed: bool, tmp_path: Pa
 
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_a_log_that_begins_with_a_part_of_a_message(is_closed: bool, tmp_path: Path) -> None:
-    start = SIZES.mapped_file_size_commit_log
+    start = SIZES.mapped_file_size_commit_log or 0
     with opened(tmp_path / "m") as store:
         end = fill(store, 160)
     log = log_bytes(tmp_path / "m", end)
