@@ -106,11 +106,15 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name == "errors":
+        # The import binds it.
         return importlib.import_module("logquarry.errors")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    found = getattr(importlib.import_module(home), name)
+    # The next time it is an attribute like any other: the way here takes longer than a put.
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

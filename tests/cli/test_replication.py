@@ -8,10 +8,15 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import logquarry as lq
+from logquarry.cli.output import Output
+from logquarry.cli.replicate import _Line
+from logquarry.replication import HaMaster, SlaveStatus
 from tests.cli.helpers import run
 from tests.cli.test_process import COMMAND
 from tests.replication_pair import fill, log_bytes, opened
@@ -94,11 +99,43 @@ def test_a_store_of_another_master_is_refused(tmp_path: Path, config: Path) -> N
     assert "logquarry diff" in result.stderr and str(tmp_path / "s") in result.stderr
 
 
+def test_a_master_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    """A path mistyped: an empty master would tell its slaves that they are ahead of it."""
+    result = run("serve-master", tmp_path / "mistyped", "--listen", "127.0.0.1:0", code=3)
+    assert "mistyped" in result.stderr and not list(tmp_path.iterdir())
+
+
+def test_a_master_that_fails_ends_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: HaMaster) -> None:
+        raise RuntimeError("a bug")
+
+    with opened(tmp_path / "m") as store:
+        fill(store, 3)
+    monkeypatch.setattr(HaMaster, "_turn", failing)
+    result = run("serve-master", tmp_path / "m", "--listen", "127.0.0.1:0", code=4)
+    assert "a bug" in result.stderr
+    assert not (tmp_path / "m" / "abort").exists(), "it was closed in order"
+
+
+def test_notes_name_the_master_once(capsys: pytest.CaptureFixture[str]) -> None:
+    status = SlaveStatus("m:1", False, 0, None, 0, 0, False, "m:1: refused", False)
+    slave = SimpleNamespace(status=lambda: status)
+    line = _Line(Output(quiet=False), cast(Any, slave), ends=False)
+    line()
+    status = status._replace(is_connected=True, trouble="")
+    line()
+    line()
+    assert capsys.readouterr().err == "m:1: refused\nm:1: connected\n"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ["replicate", "nowhere", "--into", "s"],
         ["replicate", "127.0.0.1:99999", "--into", "s"],
+        ["replicate", f"{'a' * 70}.b:1", "--into", "s"],
         ["replicate", "127.0.0.1:1"],
         ["replicate", "127.0.0.1:1", "--into", "s", "--tls-ca", "x"],
         ["replicate", "127.0.0.1:1", "--into", "s", "--from", str(1 << 63)],
@@ -114,8 +151,3 @@ def test_usage(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     run(*arguments, code=2)
     assert not list(tmp_path.iterdir()), "nothing is made"
-
-
-def test_no_store_is_made_to_be_served(tmp_path: Path) -> None:
-    result = run("serve-master", tmp_path / "m", "--listen", "127.0.0.1:0", code=3)
-    assert str(tmp_path / "m") in result.stderr and not list(tmp_path.iterdir())

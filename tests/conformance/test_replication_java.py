@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable
@@ -166,7 +167,7 @@ def situations(port: int, put: Put, connected: Slaves, end: Callable[[], int]) -
         time.sleep(0.3)
         wire.sendall(struct.pack(">q", end()))
         time.sleep(0.3)
-        # Its word comes in the wait: for a message that is there before it is put.
+        # Its word comes before the next put.
         told.append(put(10, False))
         # No slave has what it was not sent: ours would hang up.
         time.sleep(0.3)
@@ -178,7 +179,26 @@ def situations(port: int, put: Put, connected: Slaves, end: Callable[[], int]) -
     with socket.create_connection(("127.0.0.1", port)):
         eventually(lambda: connected() == 1)
         told.append(put(10, True))
+    eventually(lambda: connected() == 0)
+    # It dies in the wait: as soon as it is sent what somebody waits for.
+    with socket.create_connection(("127.0.0.1", port)) as wire:
+        wire.sendall(struct.pack(">q", end()))
+        eventually(lambda: connected() == 1)
+        dying = threading.Thread(target=until_data, args=(wire,))
+        dying.start()
+        told.append(put(10, True))
+        dying.join(20)
     return told
+
+
+def until_data(wire: socket.socket) -> None:
+    """Read heartbeats, and hang up at the first transfer."""
+    with wire:
+        size = 0
+        while not size:
+            header = wire.recv(12, socket.MSG_WAITALL)
+            assert len(header) == 12
+            _, size = struct.unpack(">qi", header)
 
 
 def test_the_statuses_of_puts_are_rocketmqs(tmp_path: Path) -> None:

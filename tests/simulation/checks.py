@@ -82,6 +82,10 @@ class Checks:
         if log.replicas.connected != len(slaves):
             raise Wrong(f"{log.replicas.connected} are counted, but {master.status()}")
 
+    def master_ended(self, master: HaMaster) -> None:
+        """A master has ended by itself, which none ever has to: its log can always be read."""
+        raise Wrong(f"the master ended: {master.error}")
+
     def settled(self, result: PutResult, log: ModelLog, *, is_sync_flush: bool) -> None:
         """A put was answered."""
         status = result.status
@@ -216,6 +220,10 @@ class Checks:
             raise Wrong(f"{self.waiting} puts were never answered")
         era = self.eras[-1]
         assert log.replicas is not None
+        connected = sum(s.is_up and s.connection is not None for s in self.slaves)
+        if log.replicas.connected > connected:
+            # Whoever was cut off and never heard of it was silent for long.
+            raise Wrong(f"{log.replicas.connected} slaves are counted, and {connected} are there")
         for slave in self.slaves:
             assert slave.slave is not None
             own = slave.log.bytes_of(slave.log.min_offset, slave.log.wrote_offset)

@@ -15,6 +15,7 @@ from unittest import mock
 from logquarry.protocol.ha import (
     LogRange,
     MasterConnection,
+    MasterEvent,
     MasterInput,
     SlaveConnection,
     SlaveRequested,
@@ -92,6 +93,17 @@ def _still_there() -> AbstractContextManager[Any]:
     return mock.patch.object(ReplicaWait, "slave_went", lambda self: None)
 
 
+def _the_silent_stay() -> AbstractContextManager[Any]:
+    """The master does not mind that nothing is heard of a slave."""
+    real = MasterConnection.tick
+
+    def tick(self: MasterConnection, log: LogRange, now_ms: int) -> list[MasterEvent]:
+        self._heard_ms = now_ms
+        return real(self, log, now_ms)
+
+    return mock.patch.object(MasterConnection, "tick", tick)
+
+
 def _skips() -> AbstractContextManager[Any]:
     """The master forgets a byte where its slave's socket was full."""
     real = HaMaster._send
@@ -121,6 +133,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     _no_reset,
     _few_bytes,
     _still_there,
+    _the_silent_stay,
     _skips,
     _never_ahead,
 )

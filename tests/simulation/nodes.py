@@ -259,6 +259,10 @@ class MasterNode(Driven):
         assert self.master is not None
         self.checks.master_stepped(self.master, self.log)
 
+    def stopped(self) -> None:
+        assert self.master is not None
+        self.checks.master_ended(self.master)
+
 
 class MasterPlan:
     """How a master is set up, drawn by lot."""

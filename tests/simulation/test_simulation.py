@@ -65,4 +65,4 @@ def test_what_was_forgotten_is_found(mutation: Mutation) -> None:
     assert found is not None
 
 
-HINTS = {"_ack_from_before": 21, "_few_bytes": 61}
+HINTS = {"_ack_from_before": 21, "_few_bytes": 61, "_the_silent_stay": 5}

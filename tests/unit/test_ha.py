@@ -139,10 +139,20 @@ def test_an_acknowledgement_never_falls() -> None:
     assert master.acknowledged == 9000
 
 
-@given(st.lists(st.binary(min_size=1, max_size=40), max_size=20))
-def test_a_stranger_gets_nothing_acknowledged_that_it_was_not_sent(pieces: list[bytes]) -> None:
-    master = MasterConnection(0)
+# Words that may be meant among them: random bytes alone end with the first eight.
+REPORTS = st.one_of(st.just(0), st.integers(900, 9_100)).map(reports)
+
+
+@given(st.lists(st.one_of(REPORTS, st.none(), st.binary(min_size=1, max_size=40)), max_size=20))
+def test_a_stranger_gets_nothing_acknowledged_that_it_was_not_sent(
+    pieces: list[bytes | None],
+) -> None:
+    """None: it is sent something."""
+    master = MasterConnection(0, limits=TransferLimits(transfer_size=400))
     for piece in pieces:
+        if piece is None:
+            send(master)
+            continue
         try:
             events = master.receive_data(piece, LOG, 0)
         except ProtocolViolation as error:
@@ -150,7 +160,8 @@ def test_a_stranger_gets_nothing_acknowledged_that_it_was_not_sent(pieces: list[
             assert master.state is MasterState.CLOSED
         for event in events:
             if isinstance(event, SlaveAcknowledged):
-                assert 0 <= event.offset <= max(master.next_offset, LOG.max_offset)
+                assert 0 <= event.offset <= master.next_offset <= LOG.max_offset
+                assert LOG.min_offset <= event.since <= master.next_offset
         assert len(master._received) < ha.REPORT.size
     if master.state is MasterState.CLOSED:
         assert master.tick(LOG, 1 << 40) == []
@@ -285,7 +296,16 @@ def split(name: str) -> tuple[int, list[bytes]]:
     return offset, [data]
 
 
-@given(st.integers(0, 5000), st.lists(st.binary(min_size=1, max_size=60), max_size=20))
+# What a master may say, and what it may not, about the place where such slaves are.
+TRANSFERS = st.tuples(st.integers(1_998, 2_010), st.integers(0, 5)).map(
+    lambda said: header(*said) + bytes(said[1])
+)
+
+
+@given(
+    st.one_of(st.just(0), st.integers(1_998, 2_004)),
+    st.lists(st.one_of(TRANSFERS, TRANSFERS, st.binary(min_size=1, max_size=60)), max_size=20),
+)
 def test_a_slave_takes_no_byte_but_the_next_one(offset: int, pieces: list[bytes]) -> None:
     slave = SlaveConnection(offset, 0)
     at: int | None = offset or None

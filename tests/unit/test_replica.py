@@ -113,6 +113,58 @@ def test_what_was_not_judged_is_not_claimed() -> None:
     assert replica.request() <= replica.checked
 
 
+def test_what_never_came_whole_is_no_reason_to_compare_stores() -> None:
+    """The master's power went within a message: it has others there now, or ends before."""
+    data = log_of(10, 10, 200)
+    whole = len(log_of(10, 10))
+    for other in (log_of(10, 10, 100), None):
+        replica = Replica(cast(Any, ModelLog("slave", FILE)), "slave")
+        replica.request()
+        send(replica, data, 0, len(data) - 50)
+        start = replica.request()
+        with pytest.raises(LogsDiverged, match=f"never came whole, at {whole}.*anew") as caught:
+            if other is None:
+                send(replica, data, start, whole)
+                replica.heartbeat(whole)
+                replica.heartbeat(whole)
+            else:
+                send(replica, other, start, len(other))
+        assert "logquarry diff" not in str(caught.value)
+
+
+def test_what_is_asked_from_is_on_the_disk() -> None:
+    """The first report counts as an acknowledgement, and the disk may not have been asked yet."""
+    data = log_of(10, 10, 10)
+    log = ModelLog("slave", FILE)
+    replica = Replica(cast(Any, log), "slave", overlap=0)
+    replica.request()
+    send(replica, data, 0, len(data))
+    assert log.flushed_offset == 0
+    assert 0 < replica.request() <= log.flushed_offset
+
+
+def test_what_was_there_before_waits_for_no_master() -> None:
+    """A slave's store may be opened, and followed with, before all of it is dispatched."""
+    data = log_of(10, 10)
+    log = ModelLog("slave", FILE)
+    log.append_data(0, data)
+    replica = Replica(cast(Any, log), "slave")
+    assert log.dispatched_offset == 0
+    replica.request()
+    assert log.dispatched_offset == len(data)
+
+
+def test_another_connection_has_heard_nothing_yet() -> None:
+    data = log_of(10, 10)
+    replica = slave_with(data)
+    replica.request()
+    replica.heartbeat(len(data))
+    had_all = [replica.has_all]
+    replica.request()
+    had_all.append(replica.has_all)
+    assert had_all == [True, False]
+
+
 def test_logs_without_a_message_in_common_are_not_joined() -> None:
     size = 1 << 16
     data = log_of(1_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 import shutil
 import socket
 import struct
@@ -18,6 +19,8 @@ from logquarry.errors import LogsDiverged, ReplicationError, UsageError
 from logquarry.protocol.ha import TransferLimits
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
 from logquarry.replication.replica import Replica
+from logquarry.replication.wire import Surroundings
+from logquarry.store.log_feed import LogFeed
 from logquarry.store.put.put_result import PutStatus
 from tests.replication_pair import QUICK, SIZES, eventually, fill, log_bytes, opened
 
@@ -187,6 +190,41 @@ def test_a_master_that_comes_back_elsewhere_is_found_no_more_and_then_again(
     assert log_bytes(tmp_path / "m", end) == log_bytes(tmp_path / "s", end)
 
 
+def test_a_master_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path / "m") as store, HaMaster(store, options=FULL) as master:
+        assert master.error is None and not master.status().has_ended
+
+        def failing(_: LogFeed) -> int:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(LogFeed, "min_offset", property(failing))
+        store.put(lq.Message("t"))
+        eventually(lambda: master.error is not None)
+        assert "a bug" in str(master.error) and master.status().has_ended
+
+
+def test_what_cannot_be_made_keeps_no_port(tmp_path: Path) -> None:
+    class Few(Surroundings):
+        def selector(self) -> selectors.BaseSelector:
+            raise OSError("too many open files")
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with opened(tmp_path / "m") as store:
+        with pytest.raises(OSError, match="too many"):
+            HaMaster(store, port=port, surroundings=Few())
+        with HaMaster(store, port=port) as master:
+            assert master.port == port
+
+
+def test_nobody_waits_for_a_slave_that_was_closed(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", "SLAVE") as copy:
+        slave = HaSlave(copy, "127.0.0.1", 1, options=SLAVE)
+        assert not slave.wait(0)
+        slave.close()
+        assert slave.wait() and slave.error is None
+
+
 # ----------------------------------------------------------------------------------- SYNC_MASTER
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 def test_a_put_is_on_the_slaves_disk_when_it_is_done(flush: str, tmp_path: Path) -> None:
@@ -304,14 +342,20 @@ def test_a_slave_with_other_bytes_is_told_where(tmp_path: Path) -> None:
         assert copy.max_offset == end
 
 
-def test_a_log_of_other_file_sizes_is_refused(tmp_path: Path) -> None:
-    sizes = {"mapped_file_size_commit_log": 3 << 15}
+@pytest.mark.parametrize(
+    ("options", "size"), [(MASTER, 3 << 15), (FULL, 1 << 15), (FULL, 3 << 15), (FULL, 1 << 17)]
+)
+def test_a_log_of_other_file_sizes_is_refused(
+    options: MasterOptions, size: int, tmp_path: Path
+) -> None:
+    sizes = {"mapped_file_size_commit_log": size}
     with (
         opened(tmp_path / "m") as store,
         opened(tmp_path / "s", "SLAVE", **sizes) as copy,
-        HaMaster(store, options=MASTER) as master,
+        HaMaster(store, options=options) as master,
     ):
-        fill(store, 250)
+        store.put_many([lq.Message("t", body=bytes(700))] * 200)
+        assert 2 << 16 < store.max_offset < 3 << 16
         with follow(copy, master) as slave:
             assert "mappedFileSizeCommitLog" in str(ended(slave))
 

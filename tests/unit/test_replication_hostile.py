@@ -9,13 +9,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 import logquarry as lq
 from logquarry.errors import ProtocolViolation, ReplicationError, StoreUnavailable, UsageError
-from logquarry.protocol.ha import LARGEST_TRANSFER, HaTimes
+from logquarry.protocol.ha import LARGEST_TRANSFER, HaTimes, MasterConnection
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
+from logquarry.replication.master import _Slave
 from logquarry.store.log_feed import LogFeed
 from logquarry.store.put.put_result import PutStatus
 from tests.replication_pair import QUICK, eventually, fill, log_bytes, opened
@@ -138,9 +140,40 @@ def test_a_slave_that_reads_nothing_costs_what_its_socket_holds(tmp_path: Path) 
         store.put_many([lq.Message("t", body=bytes(8_000))] * 4_000)
         with socket.create_connection((master.host, master.port), 20) as wire:
             wire.sendall(report(0))
-            eventually(lambda: bool(master.status().slaves))
-            eventually(lambda: not master.status().slaves)
+            sent = [0]
+
+            def has_gone() -> bool:
+                slaves = master.status().slaves
+                sent.extend(slave.sent_bytes for slave in slaves)
+                return sent[-1] > 0 and not slaves
+
+            eventually(has_gone)
+        # It was handed no more than what its socket and one turn's gathering hold.
+        assert 0 < max(sent) < store.max_offset - (1 << 22)
         assert store.put(lq.Message("t")).ok
+
+
+def test_who_talks_without_a_pause_leaves_others_their_turn(tmp_path: Path) -> None:
+    class Endless:
+        """Always has as much as is asked for."""
+
+        peer, is_ready, turns = "endless", True, 0
+
+        def receive_into(self, buffer: memoryview) -> int:
+            self.turns += 1
+            assert self.turns == 1, "one turn, and then it is another's"
+            buffer[:] = bytes(len(buffer))
+            return len(buffer)
+
+    with opened(tmp_path / "m") as store:
+        master = HaMaster(store, options=MasterOptions(times=QUICK))
+        wire = Endless()
+        slave = _Slave(cast(Any, wire), MasterConnection(0))
+        master._slaves.append(slave)
+        master._read(slave)
+        assert slave.machine.acknowledged == 0 and wire.turns == 1
+        master._slaves.clear()
+        master.close()
 
 
 def test_random_bytes(tmp_path: Path) -> None:

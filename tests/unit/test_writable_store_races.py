@@ -160,13 +160,13 @@ def test_a_put_that_waits_for_the_disk_when_the_store_is_closed(
 ) -> None:
     """Its message is in the log by then, and closing brings it to the disk."""
     store = opened(tmp_path, flush_disk_type="SYNC_FLUSH")
-    settle = store._engine.wait.settle
+    settle = store._engine.growth._wait.settle
 
     def close_and_settle(result: lq.PutResult, wait: bool) -> lq.PutResult:
         store.close()
         return settle(result, wait)
 
-    monkeypatch.setattr(store._engine.wait, "settle", close_and_settle)
+    monkeypatch.setattr(store._engine.growth._wait, "settle", close_and_settle)
     assert store.put(lq.Message("t", b"1")).status is lq.PutStatus.PUT_OK
     with lq.MessageStore.open(tmp_path) as reader:
         assert bodies(reader) == [b"1"] and not reader.has_abort

@@ -68,7 +68,6 @@ def replicate(
     host, port = serving.host_port(master, option="MASTER")
     context = serving.client_tls(tls, tls_ca, tls_cert, tls_key)
     from logquarry.config import StoreConfig
-    from logquarry.protocol.ha import HaTimes
     from logquarry.replication import HaSlave, SlaveOptions
     from logquarry.signals import held
     from logquarry.store.message_store import MessageStore
@@ -78,10 +77,7 @@ def replicate(
         start=start,
         acknowledge=acknowledge,
         check_crc=not no_crc,
-        times=HaTimes(
-            heartbeat_ms=settings.ha_send_heartbeat_interval,
-            housekeeping_ms=settings.ha_housekeeping_interval,
-        ),
+        times=serving.ha_times(settings),
         tls=context,
         server_name=tls_name,
     )
@@ -113,11 +109,10 @@ class _Line:
         status = self._slave.status()
         if status.has_ended or (self._ends and status.has_all):
             return None
-        news = "connected" if status.is_connected else status.trouble
+        news = f"{status.master}: connected" if status.is_connected else status.trouble
         if news and news != self._said:
             self._said = news
-            words = text.printable(news.removeprefix(f"{status.master}: "))
-            self._out.note(f"{status.master}: {words}")
+            self._out.note(text.printable(news))
         before, had = self._at
         now = time.monotonic()
         speed = (status.received_bytes - had) / max(now - before, 1e-3)

@@ -68,7 +68,7 @@ def serve_master(
     tls = serving.server_tls(tls_cert, tls_key, tls_ca)
     from logquarry.config import StoreConfig
     from logquarry.files.layout import StoreLayout
-    from logquarry.protocol.ha import HaTimes, TransferLimits
+    from logquarry.protocol.ha import TransferLimits
     from logquarry.replication import HaMaster, MasterOptions
     from logquarry.signals import held
     from logquarry.store.message_store import MessageStore
@@ -82,17 +82,14 @@ def serve_master(
             transfer_size=size if transfer_size is None else values.byte_count(transfer_size),
             bytes_per_second=None if rate is None else values.byte_count(rate),
         ),
-        times=HaTimes(
-            heartbeat_ms=settings.ha_send_heartbeat_interval,
-            housekeeping_ms=settings.ha_housekeeping_interval,
-        ),
+        times=serving.ha_times(settings),
         full_history=full_history,
         max_connections=max_connections,
         allow=allow or None,
         tls=tls,
     )
-    # Opening it to be written would make one.
-    StoreLayout.open(store, settings)
+    # Nobody can put into a store that is served from here: a new one is a path mistyped.
+    StoreLayout.open(store)
     with (
         held() as waiting,
         MessageStore.open(store, config=settings, mode="rw") as opened,
@@ -102,9 +99,13 @@ def serve_master(
         # Whoever started this may wait for it.
         sys.stdout.flush()
         serving.go_on(out, waiting, lambda: _line(master.status()))
+        if master.error is not None:
+            raise master.error
 
 
-def _line(status: MasterStatus) -> str:
+def _line(status: MasterStatus) -> str | None:
+    if status.has_ended:
+        return None
     said = [f"log to {status.max_offset}"]
     for slave in status.slaves:
         if slave.acknowledged is None:

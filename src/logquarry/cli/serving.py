@@ -5,11 +5,15 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from logquarry.cli.output import Output
 from logquarry.errors import UsageError
 from logquarry.signals import Held
+
+if TYPE_CHECKING:
+    from logquarry.config import StoreConfig
+    from logquarry.protocol.ha import HaTimes
 
 _LOOK_EVERY: Final = 0.2
 
@@ -21,9 +25,32 @@ def host_port(text: str, *, option: str) -> tuple[str, int]:
         UsageError: if it is not.
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 0xFFFF:
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and _is_host(host) and port.isascii() and port.isdigit()) or int(port) > 0xFFFF:
         raise UsageError(f"{option} takes HOST:PORT, not {text!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host, int(port)
+
+
+def _is_host(name: str) -> bool:
+    try:
+        # What the system is asked for. Of a name that has no such form it fails otherwise.
+        return bool(name.encode("idna"))
+    except UnicodeError:
+        return False
+
+
+def ha_times(settings: StoreConfig) -> HaTimes:
+    """Heartbeats and housekeeping, as a configuration asks for them.
+
+    Raises:
+        UsageError: if it cannot be meant.
+    """
+    from logquarry.protocol.ha import HaTimes
+
+    return HaTimes(
+        heartbeat_ms=settings.ha_send_heartbeat_interval,
+        housekeeping_ms=settings.ha_housekeeping_interval,
+    )
 
 
 def server_tls(

@@ -121,6 +121,7 @@ class Stager:
         self._file_size = size
         self._seen = 0
         self._writers: dict[int, SegmentWriter] = {}
+        self._scratch = np.empty(0, np.uint8)
         self._dead: DeadLetters | None = None
         if plan.on_rejected == "deadLetter":
             assert plan.dead_letters is not None, "the plan has a folder"
@@ -230,8 +231,10 @@ class Stager:
         sizes = part.sizes[chosen]
         ends = np.cumsum(sizes)
         starts = ends - sizes
-        data = np.empty(int(ends[-1]), np.uint8)
-        odd = [at for at, number in enumerate(chosen.tolist()) if number in part.odd]
+        data = self._room(int(ends[-1]))
+        odd = []
+        if part.odd:
+            odd = [at for at, number in enumerate(chosen.tolist()) if number in part.odd]
         counts: dict[int, int] = {}
         if len(odd) < len(chosen):
             is_plain = np.ones(len(chosen), np.bool_)
@@ -257,6 +260,12 @@ class Stager:
             data[starts[at] : ends[at]] = np.frombuffer(encoded.data, np.uint8)
             counts[number] = counts.get(number, 0) + 1
         writer.add(data.data, counts.items())
+
+    def _room(self, size: int) -> npt.NDArray[np.uint8]:
+        """Some memory, good until it is asked for again: fresh one costs more than the frames."""
+        if len(self._scratch) < size:
+            self._scratch = np.empty(size + size // 4, np.uint8)
+        return self._scratch[:size]
 
     @staticmethod
     def _encode(

@@ -19,7 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
-from logquarry.errors import ProtocolViolation, StoreUnavailable, UsageError
+from logquarry.errors import (
+    LogquarryError,
+    ProtocolViolation,
+    ReplicationError,
+    StoreUnavailable,
+    UsageError,
+)
 from logquarry.protocol.ha import (
     ConnectionEnded,
     HaTimes,
@@ -41,7 +47,9 @@ _GATHER: Final = 1 << 20
 """Bytes of the log that are handed to the system at once."""
 _TURN: Final = 8 << 20
 """Bytes that one slave gets before the next one's turn."""
-_REPORTS: Final = 4_096
+_REPORTS: Final = 16 << 10
+"""Bytes that one slave says before the next one's turn. A TLS record at least: of one that is taken
+in part the rest is where no selector sees it."""
 _LONGEST_WAIT_MS: Final = 1_000
 _PAUSE_SECONDS: Final = 0.01
 _END_SECONDS: Final = 10.0
@@ -109,6 +117,7 @@ class MasterStatus(NamedTuple):
         acknowledged: what stands before it some slave has had since the store was opened.
         slaves: those who are connected.
         refused: connections that were refused, or ended for what they sent.
+        has_ended: whether it has ended by itself, and serves nobody any more.
     """
 
     address: str
@@ -116,20 +125,19 @@ class MasterStatus(NamedTuple):
     acknowledged: int
     slaves: tuple[SlaveView, ...]
     refused: int
+    has_ended: bool
 
 
 class _Slave:
     """One connection."""
 
-    __slots__ = ("has_more", "machine", "mask", "sent", "since", "wire")
+    __slots__ = ("machine", "mask", "sent", "wire")
 
     def __init__(self, wire: Wire, machine: MasterConnection) -> None:
         self.wire = wire
         self.machine = machine
         self.mask = selectors.EVENT_READ
-        self.has_more = False
         self.sent = 0
-        self.since = 0
 
 
 class HaMaster:
@@ -144,6 +152,9 @@ class HaMaster:
         port: 0 for one that the system chooses.
         options: how it serves.
         surroundings: time and sockets.
+
+    Attributes:
+        error: why it has ended by itself, None where it has not.
 
     Raises:
         OSError: if it cannot listen there.
@@ -163,12 +174,18 @@ class HaMaster:
         self._options = options or MasterOptions()
         self._networks = self._options.networks()
         self._surroundings = surroundings or Surroundings()
-        self._listener = self._surroundings.listen(host, port)
-        self.host, self.port = self._listener.getsockname()[:2]
-        self._wake = self._surroundings.wake()
-        self._selector = self._surroundings.selector()
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self._selector.register(self._wake, selectors.EVENT_READ, self._wake)
+        self.error: LogquarryError | None = None
+        with contextlib.ExitStack() as made:
+            # A port that nobody serves is not to stay taken where descriptors run out.
+            self._listener = made.enter_context(
+                contextlib.closing(self._surroundings.listen(host, port))
+            )
+            self.host, self.port = self._listener.getsockname()[:2]
+            self._wake = made.enter_context(contextlib.closing(self._surroundings.wake()))
+            self._selector = made.enter_context(contextlib.closing(self._surroundings.selector()))
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
+            self._selector.register(self._wake, selectors.EVENT_READ, self._wake)
+            made.pop_all()
         self._slaves: list[_Slave] = []
         self._refused = 0
         self._noted_ms: int | None = None
@@ -180,7 +197,12 @@ class HaMaster:
     # -------------------------------------------------------------------------------------- life
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            # No more threads: whoever asks by ``with`` closes nothing that did not begin.
+            self.close()
+            raise
 
     def close(self) -> None:
         """End all connections, and listen no more; once more does nothing."""
@@ -188,6 +210,8 @@ class HaMaster:
         self._wake.force()
         if self._thread.ident is not None:
             self._thread.join(_END_SECONDS)
+            if self._thread.is_alive():
+                logger.warning("the master has not ended in %s s", _END_SECONDS)
         else:
             self._end()
         stays(self)
@@ -227,7 +251,12 @@ class HaMaster:
             )
         feed = self._feed
         return MasterStatus(
-            self.address, feed.max_offset, feed.replicas.acknowledged, tuple(views), self._refused
+            self.address,
+            feed.max_offset,
+            feed.replicas.acknowledged,
+            tuple(views),
+            self._refused,
+            self.error is not None,
         )
 
     # ------------------------------------------------------------------------------------ at work
@@ -242,8 +271,10 @@ class HaMaster:
                 yield from self._turn()
         except StoreUnavailable as error:
             logger.error("the master ends: %s", error)
-        except Exception:
+            self.error = error
+        except Exception as error:
             logger.exception("the master failed")
+            self.error = ReplicationError(f"the master failed: {error!r}")
         finally:
             self._end()
 
@@ -345,16 +376,11 @@ class HaMaster:
             return
         events: list[MasterEvent] = []
         try:
-            count: int | None = len(self._buffer)
-            # All that has come: TLS keeps some of it where no selector sees it.
-            while count == len(self._buffer):
-                count = slave.wire.receive_into(self._buffer)
-                if count is not None:
-                    data = self._buffer[:count]
-                    now = self._surroundings.now_ms()
-                    events += slave.machine.receive_data(data, self._range(), now)
+            count = slave.wire.receive_into(self._buffer)
+            if count is not None:
+                data, now = self._buffer[:count], self._surroundings.now_ms()
+                events = slave.machine.receive_data(data, self._range(), now)
         except ProtocolViolation as violation:
-            self._heard(slave, events)
             self._heard(slave, violation.events)
             with contextlib.suppress(OSError):
                 slave.wire.send(slave.machine.data_to_send())
@@ -389,21 +415,29 @@ class HaMaster:
             return
         peer = address_text(address)
         if not self._is_allowed(address[0]):
-            connection.close()
+            # Counted first: whoever sees the connection end may ask.
             self._refuse(peer, "it is not on the list of those who may connect")
+            connection.close()
             return
         if len(self._slaves) >= self._options.max_connections and not self._make_room():
-            connection.close()
             self._refuse(peer, f"{len(self._slaves)} are connected")
+            connection.close()
             return
         try:
             wire = Wire(connection, tls=self._options.tls)
-            self._selector.register(wire, selectors.EVENT_READ, machine_of := self._new(wire))
         except (OSError, ValueError) as error:
             connection.close()
             self._refuse(peer, str(error))
             return
-        self._slaves.append(machine_of)
+        slave = self._new(wire)
+        try:
+            self._selector.register(wire, selectors.EVENT_READ, slave)
+        except (OSError, ValueError) as error:
+            # Not the socket that was accepted: TLS has made another one of it.
+            wire.close()
+            self._refuse(peer, str(error))
+            return
+        self._slaves.append(slave)
         if wire.is_ready:
             self._feed.replicas.slave_came()
 

@@ -51,7 +51,6 @@ class Replica:
     Attributes:
         checked: what stands before it is whole frames.
         position: physical offset of the next byte to come.
-        has_all: whether the master's last word was that there is no more.
     """
 
     def __init__(
@@ -71,8 +70,7 @@ class Replica:
         self._rows = codec.empty_rows(_ROWS)
         self._floor = 0
         self._last: int | None = None
-        self._has_beaten = False
-        self.has_all = False
+        self._has_beaten = self._has_come = False
         # What is dispatched ends between two frames.
         self.checked = min(feed.dispatched_offset, feed.wrote_offset)
         self.position = feed.wrote_offset
@@ -85,9 +83,12 @@ class Replica:
         """Where a new connection is to ask from; all before it is on the disk, and was checked.
 
         Raises:
+            SpoiltReplica: if what is there is no log.
             StoreUnavailable: if the log cannot be brought to the disk.
         """
-        self._has_beaten = False
+        self._has_beaten = self._has_come = False
+        # What was there before, and was not dispatched, is not to wait for a master's first word.
+        self.check()
         wrote = self._feed.wrote_offset
         if not wrote:
             # 0 would mean "from where you like". A frame's first byte is the highest of its
@@ -147,8 +148,7 @@ class Replica:
             ReplicationError: if this log cannot begin where they do.
             StoreUnavailable: if the disk does not take them.
         """
-        self._has_beaten = False
-        self.has_all = False
+        self._has_beaten = self._has_come = False
         wrote = self._feed.wrote_offset
         if not wrote:
             self._begin(offset, data)
@@ -167,8 +167,9 @@ class Replica:
             offset, first = 0, b"\0" + bytes(data)
         if not self._feed.append_data(offset, first):
             raise ReplicationError(
-                f"{self._root}: the master's log begins at {offset}, where no file of "
-                f"{self._feed.file_size} bytes does: mappedFileSizeCommitLog must be the master's"
+                f"{self._root}: its log cannot begin at {offset}, where no file of "
+                f"{self._feed.file_size} bytes does: it must be the start of one of the master's "
+                "files, and mappedFileSizeCommitLog the master's"
             )
         self.checked = self._vouched = offset
         self._feed.vouch(offset)
@@ -185,12 +186,17 @@ class Replica:
                 at = offset if own is None else offset + _first_difference(own, part)
                 raise LogsDiverged(
                     f"{self._root}: at offset {at} its log has other bytes than its master's. "
-                    f"{self._advice()}",
+                    f"{self._advice(at)}",
                     offset=at,
                 )
             offset, data = offset + len(part), data[len(part) :]
 
-    def _advice(self) -> str:
+    def _advice(self, offset: int) -> str:
+        if offset >= self.checked:
+            return (
+                f"Only a message that never came whole, at {self.checked}, is concerned: opening "
+                "the store anew cuts it off, and it can go on"
+            )
         return f"Where they part: logquarry diff MASTER-STORE {self._root}"
 
     def check(self) -> None:
@@ -239,12 +245,16 @@ class Replica:
 
     def _spoilt(self, window: codec.Window, position: int, code: int) -> None:
         reason = codec.damage_reason(window, position, check_crc=self._check_crc)
-        if code == DamageKind.BAD_BLANK:
-            reason += f" of a file of {self._feed.file_size}: mappedFileSizeCommitLog is another"
+        advice = "Opening the store anew cuts it off"
+        if code in (DamageKind.BAD_BLANK, DamageKind.BAD_SIZE):
+            # A frame that its file has no room for, or a blank within one.
+            advice += (
+                f". Files of the log have {self._feed.file_size} bytes here: where the master's "
+                "have not, replicate into an empty folder, with its mappedFileSizeCommitLog"
+            )
         raise SpoiltReplica(
             f"{self._root}: what the master sent is no frame at offset {self.checked}: "
-            f"{DamageKind(code).label}: {reason}. None of it was acknowledged. Opening the store "
-            "anew cuts it off"
+            f"{DamageKind(code).label}: {reason}. None of it was acknowledged. {advice}"
         )
 
     # ------------------------------------------------------------------------ the master's words
@@ -260,7 +270,7 @@ class Replica:
             self._ahead(offset)
         wrote = self._feed.wrote_offset
         # One that has nothing may begin where the master's log ends, at the start of a file.
-        self.has_all = offset == wrote or (not wrote and self._has_beaten)
+        self._has_come = offset == wrote or (not wrote and self._has_beaten)
         self._has_beaten = True
 
     def elsewhere(self, offset: int) -> None:
@@ -296,9 +306,14 @@ class Replica:
     def _ahead(self, offset: int) -> None:
         raise LogsDiverged(
             f"{self._root}: its log goes on to {self._feed.wrote_offset}, and its master's ends "
-            f"at {offset}: it is ahead of its master. {self._advice()}",
+            f"at {offset}: it is ahead of its master. {self._advice(offset)}",
             offset=offset,
         )
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the master's last word was that there is no more, and all of it is whole."""
+        return self._has_come and self.checked == self._feed.wrote_offset
 
     # -------------------------------------------------------------------------------------- acks
     def sync(self) -> int:

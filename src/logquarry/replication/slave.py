@@ -26,7 +26,6 @@ from logquarry.errors import (
     UsageError,
 )
 from logquarry.protocol.ha import (
-    LARGEST_OFFSET,
     ConnectionEnded,
     DataReceived,
     HaTimes,
@@ -44,6 +43,7 @@ from logquarry.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 ACKNOWLEDGE: Final = ("flushed", "received")
+_LARGEST_OFFSET: Final = (1 << 63) - 1
 _RECEIVE: Final = 4 << 20
 _READS: Final = 16
 _LARGE: Final = 256 << 10
@@ -52,6 +52,7 @@ _SYNC_MS: Final = 20
 _CONNECT_SECONDS: Final = 5.0
 _LONGEST_WAIT_MS: Final = 1_000
 _END_SECONDS: Final = 600.0
+_LONG_SECONDS: Final = 3_600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,8 +89,8 @@ class SlaveOptions:
             raise UsageError(
                 f"acknowledge is {self.acknowledge!r}, and must be one of {', '.join(ACKNOWLEDGE)}"
             )
-        if self.start is not None and not 0 <= self.start <= LARGEST_OFFSET:
-            raise UsageError(f"start is {self.start}, and must be 0 to {LARGEST_OFFSET}")
+        if self.start is not None and not 0 <= self.start <= _LARGEST_OFFSET:
+            raise UsageError(f"start is {self.start}, and must be 0 to {_LARGEST_OFFSET}")
         if self.overlap < 0:
             raise UsageError(f"overlap is {self.overlap}, below 0")
         if not 0 < self.first_pause <= self.longest_pause:
@@ -189,8 +190,13 @@ class HaSlave:
     # -------------------------------------------------------------------------------------- life
     def start(self) -> None:
         """Begin."""
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError:
+            # No more threads: whoever asks by ``with`` closes nothing that did not begin.
+            self.close()
+            raise
 
     def close(self) -> None:
         """End the connection, and follow no more; once more does nothing."""
@@ -200,6 +206,9 @@ class HaSlave:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(_END_SECONDS)
+        if self._threads[0].ident is None:
+            # Nobody else says so to those who wait.
+            self._ended.set()
         self._wake.close()
         stays(self)
 
@@ -220,9 +229,12 @@ class HaSlave:
         """Wait until it has ended; whether it has. :attr:`error` tells why, if it was not closed.
 
         Args:
-            timeout_s: seconds; by default as long as it takes, within reason.
+            timeout_s: seconds; by default as long as it takes.
         """
-        return self._ended.wait(_END_SECONDS if timeout_s is None else timeout_s)
+        while not self._ended.wait(_LONG_SECONDS if timeout_s is None else timeout_s):
+            if timeout_s is not None:
+                return False
+        return True
 
     def _goes_on(self) -> bool:
         return not self._is_closing and self.error is None

@@ -17,8 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -56,13 +55,14 @@ from logquarry.store.flush.replica_wait import ReplicaWait
 from logquarry.store.flush.timed_flush import Flushable
 from logquarry.store.housekeeping import Housekeeping
 from logquarry.store.load.loading import Loads, pending_load
-from logquarry.store.log_feed import LogFeed, Wakeable
+from logquarry.store.log_feed import LogFeed
+from logquarry.store.log_growth import LogGrowth
 from logquarry.store.mapped.allocate import AllocateMappedFileService
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 from logquarry.store.mapped.transient_pool import TransientStorePool
 from logquarry.store.put.append import CommitLogWriter
 from logquarry.store.put.append31 import AppendRules31
-from logquarry.store.put.put_result import PutResult, PutStatus, refusal
+from logquarry.store.put.put_result import PutStatus, refusal
 from logquarry.store.queue.log_queues import is_lmq
 from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.recovery.apply import apply_safe
@@ -106,7 +106,7 @@ class StoreEngine:
         queues: the consume queues.
         index: the index, None where the store keeps none.
         checkpoint: the checkpoint.
-        wait: settles puts.
+        growth: tells who lives off the log, and settles puts.
         listeners: told of what was dispatched.
         loads: appends staged segments.
         retention: deletes what expires.
@@ -278,7 +278,7 @@ class StoreEngine:
             queue_offsets=offsets,
             flags=self.flags,
             health=self.health,
-            settle=self._settle if self._waits else self._settle_now,
+            settle=self.growth.settle if self._waits else self.growth.settle_now,
             rules=self._rules(),
         )
         self.log.on_flushed = self._flushed
@@ -338,13 +338,10 @@ class StoreEngine:
             fall_behind_max=config.ha_slave_fallbehind_max,
         )
         is_replicated = config.broker_role == "SYNC_MASTER"
-        self.wait = FlushWait(
+        wait = FlushWait(
             flushing.group, after_put.wakeup, replicas=self.replicas if is_replicated else None
         )
-        flags = self._dispatching.flag, after_put.flag
-        self._woken = tuple(flag for flag in flags if flag is not None)
-        self._after_put: tuple[Wakeable, ...] = self._woken
-        self._followers: tuple[Wakeable, ...] = ()
+        self.growth = LogGrowth(self._dispatching, after_put, wait)
         commits = [] if flushing.commit is None else [flushing.commit]
         # What is committed can be dispatched, and what is dispatched can be flushed.
         self._services = [*commits, self._dispatching, flushing.log, flushing.queues]
@@ -359,43 +356,13 @@ class StoreEngine:
     # --------------------------------------------------------------------------------- at work
     def _committed(self) -> None:
         # What is not committed cannot be dispatched: the put's own wake-up came too early.
-        self._dispatching.wakeup()
         self._flushing.log.wakeup()
-        self._tell_followers()
-
-    def _tell_followers(self) -> None:
-        for flag in self._followers:
-            if flag.is_unset():
-                flag.set()
-
-    def _settle(self, result: PutResult, wait: bool) -> PutResult:
-        self._dispatching.wakeup()
-        self._tell_followers()
-        return self.wait.settle(result, wait)
+        self.growth.tell()
 
     @property
     def _waits(self) -> bool:
         """Whether puts wait for anything: the disk, or a replica."""
         return self._flushing.group is not None or self.config.broker_role == "SYNC_MASTER"
-
-    def _settle_now(self, result: PutResult, wait: bool) -> PutResult:
-        """The same where no put waits for anything."""
-        for flag in self._after_put:
-            if flag.is_unset():
-                flag.set()
-        return result
-
-    def settle_later(
-        self,
-        result: PutResult,
-        wait: bool,
-        done: Callable[[PutResult], None],
-        failed: Callable[[], None],
-    ) -> Future[PutResult]:
-        """The future of a put that is in the log; see :class:`FlushWait`."""
-        self._dispatching.wakeup()
-        self._tell_followers()
-        return self.wait.settle_later(result, wait, done, failed)
 
     def _flushables(self) -> Iterator[Flushable]:
         if self._recovered is not None:
@@ -436,9 +403,7 @@ class StoreEngine:
         """See :meth:`logquarry.store.write_api.WriteApi.append_data`."""
         taken = self._append_foreign(offset, data)
         if taken:
-            self._dispatching.wakeup()
-            self._tell_followers()
-            self.wait.appended()
+            self.growth.tell_all()
         return taken
 
     def _append_foreign(self, offset: int, data: bytes | memoryview) -> bool:
@@ -456,30 +421,19 @@ class StoreEngine:
             keep=self._keep,
             append=self._append_foreign,
             vouch=self._vouch,
-            follow=self._follow,
-            unfollow=self._unfollow,
+            follow=self.growth.follow,
+            unfollow=self.growth.unfollow,
         )
 
     def _vouch(self, offset: int) -> None:
         self.dispatcher.limit = offset
-        self._dispatching.wakeup()
-        self._tell_followers()
+        self.growth.tell()
 
     def _keep(self, durably: bool) -> None:
         # A mark moves with a sync of the log, and that may have come before the vouching.
         self._flushed(self.log.flushed_offset)
         if durably:
             self.durable.sync()
-
-    def _follow(self, flag: Wakeable) -> None:
-        with self._adopting:
-            self._followers = (*self._followers, flag)
-            self._after_put = (*self._woken, *self._followers)
-
-    def _unfollow(self, flag: Wakeable) -> None:
-        with self._adopting:
-            self._followers = tuple(other for other in self._followers if other is not flag)
-            self._after_put = (*self._woken, *self._followers)
 
     def adopt(self) -> None:
         """Learn from what :meth:`append_data` brought which queue offsets come next.

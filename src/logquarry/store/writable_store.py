@@ -74,6 +74,7 @@ class WritableStore(MessageStore):
         # Looked up once, for all puts and gets.
         self._put = engine.writer.put
         self._count_put = engine.recorder.put
+        self._settle_later = engine.growth.settle_later
         self._live_queues = engine.queues.live
         self._quick_get = self._quick.get
         engine.retention.removed = self._forget_removed
@@ -163,7 +164,7 @@ class WritableStore(MessageStore):
             count(topic, result, _monotonic() - began)
 
         failed = self._recorder.put_failed
-        return result, self._engine.settle_later(result, waits, settled, failed)
+        return result, self._settle_later(result, waits, settled, failed)
 
     def put_batch(
         self,

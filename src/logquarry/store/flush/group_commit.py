@@ -16,7 +16,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.store.disk.checkpoint_file import CheckpointFile
 from logquarry.store.disk.health import Health
 from logquarry.store.disk.service import Clock, Service, monotonic_ms
-from logquarry.store.flush.waiting import Answer, DeadlineWatch, Request, Settled, nothing
+from logquarry.store.flush.waiting import Answer, DeadlineWatch, Request, Settled, Waiter, nothing
 from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
 
 logger = logging.getLogger(__name__)
@@ -51,9 +51,9 @@ class GroupCommitService(Service):
         self._timeout_ms = timeout_ms
         self._clock = clock
         self._change = threading.Lock()
-        self._waiting: list[Request] = []
+        self._waiting: list[Waiter] = []
         # Those whom the sync that is going on covers; only timeouts look at them besides it.
-        self._covered: list[Request] = []
+        self._covered: list[Waiter] = []
         self._has_ended = False
         self._watch = DeadlineWatch("flush watch", self.expire, health, timeout_ms)
 
@@ -83,7 +83,7 @@ class GroupCommitService(Service):
     def wait(self, offset: int) -> bool:
         """Wait for what :meth:`request` gives a future of."""
         answer = Answer()
-        self._add(offset, answer, bool, nothing)
+        self.add(Request(offset, answer, bool, nothing))
         return answer.result()
 
     def resolve_later(
@@ -101,16 +101,11 @@ class GroupCommitService(Service):
             result_of: makes its result of that of :meth:`request`.
             failed: told if it raises.
         """
-        self._add(offset, future, result_of, failed)
+        self.add(Request(offset, future, result_of, failed))
 
-    def _add(
-        self,
-        offset: int,
-        future: Settled,
-        result_of: Callable[[bool], Any],
-        failed: Callable[[], None],
-    ) -> None:
-        request = Request(offset, self._clock() + self._timeout_ms, future, result_of, failed)
+    def add(self, request: Waiter) -> None:
+        """Tell somebody when the log is on the disk up to where they wait for, or cannot be."""
+        request.deadline = self._clock() + self._timeout_ms
         with self._change:
             is_refused = self._has_ended or self.health.reason is not None
             is_first = not self._waiting
@@ -148,7 +143,7 @@ class GroupCommitService(Service):
         for request in left:
             self._end(request)
 
-    def _end(self, request: Request) -> None:
+    def _end(self, request: Waiter) -> None:
         """Tell somebody for whom no sync will come: another one may have covered it."""
         if self._queue.flushed_offset >= request.offset:
             request.resolve(True)

@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol
 
 from logquarry.errors import LogquarryError, StoreUnavailable
 from logquarry.store.flush.replica_wait import ReplicaWait
-from logquarry.store.flush.waiting import Settled
+from logquarry.store.flush.waiting import Request, Waiter
 from logquarry.store.put.append import SLOW_PUT
 from logquarry.store.put.put_result import PutResult, PutStatus
 
@@ -38,18 +38,14 @@ class Flusher(Protocol):
     def wait(self, offset: int) -> bool:
         """Wait until the log is on the disk up to an offset; whether it was in time."""
 
-    def resolve_later(
-        self,
-        offset: int,
-        future: Settled,
-        result_of: Callable[[bool], Any],
-        failed: Callable[[], None],
-    ) -> None:
-        """Have a future of the caller's resolved then, with a result that is made of the same."""
+    def add(self, request: Waiter) -> None:
+        """Tell somebody then, who has the same to wait for."""
 
 
 _MS: Final = 1_000
 _FINISHED: Final = "FINISHED"
+_monotonic = time.monotonic
+_Lock = threading.Lock
 # Between those who settle a future and those who begin to wait for it. Held for a few steps.
 _change = threading.Lock()
 
@@ -58,23 +54,27 @@ class PutFuture(Future[PutResult]):
     """A future that costs little where nobody waits for it before it is done.
 
     Each of the library's has a condition, which takes longer to make than a message to append.
-    Here it is made when it is first asked for: by whoever waits, or wants to be called back.
-    Nobody can cancel it: the message is in the log.
+    Here it is made when it is first asked for: by whoever waits, or wants to be called back; and
+    with it the lists of those, who are looked at behind the condition only. Nobody can cancel it:
+    the message is in the log.
     """
 
+    # Of one that nobody has touched yet.
+    _made: threading.Condition | None = None
+    _state = "RUNNING"
+    _result: PutResult | None = None
+    _exception: BaseException | None = None
+
     def __init__(self) -> None:
-        self._made: threading.Condition | None = None
-        self._state = "RUNNING"
-        self._result: PutResult | None = None
-        self._exception: BaseException | None = None
-        self._waiters: list[Any] = []
-        self._done_callbacks: list[Callable[[Future[PutResult]], object]] = []
+        pass
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         if self._made is None:
             with _change:
                 if self._made is None:
+                    self._waiters: list[Any] = []
+                    self._done_callbacks: list[Callable[[Future[PutResult]], object]] = []
                     self._made = threading.Condition()
         return self._made
 
@@ -97,6 +97,59 @@ class PutFuture(Future[PutResult]):
         if self._state == _FINISHED and self._result is not None:
             return self._result
         return super().result(timeout)
+
+
+class WaitingPut(PutFuture):
+    """The future of a put that waits for one thing, the disk or a slave, and is told of it itself.
+
+    See :class:`~logquarry.store.flush.waiting.Waiter`.
+
+    Args:
+        result: what the append came to.
+        in_time: its status if the log gets there in time,
+        late: and if it does not.
+        done: told of the result before the future's callbacks are.
+        failed: likewise, if the sync failed.
+    """
+
+    def __init__(
+        self,
+        result: PutResult,
+        in_time: PutStatus,
+        late: PutStatus,
+        done: Callable[[PutResult], None],
+        failed: Callable[[], None],
+    ) -> None:
+        self.offset = result.end_offset
+        self.deadline = 0
+        self._appended = result
+        self._in_time = in_time
+        self._late = late
+        self._tell = done
+        self._tell_failed = failed
+        self._began = _monotonic()
+        self._open = _Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """See :class:`~logquarry.store.flush.waiting.Waiter`."""
+        return not self._open.locked()
+
+    def resolve(self, in_time: bool) -> None:
+        """See :class:`~logquarry.store.flush.waiting.Waiter`."""
+        if self._open.acquire(False):
+            status, result = self._in_time if in_time else self._late, self._appended
+            if status is not result.status:
+                result = result._replace(status=status)
+            _note_slow(self._began, result)
+            self._tell(result)
+            self.set_result(result)
+
+    def fail(self, error: StoreUnavailable) -> None:
+        """See :class:`~logquarry.store.flush.waiting.Waiter`."""
+        if self._open.acquire(False):
+            self._tell_failed()
+            self.set_exception(error)
 
 
 class FlushWait:
@@ -152,28 +205,32 @@ class FlushWait:
             done: told of the result before the future's callbacks are.
             failed: likewise, if the sync failed.
         """
-        future = PutFuture()
         replica, slave = self._asked(result, wait)
         flusher = self._flusher
         if flusher is None or not wait or not result.size:
             self.appended()
             flusher = None
-        if flusher is None and slave is None:
-            result = result.settled(replica=replica)
-            done(result)
-            future.set_result(result)
-            return future
-        end = result.end_offset
-        settling = _Settling(result, replica, done)
+        future: PutFuture
         if slave is None:
-            assert flusher is not None
-            flusher.resolve_later(end, future, settling.settled, failed)
+            if flusher is None:
+                future = PutFuture()
+                result = result.settled(replica=replica)
+                done(result)
+                future.set_result(result)
+                return future
+            late = PutStatus.FLUSH_DISK_TIMEOUT if replica is PutStatus.PUT_OK else replica
+            future = WaitingPut(result, replica, late, done, failed)
+            flusher.add(future)
         elif flusher is None:
-            slave.resolve_later(end, future, settling.replicated)
+            future = WaitingPut(
+                result, PutStatus.PUT_OK, PutStatus.FLUSH_SLAVE_TIMEOUT, done, failed
+            )
+            slave.add(future)
         else:
-            both = _Both(future, settling, failed)
-            slave.resolve_later(end, both.replica, bool)
-            flusher.resolve_later(end, both, bool, _nothing)
+            future = PutFuture()
+            both = _Both(future, _Settling(result, done), failed)
+            slave.add(Request(result.end_offset, both.replica, bool, _nothing))
+            flusher.add(Request(result.end_offset, both, bool, _nothing))
         return future
 
     def _asked(self, result: PutResult, wait: bool) -> tuple[PutStatus, ReplicaWait | None]:
@@ -198,34 +255,31 @@ def _nothing() -> None:
     pass
 
 
+def _note_slow(began: float, result: PutResult) -> None:
+    if (took := _monotonic() - began) > SLOW_PUT:
+        logger.warning("a put waited %d ms for disk and slave: %s", took * _MS, result)
+
+
 class _Settling:
-    """A put whose future waits for the disk, for a slave, or for both."""
+    """A put whose future waits for the disk and for a slave.
 
-    __slots__ = ("_began", "_done", "_flush", "_replica", "_result")
+    Attributes:
+        flush: what became of the disk,
+        replica: and of the slave.
+    """
 
-    def __init__(
-        self, result: PutResult, replica: PutStatus, done: Callable[[PutResult], None]
-    ) -> None:
+    __slots__ = ("_began", "_done", "_result", "flush", "replica")
+
+    def __init__(self, result: PutResult, done: Callable[[PutResult], None]) -> None:
         self._result = result
-        self._flush = PutStatus.PUT_OK
-        self._replica = replica
+        self.flush = self.replica = PutStatus.PUT_OK
         self._done = done
-        self._began = time.monotonic()
+        self._began = _monotonic()
 
-    def settled(self, in_time: bool) -> PutResult:
-        """The result when it is known whether the disk had it in time."""
-        self._flush = _flush_status(in_time)
-        return self._settled()
-
-    def replicated(self, in_time: bool) -> PutResult:
-        """The result when it is known whether a slave had it in time."""
-        self._replica = _replica_status(in_time)
-        return self._settled()
-
-    def _settled(self) -> PutResult:
-        settled = self._result.settled(flush=self._flush, replica=self._replica)
-        if (took := time.monotonic() - self._began) > SLOW_PUT:
-            logger.warning("a put waited %d ms for disk and slave: %s", took * _MS, settled)
+    def settled(self) -> PutResult:
+        """The result when both are known."""
+        settled = self._result.settled(flush=self.flush, replica=self.replica)
+        _note_slow(self._began, settled)
         self._done(settled)
         return settled
 
@@ -250,7 +304,7 @@ class _Both:
 
     def set_result(self, in_time: bool) -> None:
         """The disk has it, or not in time."""
-        self._settling._flush = _flush_status(in_time)
+        self._settling.flush = _flush_status(in_time)
         self.heard()
 
     def set_exception(self, error: StoreUnavailable) -> None:
@@ -262,7 +316,7 @@ class _Both:
     def heard(self) -> None:
         """One of the two is known."""
         if not self._is_first.acquire(blocking=False):
-            self._future.set_result(self._settling._settled())
+            self._future.set_result(self._settling.settled())
 
 
 class _ReplicaOfBoth:
@@ -275,7 +329,7 @@ class _ReplicaOfBoth:
 
     def set_result(self, in_time: bool) -> None:
         """A slave has it, or not in time."""
-        self._both._settling._replica = _replica_status(in_time)
+        self._both._settling.replica = _replica_status(in_time)
         self._both.heard()
 
     def set_exception(self, error: StoreUnavailable) -> None:

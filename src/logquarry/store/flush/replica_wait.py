@@ -14,7 +14,6 @@ of nothing before: it may have begun behind that, with another master's log, or 
 
 from __future__ import annotations
 
-import heapq
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from typing import Any, Final
 
 from logquarry.store.disk.health import Health
 from logquarry.store.disk.service import Clock, monotonic_ms
-from logquarry.store.flush.waiting import Answer, DeadlineWatch, Request, Settled, nothing
+from logquarry.store.flush.waiting import Answer, DeadlineWatch, Request, Settled, Waiter, nothing
 
 SLAVE_TIMEOUT_MS: Final = 3_000
 FALL_BEHIND_MAX: Final = 256 << 20
@@ -57,10 +56,10 @@ class ReplicaWait:
         self._fall_behind_max = fall_behind_max
         self._clock = clock
         self._change = threading.Lock()
-        # The same requests twice: by their offsets, and as they came, which is by their deadlines.
-        self._by_offset: list[tuple[int, int, Request]] = []
-        self._by_time: deque[Request] = deque()
-        self._count = 0
+        # By their offsets. That is also as they came, and by their deadlines, unless it is mixed:
+        # of two threads that put one may come here late.
+        self._waiting: deque[Waiter] = deque()
+        self._is_mixed = False
         self._has_ended = False
         # Of what stands between the two some slave has said that it got it.
         self._held_from = self._held_to = 0
@@ -84,27 +83,24 @@ class ReplicaWait:
             offset: the offset.
             since: where what it got begins. Those who wait for less are not told.
         """
-        if offset <= self.acknowledged and not self._by_offset:
+        waiting = self._waiting
+        if self._held_from <= since and offset <= self._held_to and not waiting:
+            # No news. An offset alone may be: another slave's may have told of less before it.
             return
-        reached: list[Request] = []
-        others: list[tuple[int, int, Request]] = []
+        reached: list[Waiter] = []
+        others: list[Waiter] = []
         with self._change:
             self.acknowledged = max(self.acknowledged, offset)
             self._note(since, offset)
-            waiting = self._by_offset
-            while waiting and waiting[0][0] <= offset:
-                entry = heapq.heappop(waiting)
-                if entry[0] > since:
-                    reached.append(entry[2])
-                elif entry[2].is_open:
-                    others.append(entry)
-            for entry in others:
-                heapq.heappush(waiting, entry)
-            # Mostly all that came before: the next look at the times is short.
-            while self._by_time and since < self._by_time[0].offset <= offset:
-                self._by_time.popleft()
-        for request in reached:
-            request.resolve(True)
+            while waiting and waiting[0].offset <= offset:
+                waiter = waiting.popleft()
+                if waiter.offset > since:
+                    reached.append(waiter)
+                elif waiter.is_open:
+                    others.append(waiter)
+            waiting.extendleft(reversed(others))
+        for waiter in reached:
+            waiter.resolve(True)
 
     def _note(self, since: int, offset: int) -> None:
         """Keep what is held; of two stretches that do not meet the later one."""
@@ -145,40 +141,58 @@ class ReplicaWait:
             result_of: makes its result of whether a slave had it in time.
             failed: has no use here.
         """
-        request = Request(offset, self._clock() + self._timeout_ms, future, result_of, failed)
+        self.add(Request(offset, future, result_of, failed))
+
+    def add(self, waiter: Waiter) -> None:
+        """Tell somebody when a slave has the log up to where they wait for, or does not in time."""
+        waiter.deadline = self._clock() + self._timeout_ms
+        offset, waiting = waiter.offset, self._waiting
         with self._change:
             is_held = self._held_from < offset <= self._held_to
             is_over = self._has_ended or is_held
             if not is_over:
-                self._count += 1
-                heapq.heappush(self._by_offset, (offset, self._count, request))
-                self._by_time.append(request)
+                if not waiting or waiting[-1].offset <= offset:
+                    waiting.append(waiter)
+                else:
+                    self._is_mixed = True
+                    waiting.insert(_place(waiting, offset), waiter)
         if is_over:
-            request.resolve(is_held)
+            waiter.resolve(is_held)
 
     # ------------------------------------------------------------------------------------- time
     def expire(self) -> int | None:
         """Tell those whose time is over; milliseconds until the next one's is, None for none."""
         now = self._clock()
-        late: list[Request] = []
+        late: list[Waiter] = []
         with self._change:
-            times = self._by_time
-            while times and (times[0].deadline <= now or not times[0].is_open):
-                late.append(times.popleft())
-            left = times[0].deadline - now if times else None
-            if len(self._by_offset) > 2 * len(times):
-                # Nothing may ever be acknowledged: those that were told are not kept.
-                self._by_offset = [entry for entry in self._by_offset if entry[2].deadline > now]
-                heapq.heapify(self._by_offset)
-        for request in late:
-            request.resolve(False)
+            waiting = self._waiting
+            while waiting and (waiting[0].deadline <= now or not waiting[0].is_open):
+                late.append(waiting.popleft())
+            left = waiting[0].deadline - now if waiting else None
+            if self._is_mixed:
+                late += [waiter for waiter in waiting if waiter.deadline <= now]
+                kept = [w for w in waiting if w.deadline > now and w.is_open]
+                waiting.clear()
+                waiting.extend(kept)
+                left = min((waiter.deadline - now for waiter in kept), default=None)
+                self._is_mixed = bool(kept)
+        for waiter in late:
+            waiter.resolve(False)
         return left
 
     def end(self) -> None:
         """Let go of all who wait, and of whoever will; once more does nothing."""
         with self._change:
             self._has_ended = True
-            left = [request for _, _, request in self._by_offset]
-            self._by_offset, self._by_time = [], deque()
-        for request in left:
-            request.resolve(False)
+            left = list(self._waiting)
+            self._waiting.clear()
+        for waiter in left:
+            waiter.resolve(False)
+
+
+def _place(waiting: deque[Waiter], offset: int) -> int:
+    """Where somebody belongs who came late; mostly close to the end."""
+    at = len(waiting)
+    while at and waiting[at - 1].offset > offset:
+        at -= 1
+    return at

@@ -66,29 +66,50 @@ def nothing() -> None:
     """Nobody is to be told."""
 
 
+class Waiter(Protocol):
+    """Who waits for the log to get somewhere up to an offset.
+
+    Attributes:
+        offset: physical offset that the log has to get to.
+        deadline: when it is too late, in milliseconds of the clock of whom it waits for.
+    """
+
+    offset: int
+    deadline: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody has told the owner yet."""
+
+    def resolve(self, in_time: bool) -> None:
+        """Tell the owner whether the log got there in time; only the first word counts."""
+
+    def fail(self, error: StoreUnavailable) -> None:
+        """Tell the owner that nobody knows."""
+
+
 class Request:
-    """Somebody who waits for the log to get somewhere up to an offset."""
+    """A waiter that tells a future, or what stands for one."""
 
     __slots__ = ("_open", "deadline", "failed", "future", "offset", "result_of")
 
     def __init__(
         self,
         offset: int,
-        deadline: int,
         future: Settled,
         result_of: Callable[[bool], Any],
         failed: Callable[[], None],
     ) -> None:
         self.offset = offset
         self.failed = failed
-        self.deadline = deadline
+        self.deadline = 0
         self.future = future
         self.result_of = result_of
         # The one who takes it tells the owner: the syncing thread and the timeout may meet.
         self._open = threading.Lock()
 
     def resolve(self, in_time: bool) -> None:
-        """Tell the owner whether the log got there in time; only the first word counts."""
+        """See :class:`Waiter`."""
         if self._open.acquire(blocking=False):
             # As contextlib.suppress does it, which takes as long as all the rest.
             try:
@@ -97,7 +118,7 @@ class Request:
                 return
 
     def fail(self, error: StoreUnavailable) -> None:
-        """Tell the owner that nobody knows."""
+        """See :class:`Waiter`."""
         if self._open.acquire(blocking=False):
             self.failed()
             with contextlib.suppress(InvalidStateError):
@@ -105,7 +126,7 @@ class Request:
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody has told the owner yet."""
+        """See :class:`Waiter`."""
         return not self._open.locked()
 
 

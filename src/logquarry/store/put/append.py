@@ -172,7 +172,9 @@ class CommitLogWriter:
             StoreUnavailable, MessageRejected: as :meth:`put`.
         """
         began = _monotonic()
-        self.check_status()
+        # As in put.
+        if self._flags.refusals or self._health.reason is not None or self._held_since:
+            self.check_status()
         result, wait = self._put_plain(message), True
         if result is None:
             encoded = self.encoder.encode(message)
