@@ -175,6 +175,7 @@ def test_notes_name_the_master_once(capsys: pytest.CaptureFixture[str]) -> None:
         ["replicate", "127.0.0.1:1"],
         ["replicate", "127.0.0.1:1", "--into", "s", "--tls-ca", "x"],
         ["replicate", "127.0.0.1:1", "--into", "s", "--sync-config", "10911"],
+        ["replicate", "127.0.0.1:1", "--into", "s", "--from", str(1 << 63)],
         ["serve-master", "m", "--listen", "10912"],
         ["serve-master", "m", "--listen-config", "10911"],
         ["serve-master", "m", "--allow", "everybody"],

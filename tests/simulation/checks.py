@@ -182,6 +182,10 @@ class Checks:
         self._held[slave.name] = [h for h in self._held.get(slave.name, ()) if self._holds(log, h)]
         self._any_era(slave)
 
+    def expired(self, before: ModelLog) -> None:
+        """A slave's retention is about to delete a file."""
+        self._taken.append((self.world.now, before))
+
     def _any_era(self, slave: SlaveNode) -> None:
         log = slave.log
         start, end = log.min_offset, log.wrote_offset

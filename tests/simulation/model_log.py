@@ -125,6 +125,9 @@ class ModelLog:
         self.dispatched_offset = offset
         self.vouched()
 
+    def keep(self, durably: bool) -> None:
+        pass
+
     def follow(self, flag: Wakeable) -> None:
         self._followers.append(flag)
 
@@ -154,6 +157,14 @@ class ModelLog:
             base = self.min_offset
             if base + self.file_size <= min(self.flushed_offset, self.dispatched_offset):
                 del self._files[base]
+
+    def copy(self) -> ModelLog:
+        """The log as it is now."""
+        copy = ModelLog(self.root, self.file_size)
+        copy._files = {at: bytearray(file) for at, file in self._files.items()}
+        copy.wrote_offset, copy.flushed_offset = self.wrote_offset, self.flushed_offset
+        copy.dispatched_offset = self.dispatched_offset
+        return copy
 
     def reopened(self, *, cut_at: int | None = None) -> ModelLog:
         """The log as the next process finds it, and recovers.

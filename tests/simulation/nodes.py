@@ -110,6 +110,10 @@ class Driven:
         else:
             self.world.at(self._deadline, lambda: self.step() if life == self._life else None)
 
+    def expire_first(self) -> None:
+        """Let retention delete the log's first file."""
+        self.log.expire_first()
+
     def fails_sync(self) -> bool:
         """Whether its disk fails the next sync."""
         if self.failing_syncs:
@@ -347,6 +351,11 @@ class SlaveNode(Driven):
         self.log = before.reopened(cut_at=at)
         before.health.poison("it was opened anew")
         self.checks.cut_back(self, before)
+
+    def expire_first(self) -> None:
+        """Let retention delete the log's first file, whose acknowledgement may be under way."""
+        self.checks.expired(self.log.copy())
+        super().expire_first()
 
     def wipe(self) -> None:
         """Begin with an empty folder."""

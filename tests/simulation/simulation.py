@@ -216,7 +216,7 @@ class Simulation:
             self._start_later(slave)
 
     def _expire(self) -> None:
-        self.world.rng.choice((self.master, *self.slaves)).log.expire_first()
+        self.world.rng.choice((self.master, *self.slaves)).expire_first()
 
 
 @contextmanager

@@ -36,6 +36,12 @@ def test_nothing_is_violated(first: int) -> None:
     assert refusals >= {"LogsDiverged", "StoreUnavailable"}
 
 
+@pytest.mark.parametrize("seed", [11_889, 12_107])
+def test_a_file_that_is_deleted_while_the_word_of_it_is_under_way(seed: int) -> None:
+    """A slave's retention takes nothing back of what was true when the slave said it."""
+    run(seed)
+
+
 def test_a_seed_is_one_run() -> None:
     one, other = run(3), run(3)
     assert one.world.story == other.world.story and len(one.world.story) > 3

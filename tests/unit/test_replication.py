@@ -17,10 +17,19 @@ from logquarry.cli import serving
 from logquarry.errors import LogsDiverged, ReplicationError, UsageError
 from logquarry.protocol.ha import TransferLimits
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
+from logquarry.replication.replica import Replica
 from logquarry.replication.wire import Surroundings
 from logquarry.store.log_feed import LogFeed
 from logquarry.store.put.put_result import PutStatus
-from tests.replication_pair import QUICK, eventually, fill, log_bytes, make_certificate, opened
+from tests.replication_pair import (
+    QUICK,
+    SIZES,
+    eventually,
+    fill,
+    log_bytes,
+    make_certificate,
+    opened,
+)
 
 MASTER = MasterOptions(times=QUICK)
 SLAVE = SlaveOptions(times=QUICK, first_pause=0.01, longest_pause=0.05)
@@ -350,6 +359,103 @@ def test_a_log_of_other_file_sizes_is_refused(
 def test_only_a_slave_follows(tmp_path: Path) -> None:
     with opened(tmp_path / "m") as store, pytest.raises(UsageError, match="SLAVE"):
         HaSlave(store, "127.0.0.1", 1)
+
+
+def test_a_slave_of_a_slave_gets_what_was_judged(tmp_path: Path) -> None:
+    """The first slave, opened anew, cuts off the rest: the second one must not be ahead of it."""
+    with opened(tmp_path / "m") as store:
+        first, end = fill(store, 20), fill(store, 1, first=20)
+    log = log_bytes(tmp_path / "m", end)
+    with opened(tmp_path / "low", "SLAVE") as low:
+        with opened(tmp_path / "mid", "SLAVE") as mid:
+            feed = mid.log_feed()
+            feed.append_data(0, log[: end - 10])
+            feed.vouch(first)
+            with HaMaster(mid, options=FULL) as master, follow(low, master):
+                caught_up(master, first)
+                assert master.status().max_offset == low.log_feed().wrote_offset == first
+        with (
+            opened(tmp_path / "mid", "SLAVE") as mid,
+            HaMaster(mid, options=FULL) as master,
+            follow(low, master) as slave,
+        ):
+            eventually(lambda: slave.status().has_all)
+            assert mid.log_feed().append_data(first, log[first:])
+            mid.log_feed().vouch(end)
+            caught_up(master, end)
+    assert log_bytes(tmp_path / "low", end) == log
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize("start", [0, SIZES.mapped_file_size_commit_log])
+def test_zeros_are_no_end_of_a_message(start: int, is_closed: bool, tmp_path: Path) -> None:
+    """What came of a message ends within its properties, which no CRC covers."""
+    with opened(tmp_path / "m") as store:
+        fill(store, 160 if start else 2)
+        first = store.max_offset
+        store.put(lq.Message("topic", body=b"last", keys="one-key"))
+        end = store.max_offset
+    log = log_bytes(tmp_path / "m", end)
+    assert start < first
+    for cut in (1, 7, 14, end - first - 1):
+        path = tmp_path / str(cut)
+        with opened(path, "SLAVE") as copy:
+            replica = Replica(copy.log_feed(), "s", start=start)
+            replica.request()
+            replica.take(start, memoryview(log[start:-cut]))
+            replica.check()
+            assert replica.sync() == first
+            if not is_closed:
+                path = shutil.copytree(path, tmp_path / f"{cut}-crashed")
+        with opened(path, "SLAVE") as copy:
+            assert copy.max_offset == first
+            replica = Replica(copy.log_feed(), "s")
+            asked = replica.request()
+            replica.take(asked, memoryview(log[asked:]))
+            replica.check()
+            assert replica.sync() == end
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_log_that_begins_with_a_part_of_a_message(is_closed: bool, tmp_path: Path) -> None:
+    start = SIZES.mapped_file_size_commit_log or 0
+    with opened(tmp_path / "m") as store:
+        end = fill(store, 160)
+    log = log_bytes(tmp_path / "m", end)
+    path = tmp_path / "s"
+    with opened(path, "SLAVE") as copy:
+        replica = Replica(copy.log_feed(), "s", start=start)
+        replica.request()
+        replica.take(start, memoryview(log[start : start + 60]))
+        replica.check()
+        assert replica.sync() <= start
+        if not is_closed:
+            path = shutil.copytree(path, tmp_path / "crashed")
+    with opened(path, "SLAVE") as copy:
+        replica = Replica(copy.log_feed(), "s", start=start)
+        asked = replica.request()
+        assert asked == start
+        replica.take(asked, memoryview(log[asked:]))
+        replica.check()
+        assert replica.sync() == end
+
+
+def test_a_body_unlike_its_crc_stays_once_it_was_acknowledged(tmp_path: Path) -> None:
+    """A crash right behind the acknowledgement: it looks like what that has torn."""
+    with opened(tmp_path / "m") as store:
+        at = store.put(lq.Message("topic", body=bytes(50))).physical_offset
+        end = fill(store, 10)
+    log = bytearray(log_bytes(tmp_path / "m", end))
+    log[at + 100] ^= 1
+    with opened(tmp_path / "s", "SLAVE") as copy:
+        replica = Replica(copy.log_feed(), "s", start=0, check_crc=False)
+        replica.request()
+        replica.take(0, memoryview(bytes(log)))
+        replica.check()
+        assert replica.sync() == end
+        shutil.copytree(tmp_path / "s", tmp_path / "crashed")
+    with opened(tmp_path / "crashed", "SLAVE") as copy:
+        assert copy.max_offset == end
 
 
 def test_a_slave_becomes_a_master_by_reopening(tmp_path: Path) -> None:

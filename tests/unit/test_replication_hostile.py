@@ -326,8 +326,23 @@ def test_a_master_that_says_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_meant() -> None:
-    for settings in ({"acknowledge": "maybe"}, {"start": -1}, {"overlap": -1}, {"first_pause": 0}):
+    for settings in (
+        {"acknowledge": "maybe"},
+        {"start": -1},
+        {"start": 1 << 63},
+        {"overlap": -1},
+        {"first_pause": 0},
+    ):
         with pytest.raises(UsageError):
             SlaveOptions(**settings)
     with pytest.raises(UsageError):
         MasterOptions(max_connections=0)
+
+
+def test_what_no_host_is_called(tmp_path: Path) -> None:
+    """The name is looked up again later, as one that nobody knows is."""
+    with opened(tmp_path / "s", "SLAVE") as copy, HaSlave(copy, "a..b", 1, options=SLAVE) as slave:
+        eventually(lambda: "no name of a host" in slave.status().trouble)
+        assert slave.error is None
+        with pytest.raises(OSError, match="no name of a host"):
+            HaMaster(copy, "a..b")

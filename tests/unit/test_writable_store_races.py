@@ -88,15 +88,15 @@ def test_closing_while_a_service_puts(
     monkeypatch.setattr(store_engine, "_PATIENCE_SECONDS", SECONDS)
     store = opened(tmp_path, flush_disk_type="SYNC_FLUSH")
     writer, passed, go_on = store._writer, threading.Event(), threading.Event()
-    check_status, own = writer.check_status, threading.current_thread()
+    append, own = writer._put_plain, threading.current_thread()
 
-    def check_and_wait() -> None:
-        check_status()
+    def wait_and_append(message: lq.Message) -> lq.PutResult | None:
         if threading.current_thread() is not own:
             passed.set()
             go_on.wait(SECONDS)
+        return append(message)
 
-    monkeypatch.setattr(writer, "check_status", check_and_wait)
+    monkeypatch.setattr(writer, "_put_plain", wait_and_append)
     ended = []
 
     def put(_: object) -> None:

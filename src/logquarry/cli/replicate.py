@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--from",
     "start",
-    type=click.IntRange(0),
+    type=click.IntRange(0, (1 << 63) - 1),
     metavar="OFFSET",
     help="Where a new store begins: 0 for all of the master's log, or the start of one of its "
     "files. By default where the master says, which with RocketMQ is its last file.",

@@ -75,6 +75,7 @@ class Replica:
         self.checked = min(feed.dispatched_offset, feed.wrote_offset)
         self.position = feed.wrote_offset
         feed.vouch(self.checked)
+        self._vouched = self.checked
         # The first walk takes a while: what it is compiled to has to be loaded.
         codec.walk(codec.Window.of(bytes(8), 0), 0, 0, self._rows, check_crc=check_crc)
 
@@ -170,7 +171,8 @@ class Replica:
                 f"{self._feed.file_size} bytes does: it must be the start of one of the master's "
                 "files, and mappedFileSizeCommitLog the master's"
             )
-        self.checked = offset
+        self.checked = self._vouched = offset
+        self._feed.vouch(offset)
 
     def _append(self, offset: int, data: memoryview) -> None:
         taken = self._feed.append_data(offset, data)
@@ -209,6 +211,7 @@ class Replica:
         finally:
             if self.checked > before:
                 self._feed.vouch(self.checked)
+                self._vouched = self.checked
 
     def _walk(self) -> None:
         size = self._feed.file_size
@@ -320,8 +323,11 @@ class Replica:
             StoreUnavailable: if the sync failed, now or before.
         """
         # Before the sync: what is appended meanwhile may be on the disk or not.
-        checked = self.checked
-        return min(checked, self._feed.sync())
+        vouched = self._vouched
+        end = min(vouched, self._feed.sync())
+        # A body that does not match its CRC looks like what a crash has torn.
+        self._feed.keep(not self._check_crc)
+        return end
 
     @property
     def wrote(self) -> int:

@@ -43,6 +43,7 @@ from logquarry.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 ACKNOWLEDGE: Final = ("flushed", "received")
+_LARGEST_OFFSET: Final = (1 << 63) - 1
 _RECEIVE: Final = 4 << 20
 _READS: Final = 16
 _LARGE: Final = 256 << 10
@@ -88,8 +89,8 @@ class SlaveOptions:
             raise UsageError(
                 f"acknowledge is {self.acknowledge!r}, and must be one of {', '.join(ACKNOWLEDGE)}"
             )
-        if self.start is not None and self.start < 0:
-            raise UsageError(f"start is {self.start}, below 0")
+        if self.start is not None and not 0 <= self.start <= _LARGEST_OFFSET:
+            raise UsageError(f"start is {self.start}, and must be 0 to {_LARGEST_OFFSET}")
         if self.overlap < 0:
             raise UsageError(f"overlap is {self.overlap}, below 0")
         if not 0 < self.first_pause <= self.longest_pause:

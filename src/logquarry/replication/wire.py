@@ -103,6 +103,7 @@ class Surroundings:
         Raises:
             OSError: if it cannot.
         """
+        _require_name(host)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=64)
         listener.setblocking(False)
@@ -114,6 +115,7 @@ class Surroundings:
         Raises:
             OSError: if there is none.
         """
+        _require_name(host)
         return socket.create_connection((host, port), timeout_s)
 
     def selector(self) -> selectors.BaseSelector:
@@ -249,6 +251,14 @@ class Wire:
         with self._use, contextlib.suppress(OSError):
             self._out.clear()
             self._socket.close()
+
+
+def _require_name(host: str) -> None:
+    """Raise OSError for what no host can be called: looking it up raises something else."""
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise OSError(f"{host!r} is no name of a host") from error
 
 
 def address_text(address: tuple[object, ...] | str) -> str:

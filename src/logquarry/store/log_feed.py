@@ -26,8 +26,10 @@ class LogFeed:
         log: its files.
         replicas: hears of slaves.
         dispatched: gives the end of what is dispatched, which is where a frame ends.
+        vouched: gives the end of what somebody vouched for, None where nobody has to.
         append: appends another store's bytes (``append_data``).
         vouch: lets those before an offset be dispatched.
+        keep: has what was vouched for and synced stay when the store is opened anew.
         follow: has somebody told of all that comes to the log.
         unfollow: has them told no more.
 
@@ -38,6 +40,9 @@ class LogFeed:
         vouch: says that what stands before an offset is whole frames, and tells of them. From the
             first word on nothing else is dispatched, or counts as the log's if the store is opened
             anew.
+        keep: notes how far what was vouched for is on the disk: whatever it holds then stays when
+            the store is opened anew. If that is to outlast a power cut, it brings the note to the
+            disk too; sound frames do without that.
         follow: has somebody told of all that comes to the log,
         unfollow: and no more.
     """
@@ -48,16 +53,20 @@ class LogFeed:
         replicas: ReplicaWait,
         *,
         dispatched: Callable[[], int],
+        vouched: Callable[[], int | None],
         append: Callable[[int, bytes | memoryview], bool],
         vouch: Callable[[int], None],
+        keep: Callable[[bool], None],
         follow: Callable[[Wakeable], None],
         unfollow: Callable[[Wakeable], None],
     ) -> None:
         self.replicas = replicas
         self._log = log
         self._dispatched = dispatched
+        self._vouched = vouched
         self.append_data = append
         self.vouch = vouch
+        self.keep = keep
         self.follow = follow
         self.unfollow = unfollow
 
@@ -73,8 +82,13 @@ class LogFeed:
 
     @property
     def max_offset(self) -> int:
-        """Where what can be read ends."""
-        return self._log.max_offset
+        """Where what can be read, and sent on, ends.
+
+        What a slave took and did not judge yet is no part of it: opening the store anew may cut it
+        off, and a slave of this slave would then be ahead of its master.
+        """
+        end, vouched = self._log.max_offset, self._vouched()
+        return end if vouched is None else min(end, vouched)
 
     @property
     def wrote_offset(self) -> int:

@@ -310,9 +310,12 @@ class StoreEngine:
         self.checkpoint.before_write = self.durable.expect
 
     def _flushed(self, offset: int) -> None:
-        # Bytes of another store's log may end within a frame; what is dispatched never does.
-        is_foreign = self.writer.has_foreign
-        self.durable.move(min(offset, self.dispatcher.offset) if is_foreign else offset)
+        # Bytes of another store's log may end within a frame; what is dispatched never does, nor
+        # what somebody vouched for.
+        if self.writer.has_foreign:
+            vouched = self.dispatcher.limit
+            offset = min(offset, self.dispatcher.offset if vouched is None else vouched)
+        self.durable.move(offset)
 
     def _make_flushing(self) -> None:
         """The services that bring things to the disk, in the order in which they end."""
@@ -414,6 +417,8 @@ class StoreEngine:
             self.log,
             self.replicas,
             dispatched=lambda: self.dispatcher.offset,
+            vouched=lambda: self.dispatcher.limit,
+            keep=self._keep,
             append=self._append_foreign,
             vouch=self._vouch,
             follow=self.growth.follow,
@@ -423,6 +428,12 @@ class StoreEngine:
     def _vouch(self, offset: int) -> None:
         self.dispatcher.limit = offset
         self.growth.tell()
+
+    def _keep(self, durably: bool) -> None:
+        # A mark moves with a sync of the log, and that may have come before the vouching.
+        self._flushed(self.log.flushed_offset)
+        if durably:
+            self.durable.sync()
 
     def adopt(self) -> None:
         """Learn from what :meth:`append_data` brought which queue offsets come next.
@@ -486,6 +497,7 @@ class StoreEngine:
         if failure is not None:
             logger.error("%s: not all of the log is dispatched: %s", self.root, failure)
         try:
+            self._cut_unjudged()
             self._flush_queues.flush(0)
             is_whole = self.queues.restore_lost()
             self.health.end_reads()
@@ -497,6 +509,21 @@ class StoreEngine:
             logger.error("%s: not closed in order: %s", self.root, error)
             return False
         return True
+
+    def _cut_unjudged(self) -> None:
+        """Take away what came of another store's log, and nobody vouched for.
+
+        It mostly ends within a message, which the zeros behind it may seem to make whole.
+        """
+        vouched = self.dispatcher.limit
+        if vouched is None or vouched >= self.log.wrote_offset or not self.writer.has_foreign:
+            return
+        # Of a log that does not begin at 0 maybe nothing was vouched for.
+        vouched = max(vouched, self.log.min_offset)
+        file = self.log.last
+        if file is not None and file.base <= vouched:
+            file.clear_from(vouched - file.base)
+        self.log.truncate_to(vouched, aside=quarantine(self.root, COMMIT_LOG))
 
     def _close_files(self) -> None:
         # Of a store that could not be opened some are not there.

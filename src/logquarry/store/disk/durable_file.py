@@ -61,6 +61,16 @@ class DurableFile:
                 self._mark = before
                 logger.warning("%s: the mark stays at %d: %s", self.path, before.offset, error)
 
+    def sync(self) -> None:
+        """Bring the mark to the disk as well, for whoever cannot do with a lower one.
+
+        Raises:
+            StoreUnavailable: if the sync failed, now or before; the store is poisoned then.
+        """
+        with self._writing:
+            if self._file.is_open:
+                self._file.sync()
+
     def expect(self, before: Checkpoint, after: Checkpoint) -> None:
         """The checkpoint is about to be written: the mark is good before and after that.
 

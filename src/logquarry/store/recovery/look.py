@@ -21,8 +21,8 @@ from typing import Protocol, TypeVar
 
 from logquarry.files.layout import StoreFile, StoreLayout
 from logquarry.format.checkpoint import Checkpoint
-from logquarry.format.frame import FIXED_SIZE_V1, DamageKind
-from logquarry.format.rows import REACHED_STOP, SIZE
+from logquarry.format.frame import FIXED_SIZE_V1, DamageKind, Frame
+from logquarry.format.rows import POSITION, REACHED_STOP, SIZE
 from logquarry.scan import codec
 from logquarry.scan.codec import Window
 from logquarry.scan.guided import guided
@@ -165,9 +165,11 @@ class LogLook:
         return self._runs(self._reader().events(stop=self._stop))
 
     def guided_runs(self, guesses: Iterable[F]) -> Iterator[Run | F]:
-        """The same, some of them as others have found them. Not for a part of a log, nor live."""
-        assert self._stop is None and not self._is_live
-        return self._runs(guided(self._reader(), guesses))
+        """The same, some of them as others have found them, if it is all of the log. Not live."""
+        assert not self._is_live
+        return (
+            self.runs() if self._stop is not None else self._runs(guided(self._reader(), guesses))
+        )
 
     def _reader(self) -> LogReader:
         return LogReader(self._layout, live=self._is_live)
@@ -325,6 +327,38 @@ def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
     count, _, _ = codec.walk(window, 0, span.length, rows, check_crc=False)
     if count:
         yield Run(window, rows[:count], span.path)
+
+
+def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
+    """The last message of the log, where it has zeros in place of its end, and nobody knows it.
+
+    No CRC covers topic and properties. What comes of a master may end within them, and a crash
+    leaves it so: with the zeros of its file behind it, it seems to be whole.
+
+    Args:
+        layout: the store's files.
+        bounds: what is known of the log. What stands before its durable mark, or in a queue, was
+            whole once.
+
+    Returns:
+        Its physical offset; None where there is none.
+    """
+    if bounds.durable is None or bounds.is_closed:
+        return None
+    last: Run | None = None
+    known = max(bounds.durable, bounds.queued or 0)
+    for event in LogReader(layout, check_crc=False).events(known):
+        if isinstance(event, Run):
+            last = event
+        elif not isinstance(event, BlankSpan):
+            break
+    if last is None:
+        return None
+    at = int(last.rows[-1, POSITION])
+    frame = last.window.decode(at, check_crc=False)
+    assert isinstance(frame, Frame), "a row stands for a frame that was found sound"
+    text = frame.properties or frame.topic
+    return last.window.base + at if text.endswith(b"\0") else None
 
 
 def made_whole(layout: StoreLayout, file: StoreFile, look: LogLook) -> int | None:

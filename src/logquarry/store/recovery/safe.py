@@ -34,7 +34,7 @@ from logquarry.store.read.log_bound import consume_queues
 from logquarry.store.recovery.entries import check_entries
 from logquarry.store.recovery.index_check import IndexPlan, plan_index
 from logquarry.store.recovery.log_names import leave_out, misnamed_files
-from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds, made_whole
+from logquarry.store.recovery.look import KnownBounds, LogLook, find_bounds, made_whole, torn_end
 from logquarry.store.recovery.plan import RecoveryPlan, Step, StepKind
 from logquarry.store.recovery.queue_check import QueueAction, QueuePlan
 from logquarry.store.recovery.queue_checks import QueueChecks, queued_ahead
@@ -123,7 +123,10 @@ class _Planner:
             checkpoint = None
         self._find_queues()
         bounds = self._bounds(checkpoint or Checkpoint())
-        look = LogLook(layout, bounds)
+        torn = torn_end(layout, bounds)
+        if torn is not None:
+            self._words.append(f"the log ends at {torn}: zeros seem to be the rest of a message")
+        look = LogLook(layout, bounds, stop=torn)
         damage = DamageMap(look.damage)
         kept = TransactionCheck() if keeps_transactions(layout, config) else None
         checks = QueueChecks(self._queues, config, damage, kept)
