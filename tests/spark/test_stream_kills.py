@@ -36,7 +36,7 @@ STORE_TIME = slice(56, 64)
 WAIT_SECONDS = 300
 Numbers = npt.NDArray[np.int64]
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600 + 120 * KILLS)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600 + 240 * KILLS)]
 
 
 @dataclass
