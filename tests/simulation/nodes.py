@@ -224,7 +224,8 @@ class MasterNode(Driven):
         def failed() -> None:
             self.checks.waiting -= 1
 
-        self.wait.settle_later(result, True, done, failed)
+        asked = self.wait.asked(result, True)
+        self.wait.settle_later(result, True, asked, done, failed)
         world = self.world
         if self.group is not None:
             world.after(world.rng.randint(100, 30 * MS), lambda: self._flush(life))

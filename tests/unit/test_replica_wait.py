@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -14,9 +16,11 @@ from hypothesis import strategies as st
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.store.disk.health import Health
+from logquarry.store.disk.service import Service
 from logquarry.store.flush.put_future import FlushWait
 from logquarry.store.flush.replica_wait import ReplicaWait
 from logquarry.store.flush.waiting import Waiter
+from logquarry.store.log_growth import LogGrowth
 from logquarry.store.put.put_result import AppendStatus, PutResult, PutStatus
 
 RESULT = PutResult(PutStatus.PUT_OK, AppendStatus.PUT_OK, bytes(8), 1_000, 0, 100, 1, 0, 0.0, (0,))
@@ -192,7 +196,8 @@ def test_a_future_waits_for_both(
     waiting.slave_came()
     waiting.acknowledge(900)
     wait = FlushWait(disk, lambda: None, replicas=waiting)
-    future = wait.settle_later(RESULT, True, done.append, lambda: done.append("failed"))
+    asked = wait.asked(RESULT, True)
+    future = wait.settle_later(RESULT, True, asked, done.append, lambda: done.append("failed"))
 
     def slave() -> None:
         if slave_in_time:
@@ -218,7 +223,8 @@ def test_a_failed_sync_is_an_error_whatever_the_slave_has(slave_first: bool) -> 
     waiting.slave_came()
     waiting.acknowledge(900)
     wait = FlushWait(disk, lambda: None, replicas=waiting)
-    future = wait.settle_later(RESULT, True, told.append, lambda: told.append("failed"))
+    asked = wait.asked(RESULT, True)
+    future = wait.settle_later(RESULT, True, asked, told.append, lambda: told.append("failed"))
     if slave_first:
         waiting.acknowledge(END)
     disk.fail(StoreUnavailable("EIO"))
@@ -232,12 +238,15 @@ def test_a_failed_sync_is_an_error_whatever_the_slave_has(slave_first: bool) -> 
 def test_without_a_slave_nobody_waits_for_one(has_disk: bool) -> None:
     disk = Disk()
     wait = FlushWait(disk if has_disk else None, lambda: None, replicas=replicas())
-    assert wait.settle(RESULT, True).status is ALONE
-    assert wait.settle(RESULT, False).status is OK
-    future = wait.settle_later(RESULT, True, lambda _: None, lambda: None)
+    assert wait.settle(RESULT, True, wait.asked(RESULT, True)).status is ALONE
+    assert wait.settle(RESULT, False, wait.asked(RESULT, False)).status is OK
+    asked = wait.asked(RESULT, True)
+    future = wait.settle_later(RESULT, True, asked, lambda _: None, lambda: None)
     disk.resolve(False)
     assert future.result(0).status is ALONE
-    assert wait.settle_later(RESULT, False, lambda _: None, lambda: None).result(0).status is OK
+    asked = wait.asked(RESULT, False)
+    future = wait.settle_later(RESULT, False, asked, lambda _: None, lambda: None)
+    assert future.result(0).status is OK
 
 
 def test_a_thread_waits_for_both() -> None:
@@ -246,7 +255,42 @@ def test_a_thread_waits_for_both() -> None:
     waiting.acknowledge(900)
     wait = FlushWait(Disk(), lambda: None, replicas=waiting)
     threading.Timer(0.05, lambda: waiting.acknowledge(END)).start()
-    assert wait.settle(RESULT, True).status is OK
+    assert wait.settle(RESULT, True, wait.asked(RESULT, True)).status is OK
+
+
+class GoesWhenTold:
+    """A slave's connection that breaks as soon as the log has grown."""
+
+    def __init__(self, waiting: ReplicaWait) -> None:
+        self.waiting = waiting
+
+    def is_unset(self) -> bool:
+        return self.waiting.connected > 0
+
+    def set(self) -> None:
+        self.waiting.slave_went()
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_slave_that_goes_at_the_message_was_there_when_it_was_put(later: bool) -> None:
+    time = Time()
+    waiting = replicas(time)
+    waiting.slave_came()
+    waiting.acknowledge(900)
+    idle = types.SimpleNamespace(flag=None)
+    growth = LogGrowth(
+        cast(Service, idle), cast(Service, idle), FlushWait(None, lambda: None, replicas=waiting)
+    )
+    growth.follow(GoesWhenTold(waiting))
+    if later:
+        future = growth.settle_later(RESULT, True, lambda _: None, lambda: None)
+        assert not waiting.connected and not future.done()
+        time.now += 3_000
+        waiting.expire()
+        assert future.result(0).status is LATE_SLAVE
+    else:
+        threading.Timer(0.05, waiting.end).start()
+        assert growth.settle(RESULT, True).status is LATE_SLAVE
 
 
 # ------------------------------------------------------------------------------------ in a store

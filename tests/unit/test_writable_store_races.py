@@ -13,6 +13,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.store import store_engine
+from logquarry.store.flush.put_future import Asked
 from tests.faulty_disk import FaultyDisk
 from tests.small_store import bodies, opened
 
@@ -162,9 +163,9 @@ def test_a_put_that_waits_for_the_disk_when_the_store_is_closed(
     store = opened(tmp_path, flush_disk_type="SYNC_FLUSH")
     settle = store._engine.growth._wait.settle
 
-    def close_and_settle(result: lq.PutResult, wait: bool) -> lq.PutResult:
+    def close_and_settle(result: lq.PutResult, wait: bool, asked: Asked) -> lq.PutResult:
         store.close()
-        return settle(result, wait)
+        return settle(result, wait, asked)
 
     monkeypatch.setattr(store._engine.growth._wait, "settle", close_and_settle)
     assert store.put(lq.Message("t", b"1")).status is lq.PutStatus.PUT_OK

@@ -71,8 +71,9 @@ class LogGrowth:
         Raises:
             StoreUnavailable: if the sync failed: nobody knows what the disk has.
         """
+        asked = self._wait.asked(result, wait)
         self.tell()
-        return self._wait.settle(result, wait)
+        return self._wait.settle(result, wait, asked)
 
     def settle_now(self, result: PutResult, wait: bool) -> PutResult:
         """The same where no put waits for anything."""
@@ -89,7 +90,8 @@ class LogGrowth:
         failed: Callable[[], None],
     ) -> Future[PutResult]:
         """A future of the same; see :meth:`FlushWait.settle_later`."""
+        asked = self._wait.asked(result, wait)
         for flag in self._after_append:
             if flag.is_unset():
                 flag.set()
-        return self._wait.settle_later(result, wait, done, failed)
+        return self._wait.settle_later(result, wait, asked, done, failed)

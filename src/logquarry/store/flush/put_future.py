@@ -152,6 +152,10 @@ class WaitingPut(PutFuture):
             self.set_exception(error)
 
 
+Asked = tuple[PutStatus, ReplicaWait | None]
+"""The status as far as the replica is concerned, and whom to wait for, None for nobody."""
+
+
 class FlushWait:
     """Settles puts.
 
@@ -172,13 +176,31 @@ class FlushWait:
         self.appended = appended
         self._replicas = replicas
 
-    def settle(self, result: PutResult, wait: bool) -> PutResult:
+    def asked(self, result: PutResult, wait: bool) -> Asked:
+        """What becomes of the replica, as far as it is known, and who knows the rest.
+
+        To be asked before anybody is told of the message: a slave that goes when it gets the
+        message was there when it was put (``submitReplicaRequest``).
+        """
+        replicas = self._replicas
+        if replicas is None or not wait:
+            return PutStatus.PUT_OK, None
+        if replicas.is_available(result.end_offset):
+            return PutStatus.PUT_OK, replicas
+        return PutStatus.SLAVE_NOT_AVAILABLE, None
+
+    def settle(self, result: PutResult, wait: bool, asked: Asked) -> PutResult:
         """The result once disk and slave have the message, as far as the put waits for that.
+
+        Args:
+            result: what the append came to.
+            wait: whether the put waits for the disk and a slave.
+            asked: what :meth:`asked` told.
 
         Raises:
             StoreUnavailable: if the sync failed: nobody knows what the disk has.
         """
-        replica, slave = self._asked(result, wait)
+        replica, slave = asked
         # Before the sync, so that one goes on while the other does.
         answer = None if slave is None else slave.ask(result.end_offset)
         flush = PutStatus.PUT_OK
@@ -194,6 +216,7 @@ class FlushWait:
         self,
         result: PutResult,
         wait: bool,
+        asked: Asked,
         done: Callable[[PutResult], None],
         failed: Callable[[], None],
     ) -> Future[PutResult]:
@@ -202,10 +225,11 @@ class FlushWait:
         Args:
             result: what the append came to.
             wait: whether the put waits for the disk and a slave.
+            asked: what :meth:`asked` told.
             done: told of the result before the future's callbacks are.
             failed: likewise, if the sync failed.
         """
-        replica, slave = self._asked(result, wait)
+        replica, slave = asked
         flusher = self._flusher
         if flusher is None or not wait or not result.size:
             self.appended()
@@ -232,15 +256,6 @@ class FlushWait:
             slave.add(Request(result.end_offset, both.replica, bool, _nothing))
             flusher.add(Request(result.end_offset, both, bool, _nothing))
         return future
-
-    def _asked(self, result: PutResult, wait: bool) -> tuple[PutStatus, ReplicaWait | None]:
-        """What becomes of the replica, as far as it is known, and who knows the rest."""
-        replicas = self._replicas
-        if replicas is None or not wait:
-            return PutStatus.PUT_OK, None
-        if replicas.is_available(result.end_offset):
-            return PutStatus.PUT_OK, replicas
-        return PutStatus.SLAVE_NOT_AVAILABLE, None
 
 
 def _flush_status(in_time: bool) -> PutStatus:
