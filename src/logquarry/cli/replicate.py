@@ -111,6 +111,8 @@ def replicate(
         if sync is not None:
             _fetch_last(out, sync)
         opened.wait_dispatched()
+        # Closing does so too, but has nobody to tell that the disk refused.
+        opened.flush()
         end = opened.max_offset
     out.note(f"{text.printable(folder)} is as its master up to {end}")
 
