@@ -430,9 +430,10 @@ class HaMaster:
             wire.close()
             self._admission.refuse(peer, str(error))
             return
-        self._slaves.append(slave)
+        # As in _drop.
         if wire.is_ready:
             self._feed.replicas.slave_came()
+        self._slaves.append(slave)
 
     def _new(self, wire: Wire) -> _Slave:
         machine = MasterConnection(
@@ -452,11 +453,12 @@ class HaMaster:
     def _drop(self, slave: _Slave, reason: str | None) -> None:
         if slave not in self._slaves:
             return
+        # Puts know of it before anybody else: who sees that no slave is there puts without one.
+        if slave.wire.is_ready:
+            self._feed.replicas.slave_went()
         self._slaves.remove(slave)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(slave.wire)
-        if slave.wire.is_ready:
-            self._feed.replicas.slave_went()
         slave.wire.close()
         if reason is not None:
             logger.info("slave %s is gone: %s", slave.wire.peer, reason)
