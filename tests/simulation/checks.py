@@ -73,7 +73,7 @@ class Checks:
                 f"{log.replicas.acknowledged} is acknowledged, and the log ends at "
                 f"{log.wrote_offset}"
             )
-        slaves = master._slaves
+        slaves = master._peers
         for slave in slaves:
             machine = slave.machine
             known = machine.acknowledged

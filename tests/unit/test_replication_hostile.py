@@ -169,10 +169,10 @@ def test_who_talks_without_a_pause_leaves_others_their_turn(tmp_path: Path) -> N
         master = HaMaster(store, options=MasterOptions(times=QUICK))
         wire = Endless()
         slave = _Slave(cast(Any, wire), MasterConnection(0))
-        master._slaves.append(slave)
+        master._peers.append(slave)
         master._read(slave)
         assert slave.machine.acknowledged == 0 and wire.turns == 1
-        master._slaves.clear()
+        master._peers.clear()
         master.close()
 
 

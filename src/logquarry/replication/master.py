@@ -1,9 +1,8 @@
 """A master: sends its store's log to whoever asks for it, and hears how far they have it.
 
-One thread serves all connections, by a selector: sending is one system call for a mebibyte of the
-log, straight from the map, and what is kept of a slave is a machine and what its socket did not
-take yet. Whatever a peer sends, it costs no memory: there are ``max_connections`` of them, and a
-stranger who says nothing has to go when somebody else comes.
+One thread serves all connections: sending is one system call for a mebibyte of the log, straight
+from the map, and what is kept of a slave is a machine and what its socket did not take yet.
+Whatever a peer sends, it costs no memory.
 """
 
 from __future__ import annotations
@@ -11,20 +10,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import selectors
-import ssl
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
-from logquarry.errors import (
-    LogquarryError,
-    ProtocolViolation,
-    ReplicationError,
-    StoreUnavailable,
-    UsageError,
-)
+from logquarry.errors import LogquarryError, ProtocolViolation, StoreUnavailable
 from logquarry.protocol.ha import (
     ConnectionEnded,
     HaTimes,
@@ -36,9 +26,8 @@ from logquarry.protocol.ha import (
     SlaveRequested,
     TransferLimits,
 )
-from logquarry.replication.admission import Admission, Networks, networks
-from logquarry.replication.wire import Surroundings, Waits, Wire, address_text, drive
-from logquarry.store.disk.lifetime import abandon_in_children, stays
+from logquarry.replication.server import LONGEST_WAIT_MS, Peer, Server, ServerOptions
+from logquarry.replication.wire import Surroundings, Waits, Wire
 from logquarry.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -50,41 +39,22 @@ _TURN: Final = 8 << 20
 _REPORTS: Final = 16 << 10
 """Bytes that one slave says before the next one's turn. A TLS record at least: of one that is taken
 in part the rest is where no selector sees it."""
-_LONGEST_WAIT_MS: Final = 1_000
-_PAUSE_SECONDS: Final = 0.01
-_END_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MasterOptions:
-    """How a master serves.
+class MasterOptions(ServerOptions):
+    """How a master serves. A RocketMQ slave speaks no TLS.
 
     Attributes:
         limits: transfer size and rate, of each slave.
         times: heartbeats and housekeeping.
         full_history: whether a slave that has nothing gets the log from its first file on, and
             not, as with RocketMQ, from its last one.
-        max_connections: how many may be connected.
-        allow: addresses or networks that may connect ("10.0.0.0/8"); None for any that reach the
-            port, which by default is nobody outside of this machine.
-        tls: serves TLS, which a RocketMQ slave does not speak.
     """
 
     limits: TransferLimits = field(default_factory=TransferLimits)
     times: HaTimes = field(default_factory=HaTimes)
     full_history: bool = False
-    max_connections: int = 16
-    allow: tuple[str, ...] | None = None
-    tls: ssl.SSLContext | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_connections <= 0:
-            raise UsageError(f"max_connections is {self.max_connections}, and must be above 0")
-        self.networks()
-
-    def networks(self) -> Networks | None:
-        """What ``allow`` means."""
-        return networks(self.allow)
 
 
 class SlaveView(NamedTuple):
@@ -123,19 +93,21 @@ class MasterStatus(NamedTuple):
     has_ended: bool
 
 
-class _Slave:
+class _Slave(Peer):
     """One connection."""
 
-    __slots__ = ("machine", "mask", "sent", "wire")
+    __slots__ = ("machine", "sent")
 
     def __init__(self, wire: Wire, machine: MasterConnection) -> None:
-        self.wire = wire
+        super().__init__(wire)
         self.machine = machine
-        self.mask = selectors.EVENT_READ
         self.sent = 0
 
+    def __str__(self) -> str:
+        return f"slave {self.wire.peer}"
 
-class HaMaster:
+
+class HaMaster(Server[_Slave]):
     """Serves a store's log to slaves.
 
     Listens from the start on, and serves from :meth:`start` (or the ``with`` block) on. Close it
@@ -167,71 +139,19 @@ class HaMaster:
     ) -> None:
         self._feed = store.log_feed()
         self._options = options or MasterOptions()
-        self._surroundings = surroundings or Surroundings()
-        self._admission = Admission(self._options.networks(), self._surroundings.now_ms)
-        self.error: LogquarryError | None = None
-        with contextlib.ExitStack() as made:
-            # A port that nobody serves is not to stay taken where descriptors run out.
-            self._listener = made.enter_context(
-                contextlib.closing(self._surroundings.listen(host, port))
-            )
-            self.host, self.port = self._listener.getsockname()[:2]
-            self._wake = made.enter_context(contextlib.closing(self._surroundings.wake()))
-            self._selector = made.enter_context(contextlib.closing(self._surroundings.selector()))
-            self._selector.register(self._listener, selectors.EVENT_READ, None)
-            self._selector.register(self._wake, selectors.EVENT_READ, self._wake)
-            made.pop_all()
-        self._slaves: list[_Slave] = []
-        self._buffer = memoryview(bytearray(_REPORTS))
-        self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name="logquarry-ha-master", daemon=True)
-        abandon_in_children(self)
-
-    # -------------------------------------------------------------------------------------- life
-    def start(self) -> None:
-        """Begin."""
-        try:
-            self._thread.start()
-        except RuntimeError:
-            # No more threads: whoever asks by ``with`` closes nothing that did not begin.
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """End all connections, and listen no more; once more does nothing."""
-        self._is_closing = True
-        self._wake.force()
-        if self._thread.ident is not None:
-            self._thread.join(_END_SECONDS)
-            if self._thread.is_alive():
-                logger.warning("the master has not ended in %s s", _END_SECONDS)
-        else:
-            self._end()
-        stays(self)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.store.disk.lifetime`: no slave is to wait for a child to end."""
-        for slave in self._slaves:
-            slave.wire.abandon()
-        with contextlib.suppress(OSError):
-            self._listener.close()
-
-    @property
-    def address(self) -> str:
-        """host:port."""
-        return address_text((self.host, self.port))
+        super().__init__(
+            "the master",
+            "logquarry-ha-master",
+            lambda sockets: [sockets.listen(host, port)],
+            self._options,
+            surroundings,
+            _REPORTS,
+        )
 
     def status(self) -> MasterStatus:
         """How it does right now."""
         views = []
-        for slave in list(self._slaves):
+        for slave in list(self._peers):
             machine = slave.machine
             known = machine.acknowledged is not None
             views.append(
@@ -253,49 +173,28 @@ class HaMaster:
         )
 
     # ------------------------------------------------------------------------------------ at work
-    def _run(self) -> None:
-        drive(self.serving())
-
     def serving(self) -> Waits:
-        """All of its work, for whoever drives it without a thread, instead of :meth:`start`."""
+        """See :meth:`Server.serving`."""
         self._feed.follow(self._wake)
-        try:
-            while not self._is_closing:
-                yield from self._turn()
-        except StoreUnavailable as error:
+        yield from super().serving()
+
+    def _failed(self, error: Exception) -> LogquarryError:
+        if isinstance(error, StoreUnavailable):
             logger.error("the master ends: %s", error)
-            self.error = error
-        except Exception as error:
-            logger.exception("the master failed")
-            self.error = ReplicationError(f"the master failed: {error!r}")
-        finally:
-            self._end()
+            return error
+        return super()._failed(error)
 
     def _end(self) -> None:
         self._feed.unfollow(self._wake)
-        for slave in list(self._slaves):
-            self._drop(slave, None)
-        self._selector.close()
-        self._listener.close()
-        self._wake.close()
+        super()._end()
 
-    def _turn(self) -> Waits:
-        """Whatever is to be done now, and then wait for more."""
+    def _serve_all(self) -> int:
         # Before the log is looked at: what comes to it from here on wakes.
         self._wake.arm()
         now = self._surroundings.now_ms()
         log = self._range()
-        wait = _LONGEST_WAIT_MS
-        for slave in list(self._slaves):
-            wait = min(wait, self._serve(slave, log, now))
-        found = yield self._selector, max(0, wait) / 1_000
-        for key, mask in found:
-            if key.data is self._wake:
-                self._wake.take()
-            elif key.data is None:
-                self._accept()
-            elif mask & selectors.EVENT_READ:
-                self._read(key.data)
+        waits = [self._serve(slave, log, now) for slave in list(self._peers)]
+        return min([*waits, LONGEST_WAIT_MS])
 
     def _range(self) -> LogRange:
         feed = self._feed
@@ -311,19 +210,19 @@ class HaMaster:
         try:
             if not wire.is_ready:
                 if not wire.handshake():
-                    self._watch(slave)
+                    self._watch(slave, _mask(slave))
                     return machine.next_tick_ms() - now if self._tick(slave, log, now) else 0
                 self._feed.replicas.slave_came()
             going = self._send(slave, log, now)
             if not self._tick(slave, log, now):
-                return _LONGEST_WAIT_MS
+                return LONGEST_WAIT_MS
             parts = machine.data_to_send()
             if parts:
                 wire.send(parts)
         except (OSError, ValueError) as error:
             self._drop(slave, str(error))
-            return _LONGEST_WAIT_MS
-        self._watch(slave)
+            return LONGEST_WAIT_MS
+        self._watch(slave, _mask(slave))
         if going:
             return 0
         wait = machine.next_tick_ms() - now
@@ -358,14 +257,8 @@ class HaMaster:
         """Whether the connection goes on."""
         return self._heard(slave, slave.machine.tick(log, now))
 
-    def _watch(self, slave: _Slave) -> None:
-        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if slave.wire.wants_write else 0)
-        if mask != slave.mask:
-            self._selector.modify(slave.wire, mask, slave)
-            slave.mask = mask
-
     def _read(self, slave: _Slave) -> None:
-        if slave not in self._slaves or not slave.wire.is_ready:
+        if slave not in self._peers or not slave.wire.is_ready:
             return
         events: list[MasterEvent] = []
         try:
@@ -397,68 +290,24 @@ class HaMaster:
         return True
 
     # -------------------------------------------------------------------------------- come and go
-    def _accept(self) -> None:
-        try:
-            connection, address = self._listener.accept()
-        except OSError as error:
-            # Out of descriptors, or the peer is gone already. The former may last, and the listener
-            # stays ready: others are to have the processor meanwhile.
-            self._admission.refuse("?", str(error))
-            time.sleep(_PAUSE_SECONDS)
-            return
-        peer = address_text(address)
-        if not self._admission.allows(address[0]):
-            # Counted first: whoever sees the connection end may ask.
-            self._admission.refuse(peer, "it is not on the list of those who may connect")
-            connection.close()
-            return
-        if len(self._slaves) >= self._options.max_connections and not self._make_room():
-            self._admission.refuse(peer, f"{len(self._slaves)} are connected")
-            connection.close()
-            return
-        try:
-            wire = Wire(connection, tls=self._options.tls)
-        except (OSError, ValueError) as error:
-            connection.close()
-            self._admission.refuse(peer, str(error))
-            return
-        slave = self._new(wire)
-        try:
-            self._selector.register(wire, selectors.EVENT_READ, slave)
-        except (OSError, ValueError) as error:
-            # Not the socket that was accepted: TLS has made another one of it.
-            wire.close()
-            self._admission.refuse(peer, str(error))
-            return
-        # As in _drop.
-        if wire.is_ready:
-            self._feed.replicas.slave_came()
-        self._slaves.append(slave)
-
     def _new(self, wire: Wire) -> _Slave:
         machine = MasterConnection(
             self._surroundings.now_ms(), times=self._options.times, limits=self._options.limits
         )
         return _Slave(wire, machine)
 
-    def _make_room(self) -> bool:
-        """Let go of whoever has been silent for longest, and was never a slave; if there is one."""
-        for slave in self._slaves:
-            if slave.machine.state is MasterState.AWAITING_REQUEST:
-                self._admission.refuse(slave.wire.peer, "it says nothing, and another one has come")
-                self._drop(slave, None)
-                return True
-        return False
+    def _silence_of(self, slave: _Slave) -> str | None:
+        return "it says nothing" if slave.machine.state is MasterState.AWAITING_REQUEST else None
 
-    def _drop(self, slave: _Slave, reason: str | None) -> None:
-        if slave not in self._slaves:
-            return
-        # Puts know of it before anybody else: who sees that no slave is there puts without one.
+    # Puts know of both before anybody else: who sees that no slave is there puts without one.
+    def _came(self, slave: _Slave) -> None:
+        if slave.wire.is_ready:
+            self._feed.replicas.slave_came()
+
+    def _went(self, slave: _Slave) -> None:
         if slave.wire.is_ready:
             self._feed.replicas.slave_went()
-        self._slaves.remove(slave)
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(slave.wire)
-        slave.wire.close()
-        if reason is not None:
-            logger.info("slave %s is gone: %s", slave.wire.peer, reason)
+
+
+def _mask(slave: _Slave) -> int:
+    return selectors.EVENT_READ | (selectors.EVENT_WRITE if slave.wire.wants_write else 0)

@@ -91,7 +91,5 @@ class LogGrowth:
     ) -> Future[PutResult]:
         """A future of the same; see :meth:`FlushWait.settle_later`."""
         asked = self._wait.asked(result, wait)
-        for flag in self._after_append:
-            if flag.is_unset():
-                flag.set()
+        self.tell()
         return self._wait.settle_later(result, wait, asked, done, failed)

@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol
 
 from logquarry.errors import LogquarryError, StoreUnavailable
 from logquarry.store.flush.replica_wait import ReplicaWait
-from logquarry.store.flush.waiting import Request, Waiter
+from logquarry.store.flush.waiting import Request, Waiter, nothing
 from logquarry.store.put.append import SLOW_PUT
 from logquarry.store.put.put_result import PutResult, PutStatus
 
@@ -253,8 +253,8 @@ class FlushWait:
         else:
             future = PutFuture()
             both = _Both(future, _Settling(result, done), failed)
-            slave.add(Request(result.end_offset, both.replica, bool, _nothing))
-            flusher.add(Request(result.end_offset, both, bool, _nothing))
+            slave.add(Request(result.end_offset, both.replica, bool, nothing))
+            flusher.add(Request(result.end_offset, both, bool, nothing))
         return future
 
 
@@ -264,10 +264,6 @@ def _flush_status(in_time: bool) -> PutStatus:
 
 def _replica_status(in_time: bool) -> PutStatus:
     return PutStatus.PUT_OK if in_time else PutStatus.FLUSH_SLAVE_TIMEOUT
-
-
-def _nothing() -> None:
-    pass
 
 
 def _note_slow(began: float, result: PutResult) -> None:
