@@ -30,7 +30,7 @@ from typing import Any
 
 import logquarry as lq
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
-from logquarry.store.put.put_result import PutResult, PutStatus
+from logquarry.write.put_result import PutResult, PutStatus
 
 ORACLE = Path(__file__).parents[1] / "oracle" / "run"
 _WAITERS = 64

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from logquarry.scan import schema
+from logquarry.log import schema
 from logquarry.spark import get_session
 from logquarry.spark.export import export_parquet
 

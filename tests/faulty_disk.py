@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from logquarry.store.disk.disk import LocalDisk
+from logquarry.disk.disk import LocalDisk
 
 
 class FaultyDisk(LocalDisk):

@@ -10,12 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from logquarry.spark.lakehouse.advance import Work
-from logquarry.spark.lakehouse.export import (
-    TableExport,
-    TableSummary,
-    delta_export,
-    iceberg_export,
-)
+from logquarry.spark.lakehouse.export import TableExport, TableSummary, delta_export, iceberg_export
 from logquarry.spark.lakehouse.write import TableResult
 from logquarry.spark.tasks import ReadTask
 

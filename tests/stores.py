@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from logquarry.config import StoreConfig
-from logquarry.files.filesystem import Entry, FileSystem, FileView
-from logquarry.files.layout import StoreLayout
-from logquarry.scan.walk import BlankSpan, DamagedSpan, Event, Run
+from logquarry.log.filesystem import Entry, FileSystem, FileView
+from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import BlankSpan, DamagedSpan, Event, Run
 
 Told = tuple[Any, ...]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from logquarry.scan.batches import DamageLog
+from logquarry.log.batches import DamageLog
 from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.stream.planner import Limits, StreamPlanner
 from logquarry.spark.tasks import read_batches

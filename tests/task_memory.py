@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.config import StoreConfig
-from logquarry.files.layout import StoreLayout
+from logquarry.disk.disk import LocalDisk
 from logquarry.ingest.load import Appending, append_to_store, plan_load
 from logquarry.ingest.staging import LoadPlan, Staged, Stager, by_broker
-from logquarry.scan import schema
+from logquarry.log import schema
+from logquarry.log.layout import LOADS, StoreLayout
+from logquarry.read.store_sizes import with_sizes
+from logquarry.repair.rebuild import parts
+from logquarry.repair.verify.runs import SoundReader
 from logquarry.spark.lakehouse.write import TableWriter
 from logquarry.spark.options import parse_read_options
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import write_task
 from logquarry.spark.tasks import ReadTask, plan_tasks, read_batches
-from logquarry.store.disk.disk import LocalDisk
-from logquarry.store.load.ledger import LOADS, LoadId
-from logquarry.store.read.store_sizes import with_sizes
-from logquarry.store.rebuild import parts
-from logquarry.verify.sound_runs import SoundReader
+from logquarry.store.load.ledger import LoadId
 
 Work = Callable[[Path, Path, int], None]
 """Gets a store, a folder to write to, and how many bytes of the log are the task's."""
@@ -73,8 +73,7 @@ def _task(store: Path, size: int) -> ReadTask:
 
 def _read(store: Path, _: Path, size: int) -> None:
     """The source's task, as far as the batches that it hands to Spark."""
-    from logquarry.spark.rows import task_rows
-    from logquarry.spark.struct import native_struct
+    from logquarry.spark.rows import native_struct, task_rows
 
     for batch in task_rows(_task(store, size), native_struct(schema.NAMES)):
         assert batch.num_rows

@@ -9,8 +9,8 @@ from typing import Any
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.message import Message
+from logquarry.store.half_messages import transactions
 from logquarry.store.transaction.checks import OpenTransaction
-from logquarry.store.transactions import transactions
 from logquarry.store.writable_store import WritableStore
 from logquarry.testing.clock import FakeClock
 from tests.small_store import config as small_config

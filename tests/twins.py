@@ -10,8 +10,8 @@ from unittest import mock
 import numpy as np
 
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
-from logquarry.scan import codec
-from logquarry.scan.codec import Rows, Window
+from logquarry.log import codec
+from logquarry.log.codec import Rows, Window
 
 T = TypeVar("T")
 

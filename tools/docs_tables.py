@@ -6,8 +6,8 @@ from pathlib import Path
 
 from logquarry.format import batch, checkpoint, frame, index, queue_entry, state_table
 from logquarry.format.fields import Layout
-from logquarry.scan import schema
-from logquarry.verify import findings
+from logquarry.log import schema
+from logquarry.repair.verify import findings
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from logquarry import errors
     from logquarry.config import StoreConfig
+    from logquarry.dialect31.prepared import PreparedTransaction, TransactionEnd
     from logquarry.message import Message, StoredMessage
+    from logquarry.read.get_message import GetMessageStatus, GetResult
+    from logquarry.repair.recover.plan import RecoveryPlan
+    from logquarry.repair.recover.recover import recover
     from logquarry.store.consumer.consumer import Consumer
-    from logquarry.store.consumer.lost_offsets import OffsetEstimate
-    from logquarry.store.dispatch.arrivals import MessageArrival
+    from logquarry.store.consumer.progress import OffsetEstimate
     from logquarry.store.message_store import MessageStore, QueueOffsets
-    from logquarry.store.put.put_many import PutManyResult
-    from logquarry.store.put.put_result import AppendStatus, PutResult, PutStatus
-    from logquarry.store.read.get_message import GetMessageStatus, GetResult
-    from logquarry.store.recover import recover
-    from logquarry.store.recovery.plan import RecoveryPlan
-    from logquarry.store.retain import retain
     from logquarry.store.retention.plan import RetentionPlan
+    from logquarry.store.retention.retain import retain
     from logquarry.store.retention.rules import RetentionRules
-    from logquarry.store.state_table.prepared import PreparedTransaction, TransactionEnd
     from logquarry.store.stats import StoreStats
     from logquarry.store.store_state import StoreState
     from logquarry.store.transaction.checks import CheckReport, OpenTransaction
     from logquarry.store.transaction.transaction import Transaction, TransactionState
+    from logquarry.write.dispatcher import MessageArrival
+    from logquarry.write.put_many import PutManyResult
+    from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 
 __version__ = "0.1.0"
 
@@ -72,22 +72,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AppendStatus": "logquarry.store.put.put_result",
+    "AppendStatus": "logquarry.write.put_result",
     "CheckReport": "logquarry.store.transaction.checks",
     "Consumer": "logquarry.store.consumer.consumer",
-    "GetMessageStatus": "logquarry.store.read.get_message",
-    "GetResult": "logquarry.store.read.get_message",
+    "GetMessageStatus": "logquarry.read.get_message",
+    "GetResult": "logquarry.read.get_message",
     "Message": "logquarry.message",
-    "MessageArrival": "logquarry.store.dispatch.arrivals",
+    "MessageArrival": "logquarry.write.dispatcher",
     "MessageStore": "logquarry.store.message_store",
-    "OffsetEstimate": "logquarry.store.consumer.lost_offsets",
+    "OffsetEstimate": "logquarry.store.consumer.progress",
     "OpenTransaction": "logquarry.store.transaction.checks",
-    "PreparedTransaction": "logquarry.store.state_table.prepared",
-    "PutManyResult": "logquarry.store.put.put_many",
-    "PutResult": "logquarry.store.put.put_result",
-    "PutStatus": "logquarry.store.put.put_result",
+    "PreparedTransaction": "logquarry.dialect31.prepared",
+    "PutManyResult": "logquarry.write.put_many",
+    "PutResult": "logquarry.write.put_result",
+    "PutStatus": "logquarry.write.put_result",
     "QueueOffsets": "logquarry.store.message_store",
-    "RecoveryPlan": "logquarry.store.recovery.plan",
+    "RecoveryPlan": "logquarry.repair.recover.plan",
     "RetentionPlan": "logquarry.store.retention.plan",
     "RetentionRules": "logquarry.store.retention.rules",
     "StoreConfig": "logquarry.config",
@@ -95,10 +95,10 @@ _HOMES = {
     "StoreStats": "logquarry.store.stats",
     "StoredMessage": "logquarry.message",
     "Transaction": "logquarry.store.transaction.transaction",
-    "TransactionEnd": "logquarry.store.state_table.prepared",
+    "TransactionEnd": "logquarry.dialect31.prepared",
     "TransactionState": "logquarry.store.transaction.transaction",
-    "recover": "logquarry.store.recover",
-    "retain": "logquarry.store.retain",
+    "recover": "logquarry.repair.recover.recover",
+    "retain": "logquarry.store.retention.retain",
 }
 
 

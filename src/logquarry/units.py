@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import NewType
+from typing import Final, NewType
 
 PhysicalOffset = NewType("PhysicalOffset", int)
 """Byte offset in the commit log, counted over all its files."""
@@ -23,3 +24,19 @@ MessageId = NewType("MessageId", str)
 
 Progress = Callable[[int, int], None]
 """What long work calls now and then: (how much is done, of how much)."""
+
+
+# --------------------------------------------------------------------------------------------------
+# The time as stores tell it: milliseconds since 1970 (``System.currentTimeMillis()``).
+
+Clock = Callable[[], int]
+"""Gives the time in milliseconds."""
+
+_NS_PER_MS: Final = 1_000_000
+# Looked up once: each put asks.
+_time_ns = time.time_ns
+
+
+def now_ms() -> int:
+    """The time, in milliseconds."""
+    return _time_ns() // _NS_PER_MS

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from logquarry.scan import json_lines
+from logquarry.log import json_lines
 from tests.cli.helpers import jsonl, run
 
 

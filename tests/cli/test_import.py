@@ -18,7 +18,7 @@ import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.format import sys_flag
 from logquarry.ingest import json_lines
-from logquarry.store.put.put_many import ManyWriter
+from logquarry.write.put_many import ManyWriter
 from tests.cli.helpers import jsonl, run
 from tests.ingest_helpers import export_parquet, exported_lines, kept
 from tests.small_store import NOW, SMALL

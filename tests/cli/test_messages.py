@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from logquarry.files.layout import StoreLayout
-from logquarry.scan import columns, json_lines
-from logquarry.scan.columns import Decoding
-from logquarry.scan.walk import LogReader, Run
+from logquarry.log import columns, json_lines
+from logquarry.log.columns import Decoding
+from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import LogReader, Run
 from tests.cli.helpers import expected_messages, jsonl, run
 from tests.cli.small_store import EVIL_TOPIC as EVIL
 from tests.cli.small_store import FIRST_TIME as BASE

@@ -15,7 +15,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.cli.output import Output
-from logquarry.cli.replicate import _Line
+from logquarry.cli.replication import _Line
 from logquarry.format import broker_config
 from logquarry.replication import HaMaster, SlaveStatus
 from tests.cli.helpers import run

@@ -11,8 +11,8 @@ import logquarry as lq
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint, index
-from logquarry.store.read.index_file import Index
-from logquarry.store.recovery.rocketmq import plan_rocketmq
+from logquarry.read.index import Index
+from logquarry.repair.recover.rocketmq import plan_rocketmq
 
 
 def differences(

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from logquarry.config import StoreConfig
+from logquarry.disk.disk import LocalDisk
+from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.disk.service import RunningFlags
 from logquarry.format import delay
 from logquarry.message import Message
-from logquarry.store.disk.disk import LocalDisk
-from logquarry.store.disk.running_flags import RunningFlags
-from logquarry.store.dispatch.dispatcher import Dispatcher, QueueWriters
-from logquarry.store.dispatch.index_writer import IndexWriter
-from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
-from logquarry.store.put.append import CommitLogWriter, Settle
-from logquarry.store.put.put_result import PutResult
-from logquarry.store.queue.log_queues import QueueKey
+from logquarry.read.log_queues import QueueKey
+from logquarry.write.append import CommitLogWriter, Settle
+from logquarry.write.dispatcher import Dispatcher, QueueWriters
+from logquarry.write.index_writer import IndexWriter
+from logquarry.write.put_result import PutResult
 
 Input = Mapping[str, Any]
 

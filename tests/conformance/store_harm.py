@@ -7,10 +7,10 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from logquarry.files.layout import StoreLayout
 from logquarry.format import checkpoint, frame
 from logquarry.format.checkpoint import Checkpoint
-from logquarry.scan.walk import LogReader, Run
+from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import LogReader, Run
 
 _LONGS = (0, -1, 1, 1 << 31, (1 << 63) - 1, -(1 << 63), 0x7FFFFFFF)
 _INTS = (0, -1, 1, 91, 0x7FFFFFFF, -(1 << 31), 1 << 16, 0x40000000)

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from logquarry.disk.service import Refusal
 from logquarry.errors import MessageRejected, StoreError, StoreUnavailable
 from logquarry.message import Message
-from logquarry.store.disk.running_flags import Refusal
-from logquarry.store.put.encode import MessageEncoder
-from logquarry.store.put.encode_batch import encode_batch
-from logquarry.store.put.put_result import PutResult, PutStatus
+from logquarry.write.encode import MessageEncoder
+from logquarry.write.encode_batch import encode_batch
+from logquarry.write.put_result import PutResult, PutStatus
 from tests.conformance.replay import OurLog, append_facts, message_of, wire_of
 
 Vector = dict[str, Any]

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from logquarry.config import StoreConfig
+from logquarry.dialect31.unit_files import read_redo, read_table
 from logquarry.errors import MessageRejected
-from logquarry.files.layout import StoreLayout
 from logquarry.format import index
 from logquarry.format.index import HEADER
+from logquarry.log.layout import StoreLayout
 from logquarry.message import Message
+from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.store.half_messages import transactions
 from logquarry.store.message_store import MessageStore
-from logquarry.store.rebuild.rebuild import rebuild
-from logquarry.store.state_table.files import read_redo, read_table
-from logquarry.store.transactions import transactions
 from logquarry.store.writable_store import WritableStore
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.replay import Clock, Input

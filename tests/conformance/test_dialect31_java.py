@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.files.layout import StoreLayout
+from logquarry.dialect31.prepared import TransactionEnd
+from logquarry.dialect31.unit_files import read_redo, read_table
+from logquarry.log.layout import StoreLayout
 from logquarry.message import Message
 from logquarry.store.message_store import MessageStore
-from logquarry.store.state_table.files import read_redo, read_table
-from logquarry.store.state_table.prepared import TransactionEnd
 from logquarry.store.writable_store import WritableStore
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.oracle import RUN, require_oracle

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from logquarry.config import StoreConfig
-from logquarry.files.layout import StoreLayout
+from logquarry.dialect31.prepared import TransactionEnd
+from logquarry.dialect31.unit_files import read_redo, read_table
 from logquarry.format import state_table
+from logquarry.log.layout import StoreLayout
 from logquarry.message import Message
-from logquarry.store.recover import recover
-from logquarry.store.state_table.files import read_redo, read_table
-from logquarry.store.state_table.prepared import TransactionEnd
+from logquarry.repair.recover.recover import recover
+from logquarry.repair.verify.verify import verify_store
 from logquarry.store.writable_store import WritableStore
-from logquarry.verify.verify import verify_store
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.test_dialect31 import dialect31
 

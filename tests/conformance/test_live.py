@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.verify import verify_store
+from logquarry.repair.verify import verify_store
 from tests.conformance.oracle import Master, master, require_oracle
 
 MESSAGES = 400

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from logquarry.format.index import ENTRY, IndexShape
-from logquarry.store.queue.consume_queue import UNIT_DTYPE
-from logquarry.store.rebuild.rebuild import rebuild
+from logquarry.read.consume_queue import UNIT_DTYPE
+from logquarry.repair.rebuild.rebuild import rebuild
 from tests.conformance.golden_facts import SOUND, Scenario
 from tests.conformance.test_replay import files_below, index_parts
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.disk.disk import LocalDisk
 from logquarry.errors import StoreUnavailable
-from logquarry.store.disk.disk import LocalDisk
-from logquarry.store.recovery.rocketmq import apply_rocketmq, plan_rocketmq
-from logquarry.store.store_found import find_store
+from logquarry.repair.recover.found import find_store
+from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq
 from tests.cli.helpers import run
 from tests.conformance.golden_facts import SOUND, UNCLEAN, Scenario
 from tests.conformance.test_replay import files_below

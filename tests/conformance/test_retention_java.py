@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.repair.verify import verify_store
 from logquarry.store.writable_store import WritableStore
-from logquarry.verify import verify_store
 from tests.conformance import test_store_facts as read_side
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.oracle import master, require_oracle

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.store.disk.disk import LocalDisk
-from logquarry.store.recovery.plan import StepKind
-from logquarry.store.recovery.rocketmq import apply_rocketmq, plan_rocketmq
+from logquarry.disk.disk import LocalDisk
+from logquarry.repair.recover.plan import StepKind
+from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq
 from tests.conformance import test_store_facts as read_side
 from tests.conformance.golden_facts import UNCLEAN, Scenario
 from tests.conformance.java_recovery import differences

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.verify.verify import verify_store
+from logquarry.repair.verify.verify import verify_store
 from tests.conformance.golden_facts import UNCLEAN, Scenario
 
 LOST_BY_THE_HARM = {

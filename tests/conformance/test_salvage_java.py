@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.files.layout import StoreLayout
-from logquarry.salvage.salvage import salvage
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.salvage.salvage import salvage
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.oracle import require_oracle
 from tests.conformance.test_import_java import SAME

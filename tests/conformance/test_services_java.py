@@ -17,8 +17,8 @@ import pytest
 import logquarry as lq
 from logquarry.format import broker_config, frame
 from logquarry.format.delay import SCHEDULE_TOPIC
+from logquarry.store.half_messages import transactions
 from logquarry.store.transaction.half import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
-from logquarry.store.transactions import transactions
 from tests.conformance.oracle import RUN, require_oracle
 from tests.conformance.test_live import free_port
 

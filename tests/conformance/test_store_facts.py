@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from logquarry.errors import MessageNotFound, UsageError
+from logquarry.log.walk import LogEnd, LogReader, Run
 from logquarry.message import StoredMessage
-from logquarry.scan.walk import LogEnd, LogReader, Run
+from logquarry.read.get_message import GetMessageStatus, GetResult
+from logquarry.read.index import Index
+from logquarry.read.log_end import log_bound, sound_bound
 from logquarry.store.message_store import MessageStore
-from logquarry.store.read.get_message import GetMessageStatus, GetResult
-from logquarry.store.read.index_file import Index
-from logquarry.store.read.log_bound import log_bound, sound_bound
 from tests.conformance.golden_facts import SOUND, Scenario
 
 EXTRA_GETS = [

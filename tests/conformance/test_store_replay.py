@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.verify import verify_store
+from logquarry.repair.verify import verify_store
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.replay import Clock, append_facts, message_of, wire_of
 from tests.conformance.test_replay import SCENARIOS, files_below, index_parts

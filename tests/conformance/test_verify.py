@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from logquarry.config import StoreConfig
-from logquarry.files.layout import StoreLayout
-from logquarry.verify import VerifyReport, verify_store
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.verify import VerifyReport, verify_store
 from tests.conformance.golden_facts import SOUND, Scenario
 
 END, LAST, MIDDLE, OLD = 82756, 82623, 78237, 36796

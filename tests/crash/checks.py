@@ -7,9 +7,9 @@ from pathlib import Path
 
 import logquarry as lq
 from logquarry.format import checkpoint, queue_entry
+from logquarry.repair.verify import verify_store
 from logquarry.store.writable_store import WritableStore
 from logquarry.testing.model_store import Mark, ModelStore, Put, Seen, Violation, Wrong, explain
-from logquarry.verify import verify_store
 from tests.crash.workload import Workload
 
 

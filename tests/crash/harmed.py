@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import logquarry as lq
+from logquarry.disk.disk import Disk
 from logquarry.errors import StoreError
-from logquarry.store.disk.disk import Disk
-from logquarry.store.recovery.entries import REPORT
-from logquarry.store.recovery.plan import RecoveryMode, RecoveryPlan, StepKind
+from logquarry.repair.recover.entries import REPORT
+from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, StepKind
 from logquarry.store.writable_store import WritableStore
 from logquarry.testing.clock import FakeClock
 from logquarry.testing.disk_state import DiskState

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from logquarry.errors import LogquarryError
-from logquarry.store.recovery.plan import RecoveryMode
+from logquarry.repair.recover.plan import RecoveryMode
 from tests.crash.checks import check_image
 from tests.crash.harmed import recovery_of
 from tests.crash.workload import STORE, recorded

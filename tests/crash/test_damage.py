@@ -12,9 +12,9 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import LogquarryError, StoreError
+from logquarry.repair.verify import verify_store
 from logquarry.testing.clock import FakeClock
 from logquarry.testing.model_store import ModelStore, Seen
-from logquarry.verify import verify_store
 from tests.crash.ladder import IS_BY_HAND, SEED, count, seeds, told
 from tests.crash.workload import START
 

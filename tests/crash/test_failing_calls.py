@@ -11,11 +11,11 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreError
+from logquarry.repair.verify import verify_store
 from logquarry.testing.clock import FakeClock
-from logquarry.testing.faults import HALVES, NEED_ROOM, SHORT, Fault
+from logquarry.testing.disk_state import HALVES, NEED_ROOM, SHORT, Fault
 from logquarry.testing.faulty_disk import FaultyDisk
 from logquarry.testing.model_store import ModelStore, explain
-from logquarry.verify import verify_store
 from tests.crash.checks import check_image, note_what_is_there
 from tests.crash.harmed import CONFIG as HARMED_CONFIG
 from tests.crash.harmed import Harmed, Outcome

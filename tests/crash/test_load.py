@@ -12,17 +12,17 @@ import pyarrow as pa
 import pytest
 
 import logquarry as lq
+from logquarry.disk.service import Health
 from logquarry.errors import StoreError
-from logquarry.files.layout import StoreLayout
 from logquarry.ingest.load import Appending, append_to_store, commit_load, plan_load
 from logquarry.ingest.staging import LoadPlan, Staged, Stager
-from logquarry.store.disk.health import Health
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.verify import verify_store
 from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.loading import Loaded
 from logquarry.store.writable_store import WritableStore
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
-from logquarry.verify import verify_store
 from tests.crash.ladder import IS_BY_HAND, SEED, count, told
 from tests.small_store import config
 

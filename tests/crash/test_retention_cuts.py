@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.files.layout import StoreLayout
-from logquarry.store.disk.health import Health
+from logquarry.disk.service import Health
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.verify import verify_store
 from logquarry.store.writable_store import WritableStore
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
-from logquarry.verify import verify_store
 from tests.crash.ladder import IS_BY_HAND, SEED, count, told
 from tests.small_store import NOW, config
 

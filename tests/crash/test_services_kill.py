@@ -15,9 +15,9 @@ import pytest
 
 import logquarry as lq
 from logquarry.format import broker_config
-from logquarry.store.transactions import transactions
+from logquarry.repair.verify import verify_store
+from logquarry.store.half_messages import transactions
 from logquarry.store.writable_store import WritableStore
-from logquarry.verify import verify_store
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
 from tests.crash.services_writer import (
     DELAYED,

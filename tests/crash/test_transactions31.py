@@ -11,13 +11,13 @@ from typing import NamedTuple
 import pytest
 
 from logquarry.config import StoreConfig
-from logquarry.files.layout import StoreLayout
+from logquarry.dialect31.prepared import TransactionEnd
+from logquarry.log.layout import StoreLayout
 from logquarry.message import Message
-from logquarry.store.state_table.prepared import TransactionEnd
+from logquarry.repair.verify.verify import verify_store
 from logquarry.store.writable_store import WritableStore
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
-from logquarry.verify.verify import verify_store
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
 from tests.crash.workload import STORE
 

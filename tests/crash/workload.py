@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple
 
 import logquarry as lq
 from logquarry.errors import StoreError
-from logquarry.store.put.put_result import PutResult, PutStatus
 from logquarry.store.writable_store import WritableStore
 from logquarry.testing.clock import FakeClock
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
 from logquarry.testing.model_store import Mark, ModelStore, Put
+from logquarry.write.put_result import PutResult, PutStatus
 
 STORE: Final = "store"
 START: Final = 1_700_000_000_000

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from logquarry.files.layout import StoreLayout
 from logquarry.format import checkpoint, frame, index, queue_entry
-from logquarry.scan.walk import LogReader, Run
+from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import LogReader, Run
 
 BOUNDARIES = (
     *(0, 1, 2, 7, 8, 20, 90, 91, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF),

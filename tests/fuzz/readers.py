@@ -11,18 +11,18 @@ from pathlib import Path
 from types import FrameType
 
 from logquarry.errors import LogquarryError
-from logquarry.files.layout import StoreLayout
 from logquarry.format import broker_config
-from logquarry.scan import batches
-from logquarry.scan.columns import Decoding
-from logquarry.scan.filters import MessageFilter
-from logquarry.scan.splits import log_extent, plan_splits, split_events
-from logquarry.scan.walk import LogReader
+from logquarry.log import batches
+from logquarry.log.columns import Decoding
+from logquarry.log.filters import MessageFilter
+from logquarry.log.layout import StoreLayout
+from logquarry.log.splits import log_extent, plan_splits, split_events
+from logquarry.log.walk import LogReader
+from logquarry.read import selection
+from logquarry.read.log_end import log_bound
+from logquarry.read.selection import Selection
+from logquarry.repair.verify import verify_store
 from logquarry.store.message_store import MessageStore
-from logquarry.store.read import selection
-from logquarry.store.read.log_bound import log_bound
-from logquarry.store.read.selection import Selection
-from logquarry.verify import verify_store
 
 DECODERS = {
     broker_config.DELAY_OFFSET_FILE: broker_config.decode_delay_offsets,

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from logquarry.format.rows import POSITION, REACHED_STOP, SIZE
-from logquarry.scan import codec, columns
-from logquarry.scan.codec import Rows, Window
-from logquarry.scan.columns import Decoding
-from logquarry.store.queue.consume_queue import UNIT_DTYPE
-from logquarry.store.read.get_message import TransferLimits
-from logquarry.store.read.quick_get import LogAtHand
+from logquarry.log import codec, columns
+from logquarry.log.codec import Rows, Window
+from logquarry.log.columns import Decoding
+from logquarry.read.consume_queue import UNIT_DTYPE
+from logquarry.read.get_message import TransferLimits
+from logquarry.read.quick_get import LogAtHand
 from logquarry.testing import strategies
 from tests.small_log import FRAMES, small_log
 

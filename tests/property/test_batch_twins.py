@@ -12,9 +12,9 @@ from logquarry.errors import LogquarryError
 from logquarry.format import batch
 from logquarry.format.batch import BatchItem
 from logquarry.message import Message
-from logquarry.store.put.encode import MessageEncoder
-from logquarry.store.put.encode_batch import encode_batch
 from logquarry.testing import strategies
+from logquarry.write.encode import MessageEncoder
+from logquarry.write.encode_batch import encode_batch
 from tests.twins import both
 
 CONFIG = StoreConfig(max_message_size=1_000)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from logquarry.format import delay, properties, sys_flag
 from logquarry.format.frame import Frame
+from logquarry.log import columns, schema
+from logquarry.log.codec import Rows, Window
+from logquarry.log.columns import Decoding
 from logquarry.message import JSON_NAMES, StoredMessage
-from logquarry.scan import columns, schema
-from logquarry.scan.codec import Rows, Window
-from logquarry.scan.columns import Decoding
 from logquarry.testing import strategies
 from tests.small_log import small_log
 from tests.twins import both, sound_rows

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.format import properties as props
-from logquarry.scan import columns, exact_properties
-from logquarry.scan.codec import Window
-from logquarry.scan.columns import Decoding
-from logquarry.scan.exact_properties import ExactProperties
-from logquarry.scan.schema import EXACT_PROPERTIES
+from logquarry.log import columns, exact_properties
+from logquarry.log.codec import Window
+from logquarry.log.columns import Decoding
+from logquarry.log.exact_properties import ExactProperties
+from logquarry.log.schema import EXACT_PROPERTIES
 from tests.store_maker import StoreMaker
 from tests.twins import both, sound_rows
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from logquarry.format import frame
 from logquarry.format.frame import MAGIC_V1, DamageKind
 from logquarry.format.rows import NEED_MORE, REACHED_STOP
-from logquarry.scan import codec
-from logquarry.scan.codec import Window
+from logquarry.log import codec
+from logquarry.log.codec import Window
 from logquarry.testing import strategies
 from tests.small_log import FRAMES, small_log
 from tests.twins import both

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logquarry.disk.disk import LocalDisk
 from logquarry.format import delay, frame
 from logquarry.format.frame import Frame
 from logquarry.format.index import IndexShape
-from logquarry.scan.codec import Window
-from logquarry.scan.follow import Followed, Follower
-from logquarry.store.disk.disk import LocalDisk
-from logquarry.store.dispatch.index_writer import IndexWriter
-from logquarry.store.dispatch.queue_units import parts_of
+from logquarry.log.codec import Window
+from logquarry.log.follow import Followed, Follower
 from logquarry.testing import strategies
+from logquarry.write.index_writer import IndexWriter
+from logquarry.write.queue_writer import parts_of
 from tests.twins import both
 
 LEVELS = (1_000, 5_000)

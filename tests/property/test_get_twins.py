@@ -12,23 +12,18 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from logquarry.errors import CorruptFrame
-from logquarry.files.layout import FileSequence, StoreFile
 from logquarry.format import java
 from logquarry.format.queue_entry import QueueEntry
+from logquarry.log import codec
+from logquarry.log.layout import FileSequence, StoreFile
 from logquarry.message import JSON_NAMES, StoredMessage
-from logquarry.scan import codec
-from logquarry.store.queue.consume_queue import UNIT_DTYPE
-from logquarry.store.queue.log_queues import LogQueue
-from logquarry.store.read import quick_get
-from logquarry.store.read.commit_log import CommitLog
-from logquarry.store.read.get_message import (
-    GetMessageStatus,
-    GetResult,
-    TransferLimits,
-    get_message,
-)
-from logquarry.store.read.quick_get import QuickGet
-from logquarry.store.read.read_message import read_message
+from logquarry.read import quick_get
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import UNIT_DTYPE
+from logquarry.read.get_message import GetMessageStatus, GetResult, TransferLimits, get_message
+from logquarry.read.log_queues import LogQueue
+from logquarry.read.messages import read_message
+from logquarry.read.quick_get import QuickGet
 from logquarry.testing import strategies
 from logquarry.testing.strategies import Log
 

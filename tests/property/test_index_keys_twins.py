@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from logquarry.format import frame, index, java
 from logquarry.format.frame import Frame
-from logquarry.scan.codec import Window
-from logquarry.scan.index_keys import index_keys
+from logquarry.log.codec import Window
+from logquarry.log.follow import index_keys
 from logquarry.testing import strategies
 from tests.twins import both, sound_rows
 

@@ -15,8 +15,8 @@ from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.format.java_frame import JavaMemoryError, JavaRequest, check_message
 from logquarry.format.rows import ASK_JAVA
-from logquarry.scan.codec import Window
-from logquarry.scan.follow import Followed, Follower
+from logquarry.log.codec import Window
+from logquarry.log.follow import Followed, Follower
 from logquarry.testing import strategies
 from tests.damage import damaged
 from tests.twins import plain_python

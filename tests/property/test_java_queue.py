@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logquarry.disk.disk import LocalDisk
 from logquarry.format import java, queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.store.disk.disk import LocalDisk
-from logquarry.store.dispatch.queue_writer import units_of
-from logquarry.store.recovery.java_files import Applied, Noted, Target
-from logquarry.store.recovery.java_queues import JavaFile, JavaQueue
+from logquarry.repair.recover.java_queues import Applied, JavaFile, JavaQueue, Noted, Target
+from logquarry.write.queue_writer import units_of
 
 UNITS = 4
 FILE_SIZE = UNITS * UNIT_SIZE

@@ -7,9 +7,9 @@ from functools import partial
 
 from hypothesis import given
 
-from logquarry.scan import columns, json_lines
-from logquarry.scan.codec import Rows, Window
-from logquarry.scan.columns import Decoding
+from logquarry.log import columns, json_lines
+from logquarry.log.codec import Rows, Window
+from logquarry.log.columns import Decoding
 from logquarry.testing import strategies
 from tests.twins import both, sound_rows
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreUnavailable
-from logquarry.store.recovery.safe import SafePlan, plan_safe
+from logquarry.repair.recover.safe import SafePlan, plan_safe
 from tests.conformance.golden_facts import SOUND, UNCLEAN, Scenario
 from tests.damage import damaged
 from tests.property.test_rebuild_ways import CONFIG, STORES

@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.config import StoreConfig
+from logquarry.disk.disk import LocalDisk
+from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import LogquarryError, MessageRejected
 from logquarry.format import properties as props
 from logquarry.format import sys_flag
 from logquarry.message import Message
-from logquarry.store.disk.disk import LocalDisk
-from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
-from logquarry.store.put import outgoing_messages
-from logquarry.store.put.append import CommitLogWriter
-from logquarry.store.put.put_many import ManyWriter
-from logquarry.store.put.put_result import PutResult
-from logquarry.store.queue.log_queues import QueueKey
+from logquarry.read.log_queues import QueueKey
+from logquarry.write import outgoing_messages
+from logquarry.write.append import CommitLogWriter
+from logquarry.write.put_many import ManyWriter
+from logquarry.write.put_result import PutResult
 from tests.twins import both
 
 FILE_SIZE = 700

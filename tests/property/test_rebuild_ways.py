@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.config import StoreConfig
+from logquarry.repair.rebuild import parts
+from logquarry.repair.rebuild.build import RebuildReport
+from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.spark import rebuilding
-from logquarry.store.rebuild import parts
-from logquarry.store.rebuild.rebuild import rebuild
-from logquarry.store.rebuild.report import RebuildReport
 from tests.conformance.golden_facts import SOUND, UNCLEAN, Scenario
 from tests.damage import damaged
 from tests.store_maker import StoreMaker

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logquarry.files.layout import StoreLayout
 from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.log import batches
+from logquarry.log.columns import Decoding
+from logquarry.log.filters import MessageFilter
+from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import LogReader
 from logquarry.message import StoredMessage
-from logquarry.scan import batches
-from logquarry.scan.columns import Decoding
-from logquarry.scan.filters import MessageFilter
-from logquarry.scan.walk import LogReader
-from logquarry.store.read import selection
-from logquarry.store.read.log_bound import log_bound
-from logquarry.store.read.selection import Selection, filter_of, plan_read, read_in_order, read_part
+from logquarry.read import selection
+from logquarry.read.log_end import log_bound
+from logquarry.read.selection import Selection, filter_of, plan_read, read_in_order, read_part
 from tests.stores import MemoryFileSystem
 
 STORES = [

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logquarry.files.layout import StoreLayout
-from logquarry.scan.splits import LogExtent, LogSplit, log_extent, plan_splits, split_events
-from logquarry.scan.walk import LogReader
-from logquarry.store.read.log_bound import sound_bound
+from logquarry.log.layout import StoreLayout
+from logquarry.log.splits import LogExtent, LogSplit, log_extent, plan_splits, split_events
+from logquarry.log.walk import LogReader
+from logquarry.read.log_end import sound_bound
 from logquarry.testing import strategies
 from tests.damage import damaged
 from tests.small_log import small_log

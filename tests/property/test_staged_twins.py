@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from logquarry.errors import LogquarryError
 from logquarry.message import Message
-from logquarry.store.put.encode import MessageEncoder
-from logquarry.store.put.staged_put import StagedFrames, StagedWriter, find_staged
-from logquarry.store.queue.log_queues import QueueKey
+from logquarry.read.log_queues import QueueKey
+from logquarry.write.encode import MessageEncoder
+from logquarry.write.staged_put import StagedFrames, StagedWriter, find_staged
 from tests.property.test_put_many_twins import NOW, Log, fields
 from tests.twins import both
 
@@ -96,7 +96,7 @@ def test_what_is_there_of_them_is_found(
 
 @given(st.lists(st.text(" aé\U0001f600", max_size=8) | st.none(), min_size=1, max_size=8))
 def test_hashes_of_first_words(keys: list[str | None]) -> None:
-    from logquarry.ingest.placing import first_word_hashes
+    from logquarry.ingest.staging import first_word_hashes
 
     for kind in (pa.string(), pa.large_string()):
         column = pa.array(["x", *keys], kind)[1:]

@@ -11,15 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from logquarry.files.layout import StoreLayout
-from logquarry.scan.stretches import tiles
-from logquarry.verify import verify_store
-from logquarry.verify.checked_runs import CheckedRuns, followed_ahead
-from logquarry.verify.findings import VerifyReport
-from logquarry.verify.index import IndexChecker
-from logquarry.verify.index_stream import EntryStream
-from logquarry.verify.queues import QueueChecker
-from logquarry.verify.sound_runs import SoundParts, SoundReader
+from logquarry.log.layout import StoreLayout
+from logquarry.log.splits import tiles
+from logquarry.repair.verify import verify_store
+from logquarry.repair.verify.findings import VerifyReport
+from logquarry.repair.verify.index import IndexChecker
+from logquarry.repair.verify.index_entries import EntryStream
+from logquarry.repair.verify.queues import QueueChecker
+from logquarry.repair.verify.runs import CheckedRuns, SoundParts, SoundReader, followed_ahead
 from tests.damage import damaged
 from tests.store_maker import StoreMaker
 from tests.twins import both

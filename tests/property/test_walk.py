@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.config import StoreConfig
-from logquarry.files.layout import StoreLayout
-from logquarry.scan.places import runs_at
-from logquarry.scan.walk import DamagedSpan, LogEnd, LogReader, Run
+from logquarry.log.layout import StoreLayout
+from logquarry.log.places import runs_at
+from logquarry.log.walk import DamagedSpan, LogEnd, LogReader, Run
 from logquarry.testing import strategies
 from tests.damage import damaged
 from tests.stores import MemoryFileSystem, Told, frames_told, layout_of, told

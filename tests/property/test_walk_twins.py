@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from logquarry.format import frame
 from logquarry.format.frame import MAGIC_V1, MAGIC_V2, DamageKind, Frame
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, SIZE, TABLE_FULL
-from logquarry.scan import codec
-from logquarry.scan.codec import Window
+from logquarry.log import codec
+from logquarry.log.codec import Window
 from logquarry.testing import strategies
 from tests.small_log import FRAMES, small_log
 from tests.twins import both, scanned, walked

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from logquarry.errors import LogsDiverged, ReplicationError, StoreUnavailable
 from logquarry.replication import HaMaster
 from logquarry.replication.replica import SpoiltReplica
-from logquarry.store.put.put_result import PutResult, PutStatus
+from logquarry.write.put_result import PutResult, PutStatus
 from tests.simulation.model_log import ModelLog
 from tests.simulation.world import SECOND, World, Wrong
 

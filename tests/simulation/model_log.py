@@ -1,6 +1,6 @@
 """A log in memory that stands for a store's: what is written, what is on the disk, what is left.
 
-It takes the place of :class:`~logquarry.store.log_feed.LogFeed` and of the log's files. The disk
+It takes the place of :class:`~logquarry.store.log_growth.LogFeed` and of the log's files. The disk
 may fail a sync, which ends writing for good, or an append. A power cut leaves what was synced, and
 of the rest any beginning; recovery then cuts where frames end.
 """
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from logquarry.disk.service import Health
 from logquarry.format.rows import BLANK, REACHED_STOP, TABLE_FULL
-from logquarry.scan import codec
-from logquarry.store.disk.health import Health
-from logquarry.store.flush.replica_wait import ReplicaWait
-from logquarry.store.log_feed import Wakeable
+from logquarry.log import codec
+from logquarry.store.log_growth import Wakeable
+from logquarry.write.flush_wait import ReplicaWait
 
 _ROWS = codec.empty_rows(256)
 

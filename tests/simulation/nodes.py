@@ -8,15 +8,15 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, cast
 
+from logquarry.disk.service import Flag
 from logquarry.errors import StoreUnavailable
 from logquarry.format import frame
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
 from logquarry.replication.wire import Waits
-from logquarry.store.disk.signal_flag import Flag
-from logquarry.store.flush.group_commit import GroupCommitService
-from logquarry.store.flush.put_future import FlushWait
-from logquarry.store.flush.replica_wait import ReplicaWait
-from logquarry.store.put.put_result import AppendStatus, PutResult, PutStatus
+from logquarry.write.flush import GroupCommitService
+from logquarry.write.flush_wait import ReplicaWait
+from logquarry.write.put_future import FlushWait
+from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 from tests.simulation.checks import Checks
 from tests.simulation.model_log import ModelLog
 from tests.simulation.network import Network, NodeSurroundings, Selector, SimSocket

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import logquarry as lq
-from logquarry.files.layout import StoreLayout
-from logquarry.store.rebuild.rebuild import rebuild
-from logquarry.verify import verify_store
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.verify import verify_store
 from tests.conformance.golden_facts import Scenario
 from tests.spark.golden_rows import golden_messages, sound_stores
 from tests.spark.standalone import Cluster, Driver

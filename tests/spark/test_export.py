@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from logquarry.errors import CorruptFrame, StoreNotFound, UsageError
-from logquarry.scan.schema import spark_ddl
+from logquarry.log.schema import spark_ddl
 from logquarry.spark.commit import INTENT, MANIFEST, SUCCESS
 from logquarry.spark.export import ExportSummary, export_parquet, summarize
 from logquarry.spark.options import ReadOptions

@@ -11,10 +11,10 @@ import pyarrow.dataset as ds
 import pytest
 from pyarrow import fs as pafs
 
-from logquarry.files.layout import StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.verify import verify_store
 from logquarry.spark.export import export_parquet
 from logquarry.spark.verifying import verify_stores
-from logquarry.verify import verify_store
 from tests.object_storage import Options, put_stores, s3_server
 
 if TYPE_CHECKING:

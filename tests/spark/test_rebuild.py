@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logquarry.errors import UsageError
+from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.spark.rebuilding import rebuild_on_spark, rebuild_stores
-from logquarry.store.rebuild.rebuild import rebuild
 from tests.cli.helpers import run
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.test_dialect31 import dialect31

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logquarry.errors import UsageError
-from logquarry.files.layout import StoreLayout
-from logquarry.salvage.salvage import salvage
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.salvage.salvage import salvage
+from logquarry.repair.verify import verify_store
 from logquarry.spark.salvaging import salvage_stores
-from logquarry.verify import verify_store
 from tests.cli.helpers import run
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import LogquarryError, StoreError, UsageError
-from logquarry.files.layout import StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.verify import verify_store
 from logquarry.spark import load
 from logquarry.spark.errors import explain
-from logquarry.verify import verify_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

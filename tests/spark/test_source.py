@@ -18,7 +18,7 @@ from logquarry.errors import (
     StoreNotFound,
     UsageError,
 )
-from logquarry.scan.schema import NAMES, spark_ddl
+from logquarry.log.schema import NAMES, spark_ddl
 from logquarry.spark.errors import explain
 from logquarry.spark.source import RocketMQDataSource
 from tests.spark.golden_rows import (

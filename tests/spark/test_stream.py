@@ -1,4 +1,4 @@
-"""The streaming source on Spark: what tests/unit/test_stream_planner.py cannot show."""
+"""The streaming source on Spark: what tests/unit/spark/test_stream_planner.py cannot show."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pytest
 
 import logquarry as lq
-from logquarry.files.layout import StoreLayout
-from logquarry.verify import verify_store
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.verify import verify_store
 from tests.crash.ladder import SEED, count, told
 from tests.lake_drive import Lake
 from tests.spark.killing import Killable

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logquarry.files.layout import StoreLayout
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.verify import verify_store
 from logquarry.spark.verifying import verify_stores
-from logquarry.verify import verify_store
 from tests.cli.helpers import run
 from tests.spark.golden_rows import sound_stores
 

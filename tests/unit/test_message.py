@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 
 from logquarry.errors import DecompressionError
-from logquarry.files.layout import StoreLayout
 from logquarry.format import sys_flag
 from logquarry.format.frame import Frame
+from logquarry.log import batches
+from logquarry.log.columns import Decoding
+from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import LogReader
 from logquarry.message import JSON_NAMES, StoredMessage
-from logquarry.scan import batches
-from logquarry.scan.columns import Decoding
-from logquarry.scan.walk import LogReader
-from logquarry.store.read.log_bound import log_bound
+from logquarry.read.log_end import log_bound
 from logquarry.testing import strategies
 from tests.conformance.golden_facts import OUR_NAMES, SOUND, Scenario
 

@@ -45,7 +45,7 @@ def compact(
     versions, until its own vacuum removes them. In a folder of Parquet the larger files take the
     place of the small ones.
     """
-    from logquarry.cli.export_table import named_values
+    from logquarry.cli.export import named_values
     from logquarry.errors import UsageError
     from logquarry.spark.compaction import compact as merge
     from logquarry.values import byte_count

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import click
 
 from logquarry import text
-from logquarry.cli import files, options, spark
+from logquarry.cli import options, output, spark
 from logquarry.cli.output import Output
 from logquarry.errors import LogquarryError
 
 if TYPE_CHECKING:
+    from logquarry.repair.verify import VerifyReport
     from logquarry.spark.summary import Summary
-    from logquarry.verify import VerifyReport
 
 _STORE = "real-broker"
 
@@ -73,10 +73,10 @@ def _unpack(folder: Path) -> Path:
 
 def _report(out: Output, store: Path, page: Path) -> VerifyReport:
     """Check the store, and write the page about it if the packages for that are there."""
-    from logquarry.files.layout import StoreLayout
-    from logquarry.report.store_report import store_report
+    from logquarry.log.layout import StoreLayout
+    from logquarry.repair.verify import verify_store
+    from logquarry.report.page import store_report
     from logquarry.store.message_store import MessageStore
-    from logquarry.verify import verify_store
 
     out.note("Checking every frame, and drawing the report ...")
     try:
@@ -90,7 +90,7 @@ def _report(out: Output, store: Path, page: Path) -> VerifyReport:
                     "to Parquet through Spark."
                 ],
             )
-        with files.staged(page) as file:
+        with output.staged(page) as file:
             file.write(html.encode())
     except LogquarryError as error:
         page.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from logquarry.cli import options
 from logquarry.cli.output import Output
 
 if TYPE_CHECKING:
-    from logquarry.compare.report import Place, StoreDiff
+    from logquarry.repair.diff.report import Place, StoreDiff
 
 _FINDINGS = 1
 _MOST_TOLD = 40
@@ -32,8 +32,8 @@ def diff(a: str, b: str, as_json: bool, config: str | None, quiet: bool) -> None
     """
     out = Output(quiet=quiet)
     settings = options.store_config(config)
-    from logquarry.compare.store_diff import compare_stores
-    from logquarry.files.layout import StoreLayout
+    from logquarry.log.layout import StoreLayout
+    from logquarry.repair.diff.diff import compare_stores
 
     layouts = [StoreLayout.open(store, settings) for store in (a, b)]
     with out.progress("comparing", in_bytes=True) as progress:

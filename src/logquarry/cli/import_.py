@@ -13,7 +13,7 @@ from logquarry.cli.output import Output
 
 if TYPE_CHECKING:
     from logquarry.ingest.importing import Imported
-    from logquarry.ingest.source import Source
+    from logquarry.ingest.rows import Source
 
 
 @click.command(name="import")
@@ -40,7 +40,7 @@ def import_(
     out = Output(quiet=quiet)
     settings = options.store_config(config)
     from logquarry.ingest.importing import Imported, read_source
-    from logquarry.ingest.source import open_source
+    from logquarry.ingest.rows import open_source
 
     began = time.monotonic()
     found = open_source(source)

@@ -13,9 +13,9 @@ from logquarry.errors import CorruptStore
 
 if TYPE_CHECKING:
     from logquarry.format.checkpoint import Checkpoint
+    from logquarry.store.half_messages import Transactions
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import Overview, TopicOverview
-    from logquarry.store.transactions import Transactions
 
 _STATES = {
     "closed": "closed in order",
@@ -46,7 +46,7 @@ def info(
             found = overview(opened, exact=exact, progress=progress)
         halves = None
         if transactions:
-            from logquarry.store.transactions import transactions as look
+            from logquarry.store.half_messages import transactions as look
 
             halves = look(opened)
         document = _document(opened, found, halves)

@@ -14,8 +14,8 @@ from logquarry.errors import MessageNotFound, UsageError
 
 if TYPE_CHECKING:
     from logquarry.cli.reading import Reader
+    from logquarry.log.columns import Decoding
     from logquarry.message import StoredMessage
-    from logquarry.scan.columns import Decoding
     from logquarry.store.message_store import MessageStore
 
 _REDACTED = "(redacted)"
@@ -49,7 +49,7 @@ def messages(
     Exit code 0, or 1 where the log is damaged and --on-damage does not say what to do about it.
     """
     out = Output(quiet=quiet)
-    from logquarry.scan import json_lines
+    from logquarry.log import json_lines
     from logquarry.store.message_store import MessageStore
 
     policy = options.damage_policy(on_damage)
@@ -98,7 +98,7 @@ def _single(store: MessageStore, offset: int | None, message_id: str | None) -> 
 def _of_one(
     message: StoredMessage, decoding: Decoding, hidden: frozenset[str], *, jsonl: bool
 ) -> Iterable[str]:
-    from logquarry.scan import columns, json_lines
+    from logquarry.log import columns, json_lines
 
     body = columns.body_of(message, decoding)
     if jsonl:
@@ -111,7 +111,7 @@ def _lines(
 ) -> Iterator[Iterable[str]]:
     """The lines of the messages that are wanted, some at a time."""
     from logquarry.cli import reading
-    from logquarry.scan import columns, json_lines
+    from logquarry.log import columns, json_lines
 
     # A bar and lines on one terminal would be in each other's way.
     with out.progress("reading", in_bytes=True, beside_data=True) as progress:

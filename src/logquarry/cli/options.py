@@ -19,8 +19,8 @@ from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
-    from logquarry.scan.batches import OnDamage
-    from logquarry.scan.filters import MessageFilter
+    from logquarry.log.batches import OnDamage
+    from logquarry.log.filters import MessageFilter
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class LocalFolder(click.ParamType):  # type: ignore[type-arg]
         Raises:
             UsageError: if it is a URL.
         """
-        from logquarry.files.filesystem import local_folder, without_file_scheme
+        from logquarry.log.filesystem import local_folder, without_file_scheme
 
         local_folder(value)
         return Path(without_file_scheme(os.fsdecode(value)))
@@ -121,7 +121,7 @@ class Filters(NamedTuple):
             UsageError: if one makes no sense.
         """
         from logquarry.format import tags
-        from logquarry.scan import filters as scan_filters
+        from logquarry.log import filters as scan_filters
 
         queues = scan_filters.names(_parts(self.queue), "--queue")
         since = None if self.since is None else time_ms("--since", self.since)
@@ -170,7 +170,7 @@ def store_config(path: str | None) -> StoreConfig | None:
 
 def damage_policy(word: str | None) -> OnDamage:
     """What ``--on-damage`` says."""
-    from logquarry.scan.batches import check_policy
+    from logquarry.log.batches import check_policy
 
     return check_policy(word or "default")
 

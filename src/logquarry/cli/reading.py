@@ -11,11 +11,11 @@ from logquarry.cli.output import Output
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
-    from logquarry.files.layout import StoreLayout
-    from logquarry.scan.batches import DamageLog, OnDamage
-    from logquarry.scan.columns import Decoding
-    from logquarry.scan.filters import MessageFilter
-    from logquarry.scan.walk import DamagedSpan, Run
+    from logquarry.log.batches import DamageLog, OnDamage
+    from logquarry.log.columns import Decoding
+    from logquarry.log.filters import MessageFilter
+    from logquarry.log.layout import StoreLayout
+    from logquarry.log.walk import DamagedSpan, Run
 
 _MOST_TOLD = 20
 
@@ -44,8 +44,8 @@ class Reader:
         Raises:
             CorruptFrame: on damage, as ``on_damage`` says.
         """
-        from logquarry.scan.walk import Run
-        from logquarry.store.read import reading as store_reading
+        from logquarry.log.walk import Run
+        from logquarry.read import bulk as store_reading
 
         start, stop = self.layout.commit_log.start, self._likely_end()
         everything = self.wanted.is_empty
@@ -61,7 +61,7 @@ class Reader:
 
     def _likely_end(self) -> int:
         """Where the log ends by its queues: there may be much room behind it."""
-        from logquarry.store.read.log_bound import consume_queues, last_entries
+        from logquarry.read.log_end import consume_queues, last_entries
 
         entries = last_entries(self.layout, consume_queues(self.layout))
         if not entries:
@@ -78,8 +78,8 @@ def reader(
     decompress: bool,
 ) -> Reader:
     """A reader of a store, with what it holds to decode its messages by."""
-    from logquarry.scan.batches import BadBodies, DamageLog
-    from logquarry.scan.columns import Decoding
+    from logquarry.log.batches import BadBodies, DamageLog
+    from logquarry.log.columns import Decoding
 
     damage = DamageLog()
     decoding = Decoding(
@@ -100,7 +100,7 @@ def reader(
 
 def cut(runs: Iterator[Run], limit: int | None) -> Iterator[Run]:
     """The first ``limit`` messages of some runs."""
-    from logquarry.scan.walk import Run
+    from logquarry.log.walk import Run
 
     left = limit
     for run in runs if left != 0 else ():
@@ -125,7 +125,7 @@ def tell_damage(
         spans: damaged spans that were met.
         on_damage: what was done about them.
     """
-    from logquarry.scan.batches import BAD_COMPRESSION
+    from logquarry.log.batches import BAD_COMPRESSION
 
     bad_bodies = [span.offset for span in spans if span.kind == BAD_COMPRESSION]
     spans = [span for span in spans if span.kind != BAD_COMPRESSION]

@@ -11,10 +11,10 @@ from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.errors import UsageError
-from logquarry.files.names import has_wildcard
+from logquarry.log.store_names import has_wildcard
 
 if TYPE_CHECKING:
-    from logquarry.store.rebuild.report import RebuildReport
+    from logquarry.repair.rebuild.build import RebuildReport
 
 _MOST_TOLD = 40
 _NAMES = {"consumequeue": "consume queues", "index": "index"}
@@ -80,7 +80,7 @@ def rebuild(
     if len(stores) > 1 and not on_spark:
         raise UsageError("one store at a time; with --spark-master, and --into or --apply, many")
     if spark_master is None or not on_spark:
-        from logquarry.store.rebuild.rebuild import rebuild as rebuild_store
+        from logquarry.repair.rebuild.rebuild import rebuild as rebuild_store
 
         with out.progress("reading the log", in_bytes=True) as progress:
             reports = [rebuild_store(stores[0], **wanted, progress=progress)]

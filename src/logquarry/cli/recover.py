@@ -11,7 +11,7 @@ from logquarry.cli import options
 from logquarry.cli.output import Output
 
 if TYPE_CHECKING:
-    from logquarry.store.recovery.plan import RecoveryMode, RecoveryPlan
+    from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan
 
 _FINDINGS, _REFUSED = 1, 4
 _MOST_TOLD = 40
@@ -42,7 +42,7 @@ def recover(
     """
     out = Output(quiet=quiet)
     settings = options.store_config(config)
-    from logquarry.store.recover import recover as recover_store
+    from logquarry.repair.recover.recover import recover as recover_store
 
     with out.progress("recovering" if apply else "reading", in_bytes=True) as progress:
         plan = recover_store(store, mode=mode, apply=apply, config=settings, progress=progress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from logquarry import text
-from logquarry.cli import files, options
+from logquarry.cli import options, output
 from logquarry.cli.output import Output
 
 
@@ -23,12 +23,12 @@ from logquarry.cli.output import Output
 def report(store: str, target: str, config: str | None, quiet: bool) -> None:
     """Write one offline HTML page about a store: charts, queues, findings."""
     out = Output(quiet=quiet)
-    from logquarry.report.store_report import store_report
+    from logquarry.report.page import store_report
     from logquarry.store.message_store import MessageStore
 
     with MessageStore.open(store, config=options.store_config(config)) as opened:
-        path = files.check_target(target, [store])
+        path = output.check_target(target, [store])
         page = store_report(opened, watch=lambda what: out.progress(what, in_bytes=True))
-    with files.staged(path) as file:
+    with output.staged(path) as file:
         file.write(page.encode())
     out.note(f"wrote {text.printable(target)}, {text.size_text(len(page.encode()))}")

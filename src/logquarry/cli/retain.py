@@ -13,8 +13,7 @@ from logquarry.cli.output import Output
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
-    from logquarry.store.retention.expired_file import ExpiredFile
-    from logquarry.store.retention.plan import RetentionPlan
+    from logquarry.store.retention.plan import ExpiredFile, RetentionPlan
     from logquarry.store.retention.rules import RetentionRules
 
 _MOST_TOLD = 20
@@ -69,7 +68,7 @@ def retain(
     out = Output(quiet=quiet)
     rules = _rules(older_than, max_disk_ratio, keep_bytes, max_files)
     settings = options.store_config(config)
-    from logquarry.store.retain import retain as retain_store
+    from logquarry.store.retention.retain import retain as retain_store
 
     with out.progress("deleting") as progress:
         plan = retain_store(

@@ -16,7 +16,7 @@ from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
-    from logquarry.salvage.salvage import Salvaged
+    from logquarry.repair.salvage.salvage import Salvaged
 
 _FINDINGS = 1
 _MOST_TOLD = 40
@@ -103,8 +103,8 @@ def salvage(
 def _alone(
     out: Output, store: str, into: Path | None, settings: StoreConfig | None, *, include_stale: bool
 ) -> Salvaged:
-    from logquarry.files.layout import StoreLayout
-    from logquarry.salvage.salvage import salvage as salvage_store
+    from logquarry.log.layout import StoreLayout
+    from logquarry.repair.salvage.salvage import salvage as salvage_store
 
     def bars(what: str) -> AbstractContextManager[Progress | None]:
         return out.progress(what, in_bytes=True)

@@ -13,7 +13,7 @@ from logquarry.cli.output import Output
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
-    from logquarry.verify import VerifyReport
+    from logquarry.repair.verify import VerifyReport
 
 _FINDINGS = 1
 
@@ -63,9 +63,9 @@ def verify(
 
 
 def _alone(out: Output, stores: Sequence[str], settings: StoreConfig | None) -> list[VerifyReport]:
-    from logquarry.files.layout import StoreLayout
-    from logquarry.files.names import find_stores
-    from logquarry.verify import verify_store
+    from logquarry.log.layout import StoreLayout
+    from logquarry.log.store_names import find_stores
+    from logquarry.repair.verify import verify_store
 
     reports = []
     for location in find_stores(stores):

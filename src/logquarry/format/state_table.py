@@ -10,11 +10,7 @@ from typing import Final, NamedTuple
 
 from logquarry.format import java
 from logquarry.format.fields import Field, Layout
-from logquarry.format.sys_flag import (
-    TRANSACTION_COMMIT,
-    TRANSACTION_PREPARED,
-    TRANSACTION_ROLLBACK,
-)
+from logquarry.format.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 
 LAYOUT: Final = Layout(
     "state table unit",

@@ -17,9 +17,9 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UsageError
-from logquarry.files.filesystem import local_folder
-from logquarry.store.disk.disk import Disk
+from logquarry.log.filesystem import local_folder
 from logquarry.store.load.ledger import LoadId, remove_staged
 
 REASON: Final = "reason"

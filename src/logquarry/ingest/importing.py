@@ -18,11 +18,10 @@ import numpy as np
 from logquarry.errors import LogquarryError, MessageRejected, SourceNotReadable, UsageError
 from logquarry.ingest.json_lines import read_lines
 from logquarry.ingest.parquet import read_parquet
-from logquarry.ingest.rows import Rows, as_stored
-from logquarry.ingest.source import Source
-from logquarry.store.put.put_many import PutManyResult
+from logquarry.ingest.rows import Rows, Source, as_stored
 from logquarry.store.writable_store import WritableStore
 from logquarry.units import Progress
+from logquarry.write.put_many import PutManyResult
 
 Checked = list[Rows]
 """All rows of a source, as ``put_stored`` takes them."""
@@ -174,7 +173,7 @@ def _stored(found: Iterator[Rows]) -> Iterator[Rows]:
 
 def _later(batch: Any, result: PutManyResult) -> int:
     """How many messages have a later store time than they had."""
-    from logquarry.store.put.outgoing_arrow import store_times_of
+    from logquarry.write.outgoing_arrow import store_times_of
 
     if "store_timestamp" not in batch.schema.names:
         return 0

@@ -12,10 +12,9 @@ import pyarrow as pa
 
 from logquarry.errors import BadRow
 from logquarry.format import properties as props
-from logquarry.ingest.rows import Rows, first_bad
-from logquarry.ingest.source import SourceFile
+from logquarry.ingest.rows import Rows, SourceFile, first_bad
 from logquarry.message import JSON_NAMES
-from logquarry.store.put.encode import utf8
+from logquarry.write.encode import utf8
 
 CHUNK_BYTES: Final = 8 << 20
 """Bytes of lines that are in memory at one time, unless one line is longer."""

@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from logquarry.config import StoreConfig
+from logquarry.disk.disk import Disk, LocalDisk
+from logquarry.disk.locks import StoreLock
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
-from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE, StoreLayout
 from logquarry.ingest import dead_letters
 from logquarry.ingest.staging import LoadPlan, Staged, by_broker
-from logquarry.store.disk.disk import Disk, LocalDisk
-from logquarry.store.disk.store_lock import StoreLock
+from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE, LOADS, StoreLayout
+from logquarry.read.store_sizes import with_sizes
 from logquarry.store.load.ledger import (
-    LOADS,
     LOADS_PLACES,
     Ledger,
     LoadId,
@@ -41,7 +41,6 @@ from logquarry.store.load.ledger import (
 )
 from logquarry.store.load.loading import Loaded
 from logquarry.store.load.segment import Segment
-from logquarry.store.read.store_sizes import with_sizes
 from logquarry.store.writable_store import WritableStore
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 
 from logquarry.errors import SourceNotReadable
 from logquarry.format import properties as props
-from logquarry.ingest.rows import Rows
-from logquarry.ingest.source import SourceFile
-from logquarry.scan import exact_properties, schema
+from logquarry.ingest.rows import Rows, SourceFile
+from logquarry.log import exact_properties, schema
 
 CHUNK_BYTES: Final = 8 << 20
 """Bytes of rows that are put at one time, about."""

@@ -15,13 +15,13 @@ import time
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
+from logquarry.disk.config_file import ConfigTables
+from logquarry.disk.lifetime import abandon_in_children, stays
+from logquarry.disk.service import Flag
 from logquarry.errors import LogquarryError, ProtocolViolation, StoreError, UsageError
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, ResponseCode, encode
-from logquarry.replication.config_answers import REQUESTS, TableRequest
+from logquarry.replication.config_server import REQUESTS, TableRequest
 from logquarry.replication.wire import Surroundings, address_text
-from logquarry.store.config_tables import ConfigTables
-from logquarry.store.disk.lifetime import abandon_in_children, stays
-from logquarry.store.disk.signal_flag import Flag
 from logquarry.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ class ConfigSync:
         self.close()
 
     def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.store.disk.lifetime`."""
+        """See :mod:`logquarry.disk.lifetime`."""
         connection = self._connection
         if connection is not None:
             with contextlib.suppress(OSError):

@@ -1,14 +1,9 @@
-"""What listens and serves many connections: how it starts and ends, who may come, who has to go.
-
-One thread serves all connections, by a selector. There are ``max_connections`` of them, and a
-stranger who says nothing has to go when somebody else comes. What is said and sent is the matter of
-those who build on this: :class:`~logquarry.replication.master.HaMaster` and
-:class:`~logquarry.replication.config_server.ConfigServer`.
-"""
+"""Who may connect to us, and who was refused."""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import selectors
 import socket
@@ -16,16 +11,75 @@ import ssl
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Self, TypeVar
 
+from logquarry.disk.lifetime import abandon_in_children, stays
 from logquarry.errors import LogquarryError, ReplicationError, UsageError
-from logquarry.replication.admission import Admission, Networks, networks
 from logquarry.replication.wire import Surroundings, Waits, Wire, address_text, drive
-from logquarry.store.disk.lifetime import abandon_in_children, stays
 
 logger = logging.getLogger(__name__)
+
+Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
+
+
+def networks(allow: Sequence[str] | None) -> Networks | None:
+    """Addresses and networks ("10.0.0.7", "10.0.0.0/8") as such; None for whoever comes.
+
+    Raises:
+        UsageError: if one is none.
+    """
+    if allow is None:
+        return None
+    try:
+        return tuple(ipaddress.ip_network(text, strict=False) for text in allow)
+    except ValueError as error:
+        raise UsageError(f"allow: {error}") from error
+
+
+class Admission:
+    """Tells who may connect, and notes who was refused. For one thread.
+
+    Args:
+        allowed: who may; None for whoever comes.
+        now_ms: the time, by a clock that nobody sets.
+
+    Attributes:
+        refused: how many were.
+    """
+
+    def __init__(self, allowed: Networks | None, now_ms: Callable[[], int]) -> None:
+        self._allowed = allowed
+        self._now_ms = now_ms
+        self._noted_ms: int | None = None
+        self.refused = 0
+
+    def allows(self, host: str) -> bool:
+        """Whether an address may connect."""
+        if self._allowed is None:
+            return True
+        address = ipaddress.ip_address(host.partition("%")[0])
+        mapped = getattr(address, "ipv4_mapped", None)
+        return any((mapped or address) in network for network in self._allowed)
+
+    def refuse(self, peer: str, reason: str) -> None:
+        """Note that somebody was."""
+        self.refused += 1
+        # Whoever knocks all day is not to fill a disk with it.
+        now = self._now_ms()
+        if self._noted_ms is None or now - self._noted_ms >= 1_000:
+            self._noted_ms = now
+            logger.warning("%s was refused: %s (%d so far)", peer, reason, self.refused)
+
+
+# --------------------------------------------------------------------------------------------------
+# What listens and serves many connections: how it starts and ends, who may come, who has to go.
+#
+# One thread serves all connections, by a selector. There are ``max_connections`` of them, and a
+# stranger who says nothing has to go when somebody else comes. What is said and sent is the matter
+# of those who build on this: :class:`~logquarry.replication.master.HaMaster` and
+# :class:`~logquarry.replication.config_server.ConfigServer`.
 
 LONGEST_WAIT_MS: Final = 1_000
 _PAUSE_SECONDS: Final = 0.01
@@ -158,7 +212,7 @@ class Server(ABC, Generic[P]):
         self.close()
 
     def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.store.disk.lifetime`: no peer is to wait for a child to end."""
+        """See :mod:`logquarry.disk.lifetime`: no peer is to wait for a child to end."""
         for peer in self._peers:
             peer.wire.abandon()
         for listener in self._listeners:

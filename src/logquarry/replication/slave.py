@@ -17,6 +17,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
+from logquarry.disk.lifetime import abandon_in_children, stays
+from logquarry.disk.service import Done, Flag
 from logquarry.errors import (
     LogquarryError,
     LogsDiverged,
@@ -36,8 +38,6 @@ from logquarry.protocol.ha import (
 )
 from logquarry.replication.replica import OVERLAP, Replica, SpoiltReplica
 from logquarry.replication.wire import Found, Surroundings, Waits, Wire, address_text, drive
-from logquarry.store.disk.lifetime import abandon_in_children, stays
-from logquarry.store.disk.signal_flag import Done, Flag
 from logquarry.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -220,7 +220,7 @@ class HaSlave:
         self.close()
 
     def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.store.disk.lifetime`: no master is to wait for a child to end."""
+        """See :mod:`logquarry.disk.lifetime`: no master is to wait for a child to end."""
         wire = self._wire
         if wire is not None:
             wire.abandon()

@@ -17,8 +17,8 @@ from collections.abc import Generator, Sequence
 from itertools import islice
 from typing import Final
 
+from logquarry.disk.service import monotonic_ms
 from logquarry.protocol.ha import Buffer
-from logquarry.store.disk.service import monotonic_ms
 
 _AT_ONCE: Final = 64
 

@@ -23,11 +23,11 @@ from logquarry.report.drawing import (
     Figure,
     bars,
     chart_of,
+    file_map,
     finished,
     largest,
     share,
 )
-from logquarry.report.file_map import file_map
 from logquarry.report.survey import PERCENTILES, Survey
 from logquarry.text import (
     bin_text,

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from logquarry.text import printable
+from logquarry.report.survey import FileUse, Survey
+from logquarry.text import plural, printable, size_text
 
 if TYPE_CHECKING:
     import altair as alt
+
 
 # Okabe and Ito's colours: told apart with any kind of colour blindness, and in print by lightness.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = (
@@ -107,3 +109,137 @@ def finished(chart: Any) -> Mapping[str, Any]:
     )
     spec: Mapping[str, Any] = made.to_dict()
     return spec
+
+
+# --------------------------------------------------------------------------------------------------
+# The map of the log's files: messages, blanks, damage and room, each where it stands.
+
+MOST_FILES: Final = 60
+_MOST_MARKS: Final = 1_000
+_USES: Final = (
+    ("messages", BLUE),
+    ("blank", SKY),
+    ("damaged", RED),
+    ("unused", LIGHT),
+)
+
+
+def file_map(found: Survey) -> Figure | None:
+    """The map; None for a store without log files."""
+    import altair as alt
+
+    if not found.files:
+        return None
+    files = _shown_files(found.files)
+    rows = [row for file in files for row in _spans_of(file)]
+    harm = _damage_of(found, files)
+    y = alt.Y(
+        "file:N",
+        sort=[_file_label(file) for file in files],
+        title=None,
+        axis=alt.Axis(labelFont="monospace"),
+    )
+    colour = alt.Color(
+        "use:N",
+        scale=alt.Scale(domain=[use for use, _ in _USES], range=[colour for _, colour in _USES]),
+        legend=alt.Legend(title=None, orient="top"),
+    )
+    tips: list[Any] = ["file:N", "use:N", alt.Tooltip("text:N", title="bytes")]
+    layers: list[Any] = [
+        chart_of(rows)
+        .mark_bar(height={"band": 0.72})
+        .encode(
+            y=y,
+            x=alt.X(
+                "from:Q",
+                title="Place in the file",
+                scale=alt.Scale(domain=[0, 1]),
+                axis=alt.Axis(format="%", tickCount=5),
+            ),
+            x2="to:Q",
+            color=colour,
+            tooltip=tips,
+        )
+    ]
+    if harm:
+        places = chart_of(harm).encode(y=y, x="from:Q", tooltip=tips)
+        # A hundred bytes of a gigabyte are no pixel: a line of two, and a sign above it.
+        layers += [
+            places.mark_bar(height={"band": 0.72}, color=RED, stroke=RED, strokeWidth=2).encode(
+                x2="to:Q"
+            ),
+            places.mark_point(
+                shape="triangle-down", color=RED, filled=True, size=70, opacity=1, yOffset=-13
+            ),
+        ]
+    chart = alt.layer(*layers).properties(height=alt.Step(BAR_HEIGHT + 10))
+    return Figure(_file_title(found), _file_caption(found, files), finished(chart), wide=True)
+
+
+def _spans_of(file: FileUse) -> list[dict[str, Any]]:
+    """Where in a file messages stand, then nothing yet, then its blank."""
+    rows: list[dict[str, Any]] = []
+    at = 0
+    for use, length in (
+        ("messages", file.messages + file.damaged),
+        ("unused", file.unused),
+        ("blank", file.blank),
+    ):
+        if length:
+            rows.append(_span(file, use, at, length))
+        at += length
+    return rows
+
+
+def _span(file: FileUse, use: str, at: int, length: int) -> dict[str, Any]:
+    room = max(1, file.room)
+    return {
+        "file": _file_label(file),
+        "use": use,
+        "from": at / room,
+        "to": min(1.0, (at + length) / room),
+        "text": f"{size_text(length)} ({length / room:.2%})",
+    }
+
+
+def _damage_of(found: Survey, files: Sequence[FileUse]) -> list[dict[str, Any]]:
+    rows = []
+    for span in found.damage[:_MOST_MARKS]:
+        for file in files:
+            if file.base <= span.offset < file.base + file.room:
+                row = _span(file, "damaged", span.offset - file.base, span.length)
+                text = f"{span.kind} at {span.offset}, {plural(span.length, 'byte')}"
+                rows.append({**row, "text": printable(text)})
+    return rows
+
+
+def _shown_files(files: Sequence[FileUse]) -> Sequence[FileUse]:
+    """All files, or of many those with damage and the last ones."""
+    if len(files) <= MOST_FILES:
+        return files
+    damaged = [file for file in files if file.damaged][:MOST_FILES]
+    kept = {file.base for file in [*damaged, *files[-(MOST_FILES - len(damaged)) or len(files) :]]}
+    return [file for file in files if file.base in kept]
+
+
+def _file_label(file: FileUse) -> str:
+    return printable(file.path.rpartition("/")[2])
+
+
+def _file_title(found: Survey) -> str:
+    blank = sum(file.blank for file in found.files)
+    waste = f"{size_text(blank)} lost to blanks" if blank else "none of it lost to blanks"
+    damaged = sum(file.damaged for file in found.files)
+    harm = "no damage"
+    if found.damage:
+        harm = f"{plural(len(found.damage), 'damaged place')}, {size_text(damaged)}"
+    return f"{plural(len(found.files), 'log file')}: {waste}, {harm}"
+
+
+def _file_caption(found: Survey, files: Sequence[FileUse]) -> str:
+    text = "Each bar is one file of the commit log, from its first byte to its last."
+    if found.damage:
+        text += " Triangles point at damage."
+    if len(files) < len(found.files):
+        text += f" {len(files)} of {len(found.files)} files are shown: damaged ones and the last."
+    return text

@@ -13,17 +13,9 @@ import numpy.typing as npt
 
 from logquarry.format import delay
 from logquarry.format import rows as r
-from logquarry.scan import columns
-from logquarry.scan.columns import Decoding
-from logquarry.scan.walk import (
-    BlankSpan,
-    DamagedSpan,
-    Event,
-    ExpiredSpan,
-    LogEnd,
-    LogReader,
-    Run,
-)
+from logquarry.log import columns
+from logquarry.log.columns import Decoding
+from logquarry.log.walk import BlankSpan, DamagedSpan, Event, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.store.message_store import MessageStore
 from logquarry.units import Progress
 

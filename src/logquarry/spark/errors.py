@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from logquarry import errors
 from logquarry.errors import CorruptStore, LogquarryError
 from logquarry.format.frame import DamageKind
-from logquarry.scan.batches import BAD_COMPRESSION
-from logquarry.scan.walk import MISSING_FILE, TORN_TAIL
-from logquarry.spark.certain import LOST_END
+from logquarry.log.batches import BAD_COMPRESSION
+from logquarry.log.walk import MISSING_FILE, TORN_TAIL
+from logquarry.spark.tasks import LOST_END
 from logquarry.spark.worker import in_worker
 
 _HIDE = "SPARK_HIDE_TRACEBACK"

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from logquarry.errors import UsageError
-from logquarry.files.names import Stores, as_paths
+from logquarry.log.store_names import Stores, as_paths
 from logquarry.signals import held
 from logquarry.spark.commit import ExportCommit
 from logquarry.spark.jobs import run_tasks
@@ -213,7 +213,7 @@ class _Write:
 def _tally(number: int, task: ReadTask) -> TaskResult:
     import pyarrow as pa
 
-    from logquarry.scan.batches import DamageLog
+    from logquarry.log.batches import DamageLog
 
     damage = DamageLog()
     summary = Summary()

@@ -9,9 +9,9 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from logquarry.files.filesystem import arrow_folder
-from logquarry.files.names import absolute
-from logquarry.store.disk.folder_lock import lock_folder
+from logquarry.disk.locks import lock_folder
+from logquarry.log.filesystem import arrow_folder
+from logquarry.log.store_names import absolute
 
 if TYPE_CHECKING:
     from pyarrow import fs as pafs

@@ -20,15 +20,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logquarry.errors import UsageError
-from logquarry.scan import schema
-from logquarry.scan.batches import DamageLog
-from logquarry.scan.exact_properties import MOST_BYTES, ExactProperties
-from logquarry.scan.schema import EXACT_PROPERTIES
-from logquarry.scan.splits import LogSplit
+from logquarry.log import schema
+from logquarry.log.batches import DamageLog
+from logquarry.log.exact_properties import MOST_BYTES, ExactProperties
+from logquarry.log.schema import EXACT_PROPERTIES
+from logquarry.log.splits import LogSplit
+from logquarry.read.selection import QueueSlice
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.summary import TALLY_COLUMNS, Summary
 from logquarry.spark.tasks import ReadTask, read_batches
-from logquarry.store.read.selection import QueueSlice
 
 PARTITION_COLUMNS: Final = ("broker", "topic", "queue_id", "day")
 """What files can be parted by: columns, and the day of the store timestamp (UTC)."""

@@ -16,9 +16,9 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from logquarry.errors import StoreUnavailable
-from logquarry.files.layout import NAME_DIGITS, StoreLayout
-from logquarry.scan.batches import BAD_COMPRESSION, BadBodies
-from logquarry.scan.walk import DamagedSpan
+from logquarry.log.batches import BAD_COMPRESSION, BadBodies
+from logquarry.log.layout import NAME_DIGITS, StoreLayout
+from logquarry.log.walk import DamagedSpan
 from logquarry.spark.output import OutputFolder
 
 _PIECE: Final = 8 << 20

@@ -2,8 +2,8 @@
 
 A unit's place is its message's queue offset, so that tasks write units where they belong, each
 from its part of the log. Index files are made one by a task, of the keys from one number to
-another. See :mod:`logquarry.store.rebuild.parts`; what is put in place, and how, is
-:mod:`logquarry.store.rebuild.rebuild`'s.
+another. See :mod:`logquarry.repair.rebuild.parts`; what is put in place, and how, is
+:mod:`logquarry.repair.rebuild.rebuild`'s.
 """
 
 from __future__ import annotations
@@ -20,27 +20,25 @@ from urllib.parse import quote
 import numpy as np
 
 from logquarry.config import StoreConfig
+from logquarry.disk.disk import LocalDisk
 from logquarry.errors import UsageError
-from logquarry.files.filesystem import local_folder, local_store
-from logquarry.files.layout import CONSUME_QUEUE, INDEX, SIDECAR, StoreLayout
-from logquarry.files.names import Stores, as_paths, broker_names, find_stores
-from logquarry.scan.follow import Follower, follow_run
-from logquarry.scan.stretches import Stretch, tiles
-from logquarry.scan.walk import Run
+from logquarry.log.filesystem import local_folder, local_store
+from logquarry.log.follow import Follower, follow_run
+from logquarry.log.layout import CONSUME_QUEUE, INDEX, SIDECAR, StoreLayout
+from logquarry.log.splits import Stretch, tiles
+from logquarry.log.store_names import Stores, as_paths, broker_names, find_stores
+from logquarry.log.walk import Run
+from logquarry.read.log_queues import QueueKey
+from logquarry.repair.rebuild import parts
+from logquarry.repair.rebuild.build import BuildJob, Built, RebuildReport, build_here
+from logquarry.repair.rebuild.parts import FoundRun, KeyCount, KeySource, RunSummary
+from logquarry.repair.rebuild.queue_files import QueueFiles
+from logquarry.repair.rebuild.rebuild import check_into, finish_into, rebuild
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.tasks import LARGEST_SPLIT
-from logquarry.store.disk.disk import LocalDisk
-from logquarry.store.dispatch.index_writer import next_name
-from logquarry.store.dispatch.queue_units import parts_with_copies
-from logquarry.store.dispatch.queue_writer import MOST_GAP
-from logquarry.store.queue.log_queues import QueueKey
-from logquarry.store.rebuild import parts
-from logquarry.store.rebuild.build import BuildJob, Built, build_here
-from logquarry.store.rebuild.parts import FoundRun, KeyCount, KeySource, RunSummary
-from logquarry.store.rebuild.queue_files import QueueFiles
-from logquarry.store.rebuild.rebuild import check_into, finish_into, rebuild
-from logquarry.store.rebuild.report import RebuildReport
 from logquarry.units import Progress
+from logquarry.write.index_writer import next_name
+from logquarry.write.queue_writer import MOST_GAP, parts_with_copies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

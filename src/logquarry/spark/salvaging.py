@@ -9,15 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from logquarry.config import StoreConfig
-from logquarry.files.filesystem import local_folder
-from logquarry.files.layout import StoreLayout
-from logquarry.files.names import Stores, as_paths, broker_names, find_stores
-from logquarry.salvage.salvage import (
-    Salvaged,
-    check_target,
-    salvage,
-    settle,
-)
+from logquarry.log.filesystem import local_folder
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_names import Stores, as_paths, broker_names, find_stores
+from logquarry.repair.salvage.salvage import Salvaged, check_target, salvage, settle
 from logquarry.spark.jobs import run_tasks
 from logquarry.units import Progress
 

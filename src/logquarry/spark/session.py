@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from logquarry.spark.jvm import launch_environment
+from logquarry.spark.java import launch_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,7 @@ def get_session(
 
     A new session gets a Java (see `logquarry.spark.java`), this interpreter for its Python workers,
     UTC as its time zone, Arrow between Python and the JVM, no web page and a quiet log, and what
-    `logquarry.spark.jvm` tells the JVM. `config` is laid over that. A session that runs already
+    `logquarry.spark.java` tells the JVM. `config` is laid over that. A session that runs already
     keeps what it has, and takes of `config` what can change at run time. Under spark-submit, master
     and Java are those of spark-submit.
 

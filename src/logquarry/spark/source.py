@@ -22,8 +22,7 @@ from pyspark.sql.datasource import (
 
 from logquarry.spark.errors import told_plainly
 from logquarry.spark.options import ReadOptions, parse_read_options
-from logquarry.spark.rows import task_rows
-from logquarry.spark.struct import checked, struct_of
+from logquarry.spark.rows import checked, struct_of, task_rows
 from logquarry.spark.worker import let_hang_up
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class RocketMQDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader for `readStream` of the columns of `schema`: all, or some, in any order."""
-        from logquarry.spark.stream_reader import RocketMQStreamReader
+        from logquarry.spark.stream.reader import RocketMQStreamReader
 
         let_hang_up()
         return RocketMQStreamReader(self.options, schema)

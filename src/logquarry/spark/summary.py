@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from logquarry.scan.walk import DamagedSpan
+from logquarry.log.walk import DamagedSpan
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,31 +1,28 @@
-"""What the tasks of a job read: stores planned on the driver, parts read where a worker is.
+"""Ranges of the log of which it is known that all of it is there.
 
-Knows nothing of Spark: a :class:`ReadTask` is picklable and small, :func:`plan_tasks` makes them
-and :func:`read_batches` reads one. The source, the export and the summary share both.
+A stream is planned up to an offset at which the log had been followed without a doubt. Whatever a
+reader finds missing before that is damage, and never the log's end; whatever stands behind it is
+the next batch's.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from logquarry.errors import MessageNotFound, StoreNotFound, UsageError
-from logquarry.files.layout import StoreLayout
-from logquarry.files.names import broker_names, find_stores
-from logquarry.scan import kafka
-from logquarry.scan.batches import BadBodies, DamageLog, record_batches, sound_runs
-from logquarry.scan.columns import Decoding
-from logquarry.scan.filters import MessageFilter
-from logquarry.scan.splits import LogSplit
-from logquarry.scan.walk import MISSING_FILE, DamagedSpan, Event, ExpiredSpan
-from logquarry.spark.certain import certain_events
-from logquarry.spark.options import OffsetLimit, ReadOptions
-from logquarry.spark.output import OutputFolder
-from logquarry.spark.quarantine import Quarantine
-from logquarry.store.read.selection import (
+from logquarry.log import kafka
+from logquarry.log.batches import BadBodies, DamageLog, record_batches, sound_runs
+from logquarry.log.columns import Decoding
+from logquarry.log.filters import MessageFilter
+from logquarry.log.layout import StoreLayout
+from logquarry.log.splits import LogSplit
+from logquarry.log.store_names import broker_names, find_stores
+from logquarry.log.walk import MISSING_FILE, DamagedSpan, Event, ExpiredSpan, LogEnd
+from logquarry.read.selection import (
     Part,
     PlaceList,
     ReadPlan,
@@ -34,9 +31,48 @@ from logquarry.store.read.selection import (
     plan_read,
     read_part,
 )
+from logquarry.spark.options import OffsetLimit, ReadOptions
+from logquarry.spark.output import OutputFolder
+from logquarry.spark.quarantine import Quarantine
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+LOST_END: Final = "lost_end"
+"""Kind of the bytes that were the log's when a batch of a stream was planned, and are no more."""
+
+
+def certain_events(
+    events: Iterable[Event], stop: int, path_at: Callable[[int], str]
+) -> Iterator[Event]:
+    """What stands in a part of the log whose end is known, as a reader tells it.
+
+    Args:
+        events: what a reader found, from any place before ``stop``.
+        stop: physical offset up to which the log was there.
+        path_at: the path of the file that holds an offset.
+    """
+    for event in events:
+        if isinstance(event, LogEnd | DamagedSpan) and event.offset >= stop:
+            return
+        if isinstance(event, LogEnd) or (
+            isinstance(event, DamagedSpan) and (event.is_tail or event.ends_log)
+        ):
+            # A log that lost its end to a power cut, or was replaced by another.
+            why = "the log went on here when it was followed, and holds nothing whole any more"
+            yield DamagedSpan(
+                event.offset, stop - event.offset, LOST_END, why, path_at(event.offset)
+            )
+            return
+        yield event
+
+
+# --------------------------------------------------------------------------------------------------
+# What the tasks of a job read: stores planned on the driver, parts read where a worker is.
+#
+# Knows nothing of Spark: a :class:`ReadTask` is picklable and small, :func:`plan_tasks` makes them
+# and :func:`read_batches` reads one. The source, the export and the summary share both.
 
 logger = logging.getLogger(__name__)
 
@@ -276,7 +312,7 @@ def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> Non
 
 
 def _oldest_in_queue(layout: StoreLayout, topic: str, queue_id: int) -> int | None:
-    from logquarry.store.queue.consume_queue import ConsumeQueue
+    from logquarry.read.consume_queue import ConsumeQueue
 
     if (topic, queue_id) not in layout.queue_names:
         return None

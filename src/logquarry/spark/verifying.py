@@ -1,7 +1,7 @@
 """The check of stores on Spark: tasks say what is sound, the driver looks at the rest.
 
 A task gets a part of a log, or an index file, and sends back a few numbers for each run of frames
-that is sound (:mod:`logquarry.verify.sound_runs`). The driver then checks each store as it would
+that is sound (:mod:`logquarry.repair.verify.runs`). The driver then checks each store as it would
 alone, and believes those: what it finds is the same. It reads itself only what is not sound, the
 ends of files, and what no message of the log asks for.
 """
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.config import StoreConfig
-from logquarry.files.layout import INDEX, StoreLayout
-from logquarry.files.names import Stores, as_paths, find_stores
-from logquarry.scan.stretches import tiles
+from logquarry.log.layout import INDEX, StoreLayout
+from logquarry.log.splits import tiles
+from logquarry.log.store_names import Stores, as_paths, find_stores
+from logquarry.repair.verify.findings import VerifyReport
+from logquarry.repair.verify.index import IndexChecker
+from logquarry.repair.verify.runs import SoundParts, SoundReader, SoundRun
+from logquarry.repair.verify.verify import verify_store
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.tasks import LARGEST_SPLIT
 from logquarry.units import Progress
-from logquarry.verify.findings import VerifyReport
-from logquarry.verify.index import IndexChecker
-from logquarry.verify.sound_runs import SoundParts, SoundReader, SoundRun
-from logquarry.verify.verify import verify_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

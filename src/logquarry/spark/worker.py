@@ -32,7 +32,7 @@ def settle() -> None:
     """
     global _tasks  # noqa: PLW0603
     if in_worker() and _tasks < _LOADING:
-        from logquarry.scan import codec
+        from logquarry.log import codec
 
         codec.kernels()
         gc.freeze()

@@ -15,20 +15,20 @@ import numpy as np
 
 from logquarry.errors import StoreUnavailable
 from logquarry.format import java
-from logquarry.store.queue.consume_queue import ConsumeQueue, Queue, StoreTime
-from logquarry.store.queue.log_queues import QueueKey
-from logquarry.store.read.get_message import LEAST_UNITS, GetResult
+from logquarry.read.consume_queue import ConsumeQueue, Queue, StoreTime
+from logquarry.read.get_message import LEAST_UNITS, GetResult
+from logquarry.read.log_queues import QueueKey
 
 if TYPE_CHECKING:
+    from logquarry.disk.config_file import ConsumerOffsets
+    from logquarry.disk.service import Health
     from logquarry.message import Message
     from logquarry.store.consumer.consumer import Consumer
     from logquarry.store.consumer.consumers import Consumers
     from logquarry.store.consumer.progress import Progress
     from logquarry.store.consumer.reading import QueueBatch
-    from logquarry.store.disk.consumer_offsets import ConsumerOffsets
-    from logquarry.store.disk.health import Health
-    from logquarry.store.dispatch.arrivals import ArrivalListeners, MessageArrival
-    from logquarry.store.put.put_result import PutResult
+    from logquarry.write.dispatcher import ArrivalListeners, MessageArrival
+    from logquarry.write.put_result import PutResult
 
 _NEW_FILES_SECONDS: Final = 1.0
 _PAUSE_PER_REFRESH: Final = 300.0
@@ -270,8 +270,8 @@ def consumers_of_a_writer(
         health: of the store.
         interval_ms: how often offsets are written.
     """
-    from logquarry.store.consumer.arrivals import ToldArrivals
     from logquarry.store.consumer.consumers import Consumers
+    from logquarry.store.consumer.reading import ToldArrivals
 
     reader = LiveQueueReader(access)
     arrivals = ToldArrivals()
@@ -308,10 +308,10 @@ def consumers_of_a_reader(
         root: the store's folder.
         put: refuses what is sent back.
     """
-    from logquarry.store.consumer.arrivals import PolledArrivals
+    from logquarry.disk.config_file import ConsumerOffsets
+    from logquarry.disk.disk import LocalDisk
     from logquarry.store.consumer.consumers import Consumers
-    from logquarry.store.disk.consumer_offsets import ConsumerOffsets
-    from logquarry.store.disk.disk import LocalDisk
+    from logquarry.store.consumer.reading import PolledArrivals
 
     disk = LocalDisk()
     reader = PolledQueueReader(access, refresh, log_end)
@@ -331,8 +331,7 @@ def _progress(
     offsets: ConsumerOffsets, reader: LiveQueueReader, access: QueueAccess, root: Path
 ) -> Progress:
     """The offsets of a store's groups, with what is left of lost ones."""
-    from logquarry.store.consumer.lost_offsets import LostOffsets
-    from logquarry.store.consumer.progress import Progress
+    from logquarry.store.consumer.progress import LostOffsets, Progress
 
     def topics() -> set[str]:
         return {topic for topic, _ in access.names()}

@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from logquarry.disk.locks import AbortFile
+from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreUnavailable
-from logquarry.store.disk.health import Health
-from logquarry.store.disk.service import Service
-from logquarry.store.disk.store_lock import AbortFile
-from logquarry.store.dispatch.index_keeper import IndexKeeper
 from logquarry.store.stats import StatsRecorder
+from logquarry.write.index_writer import IndexKeeper
 
 logger = logging.getLogger(__name__)
 

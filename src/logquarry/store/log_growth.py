@@ -1,21 +1,136 @@
-"""Who is told when the log has grown, and how a put is settled then.
-
-::
-
-    a put's message is in the log --> the dispatcher, followers --> FlushWait
-                                                       '- where no put waits: whoever flushes
-"""
+"""What replication wants of a store that is written: its log as bytes, and nothing else of it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Protocol
 
-from logquarry.store.disk.service import Service
-from logquarry.store.flush.put_future import FlushWait
-from logquarry.store.log_feed import Wakeable
-from logquarry.store.put.put_result import PutResult
+from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.disk.service import Service
+from logquarry.write.flush_wait import ReplicaWait
+from logquarry.write.put_future import FlushWait
+from logquarry.write.put_result import PutResult
+
+
+class Wakeable(Protocol):
+    """What is told that the log has grown (:class:`~logquarry.disk.service.Flag`)."""
+
+    def is_unset(self) -> bool:
+        """Whether it wants to be told. Asked for each put: it must be quick."""
+
+    def set(self) -> None:
+        """The log has grown."""
+
+
+class LogFeed:
+    """The log of an open store, for those who send it on, or bring it. Any thread may use it.
+
+    Args:
+        log: its files.
+        replicas: hears of slaves.
+        dispatched: gives the end of what is dispatched, which is where a frame ends.
+        vouched: gives the end of what somebody vouched for, None where nobody has to.
+        append: appends another store's bytes (``append_data``).
+        vouch: lets those before an offset be dispatched.
+        keep: has what was vouched for and synced stay when the store is opened anew.
+        follow: has somebody told of all that comes to the log.
+        unfollow: has them told no more.
+
+    Attributes:
+        replicas: whoever serves slaves tells it of them.
+        append_data: appends another store's bytes, as
+            :meth:`~logquarry.store.write_api.WriteApi.append_data` does, but tells nobody of them.
+        vouch: says that what stands before an offset is whole frames, and tells of them. From the
+            first word on nothing else is dispatched, or counts as the log's if the store is opened
+            anew.
+        keep: notes how far what was vouched for is on the disk: whatever it holds then stays when
+            the store is opened anew. If that is to outlast a power cut, it brings the note to the
+            disk too; sound frames do without that.
+        follow: has somebody told of all that comes to the log,
+        unfollow: and no more.
+    """
+
+    def __init__(
+        self,
+        log: MappedFileQueue,
+        replicas: ReplicaWait,
+        *,
+        dispatched: Callable[[], int],
+        vouched: Callable[[], int | None],
+        append: Callable[[int, bytes | memoryview], bool],
+        vouch: Callable[[int], None],
+        keep: Callable[[bool], None],
+        follow: Callable[[Wakeable], None],
+        unfollow: Callable[[Wakeable], None],
+    ) -> None:
+        self.replicas = replicas
+        self._log = log
+        self._dispatched = dispatched
+        self._vouched = vouched
+        self.append_data = append
+        self.vouch = vouch
+        self.keep = keep
+        self.follow = follow
+        self.unfollow = unfollow
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of each file of the log."""
+        return self._log.file_size
+
+    @property
+    def min_offset(self) -> int:
+        """Where the first file begins; 0 without files."""
+        return max(0, self._log.min_offset)
+
+    @property
+    def max_offset(self) -> int:
+        """Where what can be read, and sent on, ends.
+
+        What a slave took and did not judge yet is no part of it: opening the store anew may cut it
+        off, and a slave of this slave would then be ahead of its master.
+        """
+        end, vouched = self._log.max_offset, self._vouched()
+        return end if vouched is None else min(end, vouched)
+
+    @property
+    def wrote_offset(self) -> int:
+        """Where what is written ends."""
+        return self._log.wrote_offset
+
+    @property
+    def dispatched_offset(self) -> int:
+        """Where what is dispatched ends: between two frames."""
+        return self._dispatched()
+
+    def select(self, offset: int) -> memoryview | None:
+        """The bytes from an offset to where the log or its file ends; None where there are none.
+
+        They are those of the map, and stay good as long as somebody holds them.
+
+        Raises:
+            StoreUnavailable: if the store was closed.
+        """
+        return self._log.select(offset)
+
+    def sync(self) -> int:
+        """Bring the log to the disk; up to where it is there.
+
+        Raises:
+            StoreUnavailable: if the sync failed, now or before.
+        """
+        return self._log.flush(0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Who is told when the log has grown, and how a put is settled then.
+#
+# ::
+#
+#     a put's message is in the log --> the dispatcher, followers --> FlushWait
+#                                                        '- where no put waits: whoever flushes
 
 
 class LogGrowth:

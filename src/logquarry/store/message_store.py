@@ -12,38 +12,37 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
-from logquarry.clock import Clock, now_ms
 from logquarry.config import StoreConfig
+from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import CorruptFile, MessageNotFound, StoreUnavailable, UsageError
-from logquarry.files.layout import CHECKPOINT, StoreLayout
-from logquarry.files.names import absolute
 from logquarry.format import java, tags
 from logquarry.format import message_id as ids
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import Damage, Frame
 from logquarry.format.queue_entry import QueueEntry
+from logquarry.log.layout import CHECKPOINT, StoreLayout
+from logquarry.log.store_names import absolute
 from logquarry.message import StoredMessage
+from logquarry.read.bulk_reads import BulkReads
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import ConsumeQueue, Queue
+from logquarry.read.get_message import GetResult, TransferLimits, get_message
+from logquarry.read.index import Index
+from logquarry.read.log_end import DamageMap, known_damage, last_entries, log_bound, sound_bound
+from logquarry.read.log_queues import RetainedCounter
+from logquarry.read.messages import read_message
+from logquarry.read.quick_get import QuickGet
 from logquarry.store.consuming import Consuming, QueueAccess, consumers_of_a_reader
-from logquarry.store.disk.open_files import OpenFiles
-from logquarry.store.queue.consume_queue import ConsumeQueue, Queue
-from logquarry.store.read.bulk_reads import BulkReads
-from logquarry.store.read.commit_log import CommitLog
-from logquarry.store.read.get_message import GetResult, TransferLimits, get_message
-from logquarry.store.read.index_file import Index
-from logquarry.store.read.known_damage import DamageMap, known_damage
-from logquarry.store.read.log_bound import last_entries, log_bound, sound_bound
-from logquarry.store.read.quick_get import QuickGet
-from logquarry.store.read.read_message import read_message
-from logquarry.store.retained import RetainedCounter
 from logquarry.store.stats import StatsRecorder, StoreStats
 from logquarry.store.store_state import look_at
-from logquarry.store.transaction.open_halves import HalfCounter
+from logquarry.store.transaction.half import HalfCounter
 from logquarry.store.write_api import WriteApi
+from logquarry.units import Clock, now_ms
 
 if TYPE_CHECKING:
-    from logquarry.scan.walk import LogReader
+    from logquarry.log.walk import LogReader
+    from logquarry.read.log_queues import LogQueue, QueueKey
     from logquarry.store.consumer.consumers import Consumers
-    from logquarry.store.queue.log_queues import LogQueue, QueueKey
 
 Mode = Literal["r", "rw"]
 
@@ -409,7 +408,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
     @cached_property
     def _log_queues(self) -> tuple[Mapping[QueueKey, LogQueue], int]:
         """The queues as the log tells them, and its end."""
-        from logquarry.store.queue.log_queues import QueueBuilder
+        from logquarry.read.log_queues import QueueBuilder
 
         builder = QueueBuilder(self.config, self.layout.delay_levels_ms).add(
             self._log_reader().events()
@@ -419,7 +418,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
         return builder.queues(), end
 
     def _log_reader(self) -> LogReader:
-        from logquarry.scan.walk import LogReader
+        from logquarry.log.walk import LogReader
 
         return LogReader(self.layout, bound=self.bound, live=self.is_live)
 
@@ -477,7 +476,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
                 RocketMQ, and messages that the index has twice.
         """
         self._require_open()
-        from logquarry.store.read import query_message
+        from logquarry.read import query_message
 
         begin = 0 if since is None else since
         end = java.LONG_MAX if until is None else until
@@ -506,6 +505,6 @@ class MessageStore(BulkReads, WriteApi, Consuming):
 
 
 def _no_queue(topic: str, queue_id: int) -> Queue:
-    from logquarry.store.queue.log_queues import empty_queue
+    from logquarry.read.log_queues import empty_queue
 
     return empty_queue(topic, queue_id)

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from logquarry.disk.open_files import OpenFiles
 from logquarry.format import frame, java, sys_flag
 from logquarry.format.index import IndexHeader, IndexShape
-from logquarry.store.disk.open_files import OpenFiles
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import Queue
+from logquarry.read.index import Index
+from logquarry.read.log_queues import UnitCount, count_units
 from logquarry.store.message_store import MessageStore
-from logquarry.store.queue.consume_queue import Queue
-from logquarry.store.queue.unit_counts import UnitCount, count_units
-from logquarry.store.read.commit_log import CommitLog
-from logquarry.store.read.index_file import Index
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
-    from logquarry.scan.walk import DamagedSpan
+    from logquarry.log.walk import DamagedSpan
 
 State = Literal["closed", "live", "crashed"]
 """``closed`` in order; ``live``: a process has it open; ``crashed``: neither of them."""
@@ -217,8 +217,8 @@ class LogCount:
 def count_log(store: MessageStore, progress: Progress | None = None) -> LogCount:
     """Messages and bytes of each queue, as the frames say. Damage is passed over."""
     from logquarry.format.rows import SIZE
-    from logquarry.scan import columns
-    from logquarry.scan.walk import DamagedSpan, LogReader, Run
+    from logquarry.log import columns
+    from logquarry.log.walk import DamagedSpan, LogReader, Run
 
     counted = LogCount()
     reader = LogReader(store.layout, bound=store.bound, live=store.is_live)

@@ -15,32 +15,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logquarry.config import StoreConfig
+from logquarry.dialect31.prepared import CheckService, PreparedTransactions
+from logquarry.dialect31.state_table import StateTableKeeper
+from logquarry.disk.config_file import ConfigTables, ConsumerOffsets
+from logquarry.disk.disk import Disk
+from logquarry.disk.service import Service
 from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
 from logquarry.format import delay, frame
 from logquarry.format.frame import Frame
+from logquarry.log.batches import sound_runs
+from logquarry.log.walk import Run
 from logquarry.message import Message, StoredMessage
-from logquarry.scan.batches import sound_runs
-from logquarry.scan.walk import Run
-from logquarry.store.config_tables import ConfigTables
-from logquarry.store.disk.consumer_offsets import ConsumerOffsets
-from logquarry.store.disk.disk import Disk
-from logquarry.store.disk.service import Service
-from logquarry.store.put.put_many import PutManyResult
-from logquarry.store.put.put_result import PutResult
-from logquarry.store.queue.consume_queue import Queue
-from logquarry.store.queue.log_queues import QueueKey
-from logquarry.store.read.commit_log import CommitLog
-from logquarry.store.schedule.delivery import DelayedDelivery, Delays, Put
-from logquarry.store.schedule.delivery_service import DeliveryService
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import Queue
+from logquarry.read.log_queues import QueueKey
+from logquarry.store.schedule.delivery import DelayedDelivery, Delays, DeliveryService, Put
 from logquarry.store.schedule.progress import DelayProgress
-from logquarry.store.state_table.keeper import StateTableKeeper
-from logquarry.store.state_table.prepared import CheckService, PreparedTransactions
-from logquarry.store.transaction.check_service import TransactionCheckService
 from logquarry.store.transaction.checks import CheckReport, CheckRules, Listener, TransactionChecks
-from logquarry.store.transaction.transaction import Append, Transaction, TransactionService
+from logquarry.store.transaction.transaction import (
+    Append,
+    Transaction,
+    TransactionCheckService,
+    TransactionService,
+)
+from logquarry.write.put_many import PutManyResult
+from logquarry.write.put_result import PutResult
 
 if TYPE_CHECKING:
-    from logquarry.scan.walk import LogReader
+    from logquarry.log.walk import LogReader
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from logquarry.store.put.put_many import PutManyResult
-from logquarry.store.put.put_result import PutResult
 from logquarry.store.schedule.delivery import Delays
 from logquarry.store.store_state import StoreState, TopicStats
+from logquarry.write.put_many import PutManyResult
+from logquarry.write.put_result import PutResult
 
 Clock = Callable[[], float]
 

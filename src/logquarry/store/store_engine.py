@@ -23,10 +23,21 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.clock import Clock
 from logquarry.config import StoreConfig
+from logquarry.dialect31.state_table import StateTableKeeper, open_state_table, scratch_of
+from logquarry.disk.allocate import AllocateMappedFileService
+from logquarry.disk.disk import Disk
+from logquarry.disk.locks import AbortFile, StoreLock
+from logquarry.disk.mapped_file import TransientStorePool
+from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.disk.page_file import CheckpointFile, DurableFile
+from logquarry.disk.queue_folders import NameGuard
+from logquarry.disk.service import Refusal, RunningFlags, Service
 from logquarry.errors import StoreError, StoreUnavailable, UsageError
-from logquarry.files.layout import (
+from logquarry.format import delay
+from logquarry.log import codec
+from logquarry.log.follow import DispatchRequests
+from logquarry.log.layout import (
     CHECKPOINT,
     COMMIT_LOG,
     CONSUME_QUEUE,
@@ -35,50 +46,33 @@ from logquarry.files.layout import (
     StoreLayout,
     quarantine,
 )
-from logquarry.format import delay
-from logquarry.scan import codec
-from logquarry.scan.requests import DispatchRequests
-from logquarry.store.disk.checkpoint_file import CheckpointFile
-from logquarry.store.disk.disk import Disk
-from logquarry.store.disk.durable_file import DurableFile
-from logquarry.store.disk.name_guard import NameGuard
-from logquarry.store.disk.running_flags import Refusal, RunningFlags
-from logquarry.store.disk.service import Service
-from logquarry.store.disk.store_lock import AbortFile, StoreLock
-from logquarry.store.dispatch.arrivals import ArrivalListeners
-from logquarry.store.dispatch.dispatcher import Dispatcher, DispatchService, Groups
-from logquarry.store.dispatch.index_keeper import IndexKeeper
-from logquarry.store.dispatch.queue_table import QueueTable
-from logquarry.store.flush.flush_services import FlushServices
-from logquarry.store.flush.put_future import FlushWait
-from logquarry.store.flush.replica_wait import ReplicaWait
-from logquarry.store.flush.timed_flush import Flushable
-from logquarry.store.housekeeping import Housekeeping
-from logquarry.store.load.loading import Loads, pending_load
-from logquarry.store.log_feed import LogFeed
-from logquarry.store.log_growth import LogGrowth
-from logquarry.store.mapped.allocate import AllocateMappedFileService
-from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
-from logquarry.store.mapped.transient_pool import TransientStorePool
-from logquarry.store.put.append import CommitLogWriter
-from logquarry.store.put.append31 import AppendRules31
-from logquarry.store.put.put_result import PutStatus, refusal
-from logquarry.store.queue.log_queues import is_lmq
-from logquarry.store.read.store_sizes import with_sizes
-from logquarry.store.recovery.apply import apply_safe
-from logquarry.store.recovery.entries import check_entries
-from logquarry.store.recovery.safe import plan_safe
-from logquarry.store.retention.live import LiveRetention, RetentionService
-from logquarry.store.state_table.keeper import StateTableKeeper
-from logquarry.store.state_table.opening import open_state_table, scratch_of
-from logquarry.store.stats import StatsRecorder
-from logquarry.store.store_found import (
+from logquarry.read.log_queues import is_lmq
+from logquarry.read.store_sizes import with_sizes
+from logquarry.repair.recover.apply import apply_safe
+from logquarry.repair.recover.entries import check_entries
+from logquarry.repair.recover.found import (
     NeedsRecovery,
     StoreFound,
     check_folder,
     find_store,
     recovered_store,
 )
+from logquarry.repair.recover.safe import plan_safe
+from logquarry.store.housekeeping import Housekeeping
+from logquarry.store.load.loading import Loads, pending_load
+from logquarry.store.log_growth import LogFeed, LogGrowth
+from logquarry.store.retention.live import LiveRetention, RetentionService
+from logquarry.store.stats import StatsRecorder
+from logquarry.units import Clock
+from logquarry.write.append import CommitLogWriter
+from logquarry.write.append31 import AppendRules31
+from logquarry.write.dispatcher import ArrivalListeners, Dispatcher, DispatchService, Groups
+from logquarry.write.flush import Flushable, FlushServices
+from logquarry.write.flush_wait import ReplicaWait
+from logquarry.write.index_writer import IndexKeeper
+from logquarry.write.put_future import FlushWait
+from logquarry.write.put_result import PutStatus, refusal
+from logquarry.write.queue_table import QueueTable
 
 logger = logging.getLogger(__name__)
 

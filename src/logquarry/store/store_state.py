@@ -12,19 +12,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logquarry.files.filesystem import LocalFileSystem
-from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE, StoreLayout
+from logquarry.dialect31.open_transactions import open_in
+from logquarry.dialect31.unit_files import read_table
+from logquarry.disk.config_file import consumer_offsets, delay_offsets
 from logquarry.format import delay, java
 from logquarry.format.frame import Frame
-from logquarry.store.queue.consume_queue import Queue
-from logquarry.store.read.commit_log import CommitLog
-from logquarry.store.read.saved_progress import consumer_offsets, delay_offsets
-from logquarry.store.retained import RetainedCounter
-from logquarry.store.retention.disk_use import disk_use
-from logquarry.store.state_table.files import read_table
-from logquarry.store.state_table.found import open_in
-from logquarry.store.transaction.half import GROUP, HALF_TOPIC
-from logquarry.store.transaction.open_halves import HalfCounter
+from logquarry.log.filesystem import LocalFileSystem
+from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE, StoreLayout
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import Queue
+from logquarry.read.log_queues import RetainedCounter
+from logquarry.store.retention.rules import disk_use
+from logquarry.store.transaction.half import GROUP, HALF_TOPIC, HalfCounter
 
 if TYPE_CHECKING:
     from logquarry.store.message_store import MessageStore

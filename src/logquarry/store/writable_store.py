@@ -9,47 +9,47 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from logquarry.clock import Clock, now_ms
 from logquarry.config import StoreConfig
+from logquarry.dialect31.prepared import PreparedTransactions
+from logquarry.disk.config_file import ConfigTables
+from logquarry.disk.disk import Disk, LocalDisk
+from logquarry.disk.lifetime import close_at_exit, was_closed
+from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
-from logquarry.files.filesystem import local_folder
-from logquarry.files.layout import StoreLayout
 from logquarry.format import tags
+from logquarry.log.filesystem import local_folder
+from logquarry.log.layout import LOADS, StoreLayout
 from logquarry.message import Message
-from logquarry.store.config_tables import ConfigTables
+from logquarry.read.consume_queue import ConsumeQueue, Queue
+from logquarry.read.get_message import GetResult
+from logquarry.read.index import Index
+from logquarry.read.live_read import LiveLog
+from logquarry.read.log_end import last_store_timestamp
 from logquarry.store.consuming import consumers_of_a_writer
-from logquarry.store.disk.disk import Disk, LocalDisk
-from logquarry.store.disk.lifetime import close_at_exit, was_closed
-from logquarry.store.disk.open_files import OpenFiles
-from logquarry.store.dispatch.arrivals import MessageArrival
-from logquarry.store.flush.put_future import failed_future
-from logquarry.store.load.ledger import LOADS, LoadId
+from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.loading import Loaded
 from logquarry.store.load.segment import Segment
-from logquarry.store.log_feed import LogFeed
+from logquarry.store.log_growth import LogFeed
 from logquarry.store.message_store import MessageStore
-from logquarry.store.put.put_many import ManyWriter, PutManyResult
-from logquarry.store.put.put_result import PutResult
-from logquarry.store.queue.consume_queue import ConsumeQueue, Queue
-from logquarry.store.read.get_message import GetResult
-from logquarry.store.read.index_file import Index
-from logquarry.store.read.live_read import LiveLog
-from logquarry.store.read.log_bound import last_store_timestamp
 from logquarry.store.retention.plan import RetentionPlan
 from logquarry.store.retention.rules import RetentionRules
 from logquarry.store.services import ServedStore, Services
-from logquarry.store.state_table.prepared import PreparedTransactions
 from logquarry.store.stats import StoreStats
 from logquarry.store.store_engine import StoreEngine
 from logquarry.store.store_state import StoreState, look_at
 from logquarry.store.transaction.checks import CheckReport, Listener
 from logquarry.store.transaction.transaction import Transaction
 from logquarry.store.write_api import DEFAULT_PRODUCER_GROUP
+from logquarry.units import Clock, now_ms
+from logquarry.write.dispatcher import MessageArrival
+from logquarry.write.put_future import failed_future
+from logquarry.write.put_many import ManyWriter, PutManyResult
+from logquarry.write.put_result import PutResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from logquarry.scan.walk import LogReader
+    from logquarry.log.walk import LogReader
     from logquarry.store.consumer.consumers import Consumers
 
 _monotonic = time.monotonic
@@ -510,6 +510,6 @@ class WritableStore(MessageStore):
         return Index(self._layout_now())
 
     def _log_reader(self) -> LogReader:
-        from logquarry.scan.walk import LogReader
+        from logquarry.log.walk import LogReader
 
         return LogReader(self._layout_now(), bound=self.bound, live=True)

@@ -7,19 +7,19 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from logquarry.message import Message
-from logquarry.store.dispatch.arrivals import MessageArrival
-from logquarry.store.log_feed import LogFeed
-from logquarry.store.put.put_many import PutManyResult
-from logquarry.store.put.put_result import PutResult, PutStatus, refusal
+from logquarry.store.log_growth import LogFeed
 from logquarry.store.stats import StoreStats
+from logquarry.write.dispatcher import MessageArrival
+from logquarry.write.put_many import PutManyResult
+from logquarry.write.put_result import PutResult, PutStatus, refusal
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from logquarry.store.config_tables import ConfigTables
+    from logquarry.dialect31.prepared import PreparedTransactions
+    from logquarry.disk.config_file import ConfigTables
     from logquarry.store.retention.plan import RetentionPlan
     from logquarry.store.retention.rules import RetentionRules
-    from logquarry.store.state_table.prepared import PreparedTransactions
     from logquarry.store.transaction.checks import CheckReport, Listener
     from logquarry.store.transaction.transaction import Transaction
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
-from logquarry.files.layout import COMMIT_LOG, CONSUME_QUEUE, NAME_DIGITS
 from logquarry.format import (
     checkpoint,
     delay,
@@ -27,6 +26,7 @@ from logquarry.format import (
     sys_flag,
 )
 from logquarry.format.crc import crc32
+from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE, NAME_DIGITS
 from logquarry.message import StoredMessage
 
 STORE_HOST = message_id.host_bytes("127.0.0.1:10911")

@@ -22,24 +22,27 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from logquarry.store.disk.disk import LocalDisk
-from logquarry.store.disk.health import Health
-from logquarry.store.disk.lifetime import abandon_in_children
+from logquarry.disk.disk import LocalDisk
+from logquarry.disk.lifetime import abandon_in_children
+from logquarry.disk.service import Health
 from logquarry.testing.disk_state import (
     PAGE,
     ROOT_ID,
+    SYNCS,
     Change,
     Content,
     CrashImage,
     DiskState,
     Effect,
+    Fault,
+    Faults,
+    Stopped,
 )
-from logquarry.testing.faults import SYNCS, Fault, Faults, Stopped
 
 _MOST_VERSIONS: Final = 3
 _SITE_DEPTH: Final = 3
 _STORE: Final = "logquarry.store."
-_PORT: Final = "logquarry.store.disk.disk"
+_PORT: Final = "logquarry.disk.disk"
 
 
 class _File:

@@ -20,10 +20,10 @@ from enum import Enum
 from typing import NamedTuple, Self
 
 from logquarry.errors import CorruptStore, UsageError
+from logquarry.log.batches import OnDamage
 from logquarry.message import Message, StoredMessage
-from logquarry.scan.batches import OnDamage
 from logquarry.store.message_store import MessageStore
-from logquarry.store.put.put_result import PutResult, PutStatus
+from logquarry.write.put_result import PutResult, PutStatus
 
 QueueKey = tuple[str, int]
 

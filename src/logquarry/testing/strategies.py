@@ -14,9 +14,9 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from logquarry.files.layout import COMMIT_LOG, NAME_DIGITS
 from logquarry.format import delay, frame, java, properties, sys_flag
 from logquarry.format.frame import BLANK, MAGIC_V1, MAGIC_V2, Frame
+from logquarry.log.layout import COMMIT_LOG, NAME_DIGITS
 
 MOST_TOPIC_BYTES = 0x7F
 """TOPICLEN is a signed byte."""

@@ -7,33 +7,38 @@ alive. They are safe on any bytes, and their verdicts are the reference's.
 Importing this package costs half a second (numba), so that it is imported when first needed.
 """
 
-from logquarry.format.kernels.batch import batch_frames, place_frames
 from logquarry.format.kernels.columns import (
+    HOST_TEXT_SIZE,
     copy_spans,
     gather,
+    host_texts,
     intern_topics,
+    message_ids,
     offsets_of,
     spans_of,
     topic_spans,
 )
 from logquarry.format.kernels.encode import (
+    batch_frames,
     encode_frames,
     first_wrong_crc,
     intern_numbers,
     intern_spans,
+    place_frames,
 )
+from logquarry.format.kernels.entries import check_chains, group_units, index_keys, put_index_keys
 from logquarry.format.kernels.follow import follow
 from logquarry.format.kernels.gets import get_frames
-from logquarry.format.kernels.hosts import HOST_TEXT_SIZE, host_texts, message_ids
-from logquarry.format.kernels.keys import check_chains, index_keys
 from logquarry.format.kernels.properties import (
     DELAY,
     KEYS,
     TAGS,
     UNIQ_KEY,
     bad_utf8,
+    look_into,
     mark_suspects,
     parse_properties,
+    property_strings,
     tags_codes,
 )
 from logquarry.format.kernels.staged import (
@@ -42,8 +47,6 @@ from logquarry.format.kernels.staged import (
     place_staged,
     same_staged,
 )
-from logquarry.format.kernels.strings import look_into, property_strings
-from logquarry.format.kernels.units import group_units, put_index_keys
 from logquarry.format.kernels.walk import (
     check_frame,
     check_places,

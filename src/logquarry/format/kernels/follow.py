@@ -1,6 +1,6 @@
 """The walk of the dispatcher: each frame is checked and read while it is in the cache.
 
-The twin of the walk and of :mod:`logquarry.scan.requests` in one pass. What only the reference
+The twin of the walk and of :mod:`logquarry.log.follow` in one pass. What only the reference
 can tell (text that is not UTF-8, a DELAY that is no plain number) is counted, and left to it. For
 RocketMQ's recovery it stops where Java may not take for a message what is a sound frame.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from logquarry.format import delay, index, properties, sys_flag
-from logquarry.format.kernels.base import (
+from logquarry.format.kernels.bytes import (
     AT_MAGIC,
     AT_PHYSICAL_OFFSET,
     AT_SYS_FLAG,
@@ -21,21 +21,18 @@ from logquarry.format.kernels.base import (
     MAGIC_V1,
     TRANSACTION_MASK,
     Array,
-    kernel,
-)
-from logquarry.format.kernels.encode import AT_QUEUE_ID, AT_QUEUE_OFFSET
-from logquarry.format.kernels.keys import SPACE, positive
-from logquarry.format.kernels.names import name_table, which_name
-from logquarry.format.kernels.properties import next_separator
-from logquarry.format.kernels.text import (
     hash_bytes,
     hash_number,
     is_ascii,
     is_utf8,
     java_hash,
     java_hash_on,
+    kernel,
     same_bytes,
 )
+from logquarry.format.kernels.encode import AT_QUEUE_ID, AT_QUEUE_OFFSET
+from logquarry.format.kernels.entries import SPACE, positive
+from logquarry.format.kernels.properties import name_table, next_separator, which_name
 from logquarry.format.kernels.walk import CACHE_LINE, PREFETCH_AHEAD, check_frame
 from logquarry.format.native import load_i32, load_i64, load_u8, prefetch
 from logquarry.format.request_rows import (

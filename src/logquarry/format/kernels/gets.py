@@ -1,6 +1,6 @@
 """What some units of a queue name, for a ``get``: frames checked, copied and told of in one pass.
 
-The twin of the loop in :mod:`logquarry.store.read.get_message`, where nothing is amiss. Where
+The twin of the loop in :mod:`logquarry.read.get_message`, where nothing is amiss. Where
 anything is, it gives up, and the reference says what.
 """
 
@@ -31,18 +31,19 @@ from logquarry.format.got_rows import (
     TAG_LENGTH,
     TAG_WIDTH,
 )
-from logquarry.format.kernels.base import (
+from logquarry.format.kernels.bytes import (
     AT_SYS_FLAG,
     BORN_V6,
     HEAD_SIZE,
     HOST_EXTRA,
     HOST_V4,
+    is_ascii,
+    is_utf8,
     kernel,
+    same_bytes,
 )
 from logquarry.format.kernels.encode import AT_QUEUE_OFFSET
-from logquarry.format.kernels.names import name_table, which_name
-from logquarry.format.kernels.properties import next_separator
-from logquarry.format.kernels.text import is_ascii, is_utf8, same_bytes
+from logquarry.format.kernels.properties import name_table, next_separator, which_name
 from logquarry.format.kernels.walk import CACHE_LINE, check_frame
 from logquarry.format.native import (
     copy_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from logquarry.format import frame
-from logquarry.format.kernels.base import (
+from logquarry.format.kernels.bytes import (
     AT_PHYSICAL_OFFSET,
     AT_SYS_FLAG,
     BORN_V6,
@@ -13,10 +13,11 @@ from logquarry.format.kernels.base import (
     HOST_EXTRA,
     TRANSACTION_MASK,
     Array,
+    java_hash,
     kernel,
+    same_bytes,
 )
 from logquarry.format.kernels.encode import AT_QUEUE_OFFSET
-from logquarry.format.kernels.text import java_hash, same_bytes
 from logquarry.format.native import copy_bytes, load_i32, load_i64, load_u8, store_i64
 from logquarry.format.staged import NO_FRAME, NO_ROOM, PLACED
 from logquarry.format.sys_flag import TRANSACTION_COMMIT, TRANSACTION_NOT

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from logquarry.format import frame
-from logquarry.format.kernels.base import (
+from logquarry.format.kernels.bytes import (
     AT_BODY_LENGTH,
     AT_CRC,
     AT_MAGIC,
@@ -28,9 +28,9 @@ from logquarry.format.kernels.base import (
     STORE_V6,
     TAIL_SIZE,
     Array,
+    crc32,
     kernel,
 )
-from logquarry.format.kernels.text import crc32
 from logquarry.format.native import load_i32, load_i64, load_raw64, load_u8, prefetch
 from logquarry.format.rows import (
     BLANK,

@@ -23,7 +23,9 @@ from logquarry.protocol.ha.master import MasterConnection
 from logquarry.protocol.ha.messages import (
     HEADER,
     LARGEST_TRANSFER,
+    MASTER,
     REPORT,
+    SLAVE,
     Buffer,
     ConnectionEnded,
     DataReceived,
@@ -32,20 +34,16 @@ from logquarry.protocol.ha.messages import (
     LogRange,
     MasterElsewhere,
     MasterEvent,
+    MasterInput,
+    MasterState,
     SlaveAcknowledged,
     SlaveEvent,
+    SlaveInput,
     SlaveRequested,
+    SlaveState,
     TransferLimits,
 )
 from logquarry.protocol.ha.slave import SlaveConnection
-from logquarry.protocol.ha.states import (
-    MASTER,
-    SLAVE,
-    MasterInput,
-    MasterState,
-    SlaveInput,
-    SlaveState,
-)
 
 __all__ = [
     "HEADER",

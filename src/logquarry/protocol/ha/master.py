@@ -7,18 +7,20 @@ from typing import NoReturn
 from logquarry.errors import ProtocolViolation
 from logquarry.protocol.ha.messages import (
     HEADER,
+    MASTER,
     REPORT,
     Buffer,
     ConnectionEnded,
     HaTimes,
     LogRange,
     MasterEvent,
+    MasterInput,
+    MasterState,
     SlaveAcknowledged,
     SlaveRequested,
     TransferLimits,
 )
-from logquarry.protocol.ha.states import MASTER, MasterInput, MasterState
-from logquarry.protocol.rate import Bucket
+from logquarry.protocol.machine import Bucket
 
 
 class MasterConnection:

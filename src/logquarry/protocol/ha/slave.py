@@ -9,6 +9,7 @@ from logquarry.protocol.ha.messages import (
     HEADER,
     LARGEST_TRANSFER,
     REPORT,
+    SLAVE,
     Buffer,
     ConnectionEnded,
     DataReceived,
@@ -16,8 +17,9 @@ from logquarry.protocol.ha.messages import (
     HeartbeatReceived,
     MasterElsewhere,
     SlaveEvent,
+    SlaveInput,
+    SlaveState,
 )
-from logquarry.protocol.ha.states import SLAVE, SlaveInput, SlaveState
 
 
 class SlaveConnection:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from logquarry.errors import StoreNotFound, UsageError
-from logquarry.spark.compaction.folder import compact_folder, is_export
+from logquarry.spark.compaction.folder import Compaction, compact_folder, is_export
 from logquarry.spark.compaction.merging import (
     DEFAULT_TARGET_SIZE,
     Merged,
@@ -17,7 +17,6 @@ from logquarry.spark.compaction.merging import (
     merge,
     merge_here,
 )
-from logquarry.spark.compaction.result import Compaction
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.output import OutputFolder
 from logquarry.units import Progress

@@ -1,11 +1,4 @@
-"""The files of an export to plain Parquet made fewer.
-
-Merged are neighbours: files of one folder, broker and kind, in the order of their messages, so that
-rows stay in the order that they had. Until all merged files are written and on the disk the folder
-is as it was; then they take the place of the others, and whoever comes next finishes that
-(:mod:`logquarry.spark.commit`). For that moment a reader may meet rows twice, as with an export:
-``_SUCCESS`` is not there then.
-"""
+"""What a compaction came to."""
 
 from __future__ import annotations
 
@@ -27,16 +20,35 @@ from logquarry.spark.commit import (
     finish_compaction,
     written_path,
 )
-from logquarry.spark.compaction.merging import (
-    Merged,
-    MergeTask,
-    RunMerges,
-    Source,
-    fewer,
-    groups,
-)
-from logquarry.spark.compaction.result import Compaction
+from logquarry.spark.compaction.merging import Merged, MergeTask, RunMerges, Source, fewer, groups
 from logquarry.spark.output import OutputFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What was merged.
+
+    Attributes:
+        files_before: how many files were merged.
+        files_after: how many there are instead.
+        bytes_before: of those.
+        bytes_after: of these.
+    """
+
+    files_before: int
+    files_after: int
+    bytes_before: int
+    bytes_after: int
+
+
+# --------------------------------------------------------------------------------------------------
+# The files of an export to plain Parquet made fewer.
+#
+# Merged are neighbours: files of one folder, broker and kind, in the order of their messages, so
+# that rows stay in the order that they had. Until all merged files are written and on the disk the
+# folder is as it was; then they take the place of the others, and whoever comes next finishes that
+# (:mod:`logquarry.spark.commit`). For that moment a reader may meet rows twice, as with an export:
+# ``_SUCCESS`` is not there then.
 
 # part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET, part-BROKER.at.OFFSET; of merged files with
 # the offset of the last message, and with numbers where there is more than one: of the merge that

@@ -1,7 +1,7 @@
 """Several Parquet files of an export as one: what the workers of a compaction do.
 
 Rows keep their order, and about a row group of them is in memory at a time. What files tell beside
-their columns (:mod:`logquarry.scan.exact_properties`) goes along. A second attempt of a merge may
+their columns (:mod:`logquarry.log.exact_properties`) goes along. A second attempt of a merge may
 run beside the first (speculation, or one whose executor was given up), so that the files of each
 have names of their own. Knows nothing of Spark.
 """
@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logquarry.errors import CorruptFile
-from logquarry.scan import exact_properties
-from logquarry.scan.exact_properties import MOST_BYTES, ExactProperties
+from logquarry.log import exact_properties
+from logquarry.log.exact_properties import MOST_BYTES, ExactProperties
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import ROW_GROUP_BYTES, writer_settings
 

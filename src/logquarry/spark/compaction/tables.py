@@ -14,15 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.errors import StoreNotFound, StoreUnavailable
 from logquarry.signals import held
-from logquarry.spark.compaction.merging import (
-    Merged,
-    MergeTask,
-    RunMerges,
-    Source,
-    fewer,
-    groups,
-)
-from logquarry.spark.compaction.result import Compaction
+from logquarry.spark.compaction.folder import Compaction
+from logquarry.spark.compaction.merging import Merged, MergeTask, RunMerges, Source, fewer, groups
 from logquarry.spark.lakehouse.table import TableFile, TableUnchanged
 from logquarry.spark.lakehouse.write import column_bounds
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from logquarry.errors import UsageError
-from logquarry.spark.decode.bodies import BodyDecoder, NotOfTheSchema
 from logquarry.spark.decode.ddl import check_struct
+from logquarry.spark.decode.options import BodyDecoder, NotOfTheSchema
 
 _SIMPLE: Final = {
     "boolean": pa.bool_(),

@@ -1,7 +1,6 @@
-"""JSON bodies: objects, with the types that are given or that a sample has.
+"""The types that a JSON Schema states, as Arrow types.
 
-A field that is not there is null, one that no column has is passed over. A column of type string
-takes any value: what is no string becomes its JSON.
+Types alone count: what a schema says of values (ranges, patterns, what is required) is not checked.
 """
 
 from __future__ import annotations
@@ -17,11 +16,104 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from logquarry.spark.decode.bodies import BodyDecoder, NotOfTheSchema
-from logquarry.spark.decode.ddl import is_column_name
+from logquarry.errors import UsageError
+from logquarry.spark.decode.ddl import check_struct, is_column_name
+from logquarry.spark.decode.options import BodyDecoder, NotOfTheSchema
+
+_SIMPLE: Final = {
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+}
+_FORMATS: Final = {"date-time": pa.timestamp("us", "UTC"), "date": pa.date32()}
+_DEEPEST: Final = 50
+
+
+def struct_of_schema(document: Mapping[str, Any]) -> pa.StructType:
+    """The struct of a schema for objects.
+
+    Raises:
+        UsageError: if it is of no object, or says what no column can be.
+    """
+    found = _type(document, document, "value", 0)
+    if not pa.types.is_struct(found):
+        raise UsageError("JSON Schema: takes one of an object with properties")
+    check_struct(found)
+    return found
+
+
+def _type(schema: Any, root: Mapping[str, Any], path: str, depth: int) -> pa.DataType:
+    if depth > _DEEPEST:
+        raise UsageError(f"JSON Schema: {path[:80]} leads into itself, and columns cannot")
+    if not isinstance(schema, Mapping):
+        # true: anything.
+        return pa.string()
+    if "$ref" in schema:
+        return _type(_referred(schema["$ref"], root), root, path, depth + 1)
+    for word in ("anyOf", "oneOf"):
+        if word in schema:
+            some = [s for s in schema[word] if not _is_null(s)]
+            return _type(some[0], root, path, depth + 1) if len(some) == 1 else pa.string()
+    kinds = schema.get("type", "object" if "properties" in schema else None)
+    kinds = [kinds] if isinstance(kinds, str) else [k for k in kinds or () if k != "null"]
+    if set(kinds) == {"integer", "number"}:
+        kinds = ["number"]
+    if len(kinds) != 1:
+        # Of several types only text can hold all: it gets the JSON.
+        return pa.string()
+    kind = kinds[0]
+    if kind == "object":
+        return _object(schema, root, path, depth)
+    if kind == "array":
+        return pa.list_(_type(schema.get("items", True), root, f"{path}[]", depth + 1))
+    if kind == "string":
+        return _FORMATS.get(schema.get("format", ""), pa.string())
+    if kind == "null":
+        return pa.string()
+    if kind not in _SIMPLE:
+        raise UsageError(f"JSON Schema: {path}: there is no type {kind!r}")
+    return _SIMPLE[kind]
+
+
+def _object(schema: Mapping[str, Any], root: Mapping[str, Any], path: str, depth: int) -> Any:
+    properties = schema.get("properties")
+    if properties:
+        return pa.struct(
+            [
+                (name, _type(own, root, f"{path}.{name}", depth + 1))
+                for name, own in properties.items()
+            ]
+        )
+    return pa.map_(
+        pa.string(), _type(schema.get("additionalProperties", True), root, path, depth + 1)
+    )
+
+
+def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
+    found: Any = root
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        raise UsageError(f"JSON Schema: {reference!r} is in another document")
+    for word in reference.lstrip("#").strip("/").split("/"):
+        name = word.replace("~1", "/").replace("~0", "~")
+        if name and (not isinstance(found, Mapping) or name not in found):
+            raise UsageError(f"JSON Schema: there is no {reference!r}")
+        found = found[name] if name else found
+    return found
+
+
+def _is_null(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") == "null"
+
+
+# --------------------------------------------------------------------------------------------------
+# JSON bodies: objects, with the types that are given or that a sample has.
+#
+# A field that is not there is null, one that no column has is passed over. A column of type string
+# takes any value: what is no string becomes its JSON.
 
 _EXACT: Final = 1 << 53
-_DEEPEST: Final = 20
+_JSON_DEEPEST: Final = 20
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -253,7 +345,7 @@ def inferred(bodies: Iterable[bytes]) -> tuple[pa.DataType | None, int]:
 def _type_of(value: Any, depth: int) -> pa.DataType:
     if value is None:
         return pa.null()
-    if depth > _DEEPEST:
+    if depth > _JSON_DEEPEST:
         return pa.string()
     if isinstance(value, dict):
         fields: dict[str, pa.DataType] = {}

@@ -12,13 +12,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from logquarry.errors import UsageError
-from logquarry.files.names import stores_by_name
-from logquarry.scan.walk import DamagedSpan
+from logquarry.log.store_names import stores_by_name
+from logquarry.log.walk import DamagedSpan
 from logquarry.signals import held
 from logquarry.spark.decode import BodyDecoder, DecodeOptions, decoder_for
-from logquarry.spark.lakehouse.identity import check_same, document, identity, parsed
 from logquarry.spark.lakehouse.runs import Run
-from logquarry.spark.lakehouse.table import CommitUnknown, Marks, Table, TableFile
+from logquarry.spark.lakehouse.table import (
+    CommitUnknown,
+    Marks,
+    Table,
+    TableFile,
+    check_same,
+    document,
+    identity,
+    parsed,
+)
 from logquarry.spark.lakehouse.write import (
     VALUE,
     TableResult,
@@ -27,7 +35,7 @@ from logquarry.spark.lakehouse.write import (
     table_schema,
 )
 from logquarry.spark.options import OffsetLimit, ReadOptions
-from logquarry.spark.stream.offsets import START, StreamOffset
+from logquarry.spark.stream.admission import START, StreamOffset
 from logquarry.spark.stream.planner import Limits, StreamPlanner
 from logquarry.spark.summary import Summary
 from logquarry.spark.tasks import ReadTask

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.errors import UsageError
-from logquarry.files.layout import StoreLayout
-from logquarry.files.names import Stores, find_stores
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_names import Stores, find_stores
 from logquarry.spark.decode import DecodeOptions, parse_decode_options
 from logquarry.spark.export import check_apart, read_options
 from logquarry.spark.jobs import run_tasks

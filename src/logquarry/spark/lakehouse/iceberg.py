@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from logquarry.errors import StoreUnavailable, UsageError
-from logquarry.spark.lakehouse.identity import parsed
 from logquarry.spark.lakehouse.table import (
     PROPERTY,
     CommitUnknown,
@@ -30,6 +29,7 @@ from logquarry.spark.lakehouse.table import (
     check_location,
     check_unmoved,
     missing_extra,
+    parsed,
     text_bound,
 )
 from logquarry.spark.output import OutputFolder

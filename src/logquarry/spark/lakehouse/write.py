@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from logquarry.scan import kafka, schema
-from logquarry.scan.batches import DamageLog
-from logquarry.scan.schema import EXACT_PROPERTIES
-from logquarry.scan.splits import LogSplit
+from logquarry.log import kafka, schema
+from logquarry.log.batches import DamageLog
+from logquarry.log.schema import EXACT_PROPERTIES
+from logquarry.log.splits import LogSplit
 from logquarry.spark.lakehouse.table import TableFile
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import FileForm, PartedFiles, WrittenFile, chunks

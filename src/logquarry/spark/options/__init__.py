@@ -7,7 +7,11 @@ read       the options of a read, batch or stream
 
 from __future__ import annotations
 
-from logquarry.spark.options.offsets import OffsetLimit
-from logquarry.spark.options.read import DEFAULT_BATCH_BYTES, ReadOptions, parse_read_options
+from logquarry.spark.options.read import (
+    DEFAULT_BATCH_BYTES,
+    OffsetLimit,
+    ReadOptions,
+    parse_read_options,
+)
 
 __all__ = ["DEFAULT_BATCH_BYTES", "OffsetLimit", "ReadOptions", "parse_read_options"]

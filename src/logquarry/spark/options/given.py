@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
-from logquarry.scan.filters import TAG_SEPARATOR, tag_expression
+from logquarry.log.filters import TAG_SEPARATOR, tag_expression
 
 ALIASES: Final = {"subscribe": "topics", "subscribepattern": "topicpattern"}
 """Kafka's names of options of ours; ``assign`` has a form of its own."""

@@ -15,9 +15,9 @@ from typing import Final, TypeVar
 
 from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
-from logquarry.files.filesystem import local_folder
 from logquarry.ingest.dead_letters import dead_letter_folder
 from logquarry.ingest.staging import LoadPlan, OnRejected
+from logquarry.log.filesystem import local_folder
 
 T = TypeVar("T")
 

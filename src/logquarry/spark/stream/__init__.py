@@ -4,5 +4,5 @@
     admission    how much of the log one batch takes
     planner      the stores of a stream, asked for offsets and tasks again and again
 
-Knows nothing of Spark: `logquarry.spark.stream_reader` is what Spark calls.
+Knows nothing of Spark: `logquarry.spark.stream.reader` is what Spark calls.
 """

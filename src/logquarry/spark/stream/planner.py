@@ -11,26 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from logquarry.files.layout import StoreLayout
-from logquarry.files.names import stores_by_name
 from logquarry.format import java
-from logquarry.scan.filters import MessageFilter
-from logquarry.scan.splits import LogExtent, LogSplit, plan_splits
-from logquarry.scan.walk import LogReader
+from logquarry.log.filters import MessageFilter
+from logquarry.log.layout import StoreLayout
+from logquarry.log.splits import LogExtent, LogSplit, plan_splits
+from logquarry.log.store_names import stores_by_name
+from logquarry.log.walk import LogReader
+from logquarry.read.consume_queue import ConsumeQueue
+from logquarry.read.log_end import LogFrontier
+from logquarry.read.selection import ReadPlan, Selection, time_range
 from logquarry.spark.options import ReadOptions
-from logquarry.spark.stream.admission import Backlog, by_bytes, by_rows
-from logquarry.spark.stream.offsets import StreamOffset
-from logquarry.spark.tasks import (
-    ReadTask,
-    check_brokers,
-    check_start,
-    even_size,
-    for_workers,
-    lost,
-)
-from logquarry.store.queue.consume_queue import ConsumeQueue
-from logquarry.store.read.log_frontier import LogFrontier
-from logquarry.store.read.selection import ReadPlan, Selection, time_range
+from logquarry.spark.stream.admission import Backlog, StreamOffset, by_bytes, by_rows
+from logquarry.spark.tasks import ReadTask, check_brokers, check_start, even_size, for_workers, lost
 
 _LEVELS_SECONDS: Final = 60.0
 """How long the delay levels of a store are taken as known: its schedule queues tell them."""

@@ -19,15 +19,13 @@ from typing import NamedTuple, Self
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.format import java
 from logquarry.message import Message, StoredMessage
-from logquarry.store.consumer.arrivals import Arrivals
+from logquarry.read.log_queues import QueueKey
 from logquarry.store.consumer.group import ConsumerGroup
-from logquarry.store.consumer.lost_offsets import OffsetEstimate
-from logquarry.store.consumer.progress import Progress
-from logquarry.store.consumer.reading import MOST_AT_ONCE, QueueReader
+from logquarry.store.consumer.progress import OffsetEstimate, Progress
+from logquarry.store.consumer.reading import MOST_AT_ONCE, Arrivals, QueueReader
 from logquarry.store.consumer.send_back import sent_back
-from logquarry.store.consumer.subscription import Subscription
-from logquarry.store.put.put_result import PutResult
-from logquarry.store.queue.log_queues import QueueKey
+from logquarry.store.consumer.sql_parser import Subscription
+from logquarry.write.put_result import PutResult
 
 logger = logging.getLogger(__name__)
 

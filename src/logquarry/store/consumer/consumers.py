@@ -6,18 +6,16 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
+from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreError, StoreUnavailable, UsageError
 from logquarry.message import Message
-from logquarry.store.consumer.arrivals import Arrivals
 from logquarry.store.consumer.consumer import Consumer, ConsumerParts
 from logquarry.store.consumer.group import ConsumerGroup
 from logquarry.store.consumer.progress import Progress, Start
-from logquarry.store.consumer.reading import QueueReader
+from logquarry.store.consumer.reading import Arrivals, QueueReader
 from logquarry.store.consumer.send_back import MAX_RECONSUME_TIMES
-from logquarry.store.consumer.subscription import Subscription
-from logquarry.store.disk.health import Health
-from logquarry.store.disk.service import Service
-from logquarry.store.put.put_result import PutResult
+from logquarry.store.consumer.sql_parser import Subscription
+from logquarry.write.put_result import PutResult
 
 logger = logging.getLogger(__name__)
 

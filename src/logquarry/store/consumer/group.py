@@ -1,9 +1,4 @@
-"""The consumers of one group in one process: which queue is whose.
-
-Queues are shared out anew when a consumer comes or goes, or a queue appears. One is taken only
-when nobody has it: who had it gives it up itself, between two messages, so that no message is with
-two consumers, and what was handled is known before another goes on.
-"""
+"""Which member of a group has which queues (``AllocateMessageQueueAveragely``)."""
 
 from __future__ import annotations
 
@@ -11,8 +6,28 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from logquarry.store.consumer.allocation import allocate
-from logquarry.store.queue.log_queues import QueueKey
+from logquarry.read.log_queues import QueueKey
+
+
+def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]:
+    """The queues of one member: neighbours, as many as the others have, or one more.
+
+    Args:
+        queue_ids: the queues of a topic, sorted.
+        count: how many members there are.
+        number: which of them it is, from 0.
+    """
+    each, rest = divmod(len(queue_ids), count)
+    start = number * each + min(number, rest)
+    return queue_ids[start : start + each + (number < rest)]
+
+
+# --------------------------------------------------------------------------------------------------
+# The consumers of one group in one process: which queue is whose.
+#
+# Queues are shared out anew when a consumer comes or goes, or a queue appears. One is taken only
+# when nobody has it: who had it gives it up itself, between two messages, so that no message is
+# with two consumers, and what was handled is known before another goes on.
 
 
 class Member(Protocol):

@@ -13,7 +13,7 @@ from logquarry.errors import UsageError
 from logquarry.format import java
 from logquarry.format import properties as props
 from logquarry.message import Message, StoredMessage
-from logquarry.store.consumer.subscription import dead_topic, retry_topic
+from logquarry.store.consumer.sql_parser import dead_topic, retry_topic
 
 MAX_RECONSUME_TIMES: Final = 16
 """``SubscriptionGroupConfig.retryMaxTimes``."""

@@ -22,15 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from logquarry.disk.disk import Disk
 from logquarry.errors import CorruptFile, UsageError
-from logquarry.files.layout import SIDECAR
-from logquarry.store.disk.disk import Disk
+from logquarry.log.layout import INTENT, LOADS
+from logquarry.repair.recover.apply import disk_json
 from logquarry.store.load.segment import Segment
-from logquarry.store.recovery.apply import disk_json
 
-LOADS: Final = f"{SIDECAR}/loads"
 STAGED: Final = "staged"
-INTENT: Final = "intent.json"
 _LEDGER: Final = "ledger"
 _WRITTEN_BY: Final = "logquarry load"
 _RUN: Final = re.compile(r"run-[0-9a-f]{32}")

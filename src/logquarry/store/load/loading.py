@@ -25,25 +25,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from logquarry.clock import Clock
 from logquarry.config import StoreConfig
+from logquarry.disk.disk import Disk
+from logquarry.disk.locks import AbortFile
+from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.disk.page_file import CheckpointFile, DurableFile
+from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import CorruptFile, StoreUnavailable
-from logquarry.files.layout import CHECKPOINT, COMMIT_LOG, DURABLE, StoreLayout, quarantine
 from logquarry.format.rows import SIZE
-from logquarry.scan.walk import BlankSpan, LogReader, Run
-from logquarry.store.disk.checkpoint_file import CheckpointFile
-from logquarry.store.disk.disk import Disk
-from logquarry.store.disk.durable_file import DurableFile
-from logquarry.store.disk.name_guard import NameGuard
-from logquarry.store.disk.store_lock import AbortFile
-from logquarry.store.load.ledger import LOADS, Intent, Ledger, LoadId
+from logquarry.log.layout import CHECKPOINT, COMMIT_LOG, DURABLE, LOADS, StoreLayout, quarantine
+from logquarry.log.walk import BlankSpan, LogReader, Run
+from logquarry.read.store_sizes import with_sizes
+from logquarry.repair.recover.apply import apply_safe
+from logquarry.repair.recover.safe import plan_safe
+from logquarry.store.load.ledger import Intent, Ledger, LoadId
 from logquarry.store.load.segment import Segment, SegmentReader
-from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
-from logquarry.store.put.append import CommitLogWriter
-from logquarry.store.put.staged_put import StagedWriter, find_staged
-from logquarry.store.read.store_sizes import with_sizes
-from logquarry.store.recovery.apply import apply_safe
-from logquarry.store.recovery.safe import plan_safe
+from logquarry.units import Clock
+from logquarry.write.append import CommitLogWriter
+from logquarry.write.staged_put import StagedWriter, find_staged
 
 logger = logging.getLogger(__name__)
 

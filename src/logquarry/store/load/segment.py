@@ -24,8 +24,8 @@ from typing import Any, Final
 
 from logquarry.errors import CorruptFile, StoreUnavailable
 from logquarry.format.crc import crc32
-from logquarry.store.put.staged_put import StagedFrames
-from logquarry.store.queue.log_queues import QueueKey
+from logquarry.read.log_queues import QueueKey
+from logquarry.write.staged_put import StagedFrames
 
 _TAIL: Final = struct.Struct(">qi4s")
 _MAGIC: Final = b"LQSG"

@@ -14,22 +14,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from logquarry.clock import Clock
 from logquarry.config import StoreConfig
+from logquarry.dialect31.state_table import StateTableKeeper
+from logquarry.disk.disk import Disk
+from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreError, StoreUnavailable
-from logquarry.files.layout import COMMIT_LOG, INDEX, REDO_LOG, STATE_TABLE, StoreLayout
-from logquarry.store.disk.disk import Disk
-from logquarry.store.disk.health import Health
-from logquarry.store.disk.service import Service
-from logquarry.store.dispatch.index_keeper import IndexKeeper
-from logquarry.store.dispatch.queue_table import QueueTable
+from logquarry.log.layout import COMMIT_LOG, INDEX, REDO_LOG, STATE_TABLE, StoreLayout
+from logquarry.read.log_queues import QueueKey
 from logquarry.store.load.ledger import Ledger
-from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
-from logquarry.store.queue.log_queues import QueueKey
-from logquarry.store.retention.disk_use import DiskUse, disk_use
 from logquarry.store.retention.plan import RetentionPlan, plan_retention
-from logquarry.store.retention.rules import HOUR_MS, RetentionRules, delete_hours, rules_due
-from logquarry.store.state_table.keeper import StateTableKeeper
+from logquarry.store.retention.rules import (
+    HOUR_MS,
+    DiskUse,
+    RetentionRules,
+    delete_hours,
+    disk_use,
+    rules_due,
+)
+from logquarry.units import Clock
+from logquarry.write.index_writer import IndexKeeper
+from logquarry.write.queue_table import QueueTable
 
 logger = logging.getLogger(__name__)
 

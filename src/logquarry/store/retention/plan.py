@@ -1,9 +1,4 @@
-"""The plan of a retention: what would go, and why, in words. Making one changes nothing.
-
-The log is what the rules speak of. The queues and the index follow it, as RocketMQ's do
-(``ConsumeQueue.deleteExpiredFile``, ``IndexService.deleteExpiredFile``): of each, files go that
-only name messages from before the log's new begin, and never the last one.
-"""
+"""A file that goes, and those of 3.x's state table and redo log that do."""
 
 from __future__ import annotations
 
@@ -17,21 +12,101 @@ from typing import Any, Final
 import numpy as np
 
 from logquarry import text
-from logquarry.files.layout import COMMIT_LOG, INDEX, FileSequence, StoreFile, StoreLayout
+from logquarry.dialect31.unit_files import UnitFiles, read_redo, read_table
+from logquarry.disk.disk import Disk
+from logquarry.disk.open_files import OpenFiles
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.store.disk.open_files import OpenFiles
-from logquarry.store.queue.consume_queue import ConsumeQueue, has_message, is_written
-from logquarry.store.queue.log_queues import QueueKey
-from logquarry.store.read.commit_log import CommitLog
-from logquarry.store.read.index_file import Index
-from logquarry.store.read.log_bound import consume_queues, last_entries
-from logquarry.store.retention.disk_use import DiskUse, disk_use, freed_bytes
-from logquarry.store.retention.expired_file import ExpiredFile, expired_units
-from logquarry.store.retention.file_age import first_time_from, last_time_in
-from logquarry.store.retention.rules import RetentionRules
+from logquarry.log.layout import COMMIT_LOG, INDEX, FileSequence, StoreFile, StoreLayout
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import ConsumeQueue, has_message, is_written
+from logquarry.read.index import Index
+from logquarry.read.log_end import consume_queues, last_entries
+from logquarry.read.log_queues import QueueKey
+from logquarry.store.retention.rules import (
+    DiskUse,
+    RetentionRules,
+    disk_use,
+    first_time_from,
+    freed_bytes,
+    last_time_in,
+)
 from logquarry.store.retention.unread import Unread, unread
+from logquarry.units import Progress
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredFile:
+    """A file that goes.
+
+    Attributes:
+        path: below the store's root.
+        base: offset of its first byte (its name); 0 for an index file.
+        size: its bytes.
+        reason: why it goes.
+        last_timestamp: store time of its last message, or of the one that follows where it has
+            none; None for queues and index.
+    """
+
+    path: str
+    base: int
+    size: int
+    reason: str
+    last_timestamp: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as a JSON document."""
+        return {
+            "path": self.path,
+            "size": self.size,
+            "last_timestamp": self.last_timestamp,
+            "reason": self.reason,
+        }
+
+
+def expired_units(layout: StoreLayout, cut: int) -> tuple[ExpiredFile, ...]:
+    """The first files of state table and redo log of which no unit is of a message that stays.
+
+    RocketMQ 3.1.3 deletes the same (``deleteExpiredStateFile``). The messages of transactions that
+    are open in them have gone: nobody can end those any more.
+
+    Args:
+        layout: the store's files.
+        cut: where the log will begin.
+    """
+    if not layout.has_state_table:
+        return ()
+    table, redo = layout.state_table, layout.redo_log
+    return (
+        *_expired(table, read_table(layout), cut),
+        *_expired(redo, read_redo(layout), cut),
+    )
+
+
+def _expired(sequence: FileSequence, found: UnitFiles, cut: int) -> list[ExpiredFile]:
+    files: list[ExpiredFile] = []
+    if len(sequence.files) > 1 and found.fault is not None:
+        logger.warning("%s: none of its files goes: verify tells more", found.fault)
+        return files
+    size = found.units.dtype.itemsize
+    for file in sequence.files[:-1]:
+        start = file.base // size - found.first
+        stop = start + sequence.file_size // size
+        # The last file is the one that the last unit stands in.
+        if stop >= len(found.units) or int(found.units["physical_offset"][start:stop].max()) >= cut:
+            break
+        reason = f"all its units are of messages before the log's begin at {cut}"
+        files.append(ExpiredFile(file.path, file.base, file.size, reason))
+    return files
+
+
+# --------------------------------------------------------------------------------------------------
+# The plan of a retention: what would go, and why, in words. Making one changes nothing.
+#
+# The log is what the rules speak of. The queues and the index follow it, as RocketMQ's do
+# (``ConsumeQueue.deleteExpiredFile``, ``IndexService.deleteExpiredFile``): of each, files go that
+# only name messages from before the log's new begin, and never the last one.
 
 _FIRST_CHUNK: Final = 512
 _GROWTH: Final = 4
@@ -346,3 +421,37 @@ class _Planner:
     ) -> tuple[Unread, ...]:
         log = CommitLog(self._layout, files=self._files)
         return unread(self._layout, log, self._all_queues if firsts else (), firsts, start, cut)
+
+
+# --------------------------------------------------------------------------------------------------
+# Carries out the plan of a retention over a store that nobody has open.
+#
+# The log goes first, file by file from its begin on, and each is off the disk before the next
+# goes: a crash leaves a log that begins later, and never one with a hole. Queues and index come
+# after it. What they name before the log's begin is passed over, by us and by RocketMQ, so that a
+# crash before their turn leaves nothing to mend; the next retention finishes it. The other way
+# round a crash would leave messages in the log that no queue names.
+#
+# Nothing else is touched: the log's end does not move, and with it neither does the durable mark
+# nor the checkpoint.
+
+
+def apply_retention(
+    plan: RetentionPlan, disk: Disk, root: Path, progress: Progress | None = None
+) -> None:
+    """Delete what a plan says, durably; with the store's lock held.
+
+    Args:
+        plan: the plan, made since the lock was taken.
+        disk: what the store is on.
+        root: its folder.
+        progress: told of the files that are gone.
+
+    Raises:
+        StoreUnavailable: if the disk fails. What is gone is gone, the rest stays, and all of it is
+            a store.
+    """
+    for done, file in enumerate(plan.files, 1):
+        disk.remove(root / file.path)
+        if progress is not None:
+            progress(done, len(plan.files))

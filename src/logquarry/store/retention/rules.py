@@ -1,17 +1,122 @@
-"""What may go: the rules of a retention, and when a running store is to ask them.
+"""How old a file of the log is: when its last message was stored, as that message says.
 
-A file of the log goes only where *every* rule that is given lets it, so that one more rule never
-takes more away. (RocketMQ takes what expired, and what the disk has no room for besides.)
+RocketMQ takes the file's modification time, which a copy of the store, a backup that was put back
+or a ``touch`` moves (apache/rocketmq#4549).
 """
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
+from pathlib import Path
 from typing import Any, Final
 
+from logquarry.disk.queue_folders import link_of
 from logquarry.errors import UsageError
+from logquarry.log import columns
+from logquarry.log.layout import StoreFile, StoreLayout
+from logquarry.log.walk import LogReader, Run
+
+_FIRST_STEP: Final = 1 << 20
+_GROWTH: Final = 8
+
+
+def last_time_in(layout: StoreLayout, file: StoreFile) -> int | None:
+    """The store time of the last message that begins in a file, in milliseconds; None without one.
+
+    Mostly reads the file's last mebibyte: a frame names the place where it stands, so that a walk
+    may begin anywhere.
+    """
+    start, stop = file.base, file.base + layout.commit_log.file_size
+    step = _FIRST_STEP
+    while True:
+        begin = max(start, stop - step)
+        found = _last_time(layout, begin, stop, resync=begin > start)
+        if found is not None or begin == start:
+            return found
+        step *= _GROWTH
+
+
+def first_time_from(layout: StoreLayout, start: int, stop: int) -> int | None:
+    """The store time of the first message in a part of the log; None without one."""
+    for event in LogReader(layout, check_crc=False, batch_bytes=1).events(start, stop):
+        if isinstance(event, Run) and len(event.rows):
+            return _time(event, 0)
+    return None
+
+
+def _last_time(layout: StoreLayout, start: int, stop: int, *, resync: bool) -> int | None:
+    last: Run | None = None
+    for event in LogReader(layout, check_crc=False).events(start, stop, resync=resync):
+        if isinstance(event, Run) and len(event.rows):
+            last = event
+    return None if last is None else _time(last, -1)
+
+
+def _time(run: Run, at: int) -> int:
+    rows = run.rows[at:] if at < 0 else run.rows[at : at + 1]
+    return int(columns.fixed_fields(run.window, rows, ("store_timestamp",))["store_timestamp"][0])
+
+
+# --------------------------------------------------------------------------------------------------
+# How full the disk of a store is, and what deleting a file of it would free.
+
+_BLOCK: Final = 512
+"""What ``st_blocks`` counts, whatever blocks the disk has."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """A disk's bytes, as its users see them.
+
+    Attributes:
+        used: bytes that are taken.
+        usable: bytes that are left to those who are not root.
+    """
+
+    used: int
+    usable: int
+
+    @property
+    def ratio(self) -> float:
+        """How full it is, from 0 to 1. (RocketMQ has whole percents, rounded up.)"""
+        whole = self.used + self.usable
+        return self.used / whole if whole else 0.0
+
+    def without(self, freed: int) -> DiskUse:
+        """The same once some bytes are free."""
+        freed = min(freed, self.used)
+        return DiskUse(self.used - freed, self.usable + freed)
+
+
+def disk_use(path: Path) -> DiskUse | None:
+    """How full the disk is that a path is on; None if nobody can tell."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    used = (found.f_blocks - found.f_bfree) * found.f_frsize
+    return DiskUse(used, found.f_bavail * found.f_frsize)
+
+
+def freed_bytes(path: Path) -> int:
+    """What deleting a file frees: its blocks, or nothing where it has a name elsewhere."""
+    try:
+        status = path.stat()
+        # The writer's own second name goes with the first.
+        names = 1 + link_of(path).exists()
+    except OSError:
+        return 0
+    return status.st_blocks * _BLOCK if status.st_nlink <= names else 0
+
+
+# --------------------------------------------------------------------------------------------------
+# What may go: the rules of a retention, and when a running store is to ask them.
+#
+# A file of the log goes only where *every* rule that is given lets it, so that one more rule never
+# takes more away. (RocketMQ takes what expired, and what the disk has no room for besides.)
 
 HOUR_MS: Final = 3_600_000
 FORCIBLY_RATIO: Final = 0.85

@@ -12,18 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from logquarry.files.layout import StoreLayout
+from logquarry.dialect31.open_transactions import open_in
+from logquarry.dialect31.unit_files import read_table
+from logquarry.disk.config_file import consumer_offsets, delay_offsets
 from logquarry.format import delay, java
 from logquarry.format.frame import Frame
-from logquarry.store.consumer.subscription import RETRY_PREFIX
-from logquarry.store.queue.consume_queue import Queue
-from logquarry.store.queue.log_queues import QueueKey
-from logquarry.store.read.commit_log import CommitLog
-from logquarry.store.read.saved_progress import consumer_offsets, delay_offsets
-from logquarry.store.state_table.files import read_table
-from logquarry.store.state_table.found import open_in
-from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC
-from logquarry.store.transaction.open_halves import ended_by
+from logquarry.log.layout import StoreLayout
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import Queue
+from logquarry.read.log_queues import QueueKey
+from logquarry.store.consumer.sql_parser import RETRY_PREFIX
+from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_by
 
 DELAYED: Final = "(delayed messages that are not delivered)"
 """Stands for the group of consumers where the schedule service is what has not read them,"""

@@ -32,23 +32,19 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
+from logquarry.disk.config_file import ConsumerOffsets
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame, Outcome
 from logquarry.format.rows import POSITION
+from logquarry.log.walk import Run
 from logquarry.message import Message, StoredMessage
-from logquarry.scan.walk import Run
-from logquarry.store.disk.consumer_offsets import ConsumerOffsets
-from logquarry.store.put.put_result import PutResult
-from logquarry.store.queue.consume_queue import Queue
+from logquarry.read.consume_queue import Queue
 from logquarry.store.transaction import half as halves
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC
-from logquarry.store.transaction.transaction import (
-    Append,
-    TransactionService,
-    TransactionState,
-)
+from logquarry.store.transaction.transaction import Append, TransactionService, TransactionState
+from logquarry.write.put_result import PutResult
 
 logger = logging.getLogger(__name__)
 
@@ -451,7 +447,7 @@ class TransactionChecks:
         still of type COMMIT, and names no place (0) or one of another log: topic and UNIQ_KEY
         have to be those of the half message, too.
         """
-        from logquarry.scan import columns
+        from logquarry.log import columns
 
         found: set[int] = set()
         for run in self._log.runs(min(opened)):

@@ -22,12 +22,13 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
-from logquarry.errors import LogquarryError, UsageError
+from logquarry.disk.service import Health, Service
+from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.message import Message
-from logquarry.store.put.put_result import PutResult
 from logquarry.store.transaction.half import commit_message, frame_of, half_message, op_message
+from logquarry.write.put_result import PutResult
 
 logger = logging.getLogger(__name__)
 
@@ -240,3 +241,29 @@ class TransactionService:
 def key_of(half: Frame) -> HalfKey:
     """What names a half message."""
     return half.queue_id, half.queue_offset
+
+
+# --------------------------------------------------------------------------------------------------
+# The thread that checks transactions (``TransactionalMessageCheckService``).
+
+
+class TransactionCheckService(Service):
+    """Checks at an interval; the first time after one.
+
+    Args:
+        check: does it.
+        health: of the store.
+        interval_ms: the pause.
+    """
+
+    def __init__(self, check: Callable[[], object], health: Health, *, interval_ms: int) -> None:
+        super().__init__("transaction-check", health, interval_ms=interval_ms)
+        self._check = check
+
+    def run_once(self) -> None:
+        """Check."""
+        try:
+            self._check()
+        except StoreUnavailable as error:
+            self.health.require_writable()
+            logger.warning("transactions could not be checked: %s", error)

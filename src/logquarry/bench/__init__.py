@@ -1,0 +1,1 @@
+"""Measures how fast stores are written, read, checked and recovered here."""

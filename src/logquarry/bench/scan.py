@@ -1,0 +1,200 @@
+"""How fast a store is read: the walk over the log, and frames into Arrow, on one thread.
+
+The kinds, in order: ``walk`` finds every frame, ``walk_crc`` checks every body too,
+``fixed_to_arrow`` makes columns of all fields of fixed width and the topic, ``all_to_arrow`` of
+everything, the map of properties and CRCs included.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from logquarry.bench.store import Bench, Load
+from logquarry.config import StoreConfig
+from logquarry.errors import StoreUnavailable
+from logquarry.log import columns, schema
+from logquarry.log.columns import Decoding
+from logquarry.log.layout import ABORT, CHECKPOINT, CONSUME_QUEUE, INDEX, StoreLayout
+from logquarry.log.walk import LogEnd, LogReader, Run
+from logquarry.repair.verify import verify_store
+from logquarry.store.message_store import MessageStore
+from logquarry.testing.builder import fill
+
+FIXED_AND_TOPIC: Final = tuple(
+    column.name
+    for column in schema.COLUMNS
+    if column.name == "topic"
+    or (column.spark in ("int", "bigint", "timestamp") and column.name != "tags_code")
+)
+
+KINDS: Final[Mapping[str, tuple[bool, Sequence[str]]]] = {
+    "walk": (False, ()),
+    "walk_crc": (True, ()),
+    "fixed_to_arrow": (False, FIXED_AND_TOPIC),
+    "all_to_arrow": (True, schema.NAMES),
+}
+"""Kind -> (whether CRCs are checked, columns that are made)."""
+
+
+class Timing(NamedTuple):
+    """One kind's best round."""
+
+    messages_per_s: float
+    bytes_per_s: float
+    seconds: float
+    n: int
+
+
+def ensure_store(
+    folder: Path,
+    *,
+    count: int | None,
+    total_bytes: int | None,
+    body: tuple[int, int],
+    topics: int,
+    queues: int,
+    keys: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """The store in a folder, made if there is none, with production file sizes.
+
+    It appears there once it is whole.
+    """
+    if (folder / "commitlog").is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as made:
+        store = Path(made) / "store"
+        fill(
+            store,
+            count=count,
+            total_bytes=total_bytes,
+            body=body,
+            topics=topics,
+            queues=queues,
+            keys=keys,
+            progress=progress,
+        )
+        store.rename(folder)
+    return folder
+
+
+def bench_scan(
+    store: Path,
+    *,
+    warmup: int = 1,
+    rounds: int = 3,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Timing]:
+    """The best of some rounds of each kind, after a warm-up.
+
+    Args:
+        store: the store.
+        warmup: rounds that do not count: they load kernels and the page cache.
+        rounds: rounds that do. Kinds take turns, so that a slow moment harms all alike.
+        progress: called after each pass with passes done and passes in all.
+    """
+    layout = StoreLayout.open(store)
+    best: dict[str, Timing] = {}
+    passes = 0
+    for number in range(warmup + rounds):
+        for kind, (check_crc, names) in KINDS.items():
+            start = time.perf_counter()
+            count, length = _pass(layout, check_crc=check_crc, names=names)
+            seconds = time.perf_counter() - start
+            passes += 1
+            if progress is not None:
+                progress(passes, (warmup + rounds) * len(KINDS))
+            if number >= warmup and (kind not in best or seconds < best[kind].seconds):
+                best[kind] = Timing(count / seconds, length / seconds, seconds, count)
+    return best
+
+
+def _pass(layout: StoreLayout, *, check_crc: bool, names: Sequence[str]) -> tuple[int, int]:
+    """Read all of the log once: messages, and bytes of log."""
+    decoding = Decoding(columns=names)
+    count = end = 0
+    for event in LogReader(layout, check_crc=check_crc).events():
+        if isinstance(event, Run):
+            count += len(event.rows)
+            if names:
+                columns.record_batch(event.window, event.rows, decoding)
+        elif isinstance(event, LogEnd):
+            end = event.offset
+    return count, end - layout.commit_log.start
+
+
+# --------------------------------------------------------------------------------------------------
+# How fast a store comes back, and is checked: as ``oracle/bench recover`` and ``rebuild``.
+#
+# A store of production file sizes is filled with the messages of :mod:`.store_bench`, and opened
+# three times in one process, with a warm page cache; the clock stops once all is dispatched.
+#
+# =========  ==================================================================================
+# normal     as it was closed
+# abnormal   not closed in order, and without a checkpoint
+# rebuild    likewise, and without queues and index
+# verify     not opened but checked, as it was closed
+# =========  ==================================================================================
+
+PASSES: Final = 3
+MODES: Final = {"recover": ("normal", "abnormal"), "rebuild": ("rebuild",), "verify": ("verify",)}
+
+
+def bench_recovery(kind: str, folder: Path, load: Load, recovery: str) -> dict[str, Any]:
+    """Time one kind on a new store in a folder, which is deleted afterwards.
+
+    Args:
+        kind: ``recover``, ``rebuild`` or ``verify``.
+        folder: where the store is made.
+        load: what is put.
+        recovery: ``safe`` or ``rocketmq``.
+
+    Returns:
+        Seconds of each pass by mode, and messages and bytes a second of the last one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = StoreConfig(recovery=recovery)
+    root = Path(tempfile.mkdtemp(prefix="bench-", dir=folder)) / "store"
+    try:
+        with MessageStore.open(root, mode="rw", config=config) as store:
+            Bench(store, load).putter("put-many")(0, load.n // load.batch * load.batch, load.batch)
+            store.wait_dispatched()
+            size = store.max_offset
+        found: dict[str, Any] = {"n": load.n // load.batch * load.batch, "log_bytes": size}
+        for mode in MODES[kind]:
+            seconds = [_timed(root, mode, config) for _ in range(PASSES)]
+            found[f"{mode}_seconds"] = seconds
+            found[f"{mode}_messages_per_s"] = found["n"] / seconds[-1]
+            found[f"{mode}_bytes_per_s"] = size / seconds[-1]
+        return found
+    finally:
+        shutil.rmtree(root.parent, ignore_errors=True)
+
+
+def _timed(root: Path, mode: str, config: StoreConfig) -> float:
+    if mode in ("abnormal", "rebuild"):
+        (root / ABORT).touch()
+        (root / CHECKPOINT).unlink()
+    if mode == "rebuild":
+        for name in (CONSUME_QUEUE, INDEX):
+            shutil.rmtree(root / name)
+    gc.collect()
+    began = time.perf_counter()
+    if mode == "verify":
+        report = verify_store(StoreLayout.open(root, config))
+        if report.findings:
+            raise StoreUnavailable(f"{root}: {report.findings[0].reason}")
+        return time.perf_counter() - began
+    store = MessageStore.open(root, mode="rw", config=config)
+    try:
+        store.wait_dispatched()
+        return time.perf_counter() - began
+    finally:
+        store.close()

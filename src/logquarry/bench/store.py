@@ -1,0 +1,359 @@
+"""How fast a store is written and read: what ``oracle/bench`` does with RocketMQ's, with ours.
+
+A store of production file sizes is made, warmed up, timed and deleted. The clock stops when the
+last put returns, and once more when all of it is dispatched; dispatching goes on meanwhile.
+
+=========  ==================================================================================
+put        each message is made within the clock, with its property string
+put-batch  of one topic and queue; 256 wire forms are made before the clock and used in turn
+put-many   record batches are made before the clock and used in turn; or messages are made by
+           a generator, within the clock
+get        32 at a time: body, queue offset, store time and tags of each are read; then the
+           frames alone
+consume    one consumer of all topics with a tag filter: body, queue offset, store time and tags
+           of each are read; then the processor's time while the consumer waits for more
+=========  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import shutil
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from logquarry.config import StoreConfig
+from logquarry.format import batch
+from logquarry.format.batch import BatchItem
+from logquarry.message import Message
+from logquarry.store.message_store import MessageStore
+from logquarry.write.put_result import PutResult, PutStatus
+
+BORN_HOST: Final = "127.0.0.1:40000"
+FIRST_BORN: Final = 1_700_000_000_000
+_WIRES: Final = 256
+_MOST_BATCHES: Final = 64
+_AT_ONCE: Final = 32
+_PASSES: Final = 3
+_TAGS: Final = "TagA || TagB"
+_LONGEST_IDLE: Final = 5.0
+_IDLE_PER_MESSAGE: Final = 1e-5
+_SETTLE_SECONDS: Final = 0.5
+_LEAST_WARMUP: Final = 200_000
+_SYNC_WARMUP: Final = 2_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """What is put.
+
+    Attributes:
+        n: messages within the clock.
+        body: bytes of a body.
+        topics: topics that take turns,
+        queues: and queues of each.
+        keys: 0, 1 (KEYS) or 2 (UNIQ_KEY too).
+        threads: how many put.
+        outstanding: of ``put``: unresolved futures that one thread keeps; 0 to wait for each.
+        batch: messages of one call.
+        is_sync: whether puts wait for the disk.
+        is_transient: whether writes go to a pool's buffers first.
+        as_messages: of ``put-many``: messages, not record batches.
+        warmup: messages before the clock; None for a quarter of ``n``, 200,000 at least.
+    """
+
+    n: int = 1_000_000
+    body: int = 256
+    topics: int = 4
+    queues: int = 4
+    keys: int = 1
+    threads: int = 1
+    outstanding: int = 0
+    batch: int = 32
+    is_sync: bool = False
+    is_transient: bool = False
+    as_messages: bool = False
+    warmup: int | None = None
+
+    @property
+    def warmup_count(self) -> int:
+        """Messages before the clock."""
+        if self.warmup is not None:
+            return self.warmup
+        return min(self.n, _SYNC_WARMUP) if self.is_sync else max(_LEAST_WARMUP, self.n // 4)
+
+
+class Bench:
+    """One store and what is put into it.
+
+    Args:
+        store: the store, open for writing.
+        load: what is put.
+    """
+
+    def __init__(self, store: MessageStore, load: Load) -> None:
+        self._store = store
+        self._load = load
+        self._body = random.Random(1).randbytes(load.body)
+
+    # ------------------------------------------------------------------------------- messages
+    def _properties(self, number: int) -> str:
+        text = "TAGS\x01TagA"
+        if self._load.keys > 1:
+            text = f"UNIQ_KEY\x010A0A0A0A0000000000000000{10_000_000 + number}\x02{text}"
+        return f"KEYS\x01key{number}\x02{text}" if self._load.keys else text
+
+    def _messages(self, start: int, stop: int, step: int) -> Iterator[Message]:
+        topics = [f"BenchTopic{topic}" for topic in range(self._load.topics)]
+        count, queues, body = len(topics), self._load.queues, self._body
+        has_one_key = self._load.keys == 1
+        for i in range(start, stop, step):
+            yield Message(
+                topics[i % count],
+                body,
+                queue_id=i // count % queues,
+                born_timestamp=FIRST_BORN + i,
+                born_host=BORN_HOST,
+                properties_string=f"KEYS\x01key{i}\x02TAGS\x01TagA"
+                if has_one_key
+                else self._properties(i),
+            )
+
+    def _record_batch(self, start: int) -> pa.RecordBatch:
+        load, numbers = self._load, range(start, start + self._load.batch)
+        columns: dict[str, Any] = {
+            "topic": [f"BenchTopic{i % load.topics}" for i in numbers],
+            "queue_id": pa.array([i // load.topics % load.queues for i in numbers], pa.int32()),
+            "body": pa.array([self._body] * load.batch, pa.binary()),
+            "born_timestamp": pa.array([FIRST_BORN + i for i in numbers], pa.int64()),
+            "born_host": [BORN_HOST] * load.batch,
+            "tags": ["TagA"] * load.batch,
+        }
+        if load.keys:
+            columns["keys"] = [f"key{i}" for i in numbers]
+        return pa.record_batch(columns)
+
+    # ------------------------------------------------------------------------------------ puts
+    def putter(self, kind: str) -> Callable[[int, int, int], None]:
+        """What puts the messages from a number to another, each so-manieth."""
+        if kind == "put":
+            return self._put_outstanding if self._load.outstanding else self._put
+        if kind == "put-batch":
+            return self._batch_putter()
+        if self._load.as_messages:
+            return self._put_many_messages
+        return self._many_putter()
+
+    def _put(self, start: int, stop: int, step: int) -> None:
+        put = self._store.put
+        for message in self._messages(start, stop, step):
+            _require(put(message))
+
+    def _put_outstanding(self, start: int, stop: int, step: int) -> None:
+        put, pending = self._store.put_async, deque[Future[PutResult]]()
+        for message in self._messages(start, stop, step):
+            if len(pending) >= self._load.outstanding:
+                _require(pending.popleft().result())
+            pending.append(put(message))
+        for future in pending:
+            _require(future.result())
+
+    def _batch_putter(self) -> Callable[[int, int, int], None]:
+        load = self._load
+        wires = [
+            batch.encode(
+                BatchItem(self._body, self._properties(wire * load.batch + number).encode())
+                for number in range(load.batch)
+            )
+            for wire in range(_WIRES)
+        ]
+
+        def put(start: int, stop: int, step: int) -> None:
+            put_batch = self._store.put_batch
+            for i in range(start, stop, step):
+                number = i // load.batch
+                shared = Message(
+                    f"BenchTopic{number % load.topics}",
+                    queue_id=number // load.topics % load.queues,
+                    born_timestamp=FIRST_BORN + i,
+                    born_host=BORN_HOST,
+                )
+                _require(put_batch(wire=wires[number % _WIRES], message=shared))
+
+        return put
+
+    def _many_putter(self) -> Callable[[int, int, int], None]:
+        load = self._load
+        wanted = (load.n + load.warmup_count) // load.batch + 1
+        batches = [
+            self._record_batch(number * load.batch) for number in range(min(wanted, _MOST_BATCHES))
+        ]
+
+        def put(start: int, stop: int, step: int) -> None:
+            for i in range(start, stop, step):
+                _require(self._store.put_many(batches[i // load.batch % len(batches)]))
+
+        return put
+
+    def _put_many_messages(self, start: int, stop: int, step: int) -> None:
+        for i in range(start, stop, step):
+            messages = self._messages(i, i + self._load.batch, 1)
+            _require(self._store.put_many(messages))
+
+    # -------------------------------------------------------------------------------- the clock
+    def timed(self, kind: str) -> dict[str, float]:
+        """Put it all, and time it."""
+        load = self._load
+        each = 1 if kind == "put" else load.batch
+        put = self.putter(kind)
+        warmup = load.warmup_count // each * each
+        count = max(load.n // each, 1) * each
+        self._run(put, 0, warmup, each)
+        self._store.wait_dispatched()
+        time.sleep(_SETTLE_SECONDS)
+        before = self._store.max_offset
+        began = time.perf_counter()
+        self._run(put, warmup, warmup + count, each)
+        seconds = time.perf_counter() - began
+        self._store.wait_dispatched()
+        dispatched = time.perf_counter() - began
+        size = self._store.max_offset - before
+        return {
+            "n": count,
+            "seconds": seconds,
+            "messages_per_s": count / seconds,
+            "bytes_per_s": size / seconds,
+            "seconds_until_dispatched": dispatched,
+            "messages_per_s_until_dispatched": count / dispatched,
+        }
+
+    def _run(self, put: Callable[[int, int, int], None], start: int, stop: int, each: int) -> None:
+        threads = self._load.threads
+        if threads == 1:
+            put(start, stop, each)
+            return
+        failures: list[BaseException] = []
+
+        def run(first: int) -> None:
+            try:
+                put(first, stop, each * threads)
+            except BaseException as error:
+                failures.append(error)
+
+        running = [
+            threading.Thread(target=run, args=[start + number * each]) for number in range(threads)
+        ]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def timed_gets(self) -> dict[str, float]:
+        """Get what is there from each queue, and time it: the best of some passes."""
+        best: dict[str, float] = {}
+        count = 0
+        for name, decoded in itertools.product(("raw", "decoded"), range(_PASSES)):
+            began = time.perf_counter()
+            count = sum(
+                self._get_queue(topic, queue_id, decode=name == "decoded")
+                for topic, queue_id in self._store.queues()
+                if topic.startswith("BenchTopic")
+            )
+            seconds = time.perf_counter() - began
+            best[name] = seconds if decoded == 0 else min(best[name], seconds)
+        size = self._store.max_offset - self._store.min_offset
+        return {
+            "n": count,
+            "seconds": best["decoded"],
+            "messages_per_s": count / best["decoded"],
+            "bytes_per_s": size / best["decoded"],
+            "raw_seconds": best["raw"],
+            "raw_messages_per_s": count / best["raw"],
+        }
+
+    def timed_consumer(self) -> dict[str, float]:
+        """Consume what is there in one thread, and time it: the best of some groups."""
+        topics = sorted(topic for topic in self._store.topics if topic.startswith("BenchTopic"))
+        best, cpu, count = math.inf, math.inf, 0
+        for number in range(_PASSES):
+            with self._store.consumer(f"bench{number}", topics, tags=_TAGS, timeout=0) as consumer:
+                began, used = time.perf_counter(), time.thread_time()
+                count = 0
+                for message in consumer:
+                    _ = message.body, message.queue_offset, message.store_timestamp, message.tags
+                    count += 1
+                best = min(best, time.perf_counter() - began)
+                cpu = min(cpu, time.thread_time() - used)
+        with self._store.consumer("bench", topics, tags=_TAGS, start="latest") as consumer:
+            consumer.poll()
+            idle = min(_LONGEST_IDLE, _IDLE_PER_MESSAGE * self._load.n)
+            used = time.process_time()
+            consumer.poll(timeout=idle)
+            used = time.process_time() - used
+        size = self._store.max_offset - self._store.min_offset
+        return {
+            "n": count,
+            "seconds": best,
+            "messages_per_s": count / best,
+            "bytes_per_s": size / best,
+            "cpu_seconds": cpu,
+            "idle_cpu_percent": 100 * used / idle,
+        }
+
+    def _get_queue(self, topic: str, queue_id: int, *, decode: bool) -> int:
+        get = self._store.get
+        offset = count = 0
+        while True:
+            found = get(topic, queue_id, offset, _AT_ONCE)
+            if not found.messages:
+                return count
+            count += len(found.messages)
+            offset = found.next_offset
+            if decode:
+                for message in found.messages:
+                    _ = message.body, message.queue_offset, message.store_timestamp, message.tags
+
+
+def bench_store(kind: str, folder: Path, load: Load) -> dict[str, float]:
+    """Time one kind on a new store in a folder, which is deleted afterwards.
+
+    Args:
+        kind: ``put``, ``put-batch``, ``put-many``, ``get`` or ``consume``.
+        folder: where the store is made.
+        load: what is put.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = StoreConfig(
+        flush_disk_type="SYNC_FLUSH" if load.is_sync else "ASYNC_FLUSH",
+        transient_store_pool_enable=load.is_transient,
+    )
+    root = Path(tempfile.mkdtemp(prefix="bench-", dir=folder))
+    try:
+        with MessageStore.open(root / "store", mode="rw", config=config) as store:
+            bench = Bench(store, load)
+            if kind not in ("get", "consume"):
+                return bench.timed(kind)
+            put = bench.putter("put-many")
+            put(0, max(load.n // load.batch, 1) * load.batch, load.batch)
+            store.wait_dispatched()
+            return bench.timed_gets() if kind == "get" else bench.timed_consumer()
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _require(result: Any) -> None:
+    if not result.ok or result.status is not PutStatus.PUT_OK:
+        raise RuntimeError(f"a put failed: {result}")

@@ -1,1 +1,0 @@
-"""Two stores beside each other: a master and its slave, or a store and its copy."""

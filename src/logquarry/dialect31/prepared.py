@@ -1,0 +1,265 @@
+"""What users do with the transactions of dialect 3.1: begin, commit, roll back, and check.
+
+A commit or rollback is a message that is made of the PREPARED one, as the broker of 3.x made it. It
+names that one by its place in the log; a rollback brings the number in the state table, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import Enum
+from typing import Final, NamedTuple
+
+from logquarry.dialect31.open_transactions import OpenTransaction
+from logquarry.dialect31.state_table import StateTableKeeper
+from logquarry.disk.service import Health, Service
+from logquarry.errors import LogquarryError, UsageError
+from logquarry.format import java, sys_flag
+from logquarry.format import properties as props
+from logquarry.format.frame import Frame
+from logquarry.message import Message, StoredMessage
+from logquarry.write.put_result import PutResult
+
+logger = logging.getLogger(__name__)
+
+_FIRST_CHECK_MS: Final = 60_000
+_TRUE: Final = "true"
+_FRESH_TABLE: Final = 16
+_MS: Final = 1_000
+
+
+class TransactionEnd(Enum):
+    """How a transaction ends."""
+
+    COMMIT = sys_flag.TRANSACTION_COMMIT
+    ROLLBACK = sys_flag.TRANSACTION_ROLLBACK
+
+
+class PreparedTransaction(NamedTuple):
+    """An open transaction.
+
+    Attributes:
+        message: its PREPARED message.
+        number: of its unit in the state table.
+        store_seconds: when it was stored, as that unit says.
+        group_hash: hash of its producer group.
+    """
+
+    message: StoredMessage
+    number: int
+    store_seconds: int
+    group_hash: int
+
+    @property
+    def physical_offset(self) -> int:
+        """Where its PREPARED message stands in the log: what names the transaction."""
+        return self.message.physical_offset
+
+
+Listener = Callable[[PreparedTransaction], TransactionEnd | None]
+
+
+class PreparedTransactions:
+    """The transactions of a store in dialect 3.1. Any thread may use it.
+
+    Args:
+        table: knows which are open.
+        put: puts a message.
+        read: gives the frame at a place of the log, None if none stands there.
+        wait_dispatched: waits until the table has what the log has before a place.
+        stored: makes of a frame what users get.
+        clock: the store's, in milliseconds.
+        least_age_ms: how old a transaction is at least that is checked.
+    """
+
+    def __init__(
+        self,
+        table: StateTableKeeper,
+        *,
+        put: Callable[[Message], PutResult],
+        read: Callable[[int], Frame | None],
+        wait_dispatched: Callable[[], object],
+        stored: Callable[[Frame], StoredMessage],
+        clock: Callable[[], int],
+        least_age_ms: int,
+    ) -> None:
+        self._table = table
+        self._put = put
+        self._read = read
+        self._wait_dispatched = wait_dispatched
+        self._stored = stored
+        self._clock = clock
+        self._least_age_ms = least_age_ms
+        self._listener: Listener | None = None
+        self._lock = threading.Lock()
+        self._ending: set[int] = set()
+
+    def begin(self, message: Message, group: str | None = None) -> PutResult:
+        """Put a PREPARED message: nobody consumes it before it is committed.
+
+        Args:
+            message: the message.
+            group: the producer group, which ends it; by default the message's PGROUP.
+
+        Returns:
+            Where it stands: its ``physical_offset`` names the transaction, its ``queue_offset`` is
+            the number in the state table.
+
+        Raises:
+            StoreUnavailable, MessageRejected: as a put.
+            UsageError: if there is no producer group.
+        """
+        values = message.all_properties()
+        if group is not None:
+            values[props.PRODUCER_GROUP] = group
+        if not values.get(props.PRODUCER_GROUP):
+            # RocketMQ 3.1.3 does not start on a store that has such a message, after a crash.
+            raise UsageError("a transaction needs a producer group (PGROUP)")
+        values[props.TRANSACTION_PREPARED] = _TRUE
+        flags = message.sys_flag & ~sys_flag.TRANSACTION_MASK | sys_flag.TRANSACTION_PREPARED
+        return self._put(
+            message._replace(
+                properties=values,
+                properties_string=None,
+                tags=None,
+                keys=None,
+                delay_level=0,
+                wait_store_ok=True,
+                sys_flag=flags,
+            )
+        )
+
+    def open(self) -> tuple[PreparedTransaction, ...]:
+        """The transactions that have not ended, by their numbers in the table."""
+        self._wait_dispatched()
+        found = (self._prepared(known) for known in self._table.open_transactions())
+        return tuple(transaction for transaction in found if transaction is not None)
+
+    def commit(self, transaction: PreparedTransaction | int) -> PutResult:
+        """Commit a transaction: its message comes to its queue.
+
+        Args:
+            transaction: it, or where its PREPARED message stands.
+
+        Raises:
+            StoreUnavailable, MessageRejected: as a put.
+            UsageError: if it is not open.
+        """
+        return self.end(transaction, TransactionEnd.COMMIT)
+
+    def rollback(self, transaction: PreparedTransaction | int) -> PutResult:
+        """Roll a transaction back; see :meth:`commit`."""
+        return self.end(transaction, TransactionEnd.ROLLBACK)
+
+    def end(self, transaction: PreparedTransaction | int, end: TransactionEnd) -> PutResult:
+        """End a transaction one way or the other; see :meth:`commit`."""
+        offset = transaction if isinstance(transaction, int) else transaction.physical_offset
+        self._wait_dispatched()
+        with self._lock:
+            # Of what was ended before and is not open any more nothing has to be known.
+            self._ending = {place for place in self._ending if self._table.find(place) is not None}
+            known = self._table.find(offset)
+            if known is None or offset in self._ending:
+                raise UsageError(f"there is no open transaction at {offset}")
+            frame = self._read(offset)
+            if frame is None:
+                raise UsageError(f"the message of the transaction at {offset} cannot be read")
+            self._ending.add(offset)
+        try:
+            return self._put(_end_of(frame, known.number, end))
+        except LogquarryError:
+            with self._lock:
+                self._ending.discard(offset)
+            raise
+
+    def _prepared(self, known: OpenTransaction) -> PreparedTransaction | None:
+        frame = self._read(known.physical_offset)
+        if frame is None:
+            # Its message was deleted by retention, or is damaged.
+            return None
+        return PreparedTransaction(
+            self._stored(frame), known.number, known.store_seconds, known.group_hash
+        )
+
+    # ----------------------------------------------------------------------------------- check
+    def set_listener(self, listener: Listener | None) -> None:
+        """Have a function asked about transactions that stay open (``gotoCheck``).
+
+        It says how the transaction ends, or None if that is not known yet; then it is asked again
+        at the next check. It may also end it itself. What it raises is logged.
+        """
+        self._listener = listener
+
+    def check(self) -> int:
+        """Ask the listener about each open transaction that is old enough; how many were.
+
+        The store does that on its own, every ``check_transaction_message_timer_interval``.
+        """
+        listener = self._listener
+        if listener is None:
+            return 0
+        asked = 0
+        for transaction in self.open():
+            # QUIRK: in RocketMQ the seconds times 1000 overflow, and no age is too young.
+            if self._clock() - transaction.store_seconds * _MS < self._least_age_ms:
+                continue
+            asked += 1
+            try:
+                end = listener(transaction)
+                if end is not None:
+                    self.end(transaction, end)
+            except LogquarryError as error:
+                logger.error(
+                    "the transaction at %d stays open: %s", transaction.physical_offset, error
+                )
+            except Exception:
+                logger.exception("checking the transaction at %d", transaction.physical_offset)
+        return asked
+
+
+def _end_of(frame: Frame, number: int, end: TransactionEnd) -> Message:
+    """The message that ends a transaction (``EndTransactionProcessor`` of 3.x)."""
+    values = props.decode_bytes(frame.properties)
+    order = java.hash_map_order(values, _FRESH_TABLE)
+    string = props.encode({name: values[name] for name in order}, is_closed=True)
+    # The string keeps them; a commit is not delayed, and waits as any put does.
+    values.pop(props.DELAY, None)
+    values.pop(props.WAIT, None)
+    is_commit = end is TransactionEnd.COMMIT
+    return Message(
+        frame.topic.decode("utf-8", java.UTF8_ERRORS),
+        frame.body if is_commit else b"",
+        queue_id=frame.queue_id,
+        properties=values,
+        properties_string=string,
+        flag=frame.flag,
+        sys_flag=frame.sys_flag & ~sys_flag.TRANSACTION_MASK | end.value,
+        queue_offset=number,
+        born_timestamp=frame.born_timestamp,
+        born_host=frame.born_host,
+        store_host=frame.store_host,
+        reconsume_times=frame.reconsume_times,
+        prepared_transaction_offset=frame.physical_offset,
+    )
+
+
+class CheckService(Service):
+    """Checks now and then which transactions stay open (the timer of ``TransactionStateService``).
+
+    Args:
+        check: does it.
+        health: of the store.
+        interval_ms: pause between two checks. The first one is a minute after the start.
+    """
+
+    def __init__(self, check: Callable[[], int], health: Health, interval_ms: int) -> None:
+        super().__init__("transactions", health, interval_ms=_FIRST_CHECK_MS, is_timed=True)
+        self._check = check
+        self._pause_ms = interval_ms
+
+    def run_once(self) -> None:
+        """Check."""
+        self.interval_ms = self._pause_ms
+        self._check()

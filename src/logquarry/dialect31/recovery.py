@@ -1,0 +1,222 @@
+"""What becomes of state table and redo log in a safe recovery: a plan, then its steps.
+
+Both are what the log says. What on the disk says the same is kept; anything else is set aside and
+made anew from the log: the table with the numbers that the PREPARED messages have, so that their
+producers can still end them, and with all that has ended, so that no number is there twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from logquarry.config import StoreConfig
+from logquarry.dialect31.open_transactions import TransactionBook, filler, open_in
+from logquarry.dialect31.unit_files import (
+    REDO_DTYPE,
+    TABLE_DTYPE,
+    TransactionFrame,
+    UnitFiles,
+    read_redo,
+    read_table,
+)
+from logquarry.disk.disk import Disk
+from logquarry.format import queue_entry, state_table
+from logquarry.format.state_table import FILLER_SIZE, STATE_AT, UNIT_SIZE
+from logquarry.format.sys_flag import TRANSACTION_PREPARED
+from logquarry.log.layout import REDO_LOG, STATE_TABLE, StoreLayout
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsPlan:
+    """What is to be done to a sequence of units.
+
+    Attributes:
+        folder: where its files are, below the store's folder.
+        reason: why it is made anew, None where it is kept.
+        had: whether there are files.
+        start: byte offset of the first unit that it is to have,
+        units: and the units.
+        file_size: bytes of each file.
+        before: what stands in front of the first unit in its file.
+    """
+
+    folder: str
+    reason: str | None
+    had: bool
+    start: int
+    units: bytes
+    file_size: int
+    before: bytes = b""
+
+
+def keeps_transactions(layout: StoreLayout, config: StoreConfig) -> bool:
+    """Whether state table and redo log belong to a store."""
+    return config.is_3_1 or layout.has_state_table
+
+
+class TransactionCheck:
+    """State table and redo log, as the log wants them; it goes by frame by frame."""
+
+    def __init__(self) -> None:
+        self.book = TransactionBook()
+        self.units = bytearray()
+        self.redo = bytearray()
+        self.first = 0
+        self._ended: set[int] = set()
+
+    def take(self, frames: Iterable[TransactionFrame]) -> None:
+        """Some more frames of the log that concern transactions."""
+        for frame in frames:
+            self.redo += queue_entry.encode(frame.redo_unit())
+            change = self.book.take(frame)
+            if change is None:
+                continue
+            if change.unit is None:
+                at = (change.number - self.first) * UNIT_SIZE + STATE_AT
+                self.units[at : at + 4] = change.state.to_bytes(4)
+                self._ended.add(frame.prepared_offset)
+                continue
+            if not self.units:
+                self.first = change.number
+            lacking = change.number - self.first - len(self.units) // UNIT_SIZE
+            self.units += state_table.encode(filler(change.unit)) * lacking
+            self.units += state_table.encode(change.unit)
+
+    def table_faults(self, layout: StoreLayout) -> Iterator[tuple[str, bool]]:
+        """Where the table does not say what the log says, and whether RocketMQ itself does that.
+
+        Units of transactions that have ended may be missing: RocketMQ leaves them out when it
+        makes a table anew.
+        """
+        table = read_table(layout)
+        if table.fault is not None:
+            yield table.fault, False
+            return
+        start = layout.commit_log.start
+        there = open_in(table)
+        for offset in sorted(self.book.open.keys() | there.keys()):
+            ours, theirs = self.book.open.get(offset), there.get(offset)
+            if offset < start and ours is None:
+                continue
+            if theirs is None:
+                assert ours is not None
+                # RocketMQ gives a message without a producer group no unit.
+                reason = f"the transaction at {offset} is open, and not so in the table"
+                yield reason, not ours.group_hash
+            elif ours is None:
+                # RocketMQ passes over an end that brings another number than its unit's.
+                reason = f"the transaction at {offset} is open in the table, and not by the log"
+                yield reason, offset in self._ended
+            elif ours[1:] != theirs[1:]:
+                reason = f"its unit {theirs.number} is not what the message at {offset} says"
+                yield reason, False
+        yield from self._ended_faults(table, start)
+        if (self.book.next_number or 0) > table.end:
+            # RocketMQ begins at 0 again when it makes a table anew.
+            yield f"its units end at {table.end}, and numbers up to there are used twice", True
+
+    def _ended_faults(self, table: UnitFiles, log_start: int) -> Iterator[tuple[str, bool]]:
+        """The same of units of transactions that have ended."""
+        units = table.units
+        real = units["size"] != FILLER_SIZE
+        ended = np.flatnonzero(
+            real
+            & (units["state"] != TRANSACTION_PREPARED)
+            & (units["physical_offset"] >= log_start)
+        )
+        wanted = np.frombuffer(bytes(self.units), TABLE_DTYPE)
+        wanted = wanted[wanted["size"] != FILLER_SIZE]
+        places = wanted["physical_offset"].astype(np.int64)
+        # The log's order is that of the places.
+        at = np.searchsorted(places, units["physical_offset"][ended].astype(np.int64))
+        known = at < len(places)
+        known[known] = places[at[known]] == units["physical_offset"][ended][known]
+        for number in ended[~known].tolist():
+            yield f"its unit {table.first + number} is of no message of the log", False
+        there, wanted = units[ended[known]], wanted[at[known]]
+        same = np.ones(len(there), np.bool_)
+        for name in ("size", "store_seconds", "group_hash"):
+            same &= there[name] == wanted[name]
+        for number in ended[known][~same].tolist():
+            yield f"its unit {table.first + number} is not what its message says", False
+        # RocketMQ takes another end for the first one where numbers are wrong.
+        other = same & (there["state"] != wanted["state"])
+        other &= wanted["state"] != TRANSACTION_PREPARED
+        for number in ended[known][other].tolist():
+            yield f"its unit {table.first + number} has ended otherwise, says the log", True
+
+    def redo_fault(self, layout: StoreLayout) -> str | None:
+        """The same of the redo log, of which the log may have lost the first messages."""
+        redo = read_redo(layout)
+        if redo.fault is not None:
+            return redo.fault
+        start = layout.commit_log.start
+        units = redo.units[redo.units["physical_offset"] >= start]
+        wanted = np.frombuffer(bytes(self.redo), REDO_DTYPE)
+        if len(units) == len(wanted) and (units == wanted).all():
+            return None
+        same = min(len(units), len(wanted))
+        differs = np.flatnonzero(units[:same] != wanted[:same])
+        if len(differs):
+            at = int(wanted["physical_offset"][differs[0]])
+            return f"it does not have the message at {at} where it belongs"
+        if len(units) > len(wanted):
+            at = int(units["physical_offset"][same])
+            return f"it has a message at {at}, which the log does not have"
+        return f"it lacks the message at {int(wanted['physical_offset'][same])}"
+
+    def plan(self, layout: StoreLayout, config: StoreConfig) -> tuple[UnitsPlan, UnitsPlan]:
+        """What is to be done to table and redo log, once the log has gone by."""
+        table_size, redo_size = config.state_table_file_size, config.redo_log_file_size
+        assert table_size is not None and redo_size is not None
+        before = b""
+        if self.units:
+            unit = filler(state_table.decode_at(bytes(self.units[:UNIT_SIZE]), 0))
+            before = state_table.encode(unit) * (self.first % (table_size // UNIT_SIZE))
+        return (
+            UnitsPlan(
+                STATE_TABLE,
+                next((reason for reason, _ in self.table_faults(layout)), None),
+                bool(layout.state_table.files),
+                self.first * UNIT_SIZE,
+                bytes(self.units),
+                table_size,
+                before,
+            ),
+            UnitsPlan(
+                REDO_LOG,
+                self.redo_fault(layout),
+                bool(layout.redo_log.files),
+                0,
+                bytes(self.redo),
+                redo_size,
+            ),
+        )
+
+
+def make_units(disk: Disk, root: Path, plan: UnitsPlan) -> None:
+    """Make a sequence of units anew, durably; what was there is set aside by then.
+
+    Raises:
+        StoreUnavailable: if the disk fails, or is full.
+    """
+    disk.make_folders(root / plan.folder)
+    if plan.reason is None:
+        return
+    data = memoryview(plan.before + plan.units)
+    base = plan.start - len(plan.before)
+    while data:
+        path = root / plan.folder / f"{base:020d}"
+        descriptor = disk.make_file(path, plan.file_size)
+        try:
+            disk.write_all(descriptor, data[: plan.file_size], 0)
+            disk.sync(descriptor, path)
+        except OSError as error:
+            raise disk.refused(path, error) from error
+        finally:
+            disk.let_go(descriptor)
+        data, base = data[plan.file_size :], base + plan.file_size

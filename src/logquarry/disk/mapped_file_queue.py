@@ -1,0 +1,509 @@
+"""Files of one size joined into one offset space (``MappedFileQueue``).
+
+::
+
+    min_offset                                   flushed   committed   wrote      end of the file
+    |---- file ----|---- file ----|---- file ------|----------|----------|--------------|
+
+One thread writes at a time (the put lock of the log, the dispatcher of a queue). Any number reads:
+the list of files is replaced, never changed, and a file that was asked for stays good.
+
+Files are opened when they are first asked for: a broker has thousands of queues.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from logquarry.disk.disk import Disk
+from logquarry.disk.mapped_file import MappedFile
+from logquarry.disk.queue_folders import NameGuard, QueueFolders
+from logquarry.errors import StoreUnavailable, UsageError
+
+logger = logging.getLogger(__name__)
+
+_UNLOCK_AFTER: Final = 6.0
+"""Seconds after which a full file need not stay in memory (``CommitLog.putMessage``)."""
+_MOST_TRIES: Final = 100
+_CHECK_EVERY: Final = 1.0
+"""Seconds between two looks after what is not urgent, at least."""
+
+
+class Allocator(Protocol):
+    """What makes the files of a queue ahead of their use; see
+    :mod:`logquarry.disk.allocate`."""
+
+    def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
+        """The file at ``path``; None if it was not made in time. ``following`` is made next."""
+
+    def discard(self) -> None:
+        """Delete the files that nobody took: they are not the next ones any more."""
+
+
+class MappedFileQueue:
+    """The files of a commit log or of a consume queue. Offsets are of the joined space.
+
+    Making one touches nothing; :meth:`load` finds the files that are there.
+
+    Args:
+        disk: what they are on.
+        folders: where they are: one folder, or several for a multi-path commit log.
+        file_size: bytes of each file.
+        allocator: makes files ahead; without one they are made when they are needed.
+        read_only: folders with files that are read, and never added to.
+        full_folders: says which folders have no room for another file.
+        guard_names: whether files that somebody deletes while they are written are to come back
+            (:mod:`logquarry.disk.queue_folders`): for the log, which nothing else holds.
+        gaps: whether files may be missing between others, as RocketMQ has it.
+
+    Attributes:
+        file_size: bytes of each file.
+        bases: where each file begins, first to last; another tuple whenever files come or go.
+        folders: where they are, sorted.
+        last: the last file, None without files.
+        flushed_offset: what is before it is on the disk (``flushedWhere``).
+        committed_offset: what is before it is in the files (``committedWhere``).
+        store_timestamp: store time of the last message that the last thorough flush covered.
+        on_flushed: told of the flushed offset after each flush; must not raise.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        folders: Path | Sequence[Path],
+        file_size: int,
+        *,
+        allocator: Allocator | None = None,
+        read_only: Sequence[Path] = (),
+        full_folders: Callable[[], Collection[Path]] = tuple,
+        guard_names: bool = False,
+        gaps: bool = False,
+    ) -> None:
+        self.file_size = file_size
+        self.flushed_offset = 0
+        self.committed_offset = 0
+        self.store_timestamp = 0
+        self.on_flushed: Callable[[int], None] = lambda _: None
+        self._where = QueueFolders(disk, folders, read_only=read_only, full_folders=full_folders)
+        self.folders = self._where.folders
+        self._guard = NameGuard(disk) if guard_names else None
+        self._next_check = 0.0
+        self._gaps = gaps
+        self._disk = disk
+        self._health = disk.health
+        self._allocator = allocator
+        self.bases: tuple[int, ...] = ()
+        # A path stands for a file that nobody has asked for yet: it is full, and flushed.
+        self._files: tuple[MappedFile | Path, ...] = ()
+        self.last: MappedFile | None = None
+        # Whether any file is written to a buffer first: then committed_offset tells what is there.
+        self._is_transient = False
+        self._change = threading.Lock()
+        self._flushing = threading.Lock()
+        self._to_unlock: list[tuple[float, MappedFile]] = []
+
+    # ------------------------------------------------------------------------------------ files
+    def load(self) -> None:
+        """Find the files that are there. All of them count as full until somebody tells better.
+
+        Whoever recovers the store walks them and calls :meth:`truncate_to` with the end that it
+        found. Names that are no offset are passed over. Nothing is changed on the disk, but
+        a short last file gets its size, and with ``guard_names`` a file that has lost its name in
+        a crash gets it back.
+
+        Raises:
+            CorruptFile: if a file is longer than ``file_size``, or shorter and not the last, or if
+                there is a gap between them. RocketMQ refuses any other length, also an empty last
+                file that a crash left between making and extending it.
+        """
+        if self._guard is not None:
+            self._guard.restore(self.folders)
+        found = self._where.find(self.file_size, gaps=self._gaps)
+        with self._change:
+            self._use(found)
+        self.flushed_offset = self.committed_offset = self.max_room
+
+    def _use(self, files: dict[int, MappedFile | Path] | dict[int, Path]) -> None:
+        """Take these files, by their bases in order, as the queue's."""
+        self.bases = tuple(files)
+        self._files = tuple(files.values())
+        self.last = self._opened(len(self._files) - 1) if self._files else None
+
+    def _opened(self, index: int) -> MappedFile:
+        """A file by its index, opened; with the change lock held."""
+        file = self._files[index]
+        if isinstance(file, Path):
+            file = MappedFile(self._disk, file, self.bases[index], self.file_size)
+            file.set_positions(self.file_size)
+            self._files = (*self._files[:index], file, *self._files[index + 1 :])
+        return file
+
+    @property
+    def open_files(self) -> list[MappedFile]:
+        """The files that are open."""
+        return [file for file in self._files if isinstance(file, MappedFile)]
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the files that are open (``getMappedMemorySize``)."""
+        return self.file_size * len(self.open_files)
+
+    def last_file(self, create: bool = False, start_offset: int = 0) -> MappedFile | None:
+        """The file that is written to (``getLastMappedFile``).
+
+        Args:
+            create: make the next one where the last is full, or none is there. Without it the
+                last may be full.
+            start_offset: lies in the room of the first file, where there is none yet.
+
+        Returns:
+            None if there is none; with ``create``, if it was not made in time (put status
+            CREATE_MAPEDFILE_FAILED).
+
+        Raises:
+            StoreUnavailable: with ``create``, if the store takes no writes, or the file cannot be
+                made (a full disk): the log stays as it is, and a later call tries again.
+        """
+        last = self.last
+        if not create:
+            return last
+        if self._health.reason is not None:
+            raise self._health.error()
+        if last is not None and last.wrote < last.size:
+            return last
+        if last is None:
+            base = start_offset - start_offset % self.file_size
+        else:
+            base = last.base + self.file_size
+        return self._add_file(base)
+
+    def _add_file(self, base: int) -> MappedFile | None:
+        made = self._made_now(base) if self._allocator is None else self._made_ahead(base)
+        if made is None:
+            return None
+        with self._change:
+            if not self._files:
+                self.flushed_offset = self.committed_offset = base
+            elif self.last is not None and self.last.is_locked_in_memory:
+                self._to_unlock.append((time.monotonic() + _UNLOCK_AFTER, self.last))
+            # Ctrl-C between two of these: the next put comes here again with the same file.
+            self._files = (*(file for file in self._files if file is not made), made)
+            self.bases = (*(other for other in self.bases if other != base), base)
+            self._is_transient = self._is_transient or made.is_transient
+            self.last = made
+        return made
+
+    def _made_ahead(self, base: int) -> MappedFile | None:
+        path, following = self._path_of(base), self._path_of(base + self.file_size)
+        assert self._allocator is not None
+        made = self._allocator.take(path, following, self.file_size)
+        if made is None or self._keeps_name(made):
+            return made
+        # A Java store that was opened on this one takes files that look empty away, before the
+        # lock refuses it (reliability.md, rule 1).
+        logger.warning("%s: somebody deleted it before it was used; made anew", path)
+        made.close()
+        return self._made_now(base)
+
+    def _made_now(self, base: int) -> MappedFile:
+        path = self._path_of(base)
+        for _ in range(_MOST_TRIES):
+            made = MappedFile(self._disk, path, base, self.file_size, exclusive=True)
+            if self._keeps_name(made):
+                return made
+            made.close()
+        raise StoreUnavailable(f"{path}: somebody deletes it whenever it is made")
+
+    def _keeps_name(self, file: MappedFile) -> bool:
+        """Whether a file has its name; with a guard it is not to lose it from here on."""
+        if self._guard is not None:
+            file.guards_name = True
+            self._guard.guard(file.path)
+            if not file.is_named():
+                # Lost just now: it comes back. Lost before: there is nothing to come back.
+                self._guard.check()
+        return file.is_named()
+
+    def _release_name(self, file: MappedFile) -> None:
+        if self._guard is not None:
+            self._guard.release(file.path)
+
+    def _path_of(self, base: int) -> Path:
+        return self._where.path_of(base, self.file_size)
+
+    def find(self, offset: int) -> MappedFile | None:
+        """The file in whose room an offset lies (``findMappedFileByOffset``)."""
+        last = self.last
+        if last is not None and last.base <= offset < last.base + self.file_size:
+            return last
+        index = self._index_of(offset)
+        if index is None:
+            return None
+        files = self._files
+        file = files[index] if index < len(files) else None
+        if isinstance(file, MappedFile) and file.base <= offset < file.base + self.file_size:
+            return file
+        self._health.require_readable()
+        with self._change:
+            index = self._index_of(offset)
+            return None if index is None else self._opened(index)
+
+    def _index_of(self, offset: int) -> int | None:
+        """The index of the file in whose room an offset lies."""
+        bases = self.bases
+        index = bisect_right(bases, offset) - 1
+        return index if index >= 0 and offset < bases[index] + self.file_size else None
+
+    # ---------------------------------------------------------------------------------- offsets
+    @property
+    def min_offset(self) -> int:
+        """Where the first file begins, -1 without files (``getMinOffset``)."""
+        bases = self.bases
+        return bases[0] if bases else -1
+
+    @property
+    def max_offset(self) -> int:
+        """Where what can be read ends, 0 without files (``getMaxOffset``).
+
+        QUIRK: Java takes the last file's committed position, also where the file before it is not
+        committed yet.
+        """
+        if self._is_transient:
+            return self.committed_offset
+        last = self.last
+        # As MappedFile.committed has it: nothing of it is transient.
+        return 0 if last is None else last.base + last.wrote
+
+    @property
+    def wrote_offset(self) -> int:
+        """Where what is written ends, committed or not; 0 without files."""
+        last = self.last
+        return 0 if last is None else last.base + last.wrote
+
+    # ------------------------------------------------------------------------- read and write
+    def select(self, offset: int, size: int | None = None) -> memoryview | None:
+        """``size`` bytes from an offset, or all there are in its file; None if they are not there.
+
+        They never span files, as no message does.
+
+        Raises:
+            StoreUnavailable: if the store was closed, or this is a forked child.
+        """
+        file = self.find(offset)
+        return None if file is None else file.select(offset - file.base, size)
+
+    def append_data(self, offset: int, data: bytes | memoryview) -> bool:
+        """Append raw bytes that belong at an offset, over as many files as they take.
+
+        Whether they were taken: False, and nothing is changed, if the queue does not end there.
+        An empty queue begins with the file of that offset, which must be its first byte.
+
+        Raises:
+            StoreUnavailable: if the store takes no writes, or a file could not be made; what was
+                written before stays, and :attr:`wrote_offset` tells how much that is.
+        """
+        begins = self.last is None and offset % self.file_size == 0
+        if not begins and (self.last is None or offset != self.wrote_offset):
+            return False
+        rest = memoryview(data)
+        while rest:
+            file = self.last_file(create=True, start_offset=offset)
+            if file is None:
+                raise StoreUnavailable(f"{self._path_of(offset)}: it was not made in time")
+            count = min(len(rest), file.room)
+            file.append(rest[:count])
+            rest, offset = rest[count:], offset + count
+        return True
+
+    # -------------------------------------------------------------------------- commit and flush
+    def commit(self, least_pages: int = 0) -> int:
+        """Move what is written to the files: the committed offset after it.
+
+        Each file that is full is committed; the last one only if ``least_pages`` pages of it are
+        due. (Java takes one file a call.)
+
+        Raises:
+            StoreUnavailable: if that failed, now or before.
+        """
+        self._health.require_writable()
+        with self._flushing:
+            for file in self._since(self.committed_offset):
+                position = file.commit(least_pages)
+                self.committed_offset = file.base + position
+                if position < file.size:
+                    break
+            return self.committed_offset
+
+    def flush(self, least_pages: int = 0) -> int:
+        """Wait until what is committed is on the disk: the flushed offset after it.
+
+        Each file that is full is flushed; the last one only if ``least_pages`` pages of it are
+        due. With 0 (a thorough flush) :attr:`store_timestamp` is set.
+
+        Raises:
+            StoreUnavailable: if a sync failed, now or before; the offset stays before what is not
+                on the disk.
+        """
+        self._health.require_writable()
+        with self._flushing:
+            for file in self._since(self.flushed_offset):
+                position = file.flush(least_pages)
+                self.flushed_offset = file.base + position
+                if least_pages == 0 and file.flushed_timestamp:
+                    self.store_timestamp = file.flushed_timestamp
+                if position < file.size:
+                    # Of a full file some may not be committed yet: nothing behind it counts.
+                    break
+            self.on_flushed(self.flushed_offset)
+            if (now := time.monotonic()) >= self._next_check:
+                self._next_check = now + _CHECK_EVERY
+                self._look_after(now)
+            return self.flushed_offset
+
+    def _since(self, offset: int) -> list[MappedFile]:
+        """The files that may hold something from an offset on."""
+        first = max(0, bisect_right(self.bases, offset) - 1)
+        # A path is a file that was flushed before it was loaded.
+        return [file for file in self._files[first:] if isinstance(file, MappedFile)]
+
+    def _look_after(self, now: float) -> None:
+        while self._to_unlock and self._to_unlock[0][0] <= now:
+            self._to_unlock.pop(0)[1].unlock()
+        if self._guard is not None:
+            self._guard.check()
+
+    # --------------------------------------------------------------------------------- the end
+    def truncate_to(self, offset: int, *, aside: Path | None = None) -> list[Path]:
+        """Let the queue end at an offset, on the disk too, before anything new is written.
+
+        What stands behind it in its file is made zeros and synced (Java moves positions only, and
+        what was dropped comes back when the log has grown over it). Files behind it that hold
+        nothing but zeros are deleted; those that hold something are moved to a folder, never
+        deleted. The last file gets all its blocks.
+
+        Args:
+            offset: where the queue is to end, the last message's end.
+            aside: the folder for files that hold something, on the same disk.
+
+        Returns:
+            Where the files are that were moved.
+
+        Raises:
+            UsageError: if a file behind it holds something, and ``aside`` is not given; or if the
+                offset is not in the queue. Nothing is changed then.
+            StoreUnavailable: if the disk fails.
+        """
+        self._health.require_writable()
+        if self._allocator is not None:
+            # What was made ahead would leave a gap.
+            self._allocator.discard()
+        with self._flushing, self._change:
+            bases = self.bases
+            if not (bases[0] <= offset <= self.max_room if bases else offset == 0):
+                raise UsageError(f"the files reach from {self.min_offset}, and not to {offset}")
+            # An offset at the end of a file belongs to that file: it is full. The first file
+            # stays in any case, for where it begins.
+            count = sum(base < offset or base == bases[0] for base in bases)
+            dropped = [self._opened(index) for index in range(count, len(self.bases))]
+            holding = [file for file in dropped if file.holds_data()]
+            if holding and aside is None:
+                raise UsageError(
+                    f"{holding[0].path}: holds data behind the end at {offset}, and there is no "
+                    "folder to set it aside in"
+                )
+            moved = []
+            for file in reversed(dropped):
+                self._release_name(file)
+                if file in holding and aside is not None:
+                    file.close()
+                    moved.append(self._disk.set_aside(file.path, aside))
+                else:
+                    file.delete()
+            self._use(dict(zip(bases[:count], self._files[:count], strict=True)))
+            last = self.last
+            if last is not None:
+                last.allocate()
+                last.clear_from(offset - last.base)
+                last.set_positions(offset - last.base)
+                self._keeps_name(last)
+            self.flushed_offset = self.committed_offset = offset
+            return moved
+
+    def end_at(self, offset: int) -> None:
+        """Let the queue end in its last file, and leave what stands behind that as it is.
+
+        What RocketMQ does: it moves positions only. The file gets all its blocks.
+
+        Raises:
+            UsageError: if the offset is not in the last file.
+            StoreUnavailable: if there is no room for the blocks.
+        """
+        with self._flushing, self._change:
+            last = self.last
+            if last is None:
+                if offset:
+                    raise UsageError(f"there are no files that could end at {offset}")
+                return
+            if not last.base <= offset <= last.base + self.file_size:
+                raise UsageError(f"{last.path}: it does not reach to {offset}")
+            last.allocate()
+            last.set_positions(offset - last.base)
+            self._keeps_name(last)
+            self.flushed_offset = self.committed_offset = offset
+
+    @property
+    def max_room(self) -> int:
+        """Where the room of the last file ends, 0 without files."""
+        last = self.last
+        return 0 if last is None else last.base + self.file_size
+
+    def reset(self, offset: int, *, aside: Path | None = None) -> bool:
+        """Truncate, if the end is no more than two files away (``resetOffset``); else False.
+
+        QUIRK: Java's loop over the files never runs, so that it resets nothing.
+        """
+        if self.last is not None and self.wrote_offset - offset > 2 * self.file_size:
+            return False
+        self.truncate_to(offset, aside=aside)
+        return True
+
+    def remove_first(self) -> None:
+        """Take the first file from the queue and delete it; the last one is never deleted.
+
+        Whoever reads it may go on. For retention, which says when.
+        """
+        with self._flushing, self._change:
+            if len(self._files) < 2:
+                raise UsageError("the last file of a queue is not deleted")
+            if self.bases[1] > self.flushed_offset:
+                raise UsageError(f"the file at {self.bases[0]} is not flushed yet")
+            first = self._opened(0)
+            self.bases, self._files = self.bases[1:], self._files[1:]
+            # The second name first: a file that has only that one comes back.
+            self._release_name(first)
+        first.delete()
+
+    def remove_until(self, last_base: int) -> None:
+        """Delete the first files, up to the one that begins at a place; never the last one."""
+        while len(self.bases) > 1 and self.bases[0] <= last_base:
+            if self.bases[1] > self.flushed_offset:
+                self.flush(0)
+            self.remove_first()
+
+    def close(self) -> None:
+        """Close all files. What was selected stays good."""
+        if self._health.is_forked:
+            return
+        with self._flushing, self._change:
+            if self._guard is not None:
+                self._guard.close()
+            for file in self._files:
+                if isinstance(file, MappedFile):
+                    file.close()
+            self._to_unlock.clear()

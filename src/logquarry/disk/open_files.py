@@ -1,0 +1,153 @@
+"""Pages of a map: brought into memory, and kept there. All of it as far as the system lets.
+
+Through the C library, whose calls release the GIL; those of ``mmap`` objects do not, and filling
+a gigabyte takes a fifth of a second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections import OrderedDict
+from functools import cache
+from typing import Any, Final
+
+from logquarry.errors import StoreNotFound
+from logquarry.log.filesystem import FileView
+from logquarry.log.layout import StoreLayout
+
+_POPULATE_WRITE: Final = 23
+_STEP: Final = 8 << 20
+
+
+def address_of(mapped: mmap.mmap) -> int:
+    """Where a writable map begins. Keeps nothing alive."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+
+
+def populate(address: int, size: int) -> bool:
+    """Bring pages into memory, writable (``MADV_POPULATE_WRITE``, Linux 5.14)."""
+    # In steps: one call over a gigabyte holds the lock of the process' memory for long.
+    return all(
+        _call("madvise", address + at, min(_STEP, size - at), _POPULATE_WRITE)
+        for at in range(0, size, _STEP)
+    )
+
+
+def lock(address: int, size: int) -> bool:
+    """Keep pages in memory; False where the limit of locked memory does not let it."""
+    return _call("mlock", address, size)
+
+
+def unlock(address: int, size: int) -> bool:
+    """Let the system have the pages when it wants them."""
+    return _call("munlock", address, size)
+
+
+def leave_mapped(mapped: mmap.mmap) -> None:
+    """Never unmap a map: in a forked child something else may lie at its place by then."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
+
+
+def _call(name: str, address: int, size: int, *more: int) -> bool:
+    function = getattr(_libc(), name, None)
+    if function is None:
+        return False
+    return bool(function(ctypes.c_void_p(address), ctypes.c_size_t(size), *more) == 0)
+
+
+@cache
+def _libc() -> Any:
+    try:
+        return ctypes.CDLL(None, use_errno=True)
+    except OSError:
+        return None
+
+
+# --------------------------------------------------------------------------------------------------
+# The files of a store that are open at the moment: bytes by path and position.
+
+MOST_OPEN: Final = 128
+"""Files open at once: each map holds a descriptor, and a broker has thousands of queue files."""
+
+
+class OpenFiles:
+    """Reads parts of files and keeps the ones last used open.
+
+    What was read stays good as long as somebody holds it, also after its file was closed here or
+    deleted by the broker.
+    """
+
+    def __init__(self, layout: StoreLayout, *, most: int = MOST_OPEN) -> None:
+        self._layout = layout
+        self._most = most
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+
+    def read(self, path: str, position: int, length: int) -> memoryview:
+        """``length`` bytes from ``position``; fewer where the file ends, none if it is gone.
+
+        Raises:
+            StoreNotFound: if the file is there and cannot be read.
+        """
+        file = self._open.get(path)
+        if file is None:
+            try:
+                file = self._open[path] = _OpenFile(self._layout.open_file(path))
+            except FileNotFoundError:
+                return memoryview(b"")
+            except OSError as error:
+                full = self._layout.filesystem.full_path(path)
+                raise StoreNotFound(f"{full}: cannot be read: {error.strerror}") from error
+            if len(self._open) > self._most:
+                self._open.popitem(last=False)
+        else:
+            self._open.move_to_end(path)
+        return file.read(position, length)
+
+    def window(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
+        """More than was asked for, if it costs nothing: where it begins, and the bytes."""
+        self.read(path, position, length)
+        file = self._open.get(path)
+        return (position, memoryview(b"")) if file is None else file.window
+
+    def view(self, path: str) -> FileView | None:
+        """The whole file, None if it is gone.
+
+        Raises:
+            StoreNotFound: if the file is there and cannot be read.
+        """
+        self.read(path, 0, 0)
+        file = self._open.get(path)
+        return None if file is None else file.view
+
+    def forget(self, path: str) -> None:
+        """Open a file anew when it is read next: it has grown, or is another one."""
+        self._open.pop(path, None)
+
+    def close(self) -> None:
+        """Close all of them; they are opened again, as they are then, when they are read."""
+        self._open.clear()
+
+
+class _OpenFile:
+    """One file with the window that was read last: for a local file that is all of it."""
+
+    def __init__(self, view: FileView) -> None:
+        self.view = view
+        self._start = 0
+        self._data = memoryview(b"")
+
+    @property
+    def window(self) -> tuple[int, memoryview]:
+        return self._start, self._data
+
+    def read(self, position: int, length: int) -> memoryview:
+        length = min(length, self.view.size - position)
+        if position < 0 or length <= 0:
+            return memoryview(b"")
+        at = position - self._start
+        if at < 0 or at + length > len(self._data):
+            # All of a map is at hand, whatever of it is asked for.
+            self._start = 0 if self.view.is_mapped else position
+            self._data, at = self.view.window(self._start, length), position - self._start
+        return self._data[at : at + length]

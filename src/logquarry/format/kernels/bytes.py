@@ -1,0 +1,278 @@
+"""What all kernels share: how they are compiled, and places in a frame from the format's tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from logquarry.format import frame, sys_flag
+from logquarry.format.native import (
+    call_crc32,
+    copy16,
+    copy32,
+    copy64,
+    copy_bytes,
+    load_i32,
+    load_raw64,
+    load_u8,
+    store_u8,
+)
+
+Array = npt.NDArray[Any]
+
+
+def kernel(function: Any) -> Any:
+    """Compile on the first call. The result is kept on disk and runs without the GIL."""
+    return njit(cache=True, nogil=True, error_model="numpy")(function)
+
+
+_H = frame.HEAD.offsets
+AT_MAGIC = _H["magic"]
+AT_CRC = _H["body_crc"]
+AT_PHYSICAL_OFFSET = _H["physical_offset"]
+AT_SYS_FLAG = _H["sys_flag"]
+HEAD_SIZE = frame.HEAD.size
+STORE_TIME_SIZE = frame.STORE_TIME.size
+TAIL_SIZE = frame.TAIL.size
+AT_BODY_LENGTH = frame.TAIL.offsets["body_length"]
+BLANK_SIZE = frame.BLANK.size
+FIXED_V1 = frame.FIXED_SIZE_V1
+HOST_V4 = frame.HOST_SIZE_V4
+HOST_EXTRA = frame.HOST_SIZE_V6 - frame.HOST_SIZE_V4
+BODY_AT_V4 = frame.BODY_POSITION
+BORN_V6 = sys_flag.BORN_HOST_V6
+STORE_V6 = sys_flag.STORE_HOST_V6
+TRANSACTION_MASK = sys_flag.TRANSACTION_MASK
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word
+
+
+MAGIC_V1 = np.int32(_signed(frame.MAGIC_V1))
+MAGIC_V2 = np.int32(_signed(frame.MAGIC_V2))
+MAGIC_BLANK = np.int32(_signed(frame.MAGIC_BLANK))
+MAGIC_FIRST = frame.MAGIC_V1 >> 24
+
+
+# --------------------------------------------------------------------------------------------------
+# Small operations on bytes that several kernels share.
+
+
+@kernel
+def is_ascii(address: int, length: int) -> bool:
+    """Whether no byte has its high bit set."""
+    high = np.uint64(0)
+    i = 0
+    while i + 8 <= length:
+        high |= load_raw64(address + i)
+        i += 8
+    if i < length and length >= 8:
+        # The last word overlaps the one before it.
+        high |= load_raw64(address + length - 8)
+        i = length
+    while i < length:
+        high |= np.uint64(load_u8(address + i))
+        i += 1
+    return high & np.uint64(0x8080808080808080) == 0
+
+
+@kernel
+def is_utf8(address: int, length: int) -> bool:
+    """Whether the bytes are UTF-8, as Python's strict decoder judges."""
+    i = 0
+    while i < length:
+        if i + 8 <= length and (load_raw64(address + i) & np.uint64(0x8080808080808080)) == 0:
+            i += 8
+            continue
+        lead = load_u8(address + i)
+        if lead < 0x80:
+            i += 1
+            continue
+        if lead < 0xC2 or lead > 0xF4:
+            return False
+        more = 1 if lead < 0xE0 else (2 if lead < 0xF0 else 3)
+        if i + more >= length:
+            return False
+        second = load_u8(address + i + 1)
+        low = 0xA0 if lead == 0xE0 else (0x90 if lead == 0xF0 else 0x80)
+        high = 0x9F if lead == 0xED else (0x8F if lead == 0xF4 else 0xBF)
+        if second < low or second > high:
+            return False
+        for k in range(2, more + 1):
+            if load_u8(address + i + k) & 0xC0 != 0x80:
+                return False
+        i += more + 1
+    return True
+
+
+@kernel
+def has_zero(address: int, length: int) -> bool:
+    """Whether a byte is NUL."""
+    i = 0
+    while i + 8 <= length:
+        word = load_raw64(address + i)
+        low = (word - np.uint64(0x0101010101010101)) & ~word & np.uint64(0x8080808080808080)
+        if low != 0:
+            return True
+        i += 8
+    while i < length:
+        if load_u8(address + i) == 0:
+            return True
+        i += 1
+    return False
+
+
+@kernel
+def is_plain(address: int, length: int) -> bool:
+    """Whether every byte is ASCII and none is NUL."""
+    if length < 8:
+        for k in range(length):
+            byte = load_u8(address + k)
+            if byte == 0 or byte > 0x7F:
+                return False
+        return True
+    i = 0
+    while True:
+        # The last word overlaps the one before it.
+        at = min(i, length - 8)
+        word = load_raw64(address + at)
+        # Of ASCII bytes only a NUL borrows into its high bit, or what lies above one that did.
+        if (word | (word - np.uint64(0x0101010101010101))) & np.uint64(0x8080808080808080) != 0:
+            return False
+        i += 8
+        if i >= length:
+            return True
+
+
+@kernel
+def copy_short(to: int, start: int, length: int) -> None:
+    """Copy a few bytes, or many.
+
+    Most spans are a few bytes, for which a call of memcpy costs more than the bytes do: two words
+    that overlap cover them.
+    """
+    if length > 16:
+        copy_bytes(to, start, length)
+    elif length >= 8:
+        copy64(to, start)
+        copy64(to + length - 8, start + length - 8)
+    elif length >= 4:
+        copy32(to, start)
+        copy32(to + length - 4, start + length - 4)
+    elif length >= 2:
+        copy16(to, start)
+        copy16(to + length - 2, start + length - 2)
+    elif length == 1:
+        store_u8(to, load_u8(start))
+
+
+@kernel
+def same_bytes(a: int, b: int, length: int) -> bool:
+    """Whether two pieces of ``length`` bytes are equal."""
+    i = 0
+    while i + 8 <= length:
+        if load_raw64(a + i) != load_raw64(b + i):
+            return False
+        i += 8
+    while i < length:
+        if load_u8(a + i) != load_u8(b + i):
+            return False
+        i += 1
+    return True
+
+
+@kernel
+def hash_bytes(address: int, length: int) -> np.uint64:
+    """A hash for tables that live as long as a batch."""
+    value = np.uint64(14695981039346656037) ^ np.uint64(length)
+    i = 0
+    while i + 8 <= length:
+        value = (value ^ load_raw64(address + i)) * np.uint64(1099511628211)
+        value ^= value >> np.uint64(29)
+        i += 8
+    if i < length and length >= 8:
+        # The last eight bytes once more: every byte counts, and none is taken by itself.
+        value = (value ^ load_raw64(address + length - 8)) * np.uint64(1099511628211)
+    elif length >= 4:
+        first = np.uint64(np.uint32(load_i32(address)))
+        last = np.uint64(np.uint32(load_i32(address + length - 4)))
+        value = (value ^ (first << np.uint64(32)) ^ last) * np.uint64(1099511628211)
+    else:
+        while i < length:
+            value = (value ^ np.uint64(load_u8(address + i))) * np.uint64(1099511628211)
+            i += 1
+    value ^= value >> np.uint64(29)
+    return value ^ (value >> np.uint64(32))
+
+
+@kernel
+def hash_number(value: np.uint64) -> np.uint64:
+    """The same of a number."""
+    mixed = value * np.uint64(0x9E3779B97F4A7C15)
+    return mixed ^ (mixed >> np.uint64(32))
+
+
+@kernel
+def java_hash(address: int, length: int) -> int:
+    """String.hashCode over valid UTF-8, as a signed 32-bit integer."""
+    return java_hash_on(np.int64(0), address, length)
+
+
+@kernel
+def java_hash_on(before: int, address: int, length: int) -> int:
+    """The hash of a text whose first part has the hash ``before``, and the rest is given."""
+    value = np.uint32(before)
+    thirty_one = np.uint32(31)
+    i = 0
+    while i < length:
+        lead = np.uint32(load_u8(address + i))
+        if lead < 0x80:
+            value = value * thirty_one + lead
+            i += 1
+            continue
+        if lead < 0xE0:
+            more = 1
+            point = lead & np.uint32(0x1F)
+        elif lead < 0xF0:
+            more = 2
+            point = lead & np.uint32(0x0F)
+        else:
+            more = 3
+            point = lead & np.uint32(0x07)
+        for k in range(1, more + 1):
+            point = (point << np.uint32(6)) | np.uint32(load_u8(address + i + k) & 0x3F)
+        if point > 0xFFFF:
+            point -= np.uint32(0x10000)
+            value = value * thirty_one + np.uint32(0xD800) + (point >> np.uint32(10))
+            point = np.uint32(0xDC00) + (point & np.uint32(0x3FF))
+        value = value * thirty_one + point
+        i += more + 1
+    return np.int64(np.int32(value))
+
+
+def _crc_table() -> Any:
+    table = np.zeros(256, np.uint32)
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = value >> 1 ^ (0xEDB88320 if value & 1 else 0)
+        table[byte] = value
+    return table
+
+
+_CRC_TABLE = _crc_table()
+
+
+@kernel
+def crc32(function: int, address: int, count: int) -> int:
+    """The CRC-32 of some bytes, by the function at an address if there is one."""
+    if function != 0:
+        return call_crc32(function, address, count)
+    value = np.uint32(0xFFFFFFFF)
+    for i in range(count):
+        value = _CRC_TABLE[(value ^ load_u8(address + i)) & 0xFF] ^ (value >> np.uint32(8))
+    return value ^ np.uint32(0xFFFFFFFF)

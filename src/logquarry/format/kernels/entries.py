@@ -1,0 +1,207 @@
+"""The hashes of the keys of messages, as the index takes them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from logquarry.format import index, java, properties, queue_entry
+from logquarry.format.kernels.bytes import Array, java_hash_on, kernel
+from logquarry.format.kernels.properties import KEYS, UNIQ_KEY
+from logquarry.format.native import load_i32, load_u8, prefetch, store_i32, store_i64
+from logquarry.format.request_rows import (
+    FRAME_SIZE,
+    PHYSICAL_OFFSET,
+    QUEUE,
+    QUEUE_OFFSET,
+    TAGS_CODE,
+)
+
+SPACE = ord(properties.KEY_SEPARATOR)
+_LARGEST = java.INT_MAX
+_ENTRY, _SLOT = index.ENTRY.size, index.SLOT.size
+_HASH_AT, _PREVIOUS_AT = index.ENTRY.offsets["key_hash"], index.ENTRY.offsets["previous"]
+
+
+@kernel
+def positive(value: int) -> int:
+    """``java.positive_hash_code`` of a hash."""
+    value = abs(value)
+    return 0 if value > _LARGEST else value
+
+
+@kernel
+def index_keys(
+    address: int,
+    count: int,
+    starts: Array,
+    lengths: Array,
+    prefixes: Array,
+    hashes: Array,
+    numbers: Array,
+    raw: bool,
+) -> int:
+    """Hash the keys of some frames over valid UTF-8: UNIQ_KEY, then KEYS split at spaces.
+
+    ``starts`` and ``lengths`` int32 (4, n) are what :func:`parse_properties` found; ``prefixes``
+    int64 the hash of each frame's ``topic#``. ``hashes`` and ``numbers`` int64 get the hash of
+    each key (with its sign if ``raw``) and the number of its frame; how many is returned.
+    """
+    used = 0
+    for i in range(count):
+        length = lengths[UNIQ_KEY, i]
+        if length > 0:
+            value = java_hash_on(prefixes[i], address + starts[UNIQ_KEY, i], length)
+            hashes[used] = value if raw else positive(value)
+            numbers[used] = i
+            used += 1
+        stop = lengths[KEYS, i]
+        base = address + starts[KEYS, i]
+        begin = np.int64(0)
+        for at in range(stop + 1):
+            if at == stop or load_u8(base + at) == SPACE:
+                if at > begin:
+                    value = java_hash_on(prefixes[i], base + begin, at - begin)
+                    hashes[used] = value if raw else positive(value)
+                    numbers[used] = i
+                    used += 1
+                begin = np.int64(at + 1)
+    return used
+
+
+@kernel
+def check_chains(
+    entries: int, count: int, table: int, slots: int, newest: Array
+) -> tuple[int, int, int, int, int]:
+    """Follow the entries of an index file, and the newest one of each slot.
+
+    Args: addresses of the first entry and of the first slot, and how many there are; ``newest``
+    int32, of zeros, gets the number of each slot's newest entry.
+    Returns (entries that lead elsewhere, index of the first, where it should lead, slots that lead
+    elsewhere, the first).
+    """
+    wrong = wrong_slots = 0
+    first = expected = first_slot = -1
+    for number in range(count):
+        at = entries + number * _ENTRY
+        slot = abs(np.int64(load_i32(at + _HASH_AT))) % slots
+        if load_i32(at + _PREVIOUS_AT) != newest[slot]:
+            if wrong == 0:
+                first, expected = number, np.int64(newest[slot])
+            wrong += 1
+        newest[slot] = number + 1
+    for slot in range(slots):
+        if load_i32(table + slot * _SLOT) != newest[slot]:
+            if wrong_slots == 0:
+                first_slot = slot
+            wrong_slots += 1
+    return wrong, first, expected, wrong_slots, first_slot
+
+
+# --------------------------------------------------------------------------------------------------
+# Queue units and index entries of many frames.
+
+_U = queue_entry.LAYOUT.offsets
+_UNIT_SIZE = queue_entry.UNIT_SIZE
+_UNIT_PHYSICAL_OFFSET = _U["physical_offset"]
+_UNIT_FRAME_SIZE = _U["size"]
+_UNIT_TAGS_CODE = _U["tags_code"]
+_E = index.ENTRY.offsets
+_ENTRY_SIZE = index.ENTRY.size
+_ENTRY_HASH = _E["key_hash"]
+_ENTRY_PHYSICAL_OFFSET = _E["physical_offset"]
+_ENTRY_SECONDS = _E["seconds"]
+_ENTRY_PREVIOUS = _E["previous"]
+_SLOT_SIZE = index.SLOT.size
+_AHEAD = 16
+_MOST_SECONDS = java.INT_MAX
+
+
+@kernel
+def group_units(
+    requests: Array,
+    count: int,
+    queue_count: int,
+    ends: Array,
+    which: Array,
+    offsets: Array,
+    units: Array,
+) -> None:
+    """The units of some frames, queue by queue.
+
+    ``ends`` int64 (queues + 1) gets where each queue's part ends in the others, behind a 0;
+    ``which`` the number of each unit's frame, ``offsets`` its queue offset, ``units`` uint8 the
+    units themselves.
+    """
+    for queue in range(queue_count + 1):
+        ends[queue] = 0
+    for i in range(count):
+        queue = requests[QUEUE, i]
+        if queue >= 0:
+            ends[queue + 1] += 1
+    # The sums so far are where each part begins; counting on makes them where it ends.
+    total = np.int64(0)
+    for queue in range(queue_count):
+        size = ends[queue + 1]
+        ends[queue + 1] = total
+        total += size
+    out = units.ctypes.data
+    for i in range(count):
+        queue = requests[QUEUE, i]
+        if queue < 0:
+            continue
+        at = ends[queue + 1]
+        ends[queue + 1] = at + 1
+        which[at] = i
+        offsets[at] = requests[QUEUE_OFFSET, i]
+        unit = out + at * _UNIT_SIZE
+        store_i64(unit + _UNIT_PHYSICAL_OFFSET, requests[PHYSICAL_OFFSET, i])
+        store_i32(unit + _UNIT_FRAME_SIZE, requests[FRAME_SIZE, i])
+        store_i64(unit + _UNIT_TAGS_CODE, requests[TAGS_CODE, i])
+
+
+@kernel
+def _seconds(time: int, begin: int) -> int:
+    if begin <= 0:
+        return 0
+    return min(max((time - begin) // 1000, 0), _MOST_SECONDS)
+
+
+@kernel
+def put_index_keys(
+    slots_at: int,
+    slot_count: int,
+    entry_at: int,
+    number: int,
+    begin: int,
+    hashes: Array,
+    offsets: Array,
+    times: Array,
+) -> int:
+    """Put keys into an index file (``IndexFile.putKey``).
+
+    Args: addresses of the slots and of the first new entry, ``number`` of that entry, ``begin``
+    the time that seconds count from. Returns how many chains are begun.
+    """
+    begun = 0
+    count = hashes.shape[0]
+    slots = np.uint32(slot_count)
+    for i in range(count):
+        if i + _AHEAD < count:
+            # Slots lie anywhere in some megabytes: ask for them before they are needed.
+            ahead = np.int64(np.uint32(abs(hashes[i + _AHEAD])) % slots)
+            prefetch(slots_at + ahead * _SLOT_SIZE)
+        # 3.x stored hashes with their sign.
+        slot = slots_at + np.int64(np.uint32(abs(hashes[i])) % slots) * _SLOT_SIZE
+        previous = np.int64(load_i32(slot))
+        # What a slot holds that is no earlier entry's number counts as nothing.
+        if previous <= 0 or previous > number + i:
+            previous = np.int64(0)
+        if previous == 0:
+            begun += 1
+        entry = entry_at + i * _ENTRY_SIZE
+        store_i32(entry + _ENTRY_HASH, hashes[i])
+        store_i64(entry + _ENTRY_PHYSICAL_OFFSET, offsets[i])
+        store_i32(entry + _ENTRY_SECONDS, _seconds(times[i], begin))
+        store_i32(entry + _ENTRY_PREVIOUS, previous)
+        store_i32(slot, number + i)
+    return begun

@@ -1,0 +1,1 @@
+"""The commit log on files: the files of a store, the walk over frames, columns."""

@@ -1,0 +1,253 @@
+"""Which messages are wanted. Filters look at rows before anything else of a frame is decoded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.errors import UsageError
+from logquarry.format import java, tags
+from logquarry.format import properties as props
+from logquarry.log import columns
+from logquarry.log.codec import Rows, Window
+from logquarry.log.columns import Decoding
+
+TAG_SEPARATOR = tags.SEPARATOR
+"""The name under which spark/ takes it from here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageFilter:
+    """Conditions that all must hold. ``None`` means any.
+
+    Attributes:
+        topics: names of topics.
+        topic_pattern: regular expression that a whole topic name must match.
+        queue_ids: numbers of queues.
+        queues: single queues, by (topic, queue id).
+        tags: tags, one of which the message must have (compared as strings).
+        keys: words, one of which must be among the KEYS or be the UNIQ_KEY.
+        since_ms: least store timestamp, in milliseconds.
+        until_ms: store timestamp that is just too late, in milliseconds.
+        queue_offsets: least queue offset and the one just too large.
+        queue_ranges: the same for single queues, by (topic, queue id); None for no end.
+        grep: regular expression to be found in the body (its content, if decompressed).
+    """
+
+    topics: frozenset[str] | None = None
+    topic_pattern: str | None = None
+    queue_ids: frozenset[int] | None = None
+    queues: frozenset[tuple[str, int]] | None = None
+    tags: frozenset[str] | None = None
+    keys: frozenset[str] | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    queue_offsets: tuple[int, int] | None = None
+    queue_ranges: Mapping[tuple[str, int], tuple[int, int | None]] | None = None
+    grep: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("_topic_pattern", "_grep"):
+            try:
+                getattr(self, name)
+            except (re.error, ValueError, OverflowError, RecursionError) as error:
+                label = name[1:].replace("_", " ")
+                raise UsageError(f"{label}: not a regular expression: {error}") from error
+        since, until = self.since_ms, self.until_ms
+        if since is not None and until is not None and since > until:
+            raise UsageError(f"since {since} is later than until {until}")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every message passes."""
+        return self == MessageFilter()
+
+    def takes_topic(self, topic: str) -> bool:
+        """Whether messages of a topic may pass."""
+        if self.topics is not None and topic not in self.topics:
+            return False
+        return self._topic_pattern is None or self._topic_pattern.fullmatch(topic) is not None
+
+    def takes_queue(self, topic: str, queue_id: int) -> bool:
+        """Whether messages of a queue may pass."""
+        return (
+            self.takes_topic(topic)
+            and (self.queue_ids is None or queue_id in self.queue_ids)
+            and (self.queues is None or (topic, queue_id) in self.queues)
+        )
+
+    @property
+    def names_queues(self) -> bool:
+        """Whether only some topics or queues pass, so that consume queues are of help."""
+        return (
+            self.topics is not None
+            or self.topic_pattern is not None
+            or self.queue_ids is not None
+            or self.queues is not None
+            or self.queue_ranges is not None
+        )
+
+    def offsets_of(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The least queue offset of a queue that may pass, and the one just too large."""
+        least, beyond = self.queue_offsets or (0, java.LONG_MAX)
+        first, stop = (self.queue_ranges or {}).get((topic, queue_id), (0, None))
+        return max(least, first), beyond if stop is None else min(beyond, stop)
+
+    @cached_property
+    def _topic_pattern(self) -> re.Pattern[str] | None:
+        return None if self.topic_pattern is None else re.compile(self.topic_pattern)
+
+    @cached_property
+    def _grep(self) -> re.Pattern[bytes] | None:
+        return (
+            None
+            if self.grep is None
+            else re.compile(
+                # An argument of the command line that is no UTF-8 comes with surrogates.
+                self.grep.encode("utf-8", "surrogateescape")
+            )
+        )
+
+    def select(self, window: Window, rows: Rows, decoding: Decoding) -> Rows:
+        """The rows of the frames that pass, cheap conditions first."""
+        rows = self._by_topic(window, rows)
+        rows = self._by_numbers(window, rows)
+        rows = self._by_queues(window, rows)
+        rows = self._by_queue_ranges(window, rows)
+        rows = self._by_text(window, rows, decoding)
+        return self._by_body(window, rows, decoding)
+
+    def _by_topic(self, window: Window, rows: Rows) -> Rows:
+        if self.topics is None and self.topic_pattern is None:
+            return rows
+        ids, names = columns.topic_ids(window, rows)
+        wanted = np.array([self.takes_topic(name) for name in names], np.bool_)
+        return _kept(rows, wanted[ids] if len(wanted) else np.zeros(0, np.bool_))
+
+    def _by_numbers(self, window: Window, rows: Rows) -> Rows:
+        names = [
+            name
+            for name, condition in (
+                ("queue_id", self.queue_ids),
+                ("queue_offset", self.queue_offsets),
+                ("store_timestamp", (self.since_ms, self.until_ms)),
+            )
+            if condition is not None and condition != (None, None)
+        ]
+        if not names or not len(rows):
+            return rows
+        values = columns.fixed_fields(window, rows, names)
+        keep = np.ones(len(rows), np.bool_)
+        if self.queue_ids is not None:
+            keep &= np.isin(values["queue_id"], list(self.queue_ids))
+        if self.queue_offsets is not None:
+            least, beyond = self.queue_offsets
+            keep &= (values["queue_offset"] >= least) & (values["queue_offset"] < beyond)
+        if self.since_ms is not None:
+            keep &= values["store_timestamp"] >= self.since_ms
+        if self.until_ms is not None:
+            keep &= values["store_timestamp"] < self.until_ms
+        return _kept(rows, keep)
+
+    def _by_queues(self, window: Window, rows: Rows) -> Rows:
+        if self.queues is None or not len(rows):
+            return rows
+        ids, topics = columns.topic_ids(window, rows)
+        queue_ids = columns.fixed_fields(window, rows, ["queue_id"])["queue_id"]
+        keep = np.zeros(len(rows), np.bool_)
+        for number, topic in enumerate(topics):
+            wanted = [queue_id for name, queue_id in self.queues if name == topic]
+            keep |= (ids == number) & np.isin(queue_ids, wanted)
+        return _kept(rows, keep)
+
+    def _by_queue_ranges(self, window: Window, rows: Rows) -> Rows:
+        if self.queue_ranges is None or not len(rows):
+            return rows
+        ids, topics = columns.topic_ids(window, rows)
+        values = columns.fixed_fields(window, rows, ["queue_id", "queue_offset"])
+        keep = np.ones(len(rows), np.bool_)
+        for (topic, queue_id), (first, stop) in self.queue_ranges.items():
+            if topic in topics:
+                own = (ids == topics.index(topic)) & (values["queue_id"] == queue_id)
+                offsets = values["queue_offset"]
+                within = (offsets >= first) & (offsets < (java.LONG_MAX if stop is None else stop))
+                keep &= ~own | within
+        return _kept(rows, keep)
+
+    def _by_text(self, window: Window, rows: Rows, decoding: Decoding) -> Rows:
+        if (self.tags is None and self.keys is None) or not len(rows):
+            return rows
+        wanted = ["tags"] * (self.tags is not None) + ["keys", "uniq_key"] * (self.keys is not None)
+        batch = columns.record_batch(window, rows, Decoding(columns=wanted))
+        keep = np.ones(len(rows), np.bool_)
+        if self.tags is not None:
+            keep &= np.array([tag in self.tags for tag in batch["tags"].to_pylist()], np.bool_)
+        if self.keys is not None:
+            pairs = zip(batch["keys"].to_pylist(), batch["uniq_key"].to_pylist(), strict=True)
+            keep &= np.array([self._has_key(keys, uniq) for keys, uniq in pairs], np.bool_)
+        return _kept(rows, keep)
+
+    def _has_key(self, keys: str | None, uniq_key: str | None) -> bool:
+        assert self.keys is not None
+        if uniq_key in self.keys:
+            return True
+        return keys is not None and not self.keys.isdisjoint(props.split_keys(keys))
+
+    def _by_body(self, window: Window, rows: Rows, decoding: Decoding) -> Rows:
+        pattern = self._grep
+        if pattern is None or not len(rows):
+            return rows
+        body = Decoding(
+            columns=["body"],
+            decompress=decoding.decompress,
+            decompress_limit=decoding.decompress_limit,
+        )
+        keep: list[bool] = []
+        for part, made in columns.pieces(window, rows, body):
+            bodies = columns.record_batch(window, part, body)["body"] if made is None else made
+            keep += [pattern.search(text.as_buffer()) is not None for text in bodies]
+        return _kept(rows, np.array(keep, np.bool_))
+
+
+def _kept(rows: Rows, keep: npt.NDArray[np.bool_]) -> Rows:
+    return rows if keep.all() else rows[keep]
+
+
+def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
+    """The names of ``a,b``, or of several of them; None for any.
+
+    Args:
+        text: the names.
+        what: what the user calls them.
+
+    Raises:
+        UsageError: if no name is among them: what was meant to narrow must not mean everything.
+    """
+    if text is None:
+        return None
+    parts = text.split(",") if isinstance(text, str) else list(text)
+    found = frozenset(part.strip() for part in parts if part.strip())
+    if not found:
+        raise UsageError(f"{what} names nothing: {','.join(parts)!r}")
+    return found
+
+
+def tag_expression(text: str | None, what: str = "tags") -> frozenset[str] | None:
+    """The tags of ``paid || sent``; None for any, which ``*`` means too.
+
+    Args:
+        text: the tags.
+        what: what the user calls them.
+
+    Raises:
+        UsageError: if no tag is among them.
+    """
+    found = tags.parse(text)
+    if found is None and text is not None and text != tags.ANY:
+        raise UsageError(f"{what} names nothing: {text!r}")
+    return found

@@ -1,0 +1,316 @@
+"""What the dispatcher wants to know of each frame (``DispatchRequest``), as arrays for a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.format import delay, index, java, sys_flag
+from logquarry.format import properties as props
+from logquarry.format import request_rows as q
+from logquarry.format import rows as r
+from logquarry.format.frame import MAGIC_V1, Frame
+from logquarry.format.rows import ASK_JAVA, POSITION
+from logquarry.log import codec, columns
+from logquarry.log.codec import Rows, Window
+from logquarry.log.columns import Decoding
+from logquarry.log.walk import Run
+
+Int64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_NUMBERS = ("queue_id", "queue_offset", "sys_flag", "store_timestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchRequests:
+    """The frames of a run, in their order.
+
+    Attributes:
+        topic_ids: a number for each frame's topic.
+        topics: the topics by number.
+        queue_id: queue of the topic.
+        queue_offset: index in the consume queue.
+        physical_offset: where the frame starts in the log.
+        size: bytes of the frame.
+        store_timestamp: in milliseconds.
+        tags_code: what goes into the queue's unit.
+        is_dispatched: whether the frame takes a place in its queue (NOT and COMMIT).
+        has_key: whether the index takes it: with KEYS or UNIQ_KEY, and not a ROLLBACK.
+    """
+
+    topic_ids: npt.NDArray[np.int32]
+    topics: list[str]
+    queue_id: Int64
+    queue_offset: Int64
+    physical_offset: Int64
+    size: Int64
+    store_timestamp: Int64
+    tags_code: Int64
+    is_dispatched: Bools
+    has_key: Bools
+
+
+def dispatch_requests(
+    window: Window, rows: Rows, delay_levels_ms: tuple[int, ...]
+) -> DispatchRequests:
+    """What the dispatcher takes from some frames."""
+    ids, topics = columns.topic_ids(window, rows)
+    numbers = {
+        name: values.astype(np.int64)
+        for name, values in columns.fixed_fields(window, rows, _NUMBERS).items()
+    }
+    codes, has_key = columns.tags_codes(window, rows, Decoding(delay_levels_ms=delay_levels_ms))
+    kinds = numbers["sys_flag"] & sys_flag.TRANSACTION_MASK
+    return DispatchRequests(
+        topic_ids=ids,
+        topics=topics,
+        queue_id=numbers["queue_id"],
+        queue_offset=numbers["queue_offset"],
+        physical_offset=rows[:, r.POSITION].astype(np.int64) + window.base,
+        size=rows[:, r.SIZE].astype(np.int64),
+        store_timestamp=numbers["store_timestamp"],
+        tags_code=codes,
+        is_dispatched=(kinds == sys_flag.TRANSACTION_NOT) | (kinds == sys_flag.TRANSACTION_COMMIT),
+        has_key=has_key & (kinds != sys_flag.TRANSACTION_ROLLBACK),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The keys of a run of frames, hashed as the index takes them, in two twins.
+
+_SHORTEST_KEY = 2
+"""Bytes of the shortest key with the space behind it."""
+
+
+def index_keys(
+    window: Window, rows: Rows, *, raw: bool = False, only_keys: bool = False
+) -> tuple[Int64, Int64]:
+    """The hash of each key of some frames, and the number of its frame.
+
+    In the order in which ``IndexService.buildIndex`` takes them: frame by frame, UNIQ_KEY before
+    the words of KEYS.
+
+    Args:
+        window: the frames' bytes.
+        rows: where they are.
+        raw: give the hashes with their sign, as 3.x stored them, and not as 4.9.3 does.
+        only_keys: leave out UNIQ_KEY, which 3.x did not have.
+    """
+    fast = codec.kernels()
+    if fast is None or fast.bad_utf8(window.address, rows, len(rows)):
+        return _plain(window, rows, raw, only_keys)
+    rows = np.ascontiguousarray(rows)
+    count = len(rows)
+    starts, lengths = columns.property_spans(window, rows)
+    if only_keys:
+        lengths = lengths.copy()
+        lengths[fast.UNIQ_KEY] = -1
+    ids, topics = columns.topic_ids(window, rows)
+    by_topic = [java.hash_code(index.key_text(topic, "")) for topic in topics]
+    prefixes = np.array(by_topic, np.int64)[ids] if count else np.empty(0, np.int64)
+    most = count + int((np.maximum(lengths[fast.KEYS], 0) // _SHORTEST_KEY + 1).sum())
+    hashes, numbers = np.empty(most, np.int64), np.empty(most, np.int64)
+    used = fast.index_keys(window.address, count, starts, lengths, prefixes, hashes, numbers, raw)
+    return hashes[:used], numbers[:used]
+
+
+def _plain(window: Window, rows: Rows, raw: bool, only_keys: bool) -> tuple[Int64, Int64]:
+    hash_of = java.hash_code if raw else java.positive_hash_code
+    found: list[tuple[int, int]] = []
+    for number, message in enumerate(columns.messages(window, rows, Decoding())):
+        keys = [] if message.uniq_key is None or only_keys else [message.uniq_key]
+        keys += props.split_keys(message.keys or "")
+        found += [(hash_of(index.key_text(message.topic, key)), number) for key in keys]
+    table = np.array(found, np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+# --------------------------------------------------------------------------------------------------
+# Follows the log for the dispatcher: what it wants to know of each frame, in two twins.
+#
+# The reference walks, and asks :mod:`.requests` and :mod:`.index_keys`. The kernel does it in one
+# pass; a run with a frame that only the reference understands is the reference's.
+
+MOST_FRAMES: Final = 1 << 14
+_MOST_TOPICS: Final = 1 << 9
+_MOST_QUEUES: Final = 1 << 11
+_MOST_KEYS: Final = 4 * MOST_FRAMES
+_MOST_DIGITS: Final = 9
+assert _MOST_KEYS > java.INT_MAX >> 16
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A run of frames.
+
+    Attributes:
+        rows: where they are in the window.
+        requests: what the dispatcher wants to know of each.
+        key_hashes: of the keys that the index takes, in its order,
+        key_numbers: and the number of each key's frame.
+        table: the kernel's table (:mod:`logquarry.format.request_rows`), None from the reference,
+        queues: and its queues by number: topic and queue id.
+    """
+
+    rows: Rows
+    requests: DispatchRequests
+    key_hashes: Int64
+    key_numbers: Int64
+    table: Int64 | None = None
+    queues: tuple[tuple[str, int], ...] = ()
+
+
+class Follower:
+    """Follows the log, run by run. For one thread.
+
+    Args:
+        delay_levels_ms: delay of each level.
+        most_frames: of one run.
+        check_crc: whether bodies are compared with their CRC.
+        as_java: stop (ASK_JAVA) at frames that RocketMQ 4.9.3 may not take for messages: those of
+            5.x, and those of the schedule topic with a DELAY that is not up to nine digits.
+        keys_of_3_1: give the keys that RocketMQ 3.1.3 put into its index.
+    """
+
+    def __init__(
+        self,
+        delay_levels_ms: tuple[int, ...],
+        *,
+        most_frames: int = MOST_FRAMES,
+        check_crc: bool = False,
+        as_java: bool = False,
+        keys_of_3_1: bool = False,
+    ) -> None:
+        self._keys_of_3_1 = keys_of_3_1
+        self._check_crc = check_crc
+        self._as_java = as_java
+        self._levels = delay_levels_ms
+        self._level_array = np.array(delay_levels_ms, np.int64)
+        self._rows = codec.empty_rows(most_frames)
+        self._table = np.empty((q.FIELD_COUNT, most_frames), np.int64)
+        self._topics = np.zeros((_MOST_TOPICS, 4), np.int64)
+        self._queues = np.zeros((_MOST_QUEUES, 2), np.int64)
+        self._topic_table = np.empty(4 * _MOST_TOPICS, np.int32)
+        self._queue_table = np.empty(4 * _MOST_QUEUES, np.int32)
+        self._hashes = np.empty(_MOST_KEYS, np.int64)
+        self._numbers = np.empty(_MOST_KEYS, np.int64)
+
+    def follow(self, window: Window, stop: int) -> tuple[Followed | None, int, int]:
+        """The frames from the start of a window on that start before ``stop``, or the first ones.
+
+        Returns:
+            The run, None where no frame stands there; the position behind it; and the walk's code
+            (:func:`logquarry.log.codec.walk`). Good until the next call.
+        """
+        found, after, code = self._follow(window, stop)
+        if found is not None and self._keys_of_3_1:
+            hashes, numbers = _keys_of_3_1(window, found)
+            found = replace(found, key_hashes=hashes, key_numbers=numbers)
+        return found, after, code
+
+    def _follow(self, window: Window, stop: int) -> tuple[Followed | None, int, int]:
+        if not codec.kernels_enabled():
+            crc = self._check_crc
+            count, after, code = codec.walk(window, 0, stop, self._rows, check_crc=crc)
+            sound = self._sound_to_java(window, count)
+            if sound < count:
+                count, after, code = sound, int(self._rows[sound, POSITION]), ASK_JAVA
+            return self._by_reference(window, count), after, code
+        return self._by_kernel(window, stop)
+
+    def _sound_to_java(self, window: Window, count: int) -> int:
+        """How many of the first frames are surely taken by Java."""
+        if not self._as_java:
+            return count
+        for number, position in enumerate(self._rows[:count, POSITION].tolist()):
+            found = window.decode(position, check_crc=False)
+            assert isinstance(found, Frame)
+            level = None
+            if found.topic == delay.SCHEDULE_TOPIC.encode():
+                level = props.decode_bytes(found.properties).get(props.DELAY)
+            plain = level is None or (level.isascii() and level.isdigit())
+            if found.magic != MAGIC_V1 or not plain or len(level or "") > _MOST_DIGITS:
+                return number
+        return count
+
+    def _by_reference(self, window: Window, count: int) -> Followed | None:
+        if not count:
+            return None
+        rows = self._rows[:count]
+        requests = dispatch_requests(window, rows, self._levels)
+        keyed = np.flatnonzero(requests.has_key)
+        hashes, numbers = index_keys(window, rows[keyed])
+        return Followed(rows, requests, hashes, keyed[numbers])
+
+    def _by_kernel(self, window: Window, stop: int) -> tuple[Followed | None, int, int]:
+        kernels = codec.kernels()
+        assert kernels is not None
+        self._topic_table.fill(-1)
+        self._queue_table.fill(-1)
+        count, after, code, topics, queues, keys, odd = kernels.follow(
+            *(window.address, 0, stop, window.length, window.end, window.base),
+            *(codec.crc32_address(), self._check_crc, self._as_java),
+            *(self._level_array, self._rows, self._table),
+            *(self._topic_table, self._topics, self._queue_table, self._queues),
+            *(self._hashes, self._numbers),
+        )
+        if odd or not count:
+            return self._by_reference(window, count), after, code
+        table = self._table[:, :count].copy()
+        names = [
+            window.data[start - window.address :][:size].tobytes().decode()
+            for start, size, *_ in self._topics[:topics].tolist()
+        ]
+        requests = DispatchRequests(
+            topic_ids=table[q.TOPIC_ID].astype(np.int32),
+            topics=names,
+            queue_id=table[q.QUEUE_ID],
+            queue_offset=table[q.QUEUE_OFFSET],
+            physical_offset=table[q.PHYSICAL_OFFSET],
+            size=table[q.FRAME_SIZE],
+            store_timestamp=table[q.STORE_TIMESTAMP],
+            tags_code=table[q.TAGS_CODE],
+            is_dispatched=table[q.QUEUE] >= 0,
+            has_key=table[q.HAS_KEY] != 0,
+        )
+        followed = Followed(
+            self._rows[:count],
+            requests,
+            self._hashes[:keys],
+            self._numbers[:keys],
+            table,
+            tuple((names[topic], queue) for topic, queue in self._queues[:queues].tolist()),
+        )
+        return followed, after, code
+
+
+def _keys_of_3_1(window: Window, found: Followed) -> tuple[Int64, Int64]:
+    """What 3.1.3 put into its index: KEYS of messages of the types NOT and PREPARED, hashed raw."""
+    flags = columns.fixed_fields(window, found.rows, ["sys_flag"])["sys_flag"]
+    kinds = flags & sys_flag.TRANSACTION_MASK
+    keyed = np.flatnonzero(
+        (kinds == sys_flag.TRANSACTION_NOT) | (kinds == sys_flag.TRANSACTION_PREPARED)
+    )
+    hashes, numbers = index_keys(window, found.rows[keyed], raw=True, only_keys=True)
+    return hashes, keyed[numbers]
+
+
+def follow_run(follower: Follower, run: Run) -> Iterator[tuple[Window, Followed]]:
+    """The frames of a walk's run once more, as the dispatcher wants them.
+
+    Each part is good until the next one is asked for.
+    """
+    at, stop = int(run.rows[0, 0]), int(run.rows[0, 0]) + run.end - run.start
+    while at < stop:
+        window = run.window
+        part = Window(window.data[at:], window.base + at, window.end - at)
+        found, after, _ = follower.follow(part, stop - at)
+        if found is None:
+            raise AssertionError(f"no frame at {part.base}, where the walk found one")
+        yield part, found
+        at += after

@@ -1,0 +1,469 @@
+"""Which files a store directory holds, and what their names and sizes say.
+
+::
+
+    STORE/commitlog/00000000000000000000      names: physical offset of the first byte
+    STORE/consumequeue/TOPIC/QUEUE/0000...    names: byte offset in the queue
+    STORE/index/yyyyMMddHHmmssSSS
+    STORE/transaction/statetable/0000...      names: byte offset in the table (3.x)
+    STORE/config/*.json  checkpoint  abort  lock
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+from logquarry.config import StoreConfig
+from logquarry.errors import StoreNotFound
+from logquarry.format import (
+    broker_config,
+    checkpoint,
+    delay,
+    durable_mark,
+    frame,
+    java,
+    queue_entry,
+    state_table,
+)
+from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
+
+logger = logging.getLogger(__name__)
+
+COMMIT_LOG = "commitlog"
+CONSUME_QUEUE = "consumequeue"
+INDEX = "index"
+TRANSACTION = "transaction"
+"""Of 3.x: its state table and redo log."""
+STATE_TABLE = f"{TRANSACTION}/statetable"
+REDO_LOG = f"{TRANSACTION}/redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0"
+CONFIG = "config"
+CHECKPOINT = "checkpoint"
+ABORT = "abort"
+LOCK = "lock"
+SIDECAR = ".logquarry"
+"""Our own folder in a store's, outside of RocketMQ's."""
+DURABLE = f"{SIDECAR}/durable"
+LOADS = f"{SIDECAR}/loads"
+INTENT = "intent.json"
+DAMAGE = f"{SIDECAR}/damage.json"
+SALVAGE = ".salvage"
+"""Folder in which a salvage makes a store; it is gone when the store is whole."""
+
+NAME_DIGITS = 20
+LARGEST_BASE = java.LONG_MAX // 2
+"""Names beyond are passed over: what is reckoned from one is to stay within 64 bits."""
+_QUEUE_ID = re.compile("0|-?[1-9][0-9]{0,9}")
+_LISTINGS = 3
+_LOCK_PROBE = "F_OFD_GETLK"
+
+
+def quarantine(root: Path, *parts: str) -> Path:
+    """Where files of a store are set aside; ``parts`` say what they were part of."""
+    return root.joinpath(SIDECAR, "quarantine", *parts)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """One file of a queue of files.
+
+    Attributes:
+        base: offset of its first byte in the joined space (its name).
+        size: its bytes on disk, which may be fewer than its place has.
+        path: below the store's root.
+    """
+
+    base: int
+    size: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileSequence:
+    """Files joined into one offset space, each with room for ``file_size`` bytes."""
+
+    files: tuple[StoreFile, ...]
+    file_size: int
+
+    def index_of(self, offset: int) -> int | None:
+        """Index of the file in whose room ``offset`` lies."""
+        low, high = 0, len(self.files)
+        while low < high:
+            middle = (low + high) // 2
+            if self.files[middle].base <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        if low and offset < self.files[low - 1].base + self.file_size:
+            return low - 1
+        return None
+
+    def at(self, offset: int) -> StoreFile | None:
+        """The file in whose room ``offset`` lies."""
+        index = self.index_of(offset)
+        return None if index is None else self.files[index]
+
+    @property
+    def start(self) -> int:
+        """Offset of the first byte, 0 without files."""
+        return self.files[0].base if self.files else 0
+
+    @property
+    def end(self) -> int:
+        """Offset behind the room of the last file."""
+        return self.files[-1].base + self.file_size if self.files else 0
+
+
+class StoreLayout:
+    """The files of one store, as they are when it is opened.
+
+    Attributes:
+        filesystem: the folder they are in.
+        config: what the user states about them.
+        ignored: names in the three folders that are no store files.
+        writer_end: where the log ends, as its writer says, where bytes of an earlier log stand
+            behind that; None where they do not, or nobody says so.
+    """
+
+    def __init__(self, filesystem: FileSystem, config: StoreConfig | None = None) -> None:
+        self.filesystem = filesystem
+        self.config = config or StoreConfig()
+        self.ignored: list[str] = []
+        self.writer_end: int | None = None
+        present = {entry.name for entry in filesystem.list("") if entry.is_dir}
+        if SALVAGE in present:
+            raise StoreNotFound(
+                f"{filesystem.root}: a salvage into it was not finished: remove it and begin anew"
+            )
+        if not present & {COMMIT_LOG, CONSUME_QUEUE}:
+            raise StoreNotFound(
+                f"{filesystem.root}: not a store: it has neither {COMMIT_LOG}/ nor {CONSUME_QUEUE}/"
+            )
+        self.folders = frozenset(present)
+
+    @classmethod
+    def open(
+        cls,
+        location: str | os.PathLike[str],
+        config: StoreConfig | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> StoreLayout:
+        """The layout of the store at a path or URL.
+
+        Raises:
+            StoreNotFound: if there is no store.
+        """
+        try:
+            return cls(open_filesystem(location, storage_options), config)
+        except PermissionError as error:
+            raise StoreNotFound(f"{os.fsdecode(location)}: cannot be read: {error}") from error
+
+    @property
+    def root(self) -> str:
+        """Path or URL of the store."""
+        return self.filesystem.root
+
+    def refresh(self) -> None:
+        """Forget what is there: a live writer adds files, retention deletes some."""
+        for name in ("commit_log", "queue_names", "index_files", "durable_end"):
+            self.__dict__.pop(name, None)
+        for name in ("state_table", "redo_log"):
+            self.__dict__.pop(name, None)
+
+    def open_file(self, path: str) -> FileView:
+        """A file below the root; see :meth:`FileSystem.open`."""
+        return self.filesystem.open(path)
+
+    @cached_property
+    def commit_log(self) -> FileSequence:
+        """The files of the commit log."""
+        files = self._numbered(COMMIT_LOG)
+        size = self.config.mapped_file_size_commit_log or _size_of(files)
+        # RocketMQ's is an int. Positions in a file are 32 bits wide here too: what lies further
+        # on is no part of any log.
+        return FileSequence(files, min(size, java.INT_MAX))
+
+    def log_file(self, offset: int) -> str:
+        """The file of the log, below the root, in which a physical offset stands, or should."""
+        log = self.commit_log
+        file = log.at(offset)
+        if file is not None:
+            return file.path
+        base = offset - offset % log.file_size if log.file_size else offset
+        return f"{COMMIT_LOG}/{base:0{NAME_DIGITS}d}"
+
+    def warn_without_log(self) -> None:
+        """Say so where there is nothing to read because the log is missing: it may be elsewhere."""
+        if not self.commit_log.files and (COMMIT_LOG not in self.folders or self.queue_names):
+            logger.warning("%s: there are no files in %s/: nothing to read", self.root, COMMIT_LOG)
+
+    def log_path(self, offset: int) -> str:
+        """Full path of the log's file that has room for a physical offset; else of its folder."""
+        file = self.commit_log.at(offset)
+        return self.filesystem.full_path(COMMIT_LOG if file is None else file.path)
+
+    def list_commit_log(self) -> tuple[StoreFile, ...]:
+        """The files of the commit log as they are now, not as they were when they were listed."""
+        return self._numbered(COMMIT_LOG)
+
+    @cached_property
+    def queue_names(self) -> tuple[tuple[str, int], ...]:
+        """(topic, queue id) of each consume queue, sorted."""
+        names: list[tuple[str, int]] = []
+        for topic in self.filesystem.list(CONSUME_QUEUE):
+            folder = f"{CONSUME_QUEUE}/{topic.name}"
+            queues = self.filesystem.list(folder) if topic.is_dir else []
+            for queue in queues:
+                if queue.is_dir and _is_queue_id(queue.name):
+                    names.append((topic.name, int(queue.name)))
+                else:
+                    self._ignore(f"{folder}/{queue.name}")
+            if not topic.is_dir:
+                self._ignore(folder)
+        return tuple(sorted(names))
+
+    def queue(self, topic: str, queue_id: int) -> FileSequence:
+        """The files of a consume queue; none if there is no such queue."""
+        # A topic may come from a message, which must not name a path elsewhere.
+        named = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
+        files = self._numbered(f"{CONSUME_QUEUE}/{topic}/{queue_id}") if named else ()
+        return _units_of(files, queue_entry.UNIT_SIZE, self.config.queue_file_size)
+
+    @property
+    def has_state_table(self) -> bool:
+        """Whether the store has the transactions of 3.x."""
+        return TRANSACTION in self.folders
+
+    @cached_property
+    def state_table(self) -> FileSequence:
+        """The files of the transaction state table."""
+        return self._units(STATE_TABLE, state_table.UNIT_SIZE, self.config.state_table_file_size)
+
+    @cached_property
+    def redo_log(self) -> FileSequence:
+        """The files of the transaction redo log."""
+        return self._units(REDO_LOG, queue_entry.UNIT_SIZE, self.config.redo_log_file_size)
+
+    def _units(self, folder: str, unit: int, stated: int | None) -> FileSequence:
+        return _units_of(self._numbered(folder) if self.has_state_table else (), unit, stated)
+
+    @cached_property
+    def index_files(self) -> tuple[Entry, ...]:
+        """The index files by name, oldest first."""
+        found: list[Entry] = []
+        for entry in self.filesystem.list(INDEX):
+            if not entry.is_dir and entry.name.isascii() and entry.name.isdigit():
+                found.append(entry)
+            else:
+                self._ignore(f"{INDEX}/{entry.name}")
+        return tuple(found)
+
+    @cached_property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """Delay of each level in milliseconds, level 1 first: as stated, or as the store tells."""
+        return levels_of(self)
+
+    @property
+    def has_abort(self) -> bool:
+        """Whether the store was not closed in order (or is open now)."""
+        return self.filesystem.exists(ABORT)
+
+    def is_live(self) -> bool:
+        """Whether a process holds the store's lock. Only a local store can tell."""
+        if not isinstance(self.filesystem, LocalFileSystem):
+            return False
+        return _is_locked(Path(self.filesystem.root) / LOCK)
+
+    def read_checkpoint(self) -> checkpoint.Checkpoint | None:
+        """The checkpoint, None if there is none.
+
+        Raises:
+            ValueError: if it is too short to be one.
+        """
+        try:
+            return checkpoint.decode(self.filesystem.read(CHECKPOINT))
+        except FileNotFoundError:
+            return None
+
+    @cached_property
+    def durable_end(self) -> int | None:
+        """Up to where the log was on the disk; None where nothing says so of this store.
+
+        See :mod:`logquarry.format.durable_mark`.
+        """
+        try:
+            mark = durable_mark.decode(self.filesystem.read(DURABLE))
+            found = self.read_checkpoint()
+        except (OSError, ValueError):
+            return None
+        if mark is None or found is None or not mark.speaks_of(found):
+            return None
+        return mark.offset
+
+    def read_topics(self) -> dict[str, broker_config.TopicConfig]:
+        """Topics by ``config/topics.json``; none if the file is not there or not readable."""
+        try:
+            return broker_config.decode_topics(
+                self.filesystem.read(f"{CONFIG}/{broker_config.TOPICS_FILE}")
+            )
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError) as error:
+            logger.warning("%s: %s: %s", self.root, broker_config.TOPICS_FILE, error)
+            return {}
+
+    def _numbered(self, folder: str) -> tuple[StoreFile, ...]:
+        """The files of a folder that are named by an offset, in its order."""
+        files: dict[int, StoreFile] = {}
+        for _ in range(_LISTINGS):
+            # A listing that is made while a broker makes files may lack one in the middle.
+            files |= {file.base: file for file in self._list_numbered(folder)}
+            found = [files[base] for base in sorted(files)]
+            steps = {b.base - a.base for a, b in pairwise(found)}
+            if len(steps) <= 1:
+                break
+        return tuple(files[base] for base in sorted(files))
+
+    def _list_numbered(self, folder: str) -> list[StoreFile]:
+        files: list[StoreFile] = []
+        for entry in self.filesystem.list(folder):
+            name = entry.name
+            numbered = len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
+            # Nothing that reckons in 64 bits from a base below this one overflows.
+            if numbered and not entry.is_dir and int(name) <= LARGEST_BASE:
+                files.append(StoreFile(int(name), entry.size, f"{folder}/{name}"))
+            else:
+                self._ignore(f"{folder}/{name}")
+        return files
+
+    def _ignore(self, path: str) -> None:
+        # A stray file makes RocketMQ refuse to start; here it is only mentioned.
+        if path not in self.ignored:
+            self.ignored.append(path)
+            logger.warning("%s: not a store file, ignored", self.filesystem.full_path(path))
+
+
+def _units_of(files: tuple[StoreFile, ...], unit: int, stated: int | None) -> FileSequence:
+    size = stated or _size_of(files)
+    # Without whole units in the largest file there is nothing to read it by.
+    return FileSequence(files, max(unit, size // unit * unit))
+
+
+def _size_of(files: tuple[StoreFile, ...]) -> int:
+    """Bytes of room that each file has, as the files themselves tell."""
+    largest = max((file.size for file in files), default=0)
+    steps = [b.base - a.base for a, b in pairwise(files)]
+    # Two neighbours tell exactly; a gap between files only gives a multiple.
+    return min(steps) if steps and any(f.size == min(steps) for f in files) else largest
+
+
+def _is_queue_id(name: str) -> bool:
+    # Only as RocketMQ writes it: a folder 00 beside 0 is not the same queue once more.
+    return _QUEUE_ID.fullmatch(name) is not None and java.INT_MIN <= int(name) <= java.INT_MAX
+
+
+def _is_locked(path: Path) -> bool:
+    import fcntl
+    import struct
+
+    try:
+        # A pipe of that name would keep an opener waiting for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+    except OSError:
+        return False
+    command = getattr(fcntl, _LOCK_PROBE, None)
+    # struct flock: type, whence, start, length, pid. Byte 0 is what Java's tryLock(0, 1) takes.
+    request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    try:
+        if command is None:
+            return False
+        answer = fcntl.fcntl(descriptor, command, request)
+        return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+# --------------------------------------------------------------------------------------------------
+# The delay of each level, as a store's own schedule queues tell it.
+#
+# A unit of ``SCHEDULE_TOPIC_XXXX`` carries its message's delivery time, and the message its store
+# time: the difference is the level's delay. So a store with levels of its own is read right without
+# its broker's configuration.
+
+_LONGEST_MS = 400 * 86_400_000
+_SECOND_MS = 1_000
+_MOST_LOOKED_AT = 9
+
+
+def levels_of(layout: StoreLayout) -> tuple[int, ...]:
+    """Delay of each level in milliseconds, level 1 first.
+
+    As stated where the configuration differs from RocketMQ's default; else as the first readable
+    units of each schedule queue tell, and the default where none does.
+    """
+    stated = layout.config.delay_levels_ms
+    if stated != delay.parse_levels(delay.DEFAULT_LEVELS):
+        return stated
+    levels = list(stated)
+    for topic, queue_id in layout.queue_names:
+        if topic != delay.SCHEDULE_TOPIC or not 0 <= queue_id < len(levels):
+            continue
+        told = _told_by(layout, queue_id)
+        if told is not None:
+            levels[queue_id] = told
+    return tuple(levels)
+
+
+def levels_text(levels_ms: tuple[int, ...]) -> str:
+    """Levels as ``messageDelayLevel`` states them, in whole seconds.
+
+    3.x took the time of delivery from its clock, some milliseconds later.
+    """
+    return " ".join(f"{round(ms / _SECOND_MS)}s" for ms in levels_ms)
+
+
+def _told_by(layout: StoreLayout, queue_id: int) -> int | None:
+    """What most of a queue's first units say: a single one may be harmed."""
+    told = Counter(islice(_delays(layout, queue_id), _MOST_LOOKED_AT))
+    return told.most_common(1)[0][0] if told else None
+
+
+def _delays(layout: StoreLayout, queue_id: int) -> Iterator[int]:
+    log = layout.commit_log
+    for file in layout.queue(delay.SCHEDULE_TOPIC, queue_id).files:
+        try:
+            data = layout.open_file(file.path).window(0, file.size)
+        except FileNotFoundError:
+            continue
+        for position in range(0, len(data) - queue_entry.UNIT_SIZE + 1, queue_entry.UNIT_SIZE):
+            unit = queue_entry.decode_at(data, position)
+            if not unit.is_written:
+                break
+            at = log.at(unit.physical_offset)
+            if unit.is_filler or at is None:
+                continue
+            found = _store_time(layout, at.path, at.base, unit)
+            if found is not None and 0 < unit.tags_code - found <= _LONGEST_MS:
+                yield unit.tags_code - found
+
+
+def _store_time(
+    layout: StoreLayout, path: str, base: int, unit: queue_entry.QueueEntry
+) -> int | None:
+    try:
+        window = layout.open_file(path).window(unit.physical_offset - base, unit.size)
+    except FileNotFoundError:
+        return None
+    data = bytes(window[: unit.size])
+    outcome = frame.decode_at(data, 0, base=unit.physical_offset, check_crc=False)
+    return outcome.store_timestamp if isinstance(outcome, frame.Frame) else None

@@ -1,0 +1,224 @@
+"""A walk over the log that takes what others have found, where it comes to it.
+
+A frame names its place, so that any part of a log can be looked at apart from the rest: by another
+thread, or on another machine. What is found there is only guessed, for whether a frame is part of
+the log is for the walk to say (:class:`LogReader`): a guess counts if the walk comes to just where
+it begins. Elsewhere, and wherever nobody has guessed, the walk looks itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.format.frame import BLANK, FIXED_SIZE_V1, DamageKind
+from logquarry.format.rows import NEED_MORE, REACHED_STOP
+from logquarry.log import codec
+from logquarry.log.codec import Window
+from logquarry.log.filesystem import REMOTE_RANGE, FileView
+from logquarry.log.layout import StoreFile, StoreLayout
+from logquarry.log.walk import (
+    DEFAULT_BATCH_BYTES,
+    MISSING_FILE,
+    BlankSpan,
+    DamagedSpan,
+    Event,
+    ExpiredSpan,
+    LogEnd,
+    LogReader,
+    Run,
+)
+
+
+class Guess(Protocol):
+    """Frames one after the other that were found apart from the walk."""
+
+    @property
+    def start(self) -> int:
+        """Physical offset of the first."""
+
+    @property
+    def end(self) -> int:
+        """Physical offset behind the last."""
+
+
+G = TypeVar("G", bound=Guess)
+
+
+def _always(guess: Guess) -> bool:
+    return True
+
+
+def guided(
+    reader: LogReader, guesses: Iterable[G], accept: Callable[[G], bool] = _always
+) -> Iterator[Event | G]:
+    """Everything from the log's start to its end, in order; see :meth:`LogReader.events`.
+
+    Args:
+        reader: walks. Not beside a live writer, whose files come and go.
+        guesses: what was found apart from the walk, in the log's order.
+        accept: whether a guess that begins where the walk is can be taken as it is.
+    """
+    position = reader.files.start
+    for guess in guesses:
+        if guess.start < position:
+            continue
+        if guess.start > position:
+            may_guess = True
+            for event in reader.events(position):
+                yield event
+                if isinstance(event, LogEnd):
+                    return
+                position = _behind(event)
+                may_guess &= _may_guess_behind(reader, event)
+                if may_guess and position >= guess.start:
+                    break
+        if guess.start == position and accept(guess):
+            yield guess
+            position = guess.end
+    yield from reader.events(position)
+
+
+def _may_guess_behind(reader: LogReader, event: Event) -> bool:
+    """Whether a walk that begins behind an event says the same as one that came there."""
+    if isinstance(event, DamagedSpan):
+        return reader.forgets_damage and not event.is_tail
+    return not isinstance(event, ExpiredSpan)
+
+
+def _behind(event: Run | BlankSpan | DamagedSpan | ExpiredSpan) -> int:
+    if isinstance(event, Run | BlankSpan):
+        return event.end
+    return event.offset + event.length
+
+
+# --------------------------------------------------------------------------------------------------
+# Frames at given places, as consume queues and index name them, instead of a walk.
+
+Offsets = npt.NDArray[np.int64]
+Sizes = npt.NDArray[np.int32]
+
+
+def runs_at(
+    layout: StoreLayout,
+    offsets: Offsets,
+    sizes: Sizes,
+    *,
+    check_crc: bool = True,
+    batch_bytes: int = DEFAULT_BATCH_BYTES,
+    any_size: bool = False,
+) -> Iterator[Run | DamagedSpan]:
+    """The frames at some physical offsets, in the order of the offsets.
+
+    Args:
+        layout: the store's files.
+        offsets: physical offsets, ascending.
+        sizes: the size that each frame must have; 0 for any.
+        check_crc: whether bodies are compared with their CRC.
+        batch_bytes: bytes of frames in one run, about.
+        any_size: take sound frames also where ``sizes`` is wrong about them.
+
+    A place where no such frame stands comes as a :class:`DamagedSpan`.
+    """
+    files = layout.commit_log
+    start = 0
+    while start < len(offsets):
+        file = files.at(int(offsets[start]))
+        if file is None:
+            yield DamagedSpan(
+                int(offsets[start]),
+                int(sizes[start]),
+                MISSING_FILE,
+                "there is no file for this part of the log",
+                layout.filesystem.full_path("commitlog"),
+            )
+            start += 1
+            continue
+        stop = int(np.searchsorted(offsets, file.base + files.file_size))
+        yield from _in_file(
+            layout, file, offsets[start:stop], sizes[start:stop], check_crc, batch_bytes, any_size
+        )
+        start = stop
+
+
+def _in_file(
+    layout: StoreLayout,
+    file: StoreFile,
+    offsets: Offsets,
+    sizes: Sizes,
+    check_crc: bool,
+    batch_bytes: int,
+    any_size: bool,
+) -> Iterator[Run | DamagedSpan]:
+    path = layout.filesystem.full_path(file.path)
+    try:
+        view = layout.open_file(file.path)
+    except FileNotFoundError:
+        # A live broker deletes what expired, also between a listing and a look.
+        for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
+            yield DamagedSpan(offset, size, MISSING_FILE, "the file was deleted", path)
+        return
+    room = layout.commit_log.file_size
+    filled = np.cumsum(sizes, dtype=np.int64)
+    start = 0
+    while start < len(offsets):
+        before = int(filled[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(filled, before + batch_bytes, "right")))
+        first = int(offsets[start]) - file.base
+        if not view.is_mapped:
+            # One range is fetched for a batch: what lies between the frames comes with it.
+            near = int(np.searchsorted(offsets, int(offsets[start]) + REMOTE_RANGE))
+            stop = max(start + 1, min(stop, near))
+        last = int(offsets[stop - 1]) - file.base + max(int(sizes[stop - 1]), FIXED_SIZE_V1)
+        window = _window(view, file, first, last - first, room)
+        if window.length < min(room, view.size) - first:
+            stop, window = _whole_frames(view, file, window, offsets[start:stop], start, room)
+        places = offsets[start:stop] - window.base
+        wanted = np.zeros_like(sizes[start:stop]) if any_size else sizes[start:stop]
+        rows, codes = codec.check_places(window, places, wanted, check_crc=check_crc)
+        bad = np.flatnonzero(codes != REACHED_STOP)
+        for i in bad.tolist():
+            yield _span(window, int(places[i]), int(sizes[start + i]), int(codes[i]), path)
+        if len(rows):
+            yield Run(window, rows, path)
+        start = stop
+
+
+def _window(view: FileView, file: StoreFile, at: int, length: int, room: int) -> Window:
+    data = view.window(at, length)[: max(0, room - at)]
+    return Window.of(data, file.base + at, room - at)
+
+
+def _whole_frames(
+    view: FileView, file: StoreFile, window: Window, offsets: Offsets, start: int, room: int
+) -> tuple[int, Window]:
+    """How far the frames at some places lie in a window as a whole; at least the first one does.
+
+    Returns the number of the first place that is left for the next window, and the window, which
+    is made larger where the very first frame needs it.
+    """
+    none = np.zeros(len(offsets), np.int32)
+    _, codes = codec.check_places(window, offsets - window.base, none, check_crc=False)
+    cut = np.flatnonzero(codes == NEED_MORE)
+    if not len(cut):
+        return start + len(offsets), window
+    if cut[0] > 0:
+        return start + int(cut[0]), window
+    size = BLANK.size
+    if window.length >= BLANK.size:
+        size, _ = BLANK.struct.unpack_from(window.data.data, 0)
+    at = window.base - file.base
+    return start + 1, _window(view, file, at, min(max(size, FIXED_SIZE_V1), room - at), room)
+
+
+def _span(window: Window, place: int, size: int, code: int, path: str) -> DamagedSpan:
+    if code in (int(kind) for kind in DamageKind):
+        kind = DamageKind(code).label
+        reason = codec.damage_reason(window, place, check_crc=True)
+    else:
+        kind = DamageKind.TRUNCATED.label
+        reason = "a blank, or a file that ends early, where the queue has a message"
+    return DamagedSpan(window.base + place, size, kind, reason, path)

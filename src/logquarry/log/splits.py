@@ -1,0 +1,335 @@
+"""Cutting the log into ranges that can be read apart from each other.
+
+A split [start, stop) owns the frames that start in it, and the damage that follows them. One that
+begins within a file finds its first frame by resync, so that no scan and no index is needed to
+make splits: they tile the log by construction.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, TypeVar
+
+from logquarry.errors import UsageError
+from logquarry.format import rows
+from logquarry.log.codec import Window
+from logquarry.log.follow import Followed, Follower
+from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import DamagedSpan, Event, LogReader, Run
+
+DEFAULT_SPLIT_SIZE = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LogSplit:
+    """A range of physical offsets.
+
+    Attributes:
+        start: its first byte.
+        stop: just behind its last.
+        resync: whether ``start`` may lie within a frame.
+        tail: whether it lies beyond the queues' end, so that it holds messages only if the chain
+            of frames before it is unbroken.
+    """
+
+    start: int
+    stop: int
+    resync: bool = True
+    tail: bool = False
+
+    @property
+    def length(self) -> int:
+        """Bytes in it."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class LogExtent:
+    """Where the log begins and ends, as far as can be told without reading all of it.
+
+    Attributes:
+        start: physical offset of the first byte.
+        stop: just behind the last byte that may belong to a message.
+        bound: see :class:`~logquarry.log.walk.LogReader`.
+        tail: where the queues end, if sound frames follow there: from here to ``stop``.
+    """
+
+    start: int
+    stop: int
+    bound: int | None = None
+    tail: int | None = None
+
+
+def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) -> LogExtent:
+    """Where the log ends.
+
+    Args:
+        layout: the store's files.
+        bound: see :class:`~logquarry.log.walk.LogReader`.
+        known_end: an offset at which the log is known to have a frame or its end (the largest
+            end of a queued message), from which the chain is followed.
+    """
+    files = layout.commit_log
+    reader = LogReader(layout, bound=bound, check_crc=False)
+    if bound is not None:
+        # The queues may name only messages that are older than the log's first file.
+        known = max(bound, files.start)
+        end = _chain_end(reader, known)
+        most = known + layout.config.max_message_size
+        if end == known and reader.data_end(known, most) > known:
+            # It may lie within a frame: the unit that says so is wrong. No further than a frame
+            # reaches: of a file that is far away each byte that is looked at is fetched.
+            known = _frame_end(reader, known)
+            end = _chain_end(reader, known)
+        return LogExtent(files.start, end, bound, known if end > known else None)
+    end = files.start
+    if known_end is not None and files.start <= known_end < files.end:
+        end = _chain_end(reader, known_end)
+    # Behind the end of the chain there may be damage and then sound frames again.
+    return LogExtent(files.start, max(end, reader.data_end(end)))
+
+
+def _frame_end(reader: LogReader, offset: int) -> int:
+    """Where the frame ends that holds a byte; the offset itself if the chain does not reach it."""
+    file = reader.files.at(offset)
+    for event in reader.chain(offset if file is None else file.base):
+        if event.end < offset:
+            continue
+        if isinstance(event, Run):
+            starts = event.window.base + event.rows[:, rows.POSITION]
+            return int(min([event.end, *starts[starts >= offset][:1]]))
+        return event.end
+    return offset
+
+
+def _chain_end(reader: LogReader, start: int) -> int:
+    """Where the unbroken chain from ``start`` ends; ``start`` itself if none starts there."""
+    end = start
+    for event in reader.chain(start):
+        end = event.end
+    return end
+
+
+def plan_splits(
+    layout: StoreLayout,
+    extent: LogExtent,
+    *,
+    start: int | None = None,
+    stop: int | None = None,
+    split_size: int = DEFAULT_SPLIT_SIZE,
+    min_splits: int = 1,
+) -> list[LogSplit]:
+    """Splits that tile the log between two physical offsets.
+
+    Args:
+        layout: the store's files.
+        extent: the log's.
+        start: first offset that is wanted (default: the log's).
+        stop: offset just behind the last that is wanted (default: the log's end).
+        split_size: most bytes of one split.
+        min_splits: fewest splits, if the log is large enough to be cut that often.
+    """
+    if split_size <= 0 or min_splits <= 0:
+        raise UsageError("the split size and the least number of splits must be above 0")
+    files = layout.commit_log
+    first = extent.start if start is None else max(start, extent.start)
+    end = extent.stop if stop is None else min(stop, extent.stop)
+    body_end = end if extent.tail is None else min(end, extent.tail)
+    splits: list[LogSplit] = []
+    if body_end > first:
+        size = max(1, min(split_size, -(-(body_end - first) // min_splits)))
+        position = first
+        while position < body_end:
+            cut = min(position + size, body_end)
+            snapped = _last_file_start(files.start, files.file_size, position, cut)
+            if snapped is not None and cut != body_end:
+                cut = snapped
+            splits.append(LogSplit(position, cut))
+            position = cut
+    if extent.tail is not None and end > extent.tail:
+        tail_start = max(first, extent.tail)
+        splits.append(LogSplit(tail_start, end, resync=tail_start != extent.tail, tail=True))
+    return splits
+
+
+def _last_file_start(base: int, file_size: int, after: int, upto: int) -> int | None:
+    """The largest file start in (after, upto]: a split that begins there needs no resync."""
+    if file_size <= 0:
+        return None
+    start = base + (upto - base) // file_size * file_size
+    return start if start > after else None
+
+
+def split_events(reader: LogReader, split: LogSplit) -> Iterator[Event]:
+    """What stands in a split; see :meth:`LogReader.events`."""
+    if split.tail and reader.bound is not None:
+        before = reader.events(None, reader.bound)
+        if any(isinstance(event, DamagedSpan) for event in before):
+            return
+    yield from reader.events(split.start, split.stop, resync=split.resync)
+
+
+# --------------------------------------------------------------------------------------------------
+# Parts of a log that are followed apart from each other, by threads or on other machines.
+
+STRETCH_BYTES: Final = 8 << 20
+_THREADS: Final = 2
+_MOST_AHEAD: Final = 4
+_FRAMES_AT_ONCE: Final = 1 << 15
+"""All of a stretch of frames of 256 bytes: what is done once a queue is done less often."""
+
+Each = Callable[[Window, Followed], None]
+"""Gets some frames and what they mean, both good until it returns."""
+E = TypeVar("E", bound=Each)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Sound frames one after the other.
+
+    Attributes:
+        start: physical offset of the first,
+        end: and behind the last.
+        count: how many.
+    """
+
+    start: int
+    end: int
+    count: int
+
+
+def tiles(layout: StoreLayout, size: int) -> Iterator[tuple[int, int]]:
+    """Stretches that tile the log: (from, to). None goes on beyond the end of its file."""
+    room = layout.commit_log.file_size
+    for file in layout.commit_log.files:
+        for start in range(file.base, file.base + room, size):
+            yield start, min(start + size, file.base + room)
+
+
+class StretchReader:
+    """Follows stretches of a log. For one thread at a time.
+
+    Args:
+        layout: the store's files.
+        check_crc: whether bodies are compared with their CRC.
+        keys_of_3_1: give the keys that RocketMQ 3.1.3 put into its index.
+    """
+
+    def __init__(
+        self, layout: StoreLayout, *, check_crc: bool = True, keys_of_3_1: bool = False
+    ) -> None:
+        self._log = layout.commit_log
+        self._reader = LogReader(layout, check_crc=check_crc)
+        self._follower = Follower(
+            layout.delay_levels_ms,
+            most_frames=_FRAMES_AT_ONCE,
+            check_crc=check_crc,
+            keys_of_3_1=keys_of_3_1,
+        )
+        # Room for the last frame of a stretch, which goes on beyond it.
+        self._more = layout.config.max_message_size
+
+    def read(self, start: int, stop: int, each: Each, *, resync: bool) -> Stretch | None:
+        """The frames that start in a stretch, up to the first place where there is none.
+
+        Args:
+            start: where the stretch begins,
+            stop: and ends, in the same file.
+            each: gets the frames, some at a time.
+            resync: whether ``start`` may lie within a frame, unless a file begins there.
+
+        Returns:
+            What was read, None where no frame is found.
+        """
+        file = self._log.at(start)
+        if file is None or not file.size:
+            return None
+        at: int | None = start
+        if resync and start != file.base:
+            at = self._reader.find(start, stop)
+        if at is None:
+            return None
+        first, count = at, 0
+        window = self._reader.window(at, stop - at + self._more)
+        while at < stop:
+            done = at - window.base
+            rest = Window(window.data[done:], at, window.end - done)
+            followed, after, _ = self._follower.follow(rest, stop - at)
+            if followed is None:
+                break
+            each(rest, followed)
+            count += len(followed.rows)
+            at += after
+        return Stretch(first, at, count) if count else None
+
+    def read_all(
+        self, start: int, stop: int, size: int, make: Callable[[], E]
+    ) -> Iterator[tuple[Stretch, E]]:
+        """All the frames that start between two places of one file, a stretch at a time.
+
+        Args:
+            start: where the first stretch begins; it may lie within a frame.
+            stop: where the last one ends.
+            size: bytes of a stretch.
+            make: makes what gets the frames of the next stretch.
+        """
+        at, resync = start, True
+        while at < stop:
+            upto = min(at + size, stop)
+            each = make()
+            found = self.read(at, upto, each, resync=resync)
+            if found is not None:
+                yield found, each
+            resync = found is None or found.end < upto
+            at = upto if found is None or resync else found.end
+
+
+def stretches_ahead(
+    layout: StoreLayout, size: int, make: Callable[[], E]
+) -> Generator[tuple[Stretch, E]]:
+    """The sound stretches of a log as threads find them, a few ahead of who asks.
+
+    None of a log of one stretch, which is not worth a thread. Whoever stops early closes it.
+
+    Args:
+        layout: the store's files.
+        size: bytes of a stretch.
+        make: makes what gets the frames of the next stretch.
+    """
+    log = layout.commit_log
+    if log.end - log.start <= size:
+        return
+    places = tiles(layout, size)
+    coming: deque[tuple[int, E, Future[Stretch | None]]] = deque()
+    # A thread needs a reader of its own, and any of them will do.
+    idle: deque[StretchReader] = deque(StretchReader(layout) for _ in range(_THREADS))
+
+    def read(start: int, stop: int, each: Each) -> Stretch | None:
+        reader = idle.pop()
+        try:
+            return reader.read(start, stop, each, resync=True)
+        finally:
+            idle.append(reader)
+
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="stretches")
+    rest = LogReader(layout)
+    try:
+        while True:
+            for start, stop in islice(places, _MOST_AHEAD - len(coming)):
+                each = make()
+                coming.append((start, each, pool.submit(read, start, stop, each)))
+            if not coming:
+                return
+            start, each, future = coming.popleft()
+            found = future.result()
+            if found is not None:
+                yield found, each
+            elif rest.data_end(start) <= start:
+                # Nothing at all follows.
+                return
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,199 @@
+"""Several stores at once: where they are, and what to call the broker that each belongs to."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from logquarry.errors import StoreNotFound, UsageError
+from logquarry.log.filesystem import FileSystem, open_filesystem, without_file_scheme
+from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE
+
+Stores = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A path, URL or glob, or several."""
+
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+def find_stores(
+    locations: Iterable[str | os.PathLike[str]],
+    storage_options: Mapping[str, Any] | None = None,
+) -> tuple[str, ...]:
+    """The stores that some paths, URLs and globs stand for, in that order, each once.
+
+    Paths become absolute. A glob (``*``, ``?``, ``[...]``, each within one name) stands for the
+    folders that match and are stores, by name; a path with such a character that is there stands
+    for itself. What is no glob is not looked at.
+
+    Raises:
+        StoreNotFound: if a glob matches no store.
+        UsageError: if there are no locations, or no file system knows a URL.
+    """
+    found: dict[str, None] = {}
+    for location in locations:
+        path = absolute(location)
+        if _WILDCARD.search(path) is None or ("://" not in path and os.path.isdir(path)):  # noqa: PTH112
+            found[path] = None
+            continue
+        matches = _matches(path, storage_options)
+        if not matches:
+            raise StoreNotFound(f"{path}: matches no store")
+        found.update(dict.fromkeys(matches))
+    if not found:
+        raise UsageError("there is no store to read: a path is missing")
+    return tuple(found)
+
+
+def stores_by_name(
+    locations: Iterable[str | os.PathLike[str]],
+    storage_options: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """The stores that some paths, URLs and globs stand for, by names that stay.
+
+    Other than with :func:`broker_names`, the name of a store that a glob found does not depend on
+    which others there are: it is what stands in the place of the wildcards
+    (``/data/*/store``: ``b1``; ``/r*/b*/store``: ``r1/b1``).
+
+    Returns:
+        Name to location, in the order of the locations, each store once.
+
+    Raises:
+        StoreNotFound, UsageError: as :func:`find_stores`; also if two stores share a name.
+    """
+    stated: dict[str, None] = {}
+    globbed: dict[str, str] = {}
+    for location in locations:
+        for path in find_stores([location], storage_options):
+            pattern = absolute(location)
+            if path == pattern:
+                stated[path] = None
+            else:
+                globbed.setdefault(path, _in_wildcards(pattern, path))
+    names = list(stated)
+    found = dict(zip(broker_names(names), names, strict=True)) if names else {}
+    for path, name in globbed.items():
+        if path in stated:
+            continue
+        if name in found:
+            raise UsageError(
+                f"the stores {found[name]} and {path} would both be called {name!r}: say it with "
+                "one glob, or give their paths"
+            )
+        found[name] = path
+    if not found:
+        raise UsageError("there is no store to read: a path is missing")
+    return found
+
+
+def _in_wildcards(pattern: str, path: str) -> str:
+    parts = zip(pattern.strip("/").split("/"), path.strip("/").split("/"), strict=True)
+    return "/".join(name for wanted, name in parts if _WILDCARD.search(wanted))
+
+
+def has_wildcard(pattern: str) -> bool:
+    """Whether a path is a glob, which may name several stores."""
+    return _WILDCARD.search(pattern) is not None
+
+
+def as_paths(stores: Stores) -> tuple[str, ...]:
+    """One path, URL or glob, or several, as several."""
+    given = [stores] if isinstance(stores, str | os.PathLike) else stores
+    return tuple(os.fspath(store) for store in given)
+
+
+def absolute(location: str | os.PathLike[str]) -> str:
+    """A path or URL that means the same wherever it is used on; ``file:`` URLs become paths."""
+    text = os.fsdecode(location)
+    if not text:
+        raise UsageError("the path of a store is empty")
+    text = without_file_scheme(text)
+    if "://" in text:
+        return text.rstrip("/")
+    return os.path.abspath(text)  # noqa: PTH100
+
+
+def _matches(pattern: str, storage_options: Mapping[str, Any] | None) -> list[str]:
+    wildcard = _WILDCARD.search(pattern)
+    assert wildcard is not None
+    base, _, rest = pattern[: wildcard.start()].rpartition("/")
+    rest = pattern[len(base) + 1 :].strip("/")
+    try:
+        folder = open_filesystem(base or "/", storage_options)
+    except StoreNotFound:
+        return []
+    below = [""]
+    for name in rest.split("/"):
+        below = [
+            f"{parent}/{child}".lstrip("/")
+            for parent in below
+            for child in _folders_like(folder, parent, name)
+        ]
+    return [f"{base}/{path}" for path in below if _is_store(folder, path)]
+
+
+def _folders_like(folder: FileSystem, parent: str, pattern: str) -> list[str]:
+    return [
+        entry.name
+        for entry in folder.list(parent)
+        # As in a shell, hidden folders match no wildcard at the start.
+        if entry.is_dir
+        and fnmatchcase(entry.name, pattern)
+        and (not entry.name.startswith(".") or pattern.startswith("."))
+    ]
+
+
+def _is_store(folder: FileSystem, path: str) -> bool:
+    names = {entry.name for entry in folder.list(path) if entry.is_dir}
+    return bool(names & {COMMIT_LOG, CONSUME_QUEUE})
+
+
+def broker_names(locations: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """What to call the brokers of some stores: one name each, no two alike.
+
+    The name is that of the store's folder. Where folders are called alike it is that of the
+    nearest folder above that tells all of them apart (``/a/b1/store``, ``/a/b2/store``: ``b1``,
+    ``b2``), and where no single one does, the end of the path that does (``r1/b1/store``).
+
+    Raises:
+        UsageError: if a store comes twice.
+    """
+    absolutes = [absolute(location) for location in locations]
+    for path in absolutes:
+        if absolutes.count(path) > 1:
+            raise UsageError(f"the store {path} comes twice")
+    paths = [_components(path) for path in absolutes]
+    names = [path[-1] for path in paths]
+    for name in {name for name in names if names.count(name) > 1}:
+        group = [i for i, other in enumerate(names) if other == name]
+        for i, better in zip(group, _telling_level([paths[i] for i in group]), strict=True):
+            names[i] = better
+    clashing = {name for name in names if names.count(name) > 1}
+    return [
+        _telling_end(path, paths) if name in clashing else name
+        for name, path in zip(names, paths, strict=True)
+    ]
+
+
+def _components(path: str) -> tuple[str, ...]:
+    parts = tuple(part for part in path.partition("://")[2].split("/") if part)
+    return parts or tuple(part for part in path.split("/") if part) or ("/",)
+
+
+def _telling_level(group: list[tuple[str, ...]]) -> list[str]:
+    """The names at the lowest level at which all of a group differ, else the names as they are."""
+    for level in range(2, min(map(len, group)) + 1):
+        names = [path[-level] for path in group]
+        if len(set(names)) == len(names):
+            return names
+    return [path[-1] for path in group]
+
+
+def _telling_end(path: tuple[str, ...], paths: list[tuple[str, ...]]) -> str:
+    for length in range(2, len(path)):
+        end = path[-length:]
+        if sum(other[-length:] == end for other in paths) == 1:
+            return "/".join(end)
+    return "/".join(path)

@@ -1,0 +1,1 @@
+"""Reads single messages and parts of a store: by queue offset, by key, by time, by filter."""

@@ -1,0 +1,105 @@
+"""Reading messages in bulk from an open store: as objects and as Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from logquarry.log import batches, schema
+from logquarry.log.batches import DamageLog, OnDamage
+from logquarry.log.columns import Decoding
+from logquarry.log.filters import MessageFilter, names, tag_expression
+from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import Run
+from logquarry.read.selection import Selection, plan_read, read_in_order
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from logquarry.message import StoredMessage
+
+
+def message_filter(
+    topics: str | Iterable[str] | None,
+    queue_id: int | None,
+    tags: str | None,
+    keys: str | Iterable[str] | None,
+    since: int | None,
+    until: int | None,
+) -> MessageFilter:
+    """A filter from what users pass: names, ``a || b``, times in milliseconds.
+
+    Raises:
+        UsageError: if one of them names nothing, or ``since`` is later than ``until``.
+    """
+    return MessageFilter(
+        topics=names([topics] if isinstance(topics, str) else topics, "topics"),
+        queue_ids=None if queue_id is None else frozenset({queue_id}),
+        tags=tag_expression(tags),
+        keys=names([keys] if isinstance(keys, str) else keys, "keys"),
+        since_ms=since,
+        until_ms=until,
+    )
+
+
+def runs(
+    layout: StoreLayout,
+    wanted: MessageFilter,
+    on_damage: OnDamage,
+    damage: DamageLog | None,
+    *,
+    check_crc: bool = True,
+    stop_offset: int | None = None,
+) -> Iterator[Run]:
+    """The frames that may pass a filter, in physical order; those before ``stop_offset``."""
+    batches.check_policy(on_damage)
+    layout.warn_without_log()
+    selection = Selection(wanted=wanted, stop_offset=stop_offset)
+    plan = plan_read(layout, selection, skip_damage=on_damage == "skip")
+    events = read_in_order(layout, plan, check_crc=check_crc)
+    return batches.sound_runs(events, on_damage, damage)
+
+
+def messages(
+    layout: StoreLayout,
+    broker: str,
+    wanted: MessageFilter,
+    on_damage: OnDamage = "default",
+    damage: DamageLog | None = None,
+    *,
+    stop_offset: int | None = None,
+) -> Iterator[StoredMessage]:
+    """Messages that pass a filter, in physical order."""
+    decoding = Decoding(broker=broker, delay_levels_ms=layout.delay_levels_ms)
+    found = runs(layout, wanted, on_damage, damage, stop_offset=stop_offset)
+    return batches.messages(found, decoding, wanted)
+
+
+def arrow_reader(
+    layout: StoreLayout,
+    broker: str,
+    wanted: MessageFilter,
+    *,
+    columns: Sequence[str] | None = None,
+    on_damage: OnDamage = "default",
+    damage: DamageLog | None = None,
+    decompress: bool = False,
+    stop_offset: int | None = None,
+) -> pa.RecordBatchReader:
+    """Messages that pass a filter as record batches, read as they are asked for."""
+    import pyarrow as pa
+
+    chosen = schema.NAMES if columns is None else schema.check_names(columns)
+    decoding = Decoding(
+        columns=chosen,
+        broker=broker,
+        delay_levels_ms=layout.delay_levels_ms,
+        decompress=decompress,
+        decompress_limit=layout.config.decompress_limit,
+        on_bad_body=batches.BadBodies(layout, on_damage, damage),
+    )
+    has_body = "body" in chosen
+    found = runs(layout, wanted, on_damage, damage, check_crc=has_body, stop_offset=stop_offset)
+    return pa.RecordBatchReader.from_batches(
+        schema.arrow_schema(chosen), batches.record_batches(found, decoding, wanted)
+    )

@@ -1,0 +1,243 @@
+"""``DefaultMessageStore.getMessage``: up to some messages from one place of a queue.
+
+The rules are RocketMQ 4.9.3's: the caps on count and bytes, the end of the queue file that no
+answer goes beyond, and the next offset of every outcome.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+from logquarry.config import StoreConfig
+from logquarry.errors import CorruptFrame
+from logquarry.format import java
+from logquarry.format.frame import Damage
+from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
+from logquarry.message import StoredMessage
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import Queue, Units
+
+LEAST_UNITS: Final = 16_000 // UNIT_SIZE
+"""How many units are looked at for one ``get``, or as many as messages are asked for.
+
+The loop in Java counts bytes up to the first multiple of a unit that is not below 16,000.
+"""
+assert LEAST_UNITS * UNIT_SIZE == 16_000
+_MOST_AT_ONCE: Final = 128
+
+
+class GetMessageStatus(Enum):
+    """``GetMessageStatus``: what became of a ``get``."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    """There are messages, and none has the tag."""
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    """The queue has units of messages that the log no longer holds."""
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    """Within the queue's bounds there is no unit of that offset."""
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    """The offset lies beyond the queue's end."""
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    """The offset is the queue's end: no new message."""
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    """Never comes: asking for an unknown queue makes an empty one in memory."""
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+
+
+class GetResult(NamedTuple):
+    """The answer to a ``get`` (``GetMessageResult``).
+
+    Attributes:
+        status: what became of it.
+        messages: the messages, in queue order; empty unless FOUND. Cannot be changed.
+        next_offset: the queue offset to ask for next.
+        min_offset: the queue's first offset.
+        max_offset: one past the queue's last offset.
+    """
+
+    status: GetMessageStatus
+    messages: Sequence[StoredMessage]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the messages' frames (``bufferTotalSize``)."""
+        return sum(message.size for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferLimits:
+    """How much one ``get`` gives, and from where on less (``isTheBatchFull``).
+
+    The first message always goes along.
+
+    Attributes:
+        memory_bytes: what lies further back from the log's end is taken to be on disk.
+        count: most messages; ``disk_count`` of those on disk.
+        size: most bytes; ``disk_size`` of those on disk.
+    """
+
+    memory_bytes: int
+    count: int
+    size: int
+    disk_count: int
+    disk_size: int
+
+    @classmethod
+    def of(cls, config: StoreConfig, total_memory: int | None = None) -> TransferLimits:
+        """The limits that a configuration sets on this machine."""
+        total = _total_memory() if total_memory is None else total_memory
+        return cls(
+            memory_bytes=int(total * (config.access_message_in_memory_max_ratio / 100)),
+            count=config.max_transfer_count_on_message_in_memory,
+            size=config.max_transfer_bytes_on_message_in_memory,
+            disk_count=config.max_transfer_count_on_message_in_disk,
+            disk_size=config.max_transfer_bytes_on_message_in_disk,
+        )
+
+
+def get_message(
+    log: CommitLog,
+    queue: Queue,
+    offset: int,
+    max_count: int,
+    *,
+    tags: Collection[str] | None,
+    limits: TransferLimits,
+    read: Callable[[bytes, int], StoredMessage | Damage | None],
+    known_damage: Container[int] = (),
+) -> GetResult:
+    """Up to ``max_count`` messages (at least one) from a queue offset on.
+
+    ``read`` gives the message of some bytes at a physical offset, as
+    :func:`~logquarry.read.messages.read_message` does. Tags are compared by their code
+    first, as RocketMQ's store does, and then as text, as its consumers do. Messages at the places
+    of ``known_damage``, which a recovery has told of, are passed over.
+
+    Raises:
+        CorruptFrame: if the message to begin with is damaged otherwise. Damage further on ends the
+            answer before it, so that the next ``get`` tells of it.
+    """
+    low, high = queue.min_offset, queue.max_offset
+
+    def answer(
+        status: GetMessageStatus, next_offset: int, messages: tuple[StoredMessage, ...] = ()
+    ) -> GetResult:
+        return GetResult(status, messages, next_offset, low, high)
+
+    if high == 0:
+        return answer(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0)
+    if offset < low:
+        return answer(GetMessageStatus.OFFSET_TOO_SMALL, low)
+    if offset == high:
+        return answer(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset)
+    if offset > high:
+        return answer(GetMessageStatus.OFFSET_OVERFLOW_BADLY, low if low == 0 else high)
+    units_per_file = queue.units_per_file
+    next_file = offset + units_per_file - offset % units_per_file
+    stop = min(next_file, offset + max(LEAST_UNITS, max_count))
+    first, units = next(queue.runs(offset, stop), (offset, None))
+    if units is None:
+        return answer(GetMessageStatus.OFFSET_FOUND_NULL, next_file)
+    codes = None if tags is None else {java.hash_code(tag) for tag in tags}
+
+    messages: list[StoredMessage] = []
+    size = 0
+    # Offsets before the first unit are a gap that damage to the log left in a queue made from it.
+    done = first - offset
+    status = GetMessageStatus.NO_MATCHED_MESSAGE
+    removed_below: int | None = None
+    in_memory_from = memory_start(log, limits)
+    in_memory = min(max_count, limits.count), limits.size
+    on_disk = min(max_count, limits.disk_count), limits.disk_size
+    for physical_offset, unit_size, tags_code in _plain(units, max_count):
+        done += 1
+        if removed_below is not None and physical_offset < removed_below:
+            continue
+        most, most_size = on_disk if physical_offset < in_memory_from else in_memory
+        # QUIRK: the sum with a filler's size overflows in Java, and so is below any limit.
+        grown = size if unit_size == FILLER_SIZE else size + unit_size
+        if messages and (len(messages) >= most or grown > most_size):
+            done -= 1
+            break
+        if codes is not None and not _may_match(tags_code, codes):
+            if not messages:
+                status = GetMessageStatus.NO_MATCHED_MESSAGE
+            continue
+        if unit_size <= 0 or physical_offset < 0 or unit_size == FILLER_SIZE:
+            # Never written, in the middle of a queue, or written in the place of a message that
+            # the log has lost: there is nothing to be removed.
+            continue
+        data = log.frame_at(physical_offset, unit_size)
+        found = None if data is None else read(bytes(data), physical_offset)
+        if found is None:
+            if not messages:
+                status = GetMessageStatus.MESSAGE_WAS_REMOVING
+            if physical_offset in known_damage:
+                # It was not deleted: what stands behind it in its file is there.
+                continue
+            # What is deleted of the log is whole files.
+            file_size = max(1, log.files.file_size)
+            removed_below = physical_offset + file_size - physical_offset % file_size
+            continue
+        if isinstance(found, Damage):
+            if physical_offset in known_damage:
+                if not messages:
+                    status = GetMessageStatus.MESSAGE_WAS_REMOVING
+                continue
+            if messages:
+                done -= 1
+                break
+            raise _damaged(log, queue, offset + done - 1, physical_offset, found)
+        if tags is not None and found.tags not in tags:
+            if not messages:
+                status = GetMessageStatus.NO_MATCHED_MESSAGE
+            continue
+        messages.append(found)
+        size += unit_size
+        status = GetMessageStatus.FOUND
+        removed_below = None
+    return answer(status, offset + done, tuple(messages))
+
+
+def _may_match(tags_code: int, codes: Collection[int]) -> bool:
+    # An address into ConsumeQueueExt says nothing by itself: the frame will. Java compares
+    # intValue(), and delivery times of the schedule topic take more than 32 bits.
+    return tags_code < java.INT_MIN or java.to_int(tags_code) in codes
+
+
+def memory_start(log: CommitLog, limits: TransferLimits) -> int:
+    """Offsets below this one count as on disk (``checkInDiskByCommitOffset``)."""
+    # The log's end is only looked for where it can make a difference.
+    if log.files.end - log.min_offset <= limits.memory_bytes:
+        return java.LONG_MIN
+    return log.max_offset - limits.memory_bytes
+
+
+def _plain(units: Units, count: int) -> Iterator[tuple[int, int, int]]:
+    """The units as plain numbers, a few at a time: mostly the first ``count`` are all it takes."""
+    step = max(1, min(count + 1, _MOST_AT_ONCE))
+    for at in range(0, len(units), step):
+        yield from units[at : at + step].tolist()
+
+
+def _damaged(
+    log: CommitLog, queue: Queue, queue_offset: int, physical_offset: int, damage: Damage
+) -> CorruptFrame:
+    reason = (
+        f"{damage.reason} (offset {queue_offset} of queue {queue.queue_id} of {queue.topic} "
+        "points here)"
+    )
+    return log.corrupt(physical_offset, Damage(damage.kind, reason))
+
+
+def _total_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

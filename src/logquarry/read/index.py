@@ -1,0 +1,351 @@
+"""Slots and entries of an index file whose configuration nobody states.
+
+The size of a file, ``40 + 4 x slots + 20 x entries``, leaves one number open. Its contents give
+that one away: the last byte that is not zero belongs to the last entry, of which the header says
+the number, and every entry must lie in the chain of its slot, a place that depends on the number
+of slots.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.disk.open_files import OpenFiles
+from logquarry.format import index, java
+from logquarry.format.index import (
+    DEFAULT_SHAPE,
+    ENTRY,
+    HEADER,
+    SLOT,
+    IndexEntry,
+    IndexHeader,
+    IndexShape,
+)
+from logquarry.log.filesystem import FileView
+from logquarry.log.layout import INDEX, StoreLayout
+
+_WORD: Final = 4
+_ENTRY_WORDS: Final = ENTRY.size // _WORD
+_CHUNK: Final = 4 << 20
+_MOST_CHECKED: Final = 4_096
+"""Entries that are checked at each end of a file."""
+_MOST_GUESSES: Final = 20_000
+_LARGEST_SEARCHED: Final = 512 << 20
+_ENOUGH: Final = 0.9
+"""Share of the entries that have to fit where none of the numbers fits all."""
+
+_ENTRY_DTYPE: Final = ENTRY.dtype()
+_SLOT_DTYPE: Final = np.dtype(">i4")
+
+Words = npt.NDArray[np.int32]
+
+
+def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
+    """The shape of an index file by what it holds, None if that does not tell.
+
+    A file of RocketMQ's default size is taken to have its default shape. An index without
+    entries cannot tell, and need not.
+    """
+    if view.size == DEFAULT_SHAPE.file_size:
+        return DEFAULT_SHAPE
+    room = view.size - HEADER.size
+    if header.entry_count <= 1 or room < SLOT.size + ENTRY.size or view.size > _LARGEST_SEARCHED:
+        return None
+    data = view.window(0, view.size)
+    # A damaged file still tells: the wrong number of slots fits next to none of its entries.
+    for share in (1.0, _ENOUGH):
+        for slots in _guesses(data, header):
+            if _share_that_fits(data, header, slots) >= share:
+                entries = (room - slots * SLOT.size) // ENTRY.size
+                return IndexShape(slots, entries)
+    return None
+
+
+def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
+    """Numbers of slots to try, the likeliest first. Each fits the file's size."""
+    words = (len(data) - HEADER.size) // _WORD
+    last = header.entry_count - 1
+    most = words - _ENTRY_WORDS * header.entry_count
+    least = max(1, min(header.slots_used, most))
+    # A file is slots and whole entries: the number of slots is known but for multiples of five.
+    remainder = words % _ENTRY_WORDS
+
+    def from_last_word(word: int) -> int:
+        """Slots, if the word at that index is in the last entry: there is but one such number."""
+        before = word - last * _ENTRY_WORDS
+        return before - (before - remainder) % _ENTRY_WORDS
+
+    def guesses() -> Iterator[int]:
+        word = _last_nonzero_word(data)
+        if word is not None:
+            yield from_last_word(word)
+        # Entries of a writer's last moments may stand behind those that the header counts.
+        yield from map(from_last_word, _words_with(data, header.end_offset))
+
+    yield from (slots for slots in guesses() if least <= slots <= most)
+    first = least + (remainder - least) % _ENTRY_WORDS
+    if (most - first) // _ENTRY_WORDS < _MOST_GUESSES:
+        yield from range(first, most + 1, _ENTRY_WORDS)
+
+
+def _last_nonzero_word(data: memoryview) -> int | None:
+    """Index of the last word behind the header that is not zero."""
+    stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
+    while stop > HEADER.size:
+        start = max(HEADER.size, stop - _CHUNK)
+        # A live index changes while it is looked at, which numpy allows in its own copy alone.
+        found = np.flatnonzero(np.frombuffer(data[start:stop], np.int32) != 0)
+        if len(found):
+            return (start - HEADER.size) // _WORD + int(found[-1])
+        stop = start
+    return None
+
+
+def _words_with(data: memoryview, offset: int) -> Iterator[int]:
+    """Words at which a physical offset may stand, as it does in an entry."""
+    if offset == 0:
+        return
+    stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
+    words = np.frombuffer(data[HEADER.size : stop], ">u4")
+    found = (words[:-1] == (offset >> 32) & 0xFFFFFFFF) & (words[1:] == offset & 0xFFFFFFFF)
+    yield from np.flatnonzero(found)[-64:].tolist()
+
+
+def _share_that_fits(data: memoryview, header: IndexHeader, slots: int) -> float:
+    """How many of the entries, read with that many slots, are what an index holds: 0 to 1."""
+    count = header.entry_count - 1
+    start = HEADER.size + slots * SLOT.size
+    entries = np.frombuffer(data, _ENTRY_DTYPE, count + 1, start)
+    ends = [
+        not entries[0].tobytes().strip(b"\0"),
+        entries["physical_offset"][1] == header.begin_offset,
+        entries["physical_offset"][count] == header.end_offset,
+    ]
+    if sum(ends) < 2:
+        return 0.0
+    table = np.frombuffer(data, _SLOT_DTYPE, slots, HEADER.size)
+    head = np.arange(1, min(count, _MOST_CHECKED) + 1)
+    tail = np.arange(max(1, count + 1 - _MOST_CHECKED), count + 1)
+    share = min(_share_chained(entries, table, numbers, header) for numbers in (head, tail))
+    return share if all(ends) else min(share, _ENOUGH)
+
+
+def _share_chained(
+    entries: npt.NDArray[np.void],
+    table: npt.NDArray[np.int32],
+    numbers: npt.NDArray[np.int64],
+    header: IndexHeader,
+) -> float:
+    """The share of some entries that lead to an earlier one of the same slot, and have a newer
+    one or themselves in their slot.
+    """
+    some = entries[numbers]
+    offsets, previous = some["physical_offset"], some["previous"].astype(np.int64)
+    sound = (offsets >= header.begin_offset) & (offsets <= header.end_offset)
+    sound &= (some["seconds"] >= 0) & (previous >= 0) & (previous < numbers)
+    slots = np.abs(some["key_hash"].astype(np.int64)) % len(table)
+    sound &= table[slots] >= numbers
+    before = entries["key_hash"][np.where(sound, previous, 0)].astype(np.int64)
+    sound &= (previous == 0) | (np.abs(before) % len(table) == slots)
+    return float(sound.mean())
+
+
+# --------------------------------------------------------------------------------------------------
+# The index of keys: topic and key -> physical offsets, as ``IndexService`` reads it.
+#
+# Guarantees: a query follows each chain at most once and only backwards, so that no damage makes it
+# loop; entries that lie beyond a short file are not there. Nothing raises on any bytes.
+
+logger = logging.getLogger(__name__)
+
+
+class IndexFile:
+    """One index file (``IndexFile``).
+
+    Args:
+        path: below the store's root.
+        layout: the store's files.
+        files: what reads them.
+    """
+
+    def __init__(self, path: str, layout: StoreLayout, files: OpenFiles) -> None:
+        self.path = path
+        self._layout = layout
+        self._reader = files
+
+    @property
+    def header(self) -> IndexHeader:
+        """The header, as it is now. Bytes that a short file lacks count as zeros."""
+        # Java extends a short file when it opens it.
+        data = bytes(self._reader.read(self.path, 0, HEADER.size))
+        return index.decode_header(data.ljust(HEADER.size, b"\0"))
+
+    @cached_property
+    def shape(self) -> IndexShape | None:
+        """Slots and entries: as stated, else as the contents tell; None where they do not."""
+        stated = self._layout.config.index_shape
+        if stated is not None:
+            return stated
+        view = self._reader.view(self.path)
+        return None if view is None else infer_shape(view, self.header)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no key is in it."""
+        return self.header.entry_count <= 1
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether its keys can be looked up."""
+        return self.is_empty or self.shape is not None
+
+    def is_time_matched(self, begin: int, end: int) -> bool:
+        """Whether it may hold keys of messages stored from ``begin`` to ``end``."""
+        header = self.header
+        first, last = header.begin_timestamp, header.end_timestamp
+        if begin < first and end > last:
+            return True
+        return first <= begin <= last or first <= end <= last
+
+    def select_offsets(
+        self, found: list[int], topic: str, key: str, max_count: int, begin: int, end: int
+    ) -> None:
+        """Add the offsets of a key, newest first, until there are ``max_count``.
+
+        Hashes are compared, not keys. Times count in whole seconds from the file's first one, as
+        the entries have them.
+        """
+        first = self.header.begin_timestamp
+        hashes = _hashes(topic, key)
+        if len(found) >= max_count:
+            return
+        for entry in self._chain(hashes[0]):
+            time = first + entry.seconds * 1000
+            if entry.key_hash in hashes and begin <= time <= end:
+                found.append(entry.physical_offset)
+            if len(found) >= max_count or time < begin:
+                return
+
+    def all_offsets(self, topic: str, key: str) -> list[int] | None:
+        """All the offsets that the file has for a key, newest first; hashes are compared.
+
+        None if the chain is not sound to its end, so that some may be missing.
+        """
+        hashes = _hashes(topic, key)
+        header, shape = self.header, self.shape
+        if shape is None:
+            return None
+        found: list[int] = []
+        slot = shape.slot_position(hashes[0])
+        number, upper = self._slot(shape, hashes[0]), header.entry_count
+        newest = header.end_offset
+        while number != 0:
+            entry = self._entry(shape, number) if 0 < number < upper else None
+            if entry is None or entry.seconds < 0:
+                return None
+            if shape.slot_position(entry.key_hash) != slot:
+                return None
+            # Messages are indexed in the order of the log.
+            if not header.begin_offset <= entry.physical_offset <= newest:
+                return None
+            newest = entry.physical_offset
+            if entry.key_hash in hashes:
+                found.append(entry.physical_offset)
+            number, upper = entry.previous, number
+        return found
+
+    def _chain(self, key_hash: int) -> Iterator[IndexEntry]:
+        """The entries of the slot of a hash, newest first."""
+        header = self.header
+        # What a file's contents tell is kept: an empty one must not be asked for its shape.
+        shape = self.shape if header.entry_count > 1 else None
+        if shape is None:
+            return
+        number = self._slot(shape, key_hash)
+        if number > header.entry_count:
+            return
+        while number > 0:
+            entry = self._entry(shape, number)
+            if entry is None or entry.seconds < 0:
+                return
+            yield entry
+            # QUIRK: Java goes wherever an entry points but to itself; a torn chain that leads
+            # forwards keeps it for ever (apache/rocketmq#8018).
+            if entry.previous >= number:
+                return
+            number = entry.previous
+
+    def _slot(self, shape: IndexShape, key_hash: int) -> int:
+        data = self._reader.read(self.path, shape.slot_position(key_hash), SLOT.size)
+        return int(SLOT.struct.unpack(data)[0]) if len(data) == SLOT.size else 0
+
+    def _entry(self, shape: IndexShape, number: int) -> IndexEntry | None:
+        data = self._reader.read(self.path, shape.entry_position(number), ENTRY.size)
+        return index.decode_entry(data, 0) if len(data) == ENTRY.size else None
+
+
+def _hashes(topic: str, key: str) -> tuple[int, int]:
+    """What an entry of a key may carry; the first one leads to its slot."""
+    # 3.x stored the hash raw. It had the same slot, and 4.9.3 never has a negative one.
+    return index.key_hash(topic, key), java.hash_code(index.key_text(topic, key))
+
+
+class Index:
+    """All index files of a store (``IndexService``).
+
+    Args:
+        layout: the store's files.
+        files: what reads them (default: an own one).
+    """
+
+    def __init__(self, layout: StoreLayout, *, files: OpenFiles | None = None) -> None:
+        self._layout = layout
+        self._reader = files or OpenFiles(layout)
+
+    @cached_property
+    def files(self) -> Sequence[IndexFile]:
+        """The index files, oldest first."""
+        return [
+            IndexFile(f"{INDEX}/{entry.name}", self._layout, self._reader)
+            for entry in self._layout.index_files
+        ]
+
+    def refresh(self) -> None:
+        """Look again at which files there are."""
+        self.__dict__.pop("files", None)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether there is an index, and all of it can be read."""
+        unusable = [file.path for file in self.files if not file.is_usable]
+        for path in unusable:
+            logger.warning(
+                "%s: maxHashSlotNum and maxIndexNum cannot be told from what it holds",
+                self._layout.filesystem.full_path(path),
+            )
+        return bool(self.files) and not unusable
+
+    def query_offsets(
+        self, topic: str, key: str, max_count: int, begin: int = 0, end: int = java.LONG_MAX
+    ) -> list[int]:
+        """Physical offsets that the index has for a key, newest first (``queryOffset``).
+
+        Hash collisions are among them. ``begin`` and ``end`` are store times in milliseconds,
+        both inclusive; at most ``maxMsgsNumBatch`` offsets come.
+        """
+        max_count = min(max_count, self._layout.config.max_msgs_num_batch)
+        found: list[int] = []
+        for file in reversed(self.files):
+            if file.is_time_matched(begin, end):
+                file.select_offsets(found, topic, key, max_count, begin, end)
+            # QUIRK: a file without keys begins at 0, and hides the older ones from any query that
+            # has a begin.
+            if file.header.begin_timestamp < begin or len(found) >= max_count:
+                break
+        return found

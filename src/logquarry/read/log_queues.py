@@ -1,0 +1,352 @@
+"""What units of a queue come to: messages that are still in the log, and their bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.config import StoreConfig
+from logquarry.format import properties as props
+from logquarry.format import queue_entry, sys_flag
+from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
+from logquarry.format.rows import SIZE
+from logquarry.log.walk import Event, LogEnd, Run
+from logquarry.message import StoredMessage
+from logquarry.read.consume_queue import UNIT_DTYPE, Queue, QueueSegment, Units, has_message
+
+_CHUNK: Final = 1 << 20
+"""Units that are summed at once."""
+
+
+class UnitCount(NamedTuple):
+    """Some units, counted.
+
+    Attributes:
+        messages: how many name a message in the log.
+        bytes: what these take.
+        largest: bytes of the largest of them.
+        end: where the last of them ends in the log.
+    """
+
+    messages: int = 0
+    bytes: int = 0
+    largest: int = 0
+    end: int = 0
+
+    def plus(self, other: UnitCount) -> UnitCount:
+        """Both together."""
+        return UnitCount(
+            self.messages + other.messages,
+            self.bytes + other.bytes,
+            max(self.largest, other.largest),
+            max(self.end, other.end),
+        )
+
+
+def count_units(units: Units, min_offset: int, max_offset: int) -> UnitCount:
+    """Count the units that name a message between two physical offsets."""
+    found = UnitCount()
+    for start in range(0, len(units), _CHUNK):
+        part = units[start : start + _CHUNK]
+        # One pass over the units for a copy of the sizes; what is asked of that costs little.
+        sizes = part["size"].astype(np.int32)
+        first, end = int(part["physical_offset"][0]), int(part["physical_offset"][-1])
+        whole = min_offset <= first <= end < max_offset and int(sizes.min()) > 0
+        if not whole or int(sizes.max()) == FILLER_SIZE:
+            offsets = part["physical_offset"]
+            inside = has_message(part) & (offsets >= min_offset) & (offsets < max_offset)
+            sizes = sizes[inside]
+            end = int(offsets[inside][-1]) if len(sizes) else 0
+        if len(sizes):
+            total, largest = int(sizes.sum(dtype=np.int64)), int(sizes.max())
+            found = found.plus(UnitCount(len(sizes), total, largest, end + int(sizes[-1])))
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Messages and bytes that the queues keep in the log, counted again only where that changed.
+#
+# Nothing is counted when a message is put or dispatched. Whoever asks pays for the units that are
+# new since the last time, 20 bytes a message, and once the log begins elsewhere for those files of
+# queues that lost something.
+
+
+class _Counted:
+    """What is known of one queue: the counts of its files by their numbers, and up to where."""
+
+    __slots__ = ("files", "until")
+
+    def __init__(self) -> None:
+        self.files: dict[int, UnitCount] = {}
+        self.until = 0
+
+
+class RetainedCounter:
+    """Counts what the queues of one store keep. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._counting = threading.Lock()
+        self._queues: dict[QueueKey, _Counted] = {}
+        self._log_start = 0
+
+    def count(
+        self, queues: Iterable[Queue], log_start: int, log_end: int
+    ) -> dict[QueueKey, UnitCount]:
+        """What each queue keeps now.
+
+        Args:
+            queues: all queues of the store.
+            log_start: where the log begins.
+            log_end: where it ends.
+        """
+        with self._counting:
+            has_moved, self._log_start = log_start != self._log_start, log_start
+            found = {}
+            for queue in queues:
+                key = queue.topic, queue.queue_id
+                known = self._queues.setdefault(key, _Counted())
+                low, high = queue.bounds()
+                if high < known.until:
+                    # Another queue by the same name: its topic was deleted, and came again.
+                    known = self._queues[key] = _Counted()
+                if has_moved:
+                    self._drop(queue, known, log_start, log_end)
+                start = max(low, known.until)
+                known.until = start + self._add(queue, known, start, high, log_start, log_end)
+                total = UnitCount()
+                for count in known.files.values():
+                    total = total.plus(count)
+                found[key] = total
+            for key in self._queues.keys() - found.keys():
+                del self._queues[key]
+            return found
+
+    @staticmethod
+    def _add(
+        queue: Queue, known: _Counted, start: int, stop: int, log_start: int, log_end: int
+    ) -> int:
+        """Count the units in a range; how many offsets of it are done with."""
+        done = start
+        for first, units in queue.runs(start, stop):
+            # Of a log that somebody else writes the end may be known later than its queues.
+            behind = units["physical_offset"] >= log_end
+            count = int(behind.argmax()) if bool(behind.any()) else len(units)
+            number = first // queue.units_per_file
+            before = known.files.get(number, UnitCount())
+            known.files[number] = before.plus(count_units(units[:count], log_start, log_end))
+            done = first + count
+            if count < len(units):
+                break
+        return done - start
+
+    @staticmethod
+    def _drop(queue: Queue, known: _Counted, log_start: int, log_end: int) -> None:
+        """Count the first files again, up to one of which nothing is gone."""
+        room = queue.units_per_file
+        for number in sorted(known.files):
+            start, stop = number * room, min((number + 1) * room, known.until)
+            total, is_whole = UnitCount(), False
+            for first, units in queue.runs(start, stop):
+                is_whole = first == start and int(units["physical_offset"][0]) >= log_start
+                total = total.plus(count_units(units, log_start, log_end))
+            if total.messages:
+                known.files[number] = total
+            else:
+                del known.files[number]
+            if is_whole:
+                break
+
+
+# --------------------------------------------------------------------------------------------------
+# Consume queues made in memory, for a store that has lost its own.
+#
+# A frame names its queue and its place there, so that one walk over the log gives every queue, as
+# RocketMQ's dispatcher would fill it (``ConsumeQueue.putMessagePositionInfoWrapper``).
+
+MULTI_SEPARATOR: Final = ","
+_LMQ_PREFIX: Final = "%LMQ%"
+_MOST_DIGITS: Final = 18
+
+_COLUMNS: Final = ("queue_id", "queue_offset", "physical_offset", "sys_flag", "tags_code")
+
+QueueKey = tuple[str, int]
+Offsets = npt.NDArray[np.int64]
+
+
+class LogQueue(Queue):
+    """A queue whose units were read off the frames.
+
+    Args:
+        topic: its topic.
+        queue_id: its number.
+        offsets: queue offsets, in ascending order; damage to the log leaves gaps.
+        units: the unit of each.
+        units_per_file: where a file of this queue would end.
+    """
+
+    def __init__(
+        self, topic: str, queue_id: int, offsets: Offsets, units: Units, units_per_file: int
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.units_per_file = units_per_file
+        self._offsets = offsets
+        self._units = units
+
+    @property
+    def min_offset(self) -> int:
+        """The offset of the first message in the log."""
+        return int(self._offsets[0]) if len(self._offsets) else 0
+
+    @property
+    def max_offset(self) -> int:
+        """One past the offset of the last message in the log."""
+        return int(self._offsets[-1]) + 1 if len(self._offsets) else 0
+
+    @property
+    def last_entry(self) -> QueueEntry | None:
+        """The unit of the last message."""
+        return QueueEntry(*self._units[-1].item()) if len(self._units) else None
+
+    @property
+    def last_physical_end(self) -> int | None:
+        """Where the last message ends."""
+        entry = self.last_entry
+        return None if entry is None else entry.physical_offset + entry.size
+
+    def segments(self) -> Iterator[QueueSegment]:
+        """The files that the queue would have."""
+        room = self.units_per_file
+        for number in np.unique(self._offsets // room).tolist():
+            start = number * room
+            yield QueueSegment(start, min(room, self.max_offset - start))
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
+        """The units in a range, one run between two gaps."""
+        first, last = np.searchsorted(self._offsets, [start, stop]).tolist()
+        cuts = np.flatnonzero(np.diff(self._offsets[first:last]) > 1) + 1
+        bounds = [first, *(cuts + first).tolist(), last]
+        for begin, end in pairwise(bounds):
+            if begin < end:
+                yield int(self._offsets[begin]), self._units[begin:end]
+
+
+class QueueBuilder:
+    """Collects the units of all queues from a walk over the log.
+
+    Attributes:
+        log_end: where the log ends; known once the walk is through.
+    """
+
+    def __init__(self, config: StoreConfig, delay_levels_ms: tuple[int, ...]) -> None:
+        self.config = config
+        self.log_end: int | None = None
+        self._levels = delay_levels_ms
+        self._parts: dict[QueueKey, list[tuple[Offsets, Units]]] = defaultdict(list)
+
+    def add(self, events: Iterable[Event]) -> QueueBuilder:
+        """Take in what a walk gives, in the log's order."""
+        for event in events:
+            if isinstance(event, Run):
+                self._add_run(event)
+            elif isinstance(event, LogEnd):
+                self.log_end = event.offset
+        return self
+
+    def queues(self) -> Mapping[QueueKey, LogQueue]:
+        """The queues, by topic and number."""
+        room = self.config.queue_file_size or (
+            queue_entry.UNIT_SIZE * queue_entry.DEFAULT_UNITS_PER_FILE
+        )
+        result: dict[QueueKey, LogQueue] = {}
+        for (topic, queue_id), parts in sorted(self._parts.items()):
+            offsets = np.concatenate([part[0] for part in parts])
+            units = np.concatenate([part[1] for part in parts])
+            # An offset that falls back or repeats: the topic was deleted and came again.
+            falls = np.flatnonzero(np.diff(offsets) <= 0)
+            first = int(falls[-1]) + 1 if len(falls) else 0
+            result[topic, queue_id] = LogQueue(
+                topic, queue_id, offsets[first:], units[first:], room // queue_entry.UNIT_SIZE
+            )
+        return result
+
+    def _add_run(self, run: Run) -> None:
+        from logquarry.log import columns
+
+        decoding = columns.Decoding(columns=_COLUMNS, delay_levels_ms=self._levels)
+        batch = columns.record_batch(run.window, run.rows, decoding)
+        numbers = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in _COLUMNS}
+        ids, topics = columns.topic_ids(run.window, run.rows)
+        units = np.empty(len(run.rows), UNIT_DTYPE)
+        units["physical_offset"] = numbers["physical_offset"]
+        units["size"] = run.rows[:, SIZE]
+        units["tags_code"] = numbers["tags_code"]
+        flags = numbers["sys_flag"] & sys_flag.TRANSACTION_MASK
+        queued = (flags == sys_flag.TRANSACTION_NOT) | (flags == sys_flag.TRANSACTION_COMMIT)
+        # A negative offset is no place in a queue.
+        queued &= numbers["queue_offset"] >= 0
+        rows = np.flatnonzero(queued)
+        # Stable: the order within a queue stays the log's.
+        rows = rows[np.lexsort((numbers["queue_id"][rows], ids[rows]))]
+        keys = np.stack((ids[rows], numbers["queue_id"][rows]))
+        cuts = np.flatnonzero((np.diff(keys) != 0).any(axis=0)) + 1
+        for part in np.split(rows, cuts):
+            if len(part):
+                key = topics[ids[part[0]]], int(numbers["queue_id"][part[0]])
+                self._parts[key].append((numbers["queue_offset"][part], units[part]))
+        if self.config.enable_multi_dispatch:
+            self._add_copies(run, np.flatnonzero(queued), units)
+
+    def _add_copies(self, run: Run, rows: npt.NDArray[np.int64], units: Units) -> None:
+        """The further queues that a message names (``multiDispatchLmqQueue``)."""
+        from logquarry.log import columns
+
+        found = columns.messages(run.window, run.rows[rows], columns.Decoding())
+        for row, message in zip(rows.tolist(), found, strict=True):
+            for key, offset in copies_of(message, self.config):
+                self._parts[key].append((np.array([offset]), units[row : row + 1]))
+
+
+def copies_of(message: StoredMessage, config: StoreConfig) -> Iterator[tuple[QueueKey, int]]:
+    """The further queues that a message is in by multi-dispatch, and its offset in each."""
+    return named_copies(message.properties, message.queue_id, config)
+
+
+def named_copies(
+    properties: Mapping[str, str], queue_id: int, config: StoreConfig
+) -> Iterator[tuple[QueueKey, int]]:
+    """The same of the properties and the queue id of a message."""
+    names = properties.get(props.INNER_MULTI_DISPATCH, "").split(MULTI_SEPARATOR)
+    offsets = properties.get(props.INNER_MULTI_QUEUE_OFFSET, "").split(MULTI_SEPARATOR)
+    if len(names) != len(offsets):
+        return
+    for name, offset in zip(names, offsets, strict=True):
+        if name and offset.isascii() and offset.isdigit() and len(offset) <= _MOST_DIGITS:
+            yield copy_key(name, queue_id, config), int(offset)
+
+
+def copy_key(name: str, queue_id: int, config: StoreConfig) -> QueueKey:
+    """The queue that INNER_MULTI_DISPATCH means by a name (``MultiDispatch.queueKey``)."""
+    return name, 0 if is_lmq(name, config) else queue_id
+
+
+def is_lmq(name: str, config: StoreConfig) -> bool:
+    """Whether RocketMQ counts a queue's messages apart (``MixAll.isLmq``)."""
+    return config.enable_lmq and name.startswith(_LMQ_PREFIX)
+
+
+def empty_queue(topic: str, queue_id: int) -> LogQueue:
+    """A queue that nobody has put a message into."""
+    return LogQueue(
+        topic,
+        queue_id,
+        np.empty(0, np.int64),
+        np.empty(0, UNIT_DTYPE),
+        queue_entry.DEFAULT_UNITS_PER_FILE,
+    )

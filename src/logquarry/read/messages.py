@@ -1,0 +1,291 @@
+"""One message off the log, checked at once and decoded when asked.
+
+Reads of a few messages are too small for the kernels, and a whole decode of each takes longer than
+all the rest. So the common frame (4.9.3's magic, IPv4 hosts) is checked with one ``struct`` call
+and its CRC; whatever is not sound at this first look goes to the reference codec, whose verdict
+counts.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, Final, overload
+
+from logquarry.format import frame, java, sys_flag
+from logquarry.format.crc import crc32
+from logquarry.format.frame import Damage, DamageKind, Frame
+from logquarry.format.got_rows import ASK_TAGS, NO_TAGS, ROW, ROW_SIZE, SAME_TAGS
+from logquarry.message import StoredMessage
+
+_HOST: Final = f"{frame.HOST_SIZE_V4}s"
+_PREFIX: Final = struct.Struct(
+    frame.HEAD.struct.format
+    + _HOST
+    + frame.STORE_TIME.struct.format[1:]
+    + _HOST
+    + frame.TAIL.struct.format[1:]
+)
+"""A frame with two IPv4 hosts up to its body: the fields of its tables, one after another."""
+assert _PREFIX.size == frame.BODY_POSITION
+
+_V6: Final = sys_flag.BORN_HOST_V6 | sys_flag.STORE_HOST_V6
+_BODY_AT: Final = frame.BODY_POSITION
+_LENGTHS: Final = frame.FIXED_SIZE_V1 - frame.BODY_POSITION
+"""Bytes of TOPICLEN and PROPERTIESLEN."""
+_SIGN: Final = 0x8000
+
+
+class LazyMessage(StoredMessage):
+    """A message whose frame was found sound, and is decoded once something of it is asked for.
+
+    Made by :func:`read_message`.
+    """
+
+    def __init__(
+        self, data: bytes, prefix: tuple[Any, ...], broker: str, delay_levels_ms: tuple[int, ...]
+    ) -> None:
+        self._data = data
+        self._prefix = prefix
+        self.broker = broker
+        self._delay_levels_ms = delay_levels_ms
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The message as it stands in the log."""
+        outcome = frame.decode_at(self._data, 0, base=self._prefix[6], check_crc=False)
+        if not isinstance(outcome, Frame):
+            raise AssertionError("the frame was found sound")
+        return outcome
+
+    # What most readers want, without decoding the rest.
+    @property
+    def size(self) -> int:
+        """Bytes of the frame."""
+        return len(self._data)
+
+    @property
+    def physical_offset(self) -> int:
+        """Where the frame starts in the commit log."""
+        return int(self._prefix[6])
+
+    @property
+    def queue_offset(self) -> int:
+        """Index in the consume queue."""
+        return int(self._prefix[5])
+
+    @property
+    def store_timestamp(self) -> int:
+        """When the store took it, in milliseconds since 1970."""
+        return int(self._prefix[10])
+
+    @property
+    def body(self) -> bytes:
+        """The body as stored, compressed or not."""
+        return self._data[_BODY_AT : _BODY_AT + self._prefix[14]]
+
+    @cached_property
+    def properties_string(self) -> str:
+        """The property string as stored; bytes that are not UTF-8 become U+FFFD."""
+        data, at = self._data, _BODY_AT + self._prefix[14]
+        return data[at + data[at] + _LENGTHS :].decode("utf-8", java.UTF8_ERRORS)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A struct and a slice make it anew; the cached parts need not travel.
+        return LazyMessage, (self._data, self._prefix, self.broker, self._delay_levels_ms)
+
+
+def read_message(
+    broker: str, delay_levels_ms: tuple[int, ...], data: bytes, offset: int
+) -> StoredMessage | Damage | None:
+    """The message that takes up all of ``data``, its CRC checked.
+
+    Args:
+        broker: what the message carries as such.
+        delay_levels_ms: for its tags code.
+        data: the bytes that a queue names, from ``offset`` of the log on.
+        offset: where the frame must stand.
+
+    Returns:
+        The message; None where there are zeros (the log lost its end, or never had what the queue
+        says); else what is wrong.
+    """
+    size = len(data)
+    if size >= frame.FIXED_SIZE_V1:
+        prefix = _PREFIX.unpack_from(data)
+        length = prefix[14]
+        end = _BODY_AT + length
+        if (
+            prefix[0] == size
+            and prefix[1] == frame.MAGIC_V1
+            and prefix[6] == offset
+            and not prefix[7] & _V6
+            and 0 <= length <= size - frame.FIXED_SIZE_V1
+            and data[end] < 128
+        ):
+            at = end + 1 + data[end]
+            if (
+                at + 2 <= size
+                and (data[at] << 8 | data[at + 1]) == size - at - 2 < _SIGN
+                and (length == 0 or crc32(data[_BODY_AT:end]) & java.INT_MAX == prefix[2])
+            ):
+                return LazyMessage(data, prefix, broker, delay_levels_ms)
+    outcome = frame.decode_at(data, 0, base=offset, end=size)
+    if isinstance(outcome, Frame):
+        if outcome.size == size:
+            return StoredMessage(outcome, broker=broker, delay_levels_ms=delay_levels_ms)
+        return Damage(DamageKind.BAD_SIZE, f"TOTALSIZE {outcome.size}, and {size} in the queue")
+    if isinstance(outcome, Damage):
+        return None if outcome.kind is DamageKind.ZEROED else outcome
+    return Damage(DamageKind.BAD_MAGIC, "a blank")
+
+
+# --------------------------------------------------------------------------------------------------
+# The messages of one ``get``: a copy of their frames, made into objects when they are looked at.
+#
+# Whoever only counts messages, or hands them on, pays for no objects. What is asked of a message
+# most was found while its frame was checked, and is in a table before the frames
+# (:mod:`logquarry.format.got_rows`); the rest is decoded when asked.
+
+_new = object.__new__
+
+
+class GotMessage(StoredMessage):
+    """A message whose frame was found sound by the kernel. Made by :class:`GotMessages`."""
+
+    __slots__ = (
+        "_block",
+        "_body_at",
+        "_body_end",
+        "_frame_at",
+        "physical_offset",
+        "queue_offset",
+        "size",
+        "store_timestamp",
+        "tags",
+    )
+
+    queue_offset: int
+    store_timestamp: int
+    physical_offset: int
+    size: int
+    tags: str | None
+    _block: bytes
+    _frame_at: int
+    _body_at: int
+    _body_end: int
+
+    @property
+    def body(self) -> bytes:
+        """The body as stored, compressed or not."""
+        return self._block[self._body_at : self._body_end]
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The message as it stands in the log."""
+        at = self._frame_at
+        outcome = frame.decode_at(
+            self._block, at, base=self.physical_offset - at, end=at + self.size, check_crc=False
+        )
+        if not isinstance(outcome, Frame):
+            raise AssertionError("the frame was found sound")
+        return outcome
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not the frames of all that came with it.
+        return _plain, (self.frame, self.broker, self._delay_levels_ms)
+
+
+def _plain(frame: Frame, broker: str, delay_levels_ms: tuple[int, ...]) -> StoredMessage:
+    return StoredMessage(frame, broker=broker, delay_levels_ms=delay_levels_ms)
+
+
+class GotMessages(Sequence[StoredMessage]):
+    """The messages of one ``get``, in queue order. Equal to any tuple of the same messages.
+
+    Made by :class:`logquarry.read.quick_get.QuickGet`, which sets what it consists of: a
+    constructor would take as long as half a message.
+    """
+
+    __slots__ = ("_block", "_broker", "_count", "_levels", "_made")
+
+    _block: bytes
+    """Table and frames."""
+    _count: int
+    """Rows of the table."""
+    _broker: str
+    _levels: tuple[int, ...]
+    _made: tuple[StoredMessage, ...] | None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[StoredMessage]:
+        return iter(self._made or self._make())
+
+    @overload
+    def __getitem__(self, index: int) -> StoredMessage: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[StoredMessage, ...]: ...
+    def __getitem__(self, index: int | slice) -> StoredMessage | tuple[StoredMessage, ...]:
+        return (self._made or self._make())[index]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (tuple, GotMessages)):
+            return tuple(self) == tuple(other)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __add__(self, other: Sequence[StoredMessage]) -> tuple[StoredMessage, ...]:
+        return (*self, *other)
+
+    def __radd__(self, other: Sequence[StoredMessage]) -> tuple[StoredMessage, ...]:
+        return (*other, *self)
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (list(self),)
+
+    def _make(self) -> tuple[StoredMessage, ...]:
+        block, broker, levels = self._block, self._broker, self._levels
+        made: list[StoredMessage] = []
+        tags: str | None = None
+        # All in one loop, and without a constructor: a call takes as long as all the rest.
+        for (
+            queue_offset,
+            store_timestamp,
+            physical_offset,
+            frame_at,
+            size,
+            body_at,
+            body_end,
+            tags_at,
+            tags_end,
+        ) in ROW.iter_unpack(memoryview(block)[: self._count * ROW_SIZE]):
+            message = _new(GotMessage)
+            message.queue_offset = queue_offset
+            message.store_timestamp = store_timestamp
+            message.physical_offset = physical_offset
+            message.size = size
+            message.broker = broker
+            message._block = block
+            message._frame_at = frame_at
+            message._body_at = body_at
+            message._body_end = body_end
+            message._delay_levels_ms = levels
+            if tags_at != SAME_TAGS:
+                if tags_at > NO_TAGS:
+                    tags = block[tags_at:tags_end].decode()
+                elif tags_at == ASK_TAGS:
+                    tags = _plain(message.frame, broker, levels).tags
+                else:
+                    tags = None
+            message.tags = tags
+            made.append(message)
+        self._made = result = tuple(made)
+        return result

@@ -1,0 +1,484 @@
+"""Which parts of a store a read has to look at: ranges of the log, and slices of consume queues.
+
+The queues are an index of the log. A read of some topics or queues takes the frames that their
+queues name, and walks those parts of the log that no queue covers (frames that are never
+dispatched, what a queue lacks, blanks): so it gives the same messages as a walk over the whole
+log, and mostly reads a fraction of it. The same goes for keys, with the index files.
+
+Where the queues may be unsound (an ``abort`` file, units out of order) the log is walked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.disk.open_files import OpenFiles
+from logquarry.format import frame
+from logquarry.format.frame import FIXED_SIZE_V1
+from logquarry.log.filters import MessageFilter
+from logquarry.log.layout import StoreLayout
+from logquarry.log.places import runs_at
+from logquarry.log.splits import (
+    DEFAULT_SPLIT_SIZE,
+    LogExtent,
+    LogSplit,
+    log_extent,
+    plan_splits,
+    split_events,
+)
+from logquarry.log.walk import DEFAULT_BATCH_BYTES, Event, LogReader
+from logquarry.read.consume_queue import ConsumeQueue, Units, has_message
+from logquarry.read.index import Index
+from logquarry.read.log_end import consume_queues, last_entries, sound_bound
+
+MOST_UNITS = 1 << 26
+"""Units of all queues that a plan looks at (20 bytes each); with more the log is walked."""
+MOST_PLACES = 1 << 11
+"""Frames of one part that the index names."""
+
+WORTHWHILE = 0.5
+"""Share of the log that a read through the queues may come to; above it a walk is as good."""
+
+Offsets = npt.NDArray[np.int64]
+Sizes = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What is to be read of a store.
+
+    Attributes:
+        wanted: conditions on messages.
+        start_offset: least physical offset.
+        stop_offset: physical offset that is just too large.
+    """
+
+    wanted: MessageFilter = field(default_factory=MessageFilter)
+    start_offset: int | None = None
+    stop_offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSlice:
+    """Some units of one queue: ``[start, stop)``, standing for ``length`` bytes of messages."""
+
+    topic: str
+    queue_id: int
+    start: int
+    stop: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceList:
+    """Frames at given physical offsets, as the index names them; sizes are not known."""
+
+    offsets: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Bytes, guessed."""
+        return len(self.offsets) * FIXED_SIZE_V1
+
+
+Part = LogSplit | QueueSlice | PlaceList
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """How a selection is read. Picklable: parts are read where there is a worker.
+
+    Attributes:
+        selection: what is wanted. Every message still has to pass its filter.
+        extent: where the log begins and ends.
+        parts: what to look at.
+        live: whether a writer was at work when the plan was made.
+    """
+
+    selection: Selection
+    extent: LogExtent
+    parts: Sequence[Part]
+    live: bool
+
+    @property
+    def uses_queues(self) -> bool:
+        """Whether anything but the log is read."""
+        return any(not isinstance(part, LogSplit) for part in self.parts)
+
+
+def plan_read(
+    layout: StoreLayout,
+    selection: Selection,
+    *,
+    split_size: int = DEFAULT_SPLIT_SIZE,
+    min_parts: int = 1,
+    skip_damage: bool = False,
+) -> ReadPlan:
+    """What has to be looked at for a selection, in parts that can be read apart.
+
+    Args:
+        layout: the store's files.
+        selection: what is wanted.
+        split_size: most bytes of messages in a part.
+        min_parts: fewest parts, if there is enough to read.
+        skip_damage: whether reading goes on behind damage. Parts that are read apart then have to
+            know where the log ends, and the last file is read for it
+            (:func:`~logquarry.read.log_end.sound_bound`); else damage is the end anyway.
+    """
+    queues = consume_queues(layout)
+    entries = last_entries(layout, queues)
+    known_end = entries[0].physical_offset + entries[0].size if entries else None
+    clean = not layout.has_abort
+    bound = known_end if clean else None
+    if layout.writer_end is not None:
+        bound = known_end = layout.writer_end
+    extent = log_extent(layout, bound, known_end)
+    if skip_damage and bound is not None:
+        end = sound_bound(layout, bound)
+        if end is not None and end < bound:
+            # With the byte at which the log breaks: the part that holds it tells of the damage.
+            extent = LogExtent(extent.start, end + 1, bound)
+    start, stop = time_range(layout, selection.wanted, extent)
+    if selection.start_offset is not None:
+        start = max(start, selection.start_offset)
+    if selection.stop_offset is not None:
+        stop = min(stop, selection.stop_offset)
+    live = layout.is_live()
+    if clean and not live and entries and stop > start:
+        planner = _QueuePlanner(layout, queues, selection, extent, (start, stop), split_size)
+        if (parts := planner.parts(min_parts)) is not None:
+            return ReadPlan(selection, extent, parts, live)
+    splits = plan_splits(
+        layout, extent, start=start, stop=stop, split_size=split_size, min_splits=min_parts
+    )
+    return ReadPlan(selection, extent, splits, live)
+
+
+def read_part(
+    layout: StoreLayout,
+    plan: ReadPlan,
+    part: Part,
+    *,
+    check_crc: bool = True,
+    batch_bytes: int = DEFAULT_BATCH_BYTES,
+) -> Iterator[Event]:
+    """What stands in one part of a plan."""
+    if isinstance(part, LogSplit):
+        reader = _reader(layout, plan, check_crc, batch_bytes)
+        yield from split_events(reader, part)
+    else:
+        offsets, sizes = _places(layout, plan, part)
+        yield from _named(layout, offsets, sizes, check_crc, batch_bytes)
+
+
+def filter_of(plan: ReadPlan, part: Part) -> MessageFilter:
+    """The conditions on the messages of one part that is read by itself.
+
+    A frame may be in several queues (multi-dispatch); it is a message of the one it names.
+    """
+    if not isinstance(part, QueueSlice):
+        return plan.selection.wanted
+    return replace(
+        plan.selection.wanted,
+        topics=frozenset({part.topic}),
+        queue_ids=frozenset({part.queue_id}),
+    )
+
+
+def read_in_order(
+    layout: StoreLayout,
+    plan: ReadPlan,
+    *,
+    check_crc: bool = True,
+    batch_bytes: int = DEFAULT_BATCH_BYTES,
+) -> Iterator[Event]:
+    """What stands in all parts of a plan, in physical order."""
+    if not plan.uses_queues:
+        # One walk over all of it: no range has to find its first frame.
+        start = min((part.start for part in plan.parts if isinstance(part, LogSplit)), default=None)
+        if start is None:
+            return
+        stop = max(part.stop for part in plan.parts if isinstance(part, LogSplit))
+        whole = start <= plan.extent.start and stop >= plan.extent.stop
+        reader = _reader(layout, plan, check_crc, batch_bytes)
+        yield from reader.events(start, None if whole else stop, resync=start > plan.extent.start)
+        return
+    named = [part for part in plan.parts if not isinstance(part, LogSplit)]
+    found = [_places(layout, plan, part) for part in named]
+    offsets = np.concatenate([offsets for offsets, _ in found])
+    sizes = np.concatenate([sizes for _, sizes in found])
+    order = np.argsort(offsets, kind="stable")
+    offsets, sizes = offsets[order], sizes[order]
+    # Several queues may name one frame (multi-dispatch), and it is one message.
+    once = np.flatnonzero(np.diff(offsets, prepend=-1))
+    offsets, sizes = offsets[once], sizes[once]
+    at = 0
+    splits = sorted(
+        (part for part in plan.parts if isinstance(part, LogSplit)), key=lambda split: split.start
+    )
+    for split in [*splits, None]:
+        upto = len(offsets) if split is None else int(np.searchsorted(offsets, split.start))
+        yield from _named(layout, offsets[at:upto], sizes[at:upto], check_crc, batch_bytes)
+        at = upto
+        if split is not None:
+            yield from read_part(layout, plan, split, check_crc=check_crc, batch_bytes=batch_bytes)
+
+
+def _named(
+    layout: StoreLayout, offsets: Offsets, sizes: Sizes, check_crc: bool, batch_bytes: int
+) -> Iterator[Event]:
+    # A unit that is wrong about a size is damage to the queue, and none to the message.
+    return runs_at(
+        layout, offsets, sizes, check_crc=check_crc, batch_bytes=batch_bytes, any_size=True
+    )
+
+
+def _reader(layout: StoreLayout, plan: ReadPlan, check_crc: bool, batch_bytes: int) -> LogReader:
+    return LogReader(
+        layout,
+        bound=plan.extent.bound,
+        check_crc=check_crc,
+        batch_bytes=batch_bytes,
+        live=plan.live,
+    )
+
+
+def _places(
+    layout: StoreLayout, plan: ReadPlan, part: QueueSlice | PlaceList
+) -> tuple[Offsets, Sizes]:
+    """Offsets and sizes of the frames that a part names, ascending, each once."""
+    if isinstance(part, PlaceList):
+        offsets = np.array(part.offsets, np.int64)
+        sizes = np.zeros(len(offsets), np.int32)
+    else:
+        queue = ConsumeQueue(
+            layout, part.topic, part.queue_id, log_min_offset=layout.commit_log.start
+        )
+        units = queue.units(part.start, part.stop)
+        units = units[has_message(units)]
+        offsets = units["physical_offset"].astype(np.int64)
+        sizes = units["size"].astype(np.int32)
+    selection = plan.selection
+    keep = (offsets >= plan.extent.start) & (offsets < plan.extent.stop)
+    if selection.start_offset is not None:
+        keep &= offsets >= selection.start_offset
+    if selection.stop_offset is not None:
+        keep &= offsets < selection.stop_offset
+    offsets, sizes = offsets[keep], sizes[keep]
+    order = np.argsort(offsets, kind="stable")
+    return offsets[order], sizes[order]
+
+
+# ------------------------------------------------------------------------------------- by time
+def time_range(layout: StoreLayout, wanted: MessageFilter, extent: LogExtent) -> tuple[int, int]:
+    """Offsets of the files whose messages may lie between two times: the log is ordered by those.
+
+    Only as long as the clock was never set back: files whose first messages are out of order are
+    all read.
+    """
+    start, stop = extent.start, extent.stop
+    if wanted.since_ms is None and wanted.until_ms is None:
+        return start, stop
+    firsts: list[tuple[int, int]] = []
+    for file in layout.commit_log.files:
+        time = _first_time(layout, file.path, file.base) if file.size else None
+        if time is not None:
+            firsts.append((file.base, time))
+    times = [time for _, time in firsts]
+    if times != sorted(times):
+        return start, stop
+    for base, time in firsts:
+        if wanted.since_ms is not None and time < wanted.since_ms:
+            start = max(start, base)
+        if wanted.until_ms is not None and time >= wanted.until_ms:
+            stop = min(stop, base)
+            break
+    return start, max(start, stop)
+
+
+def _first_time(layout: StoreLayout, path: str, base: int) -> int | None:
+    try:
+        view = layout.open_file(path)
+    except FileNotFoundError:
+        return None
+    data = view.window(0, FIXED_SIZE_V1)
+    outcome = frame.decode_at(data, 0, base=base, check_crc=False) if len(data) else None
+    if isinstance(outcome, frame.Damage) and not view.is_mapped:
+        data = view.window(0, view.size)
+        outcome = frame.decode_at(data, 0, base=base, check_crc=False)
+    return outcome.store_timestamp if isinstance(outcome, frame.Frame) else None
+
+
+# ---------------------------------------------------------------------- through queues and index
+@dataclass
+class _QueuePlanner:
+    layout: StoreLayout
+    queues: list[ConsumeQueue]
+    selection: Selection
+    extent: LogExtent
+    range: tuple[int, int]
+    split_size: int
+
+    def parts(self, min_parts: int) -> list[Part] | None:
+        """The parts of a read through the queues (or the index), None if a walk is better."""
+        wanted = self.selection.wanted
+        if not (wanted.names_queues or wanted.keys):
+            return None
+        if sum(queue.max_offset - queue.min_offset for queue in self.queues) > MOST_UNITS:
+            return None
+        if not all(_is_whole(queue) for queue in self.queues):
+            return None
+        units = {queue: self._units(queue) for queue in self.queues}
+        if any(not _is_ordered(found) for found in units.values()):
+            return None
+        gaps = self._gaps([u for u in units.values() if len(u)])
+        if gaps is None:
+            return None
+        whole = self.range[1] - self.range[0]
+        gap_bytes = sum(split.length for split in gaps)
+        best: list[Part] | None = None
+        cost = int(whole * WORTHWHILE)
+        if wanted.keys is not None:
+            found = self._by_index()
+            if found is not None:
+                places, unindexed = found
+                walked = _merged([*gaps, *unindexed])
+                if sum(split.length for split in walked) < cost:
+                    places = _outside(places, walked)
+                    starts = range(0, len(places), MOST_PLACES)
+                    return [*walked, *(PlaceList(places[s : s + MOST_PLACES]) for s in starts)]
+        if wanted.names_queues:
+            slices = [s for q, u in units.items() for s in self._slices(q, u, min_parts)]
+            if gap_bytes + sum(part.length for part in slices) <= cost:
+                best = [*gaps, *slices]
+        return best
+
+    def _units(self, queue: ConsumeQueue) -> Units:
+        units = queue.units(queue.min_offset, queue.max_offset)
+        units = units[has_message(units)]
+        offsets = units["physical_offset"]
+        return units[(offsets >= self.extent.start) & (offsets < self.extent.stop)]
+
+    def _gaps(self, units: list[Units]) -> list[LogSplit] | None:
+        """Ranges of the log within the wanted one that no queue covers.
+
+        None where a unit reaches into the message of another: one of them is wrong, and might
+        hide a message that no queue names.
+        """
+        if not units:
+            return None
+        first, stop = self.range
+        starts = np.concatenate([u["physical_offset"].astype(np.int64) for u in units])
+        ends = starts + np.concatenate([u["size"].astype(np.int64) for u in units])
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], ends[order]
+        # The queues of a message that has several agree about it.
+        agree = np.where(starts[1:] == starts[:-1], ends[1:] == ends[:-1], starts[1:] >= ends[:-1])
+        if not agree.all():
+            return None
+        gap_starts = np.concatenate([[self.extent.start], ends])
+        gap_stops = np.concatenate([starts, [self.extent.stop]])
+        tail = self.extent.tail
+        gaps: list[LogSplit] = []
+        for i in np.flatnonzero(gap_stops > gap_starts).tolist():
+            start, end = max(int(gap_starts[i]), first), min(int(gap_stops[i]), stop)
+            if start < end:
+                # A unit ends where the next frame starts; a wanted offset may lie anywhere.
+                inside = start != gap_starts[i]
+                gaps.append(LogSplit(start, end, inside, tail is not None and start >= tail))
+        return gaps
+
+    def _slices(self, queue: ConsumeQueue, units: Units, min_parts: int) -> Iterator[QueueSlice]:
+        """The wanted units of a queue, cut by the bytes of their messages."""
+        if not self.selection.wanted.takes_queue(queue.topic, queue.queue_id):
+            return
+        least, beyond = self.selection.wanted.offsets_of(queue.topic, queue.queue_id)
+        first, stop = max(queue.min_offset, least), min(queue.max_offset, beyond)
+        if first >= stop:
+            return
+        sizes = queue.units(first, stop)["size"].astype(np.int64)
+        filled = np.cumsum(np.clip(sizes, 0, self.layout.commit_log.file_size))
+        limit = max(1, min(self.split_size, -(-int(filled[-1]) // min_parts)))
+        at = 0
+        while at < len(filled):
+            before = int(filled[at - 1]) if at else 0
+            end = max(at + 1, int(np.searchsorted(filled, before + limit, "right")))
+            length = int(filled[end - 1]) - before
+            yield QueueSlice(queue.topic, queue.queue_id, first + at, first + end, length)
+            at = end
+
+    def _by_index(self) -> tuple[tuple[int, ...], list[LogSplit]] | None:
+        """What the index names for the wanted keys, and the ranges that it does not cover."""
+        index = Index(self.layout, files=OpenFiles(self.layout))
+        files = [file for file in index.files if not file.is_empty]
+        if not files or not index.is_usable:
+            return None
+        assert self.selection.wanted.keys is not None
+        topics = [t for t in {q.topic for q in self.queues} if self._takes(t)]
+        places: set[int] = set()
+        for file, topic, key in product(files, topics, self.selection.wanted.keys):
+            found = file.all_offsets(topic, key)
+            if found is None:
+                return None
+            places.update(o for o in found if self.range[0] <= o < self.range[1])
+        # Between the last message of one file and the first of the next none has a key, unless a
+        # file is missing: these stretches are short, and walked to be sure.
+        edges = [self.extent.start]
+        for file in files:
+            edges += [file.header.begin_offset, file.header.end_offset]
+        edges.append(self.extent.stop)
+        if edges != sorted(edges):
+            return None
+        first, stop = self.range
+        unindexed = [
+            LogSplit(max(start, first), min(end, stop), resync=True)
+            for start, end in zip(edges[::2], edges[1::2], strict=True)
+            if max(start, first) < min(end, stop)
+        ]
+        return tuple(sorted(places)), unindexed
+
+    def _takes(self, topic: str) -> bool:
+        return self.selection.wanted.takes_topic(topic)
+
+
+def _is_whole(queue: ConsumeQueue) -> bool:
+    """Whether no file is missing between the ends of a queue."""
+    runs = queue.runs(queue.min_offset, queue.max_offset)
+    return sum(len(units) for _, units in runs) == queue.max_offset - queue.min_offset
+
+
+def _is_ordered(units: Units) -> bool:
+    """Whether the units of a queue lie in the order of the log, and none can be an error."""
+    offsets = units["physical_offset"].astype(np.int64)
+    sizes = units["size"]
+    return bool((sizes >= FIXED_SIZE_V1).all()) and bool((np.diff(offsets) > 0).all())
+
+
+def _outside(places: tuple[int, ...], walked: list[LogSplit]) -> tuple[int, ...]:
+    """Those places, ascending, that are not read by a walk already."""
+    if not walked:
+        return places
+    starts = np.array([split.start for split in walked], np.int64)
+    # Of a tail and what is before it both may be there, and overlap.
+    stops = np.maximum.accumulate(np.array([split.stop for split in walked], np.int64))
+    offsets = np.array(places, np.int64)
+    before = np.searchsorted(starts, offsets, "right") - 1
+    inside = (before >= 0) & (offsets < stops[before])
+    return tuple(offsets[~inside].tolist())
+
+
+def _merged(splits: list[LogSplit]) -> list[LogSplit]:
+    """Splits that do not overlap, over the same ranges."""
+    merged: list[LogSplit] = []
+    for split in sorted(splits, key=lambda s: (s.start, s.resync)):
+        last = merged[-1] if merged else None
+        if last is not None and split.start <= last.stop and split.tail == last.tail:
+            merged[-1] = LogSplit(last.start, max(last.stop, split.stop), last.resync, last.tail)
+        else:
+            merged.append(split)
+    return merged

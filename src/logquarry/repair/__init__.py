@@ -1,0 +1,1 @@
+"""Checks and repairs stores: verify, recover, rebuild, salvage, diff."""

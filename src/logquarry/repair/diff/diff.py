@@ -1,0 +1,127 @@
+"""Compares two stores: logs, then queues, then the files of config/."""
+
+from __future__ import annotations
+
+from logquarry.disk.open_files import OpenFiles
+from logquarry.log.layout import CONFIG, StoreLayout
+from logquarry.log.walk import LogReader, Run
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import ConsumeQueue
+from logquarry.read.log_end import consume_queues, last_entries
+from logquarry.repair.diff.log_diff import Common, LogDiff, compare_queue
+from logquarry.repair.diff.report import LogBounds, QueueDiff, StoreDiff
+from logquarry.units import Progress
+
+
+class _Store:
+    """One of the two, as it is when it is looked at first: others may go on writing it."""
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self.layout = layout
+        self.is_live = layout.is_live()
+        files = OpenFiles(layout)
+        found = consume_queues(layout, files)
+        self.queues: dict[tuple[str, int], ConsumeQueue] = {
+            (queue.topic, queue.queue_id): queue for queue in found
+        }
+        log = CommitLog(layout, files=files, last_entries=lambda: last_entries(layout, found))
+        self.log = LogBounds(log.min_offset, log.max_offset)
+        self.reach = self.log.max_offset if self.is_live else self._reach()
+
+    def _reach(self) -> int:
+        """Where the log ends, or what holds whole messages behind that end.
+
+        They are left over from a recovery, or the last file is damaged before them: then the end
+        says nothing, and the other store tells.
+        """
+        end = self.log.max_offset
+        reader = LogReader(self.layout)
+        last = reader.data_end(end)
+        has_messages = last > end and any(isinstance(e, Run) for e in reader.events(end))
+        return last if has_messages else end
+
+    def config(self) -> dict[str, bytes]:
+        files = self.layout.filesystem
+        names = [entry.name for entry in files.list(CONFIG) if not entry.is_dir]
+        return {name: files.read(f"{CONFIG}/{name}") for name in names if name.endswith(".json")}
+
+
+def compare_stores(
+    a: StoreLayout, b: StoreLayout, *, progress: Progress | None = None
+) -> StoreDiff:
+    """Where two stores part, if they do.
+
+    Bytes of the logs are compared where both have them. A store that begins later, or ends
+    earlier, is no divergence of the other. Either may be open: it counts up to its end now.
+
+    Args:
+        a: the first store's files,
+        b: and the second one's.
+        progress: told of the bytes of the log that are compared.
+    """
+    left, right = _Store(a), _Store(b)
+    start = max(left.log.min_offset, right.log.min_offset)
+    end = min(left.reach, right.reach)
+    log = LogDiff(a, b, start, end).run(progress)
+    # Behind the place where the logs part, queues have to differ.
+    parted = end if log.divergence is None else log.divergence.offset
+    common = Common(start, parted, left.is_live or right.is_live)
+    keys = sorted(left.queues.keys() | right.queues.keys())
+    queues = tuple(
+        compare_queue(key, left.queues.get(key), right.queues.get(key), common) for key in keys
+    )
+    return StoreDiff(
+        a=a.root,
+        b=b.root,
+        log_a=left.log,
+        log_b=right.log,
+        start=start,
+        end=end,
+        parts=tuple(log.parts),
+        divergence=log.divergence,
+        queues=queues,
+        config=_compare_config(left.config(), right.config()),
+        notes=(*_notes(left, right, queues), *log.notes),
+    )
+
+
+def _notes(left: _Store, right: _Store, queues: tuple[QueueDiff, ...]) -> list[str]:
+    found = []
+    stores = (("a", left, "b", right), ("b", right, "a", left))
+    for name, store, other_name, other in stores:
+        if store.is_live:
+            found.append(
+                f"{name} is open in another program: it counts up to {store.log.max_offset}"
+            )
+        if store.log.min_offset > other.log.min_offset:
+            missing = store.log.min_offset - other.log.min_offset
+            found.append(
+                f"{name} begins at {store.log.min_offset}, {missing} bytes after {other_name}"
+            )
+        if store.reach > store.log.max_offset:
+            found.append(
+                f"messages stand behind {name}'s end at {store.log.max_offset}: its last file is "
+                "damaged there, or a recovery has left them over"
+            )
+        if store.log.max_offset < other.log.max_offset:
+            missing = other.log.max_offset - store.log.max_offset
+            found.append(
+                f"{name} ends at {store.log.max_offset}, {missing} bytes behind {other_name}"
+            )
+    behind = sum(queue.state == "behind" for queue in queues)
+    if behind:
+        words = "1 queue ends elsewhere" if behind == 1 else f"{behind} queues end elsewhere"
+        found.append(f"{words}, as the logs do")
+    return found
+
+
+def _compare_config(a: dict[str, bytes], b: dict[str, bytes]) -> dict[str, str]:
+    found = {}
+    for name in sorted(a.keys() | b.keys()):
+        if name not in b:
+            found[name] = "only_a"
+        elif name not in a:
+            found[name] = "only_b"
+        else:
+            found[name] = "equal" if a[name] == b[name] else "different"
+    return found

@@ -1,0 +1,1 @@
+"""Rebuilds consume queues and index from the log."""

@@ -1,0 +1,415 @@
+"""Consume queues and index built by many, each from a part of the log.
+
+1. Each part of the log is looked at: which queues have messages there, from which queue offset to
+   which, and how many keys they have (:class:`FoundRun`).
+2. Who has all of that walks the log, taking what was found where it can, and knows of each queue
+   whether its offsets only go up, and how many keys come before each run.
+3. Each part is read again: the units of such queues stand where their queue offsets say
+   (:func:`write_units`), and each index file is made of the keys from one number to another
+   (:func:`write_index_file`). What is left, queues whose offsets fall back and runs that only the
+   walk could read, is written by who walks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.config import StoreConfig
+from logquarry.disk.disk import Disk
+from logquarry.disk.mapped_file import MappedFile
+from logquarry.errors import CorruptFrame
+from logquarry.format.index import IndexHeader, IndexShape
+from logquarry.log.codec import Window
+from logquarry.log.follow import Followed
+from logquarry.log.layout import StoreLayout
+from logquarry.log.splits import STRETCH_BYTES, Stretch, StretchReader
+from logquarry.read.log_queues import QueueKey
+from logquarry.repair.rebuild.queue_files import QueueFiles
+from logquarry.write.index_writer import IndexFileWriter
+from logquarry.write.queue_writer import QueuePart, parts_with_copies
+
+Int64 = npt.NDArray[np.int64]
+T = TypeVar("T")
+Segments = tuple[tuple[int, int], ...]
+
+_MOST_SEGMENTS: Final = 1 << 10
+"""Of one queue in one run: with more its offsets make no sense, and are looked at one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRun:
+    """Sound frames one after the other, and what they mean.
+
+    Attributes:
+        start: physical offset of the first,
+        end: and behind the last.
+        count: how many.
+        first_time: store time of the first,
+        last_time: and of the last.
+        queues: of each queue the queue offsets that they have there, in the log's order: from and
+            to. None where there are too many stretches of them.
+        keys: how many keys the index takes of them.
+        ends_with_key: whether the last one has a key.
+    """
+
+    start: int
+    end: int
+    count: int
+    first_time: int
+    last_time: int
+    queues: dict[QueueKey, Segments | None]
+    keys: int
+    ends_with_key: bool
+
+
+@dataclass(slots=True)
+class RunSummary:
+    """Gathers what there is to say of a run, some frames at a time."""
+
+    config: StoreConfig
+    first_time: int | None = None
+    last_time: int = 0
+    keys: int = 0
+    ends_with_key: bool = False
+    _queues: dict[QueueKey, list[tuple[int, int]] | None] = field(default_factory=dict)
+
+    def __call__(self, window: Window, followed: Followed) -> None:
+        """Some more frames."""
+        times = followed.requests.store_timestamp
+        if self.first_time is None:
+            self.first_time = int(times[0])
+        self.last_time = int(times[-1])
+        self.keys += len(followed.key_hashes)
+        numbers = followed.key_numbers
+        self.ends_with_key = len(numbers) > 0 and int(numbers[-1]) == len(times) - 1
+        for key, part in parts_with_copies(window, followed, self.config).items():
+            self._add(key, part.offsets)
+
+    def _add(self, key: QueueKey, offsets: Int64) -> None:
+        known = self._queues.setdefault(key, [])
+        if known is None:
+            return
+        cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
+        for start, stop in pairwise([0, *cuts.tolist(), len(offsets)]):
+            first, last = int(offsets[start]), int(offsets[stop - 1]) + 1
+            if known and known[-1][1] == first:
+                known[-1] = known[-1][0], last
+            elif len(known) == _MOST_SEGMENTS:
+                self._queues[key] = None
+                return
+            else:
+                known.append((first, last))
+
+    def run(self, found: Stretch) -> FoundRun:
+        """All of it."""
+        return FoundRun(
+            start=found.start,
+            end=found.end,
+            count=found.count,
+            first_time=self.first_time or 0,
+            last_time=self.last_time,
+            queues={
+                key: None if segments is None else tuple(segments)
+                for key, segments in self._queues.items()
+            },
+            keys=self.keys,
+            ends_with_key=self.ends_with_key,
+        )
+
+
+def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -> list[FoundRun]:
+    """What stands between two places of one file of the log, with its CRCs."""
+    reader = StretchReader(layout, keys_of_3_1=layout.config.is_3_1)
+    found: list[FoundRun] = []
+    for stretch, summary in reader.read_all(start, stop, STRETCH_BYTES, lambda: RunSummary(config)):
+        run = summary.run(stretch)
+        joined = _joined(found[-1], run) if found else None
+        if joined is None:
+            found.append(run)
+        else:
+            found[-1] = joined
+    return found
+
+
+def _joined(before: FoundRun, after: FoundRun) -> FoundRun | None:
+    """Two runs as one: what travels is then as large as their queues are many.
+
+    None where there is something between them, or too much to say.
+    """
+    if before.end != after.start:
+        return None
+    queues = dict(before.queues)
+    for key, segments in after.queues.items():
+        known = queues.get(key, ())
+        if known is None or segments is None:
+            queues[key] = None
+            continue
+        if known and segments and known[-1][1] == segments[0][0]:
+            segments = ((known[-1][0], segments[0][1]), *segments[1:])  # noqa: PLW2901
+            known = known[:-1]
+        if len(known) + len(segments) > _MOST_SEGMENTS:
+            return None
+        queues[key] = (*known, *segments)
+    return replace(
+        before,
+        end=after.end,
+        count=before.count + after.count,
+        last_time=after.last_time,
+        queues=queues,
+        keys=before.keys + after.keys,
+        ends_with_key=after.ends_with_key,
+    )
+
+
+def _again(
+    layout: StoreLayout,
+    spans: Iterable[tuple[int, int]],
+    take: Callable[[Window, Followed], T],
+) -> Iterator[T]:
+    """Read runs that were found before once more; their bodies are known to be sound.
+
+    Args:
+        layout: the store's files.
+        spans: of each run its physical offset and its end.
+        take: what is wanted of some frames; nothing of them is good for longer.
+
+    Raises:
+        CorruptFrame: if they are not there any more.
+    """
+    is_3_1 = layout.config.is_3_1
+    reader = StretchReader(layout, check_crc=False, keys_of_3_1=is_3_1)
+    for start, end in spans:
+        at = start
+        while at < end:
+            taken: list[T] = []
+            upto = min(at + STRETCH_BYTES, end)
+            found = reader.read(at, upto, _Taking(take, taken), resync=False)
+            if found is None:
+                raise CorruptFrame(layout.root, at, "the log was changed while it was read")
+            yield from taken
+            at = found.end
+
+
+@dataclass(frozen=True, slots=True)
+class _Taking(Generic[T]):
+    take: Callable[[Window, Followed], T]
+    into: list[T]
+
+    def __call__(self, window: Window, followed: Followed) -> None:
+        self.into.append(self.take(window, followed))
+
+
+# -------------------------------------------------------------------------------------- queues
+def write_units(
+    layout: StoreLayout,
+    config: StoreConfig,
+    spans: Sequence[tuple[int, int]],
+    disk: Disk,
+    folder: Path,
+    odd: frozenset[QueueKey],
+) -> None:
+    """Write the units of some runs where their queue offsets say, and wait for the disk.
+
+    Args:
+        layout: the store's files.
+        config: its settings, with all sizes.
+        spans: of each run its physical offset and its end.
+        disk: what the folder is on.
+        folder: gets TOPIC/QUEUE/FILE.
+        odd: queues that are left to somebody else.
+
+    Raises:
+        StoreUnavailable: if the disk fails, or is full.
+    """
+    assert config.queue_file_size is not None
+    files = QueueFiles(disk, folder, config.queue_file_size)
+
+    for found in read_units(layout, config, spans):
+        for key, part in found.items():
+            if key not in odd:
+                files.put(key, part)
+    files.finish_put()
+
+
+def read_units(
+    layout: StoreLayout, config: StoreConfig, spans: Iterable[tuple[int, int]]
+) -> Iterator[dict[QueueKey, QueuePart]]:
+    """What some runs bring to each queue, some frames at a time.
+
+    Raises:
+        CorruptFrame: if the log has changed since they were found.
+    """
+    return _again(layout, spans, lambda window, found: parts_with_copies(window, found, config))
+
+
+# --------------------------------------------------------------------------------------- index
+@dataclass(frozen=True, slots=True)
+class KeySource:
+    """Some keys of the index: of a run, or as they are.
+
+    Attributes:
+        start: physical offset of the run,
+        end: and behind it.
+        skip: keys of it that are passed over,
+        take: and how many are taken then.
+        keys: physical offsets, store times and hashes, where no run has them.
+    """
+
+    start: int
+    end: int
+    skip: int
+    take: int
+    keys: tuple[Int64, Int64, Int64] | None = None
+
+
+def write_index_file(
+    layout: StoreLayout,
+    sources: Sequence[KeySource],
+    disk: Disk,
+    path: Path,
+    shape: IndexShape,
+    *,
+    is_first: bool,
+) -> None:
+    """Make one index file, and wait until it is on the disk.
+
+    Args:
+        layout: the store's files.
+        sources: its keys in order; unless it is the first file, behind the last key of the file
+            before, from which it goes on.
+        disk: what it is on.
+        path: the file.
+        shape: its slots and entries.
+        is_first: whether it is the first file of the index.
+
+    Raises:
+        StoreUnavailable: if the disk fails, or is full.
+    """
+    file = MappedFile(disk, path, 0, shape.file_size, exclusive=True)
+    try:
+        is_3_1 = layout.config.is_3_1
+        writer = IndexFileWriter(file, shape, counts_keys=is_3_1) if is_first else None
+        for offsets, times, hashes in _keys(layout, sources):
+            at = 0
+            if writer is None:
+                end = int(times[0]), int(offsets[0])
+                before = IndexHeader(0, end[0], 0, end[1], 0, shape.entries)
+                writer = IndexFileWriter(file, shape, before, counts_keys=is_3_1)
+                at = 1
+            writer.put(hashes[at:], offsets[at:], times[at:])
+        if writer is None:
+            raise RuntimeError(f"{path}: no file of the index comes before it")
+        writer.flush()
+    finally:
+        file.close()
+
+
+def _keys(
+    layout: StoreLayout, sources: Sequence[KeySource]
+) -> Iterator[tuple[Int64, Int64, Int64]]:
+    for source in sources:
+        if source.keys is not None:
+            stop = source.skip + source.take
+            offsets, times, hashes = (values[source.skip : stop] for values in source.keys)
+            yield offsets, times, hashes
+            continue
+        span = source.start, source.end
+        # Keys of the run that are still to be passed over, and those that are to be taken then.
+        skip, take = source.skip, source.take
+        for found in _again(layout, [span], lambda _, followed: keys_of(followed)):
+            offsets, times, hashes = (values[skip : skip + take] for values in found)
+            skip = max(0, skip - len(found[0]))
+            take -= len(hashes)
+            if len(hashes):
+                yield offsets, times, hashes
+            if not take:
+                break
+        else:
+            reason = "the log was changed while it was read"
+            raise CorruptFrame(layout.root, source.start, reason)
+
+
+def keys_of(followed: Followed) -> tuple[Int64, Int64, Int64]:
+    """Physical offsets, store times and hashes of the keys of some frames."""
+    requests, numbers = followed.requests, followed.key_numbers
+    return (
+        requests.physical_offset[numbers],
+        requests.store_timestamp[numbers],
+        followed.key_hashes.copy(),
+    )
+
+
+class KeyCount:
+    """Shares out keys among index files, run by run.
+
+    Args:
+        shape: slots and entries of each file.
+
+    Attributes:
+        keys: how many there are.
+    """
+
+    def __init__(self, shape: IndexShape) -> None:
+        self._room = shape.entries - 1
+        self._sources: list[KeySource] = []
+        self._is_last_keyed = True
+        self._has_messages = False
+        self.keys = 0
+
+    def add(self, source: KeySource, *, ends_with_key: bool) -> None:
+        """The keys of some messages, all of them, in the log's order."""
+        self._has_messages = True
+        if source.take:
+            self._sources.append(source)
+            self.keys += source.take
+        self._is_last_keyed = ends_with_key
+
+    def files(self) -> list[list[KeySource]]:
+        """The keys of each index file, after the first one with the last key of the one before."""
+        if not self._has_messages:
+            return []
+        count = max(1, -(-self.keys // self._room))
+        # Any message behind the last key of a full file makes the next one.
+        if self.keys and self.keys % self._room == 0 and not self._is_last_keyed:
+            count += 1
+        return [
+            list(self._between(max(0, number * self._room - 1), (number + 1) * self._room))
+            for number in range(count)
+        ]
+
+    def _between(self, first: int, stop: int) -> Iterator[KeySource]:
+        at = 0
+        for source in self._sources:
+            low, high = max(first, at), min(stop, at + source.take)
+            if low < high:
+                yield KeySource(source.start, source.end, low - at, high - low, source.keys)
+            at += source.take
+
+
+def odd_queues(
+    runs: Iterable[Mapping[QueueKey, Segments | None]], most_gap: int
+) -> frozenset[QueueKey]:
+    """Queues whose offsets do not simply go up: these are built in the log's order."""
+    ends: dict[QueueKey, int] = {}
+    odd: set[QueueKey] = set()
+    for queues in runs:
+        for key, segments in queues.items():
+            if key in odd:
+                continue
+            if segments is None:
+                odd.add(key)
+                continue
+            for first, stop in segments:
+                end = ends.get(key)
+                if first < 0 or (end is not None and not end <= first <= end + most_gap):
+                    odd.add(key)
+                    break
+                ends[key] = stop
+    return frozenset(odd)

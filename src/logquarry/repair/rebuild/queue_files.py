@@ -1,0 +1,410 @@
+"""Consume queues, written in bulk into a folder that nobody else knows.
+
+Units are held in memory and written many at a time, so that neither maps nor descriptors of
+thousands of queues are open at once. What stands where, is what the dispatcher would write
+(:mod:`logquarry.write.queue_writer`): a unit stands at its queue offset or not at all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from logquarry.disk.disk import Disk
+from logquarry.format import queue_entry
+from logquarry.format.index import IndexShape
+from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.log.follow import Followed
+from logquarry.log.layout import NAME_DIGITS
+from logquarry.read.consume_queue import Units
+from logquarry.read.log_queues import QueueKey
+from logquarry.write.encode import LONGEST_NAME, name_fault
+from logquarry.write.index_writer import IndexFileWriter, IndexWriter
+from logquarry.write.queue_writer import MOST_GAP, QueuePart
+
+_FILLER: Final = queue_entry.encode(queue_entry.FILLER)
+_MOST_HELD: Final = 64 << 20
+_FILLERS_AT_ONCE: Final = 1 << 16
+_ANY_SAFE_NAME: Final = "store"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A message that got no place in its queue.
+
+    Attributes:
+        topic: as the message names it,
+        queue_id: likewise,
+        queue_offset: likewise.
+        physical_offset: where it stands.
+        reason: in words.
+    """
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    reason: str
+
+
+@dataclass(slots=True)
+class BuiltQueue:
+    """One queue as far as it is built. Offsets are queue offsets.
+
+    Attributes:
+        first: the first message's offset.
+        stop: one past the last one's.
+        written: one past the last unit in the files; ``begin`` where there are none.
+        restarts: how often the offsets fell back: the topic was made anew.
+        gaps: from and to: messages that the log has lost, which fillers stand for.
+        parts: what is not written yet: (offset, units) in order.
+    """
+
+    first: int
+    stop: int
+    written: int
+    restarts: int = 0
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    parts: list[tuple[int, Units]] = field(default_factory=list)
+
+    def begin(self, units_per_file: int) -> int:
+        """Where its first file begins."""
+        return self.first - self.first % units_per_file
+
+
+class QueueFiles:
+    """The queues of one store, built.
+
+    Args:
+        disk: what they are on.
+        folder: where they go: TOPIC/QUEUE/FILE below it.
+        file_size: bytes of each file.
+
+    Attributes:
+        queues: what there is so far.
+        left_out: messages that got no place.
+    """
+
+    def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
+        self.queues: dict[QueueKey, BuiltQueue] = {}
+        self.left_out: list[LeftOut] = []
+        self._disk = disk
+        self._folder = folder
+        self._file_size = file_size
+        self._room = file_size // UNIT_SIZE
+        self._held = 0
+        self._faults: dict[str, str | None] = {}
+        self._here: dict[QueueKey, list[tuple[int, Units]]] = {}
+        self._touched: dict[Path, None] = {}
+
+    def add(self, parts: Mapping[QueueKey, QueuePart]) -> None:
+        """What some more frames bring to their queues, in the log's order.
+
+        Raises:
+            StoreUnavailable: if the disk fails, or is full.
+        """
+        for key, part in parts.items():
+            cuts = np.flatnonzero(np.diff(part.offsets) != 1) + 1
+            for start, stop in pairwise([0, *cuts.tolist(), len(part.offsets)]):
+                if start < stop:
+                    self._add_run(key, int(part.offsets[start]), part.units[start:stop])
+        if self._held > _MOST_HELD:
+            self._write_all()
+
+    def _add_run(self, key: QueueKey, offset: int, units: Units) -> None:
+        queue = self.queues.get(key)
+        reason = self._why_not(key, offset, queue)
+        if reason is not None:
+            places = units["physical_offset"].tolist()
+            for number, place in enumerate(places):
+                self.left_out.append(LeftOut(*key, offset + number, place, reason))
+            return
+        if queue is None:
+            queue = self.queues[key] = BuiltQueue(offset, offset, offset - offset % self._room)
+        elif offset < queue.stop:
+            self._fall_back(key, queue, offset)
+        if offset > queue.stop:
+            queue.gaps.append((queue.stop, offset))
+        queue.parts.append((offset, units))
+        queue.stop = offset + len(units)
+        self._held += units.nbytes
+
+    def _why_not(self, key: QueueKey, offset: int, queue: BuiltQueue | None) -> str | None:
+        topic = key[0]
+        if topic not in self._faults:
+            self._faults[topic] = name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
+        fault = self._faults[topic]
+        if fault is not None:
+            return f"the topic must not name a folder: {fault}"
+        if offset < 0:
+            return "a negative offset is no place in a queue"
+        if queue is not None and offset > queue.stop + MOST_GAP:
+            return f"the queue ended at {queue.stop}: its queue offset cannot be right"
+        return None
+
+    def _fall_back(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
+        """The topic was deleted and came again: what it had from an offset on counts no more."""
+        queue.restarts += 1
+        if offset <= queue.first:
+            self._cut_files(key, queue, queue.begin(self._room))
+            queue.first = queue.stop = offset
+            queue.written = queue.begin(self._room)
+            queue.parts.clear()
+            queue.gaps.clear()
+            return
+        queue.parts[:] = [(at, units[: offset - at]) for at, units in queue.parts if at < offset]
+        queue.gaps[:] = [(at, min(stop, offset)) for at, stop in queue.gaps if at < offset]
+        if offset < queue.written:
+            self._cut_files(key, queue, offset)
+            queue.written = offset
+        queue.stop = offset
+
+    # --------------------------------------------------------------------------- built by many
+    def takes(self, key: QueueKey) -> bool:
+        """Whether there can be a queue of that name."""
+        return self._why_not(key, 0, None) is None
+
+    def reserve(self, key: QueueKey, first: int, stop: int) -> None:
+        """Units that somebody else puts in place, behind all that there are.
+
+        Raises:
+            StoreUnavailable: if the disk fails, or is full.
+        """
+        queue = self.queues.get(key)
+        if queue is None:
+            queue = self.queues[key] = BuiltQueue(first, first, first - first % self._room)
+        elif queue.parts:
+            self._write(key, queue)
+        if first > queue.stop:
+            queue.gaps.append((queue.stop, first))
+        for at in range(queue.written, first, _FILLERS_AT_ONCE):
+            self._write_at(key, at, _FILLER * (min(at + _FILLERS_AT_ONCE, first) - at))
+        queue.written = queue.stop = stop
+
+    def put(self, key: QueueKey, part: QueuePart) -> None:
+        """Units that stand where their offsets say; what is around them is somebody else's.
+
+        Raises:
+            StoreUnavailable: if the disk fails, or is full.
+        """
+        cuts = np.flatnonzero(np.diff(part.offsets) != 1) + 1
+        for start, stop in pairwise([0, *cuts.tolist(), len(part.offsets)]):
+            if start < stop:
+                here = self._here.setdefault(key, [])
+                here.append((int(part.offsets[start]), part.units[start:stop].copy()))
+                self._held += here[-1][1].nbytes
+        if self._held > _MOST_HELD:
+            self._write_here()
+
+    def _write_here(self) -> None:
+        for key, pieces in self._here.items():
+            at, data = pieces[0][0], bytearray()
+            for offset, units in pieces:
+                if offset != at + len(data) // UNIT_SIZE:
+                    self._write_at(key, at, data)
+                    at, data = offset, bytearray()
+                data += units.tobytes()
+            self._write_at(key, at, data)
+        self._here.clear()
+        self._held = 0
+
+    def finish_put(self) -> None:
+        """Write what is held of those, and wait until it is on the disk.
+
+        Raises:
+            StoreUnavailable: if the disk fails.
+        """
+        self._write_here()
+        for path in self._touched:
+            sync_file(self._disk, path)
+        self._touched.clear()
+
+    # ------------------------------------------------------------------------------------ files
+    def _write_all(self) -> None:
+        for key, queue in self.queues.items():
+            if queue.parts:
+                self._write(key, queue)
+        self._held = 0
+
+    def _write(self, key: QueueKey, queue: BuiltQueue) -> None:
+        start = at = queue.written
+        data = bytearray()
+        for offset, units in queue.parts:
+            data += _FILLER * (offset - at)
+            data += units.tobytes()
+            at = offset + len(units)
+        queue.parts.clear()
+        queue.written = at
+        self._write_at(key, start, data)
+
+    def _write_at(self, key: QueueKey, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write units from an offset on, over as many files as they take."""
+        rest, position = memoryview(data), offset * UNIT_SIZE
+        while rest:
+            count = min(len(rest), self._file_size - position % self._file_size)
+            path = self._path(key, position)
+            self._disk.make_folders(path.parent)
+            try:
+                descriptor = self._disk.open(path, create=True)
+                try:
+                    self._disk.allocate(descriptor, self._file_size)
+                    self._disk.write_all(descriptor, rest[:count], position % self._file_size)
+                finally:
+                    self._disk.close(descriptor)
+            except OSError as error:
+                raise self._disk.refused(path, error) from error
+            self._touched[path] = None
+            rest, position = rest[count:], position + count
+
+    def _cut_files(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
+        """Take units from an offset on out of the files."""
+        begin = queue.begin(self._room)
+        for base in range(begin, queue.written, self._room):
+            path = self._path(key, base * UNIT_SIZE)
+            if base >= offset:
+                self._disk.remove(path)
+            elif base + self._room > offset:
+                position = (offset - base) * UNIT_SIZE
+                try:
+                    descriptor = self._disk.open(path)
+                    try:
+                        zeros = bytes(self._file_size - position)
+                        self._disk.write_all(descriptor, zeros, position)
+                    finally:
+                        self._disk.close(descriptor)
+                except OSError as error:
+                    raise self._disk.refused(path, error) from error
+
+    def _path(self, key: QueueKey, position: int) -> Path:
+        name = f"{position - position % self._file_size:0{NAME_DIGITS}d}"
+        return self._folder.joinpath(key[0], str(key[1]), name)
+
+    def paths(self) -> Iterator[Path]:
+        """The files, queue by queue."""
+        for key, queue in sorted(self.queues.items()):
+            for base in range(queue.begin(self._room), queue.stop, self._room):
+                yield self._path(key, base * UNIT_SIZE)
+
+    def finish(self) -> None:
+        """Write what is held, and wait until all of it is on the disk.
+
+        Raises:
+            StoreUnavailable: if the disk fails.
+        """
+        self._write_all()
+        self._disk.make_folders(self._folder)
+        folders: dict[Path, None] = {}
+        for path in self.paths():
+            folders[path.parent] = None
+            sync_file(self._disk, path)
+        for folder in folders:
+            self._disk.sync_names(folder)
+
+
+def sync_file(disk: Disk, path: Path) -> None:
+    """Wait until a file that is not open is on the disk.
+
+    Raises:
+        StoreUnavailable: if that fails.
+    """
+    try:
+        descriptor = disk.open(path)
+        try:
+            disk.sync(descriptor, path)
+        finally:
+            disk.close(descriptor)
+    except OSError as error:
+        raise disk.refused(path, error) from error
+
+
+# --------------------------------------------------------------------------------------------------
+# The index, built in bulk by a thread of its own: its work is waiting for memory.
+
+_MOST_WAITING: Final = 8
+
+
+class IndexFiles:
+    """The index of a store, built. Not for two threads at once.
+
+    Args:
+        disk: what it is on.
+        folder: where it goes.
+        shape: slots and entries of each file.
+        clock: names files, in milliseconds.
+        counts_keys: see :class:`~logquarry.write.index_writer.IndexFileWriter`.
+
+    Attributes:
+        files: how many there are,
+        keys: and keys in all of them.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: Path,
+        shape: IndexShape,
+        clock: Callable[[], int],
+        *,
+        counts_keys: bool = False,
+    ) -> None:
+        disk.make_folders(folder)
+        self.files = 0
+        self.keys = 0
+        self._writer = IndexWriter(
+            *(disk, folder, shape), clock=clock, filled=self._filled, counts_keys=counts_keys
+        )
+        self._thread = ThreadPoolExecutor(1, "rebuild-index")
+        self._waiting: deque[Future[None]] = deque()
+
+    def add(self, run: Followed) -> None:
+        """The keys of some more frames.
+
+        Raises:
+            StoreUnavailable: if the disk fails, or is full: with these or with earlier ones.
+        """
+        if len(self._waiting) >= _MOST_WAITING:
+            self._waiting.popleft().result()
+        requests = run.requests
+        self._waiting.append(
+            self._thread.submit(
+                self._writer.put,
+                requests.physical_offset,
+                requests.store_timestamp,
+                # What follows the log uses them again for its next run.
+                run.key_hashes.copy(),
+                run.key_numbers.copy(),
+            )
+        )
+
+    def _filled(self, file: IndexFileWriter) -> None:
+        file.flush()
+        self._count(file)
+        file.file.close()
+
+    def _count(self, file: IndexFileWriter) -> None:
+        self.files += 1
+        self.keys += file.header.entry_count - 1
+
+    def finish(self) -> None:
+        """Wait until all of it is on the disk.
+
+        Raises:
+            StoreUnavailable: if the disk fails.
+        """
+        while self._waiting:
+            self._waiting.popleft().result()
+        if self._writer.last is not None:
+            self._writer.last.flush()
+            self._count(self._writer.last)
+
+    def close(self) -> None:
+        """End the thread; what it has not begun is left."""
+        self._thread.shutdown(cancel_futures=True)
+        self._writer.close()

@@ -1,0 +1,1 @@
+"""Recovers a store after a crash: looks, plans, then applies."""

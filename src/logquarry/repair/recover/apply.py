@@ -1,0 +1,439 @@
+"""Applies the plan of a safe recovery.
+
+With the store's lock held: whoever is interrupted begins again, and comes to the same. For that
+``abort`` is made first, and what it hides, where the log of a store that was closed in order ends,
+is told by the durable mark. The log comes first, then what is derived from it; when all of it is
+on the disk the mark says so, and then the checkpoint, which the mark is told of before it is
+written: at no moment is there a checkpoint that the mark knows nothing of.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from logquarry.dialect31.recovery import make_units
+from logquarry.disk.disk import Disk
+from logquarry.disk.locks import AbortFile
+from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.disk.open_files import OpenFiles
+from logquarry.disk.page_file import CheckpointFile, DurableFile
+from logquarry.format import frame, queue_entry
+from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.log.follow import DispatchRequests
+from logquarry.log.layout import (
+    CHECKPOINT,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    DAMAGE,
+    DURABLE,
+    INDEX,
+    SIDECAR,
+    StoreLayout,
+    quarantine,
+)
+from logquarry.read.consume_queue import ConsumeQueue
+from logquarry.read.log_end import DamageMap
+from logquarry.read.log_queues import QueueKey
+from logquarry.repair.recover.checks import IndexPlan
+from logquarry.repair.recover.entries import REPORT
+from logquarry.repair.recover.plan import StepKind
+from logquarry.repair.recover.queue_check import QueueAction, kept_units, names_damage
+from logquarry.repair.recover.safe import SafePlan
+from logquarry.repair.recover.saved_units import NAME as KEPT_UNITS
+from logquarry.repair.recover.saved_units import load_units, save_units, sync_files
+from logquarry.units import Progress
+from logquarry.write.dispatcher import Dispatcher, Lacking
+from logquarry.write.index_writer import IndexKeeper, IndexWriter, Int64
+from logquarry.write.queue_table import QueueTable
+from logquarry.write.queue_writer import MOST_GAP, Mending
+
+logger = logging.getLogger(__name__)
+
+_COPY_BYTES: Final = 1 << 20
+_UNSURE_BYTES: Final = 128 << 20
+"""How much of its end is written again of a log that no durable mark speaks of.
+
+Which syncs of another program failed nobody can tell; to write terabytes again for it would only
+keep the operator waiting.
+"""
+
+
+def apply_safe(
+    plan: SafePlan, disk: Disk, clock: Callable[[], int], *, progress: Progress | None = None
+) -> None:
+    """Do what a plan says. ``abort`` is there then, for the caller to take away.
+
+    Args:
+        plan: the plan, made since the lock was taken.
+        disk: what the store is on.
+        clock: names new index files, in milliseconds.
+        progress: told of the bytes of the log that are dispatched again.
+
+    Raises:
+        StoreUnavailable: if the disk fails; the store can be recovered again.
+    """
+    _Work(plan, disk, clock, progress).run()
+
+
+class _Work:
+    """Applies one plan."""
+
+    def __init__(
+        self,
+        plan: SafePlan,
+        disk: Disk,
+        clock: Callable[[], int],
+        progress: Progress | None,
+    ) -> None:
+        self._progress = progress
+        self._plan = plan
+        self._disk = disk
+        self._clock = clock
+        self._root = Path(plan.root)
+        self._config = plan.config
+        self._mendings: dict[QueueKey, Mending] = {}
+        self._durable: DurableFile | None = None
+
+    def run(self) -> None:
+        layout = StoreLayout.open(self._root, self._config)
+        durable_until, is_closed = layout.durable_end, not layout.has_abort
+        checkpoint = CheckpointFile(self._disk, self._root / CHECKPOINT)
+        try:
+            if durable_until is not None:
+                self._mark(checkpoint, durable_until)
+            elif is_closed:
+                # With `abort` there nothing else tells any more where the log of it ends.
+                self._mark(checkpoint, self._plan.log_end)
+            AbortFile(self._disk, self._root).make()
+            unsure = max(0, self._plan.log_end - _UNSURE_BYTES)
+            self._mend(checkpoint, unsure if durable_until is None else durable_until)
+        finally:
+            checkpoint.close()
+            if self._durable is not None:
+                self._durable.close()
+
+    def _mark(self, checkpoint: CheckpointFile, offset: int) -> None:
+        """Let the durable mark say this, whatever it said, and stay good with the checkpoint."""
+        if self._durable is not None:
+            self._durable.close()
+        path = self._root / DURABLE
+        self._durable = DurableFile(self._disk, path, offset, checkpoint.times)
+        checkpoint.before_write = self._durable.expect
+
+    def _mend(self, checkpoint: CheckpointFile, durable_until: int) -> None:
+        if self._plan.steps or self._plan.damage:
+            disk_json(self._disk, quarantine(self._root) / REPORT, self._plan.to_json())
+        self._find_mendings()
+        log = self._mend_log()
+        try:
+            if self._plan.damage or (self._root / DAMAGE).is_file():
+                disk_json(self._disk, self._root / DAMAGE, _damage_document(self._plan))
+            self._mend_queues_and_index(log, checkpoint)
+            log.flush(0)
+            sync_files(self._disk, self._root, write_from=durable_until, log_end=self._plan.log_end)
+            self._mark(checkpoint, self._plan.log_end)
+            times = max(checkpoint.physic_timestamp, self._plan.last_timestamp)
+            checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
+            checkpoint.flush()
+            self._disk.remove(self._kept_path)
+        finally:
+            log.close()
+
+    # -------------------------------------------------------------------------------------- log
+    def _mend_log(self) -> MappedFileQueue:
+        plan, root = self._plan, self._root
+        size = self._config.mapped_file_size_commit_log
+        assert size is not None
+        self._disk.make_folders(root / COMMIT_LOG)
+        for name in plan.misnamed:
+            if (root / name).exists():
+                self._disk.set_aside(root / name, quarantine(root, COMMIT_LOG))
+        for step in plan.steps:
+            path = root / step.file
+            if step.kind is StepKind.PUT_BLANK:
+                self._put_blank(path, size)
+            elif step.kind is StepKind.ZERO:
+                assert step.offset is not None and step.length is not None
+                position = step.offset - int(path.name)
+                self._save(path, position, step.length, COMMIT_LOG)
+                self._zero(path, position, step.length)
+            elif step.kind is StepKind.CUT and path.parent == root / COMMIT_LOG:
+                assert step.length is not None
+                self._shorten(path, size, step.length)
+            elif step.kind is StepKind.EXTEND:
+                self._extend(path, size)
+        log = MappedFileQueue(self._disk, root / COMMIT_LOG, size, guard_names=True)
+        log.load()
+        if log.bases:
+            log.truncate_to(plan.log_end, aside=quarantine(root, COMMIT_LOG))
+        return log
+
+    def _put_blank(self, path: Path, size: int) -> None:
+        made = self._root / SIDECAR / path.name
+        self._disk.remove(made)
+        descriptor = self._disk.make_file(made, size)
+        try:
+            blank = frame.BLANK.struct.pack(size, frame.MAGIC_BLANK)
+            self._disk.write_all(descriptor, blank, 0)
+            self._disk.sync(descriptor, made)
+        except OSError as error:
+            raise self._disk.refused(made, error) from error
+        finally:
+            self._disk.let_go(descriptor)
+        self._disk.move(made, path)
+
+    def _zero(self, path: Path, position: int, length: int) -> None:
+        try:
+            descriptor = self._disk.open(path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        try:
+            for done in range(0, length, _COPY_BYTES):
+                zeros = bytes(min(_COPY_BYTES, length - done))
+                self._disk.write_all(descriptor, zeros, position + done)
+            self._disk.sync(descriptor, path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        finally:
+            self._disk.let_go(descriptor)
+
+    def _extend(self, path: Path, size: int) -> None:
+        try:
+            descriptor = self._disk.open(path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        try:
+            self._disk.allocate(descriptor, size)
+            self._disk.sync(descriptor, path)
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        finally:
+            self._disk.let_go(descriptor)
+
+    def _shorten(self, path: Path, size: int, excess: int) -> None:
+        """A copy takes the place of a file that is too long; what it lacks goes to quarantine.
+
+        At no moment is there no file, or half of one: the log would end there.
+        """
+        self._save(path, size, excess, COMMIT_LOG)
+        made = self._root / SIDECAR / path.name
+        self._disk.remove(made)
+        self._disk.copy(path, 0, size, made)
+        self._disk.move(made, path)
+
+    def _save(self, path: Path, position: int, length: int, *folder: str) -> None:
+        """Copy bytes that are about to be made zeros to quarantine."""
+        target = quarantine(self._root, *folder) / f"{path.name}.from-{position}"
+        number = 0
+        while target.exists():
+            number += 1
+            target = target.with_name(f"{path.name}.from-{position}.{number}")
+        self._disk.copy(path, position, length, target)
+
+    # ------------------------------------------------------------------------- queues and index
+    def _find_mendings(self) -> None:
+        """Read the units that name damage of the log, before queues are cut in front of them."""
+        layout = StoreLayout.open(self._root, self._config)
+        files = OpenFiles(layout)
+        damage = DamageMap(self._plan.damage)
+        # Those of a run that was interrupted, if its queues are cut already.
+        noted = load_units(self._kept_path)
+        for queue in self._plan.queues:
+            if queue.resume_at is None:
+                continue
+            kept: dict[int, bytes] = {}
+            if damage:
+                kept = {
+                    offset: queue_entry.encode(unit)
+                    for offset, unit in noted.get(queue.key, {}).items()
+                    if queue.keep_until <= offset < queue.end and names_damage(unit, damage)
+                }
+            if damage and queue.had_until > queue.keep_until:
+                start = self._plan.log_start
+                disk = ConsumeQueue(layout, *queue.key, log_min_offset=start, files=files)
+                kept |= kept_units(disk, queue.keep_until, queue.end, damage)
+            aside = quarantine(self._root, CONSUME_QUEUE, queue.key[0], str(queue.key[1]))
+            self._mendings[queue.key] = Mending(
+                queue.resume_at, kept, aside, queue.moved, max(MOST_GAP, queue.largest_gap)
+            )
+        save_units(
+            self._disk,
+            self._kept_path,
+            {key: mending.kept for key, mending in self._mendings.items()},
+        )
+
+    @property
+    def _kept_path(self) -> Path:
+        return quarantine(self._root) / KEPT_UNITS
+
+    def _mend_queues_and_index(self, log: MappedFileQueue, checkpoint: CheckpointFile) -> None:
+        plan, root, disk = self._plan, self._root, self._disk
+        for step in plan.steps:
+            path = root / step.file
+            if step.kind is StepKind.SET_ASIDE and path.is_dir():
+                aside = quarantine(root, *path.relative_to(root).parts)
+                for name in disk.list(path):
+                    disk.set_aside(path / name, aside)
+            elif step.kind is StepKind.SET_ASIDE and path.is_file():
+                # Files of the log are gone by now.
+                disk.set_aside(path, quarantine(root, path.parent.name))
+        size = self._config.queue_file_size
+        assert size is not None
+        ends = {
+            queue.key: 0 if queue.action is QueueAction.REBUILD else queue.keep_until
+            for queue in plan.queues
+        }
+        for queue in plan.queues:
+            if queue.action is QueueAction.CUT:
+                self._save_units(queue.key, queue.keep_until, size)
+        for name in (CONSUME_QUEUE, INDEX):
+            disk.make_folders(root / name)
+        queues = QueueTable(disk, root, size, ends, log, mendings=self._mendings)
+        index = None
+        if plan.index is not None and self._config.index_shape is not None:
+            shape = self._config.index_shape
+            if checkpoint.index_timestamp > plan.index.kept_timestamp:
+                # It speaks of files that are gone. Those that are made in their place must not
+                # count as being on the disk before they are.
+                checkpoint.index_timestamp = plan.index.kept_timestamp
+                checkpoint.flush()
+            index = IndexKeeper(
+                *(disk, root, shape, checkpoint, self._clock), counts_keys=self._config.is_3_1
+            )
+        try:
+            self._dispatch(log, queues, index)
+            for units in plan.transactions:
+                make_units(disk, root, units)
+            for queue in plan.queues:
+                # Also those that are only cut.
+                if not queue.is_sound:
+                    queues.writers.get(queue.key)
+            for files in queues:
+                files.flush(0)
+            if index is not None:
+                index.flush(0)
+        finally:
+            queues.close()
+            if index is not None:
+                index.close()
+
+    def _save_units(self, key: QueueKey, start: int, size: int) -> None:
+        folder = self._root.joinpath(CONSUME_QUEUE, key[0], str(key[1]))
+        position = start * UNIT_SIZE
+        path = folder / f"{position - position % size:020d}"
+        if path.is_file() and position % size:
+            length = min(size, path.stat().st_size) - position % size
+            self._save(path, position % size, length, CONSUME_QUEUE, key[0], str(key[1]))
+
+    def _dispatch(
+        self, log: MappedFileQueue, queues: QueueTable, index: IndexKeeper | None
+    ) -> None:
+        """Tell the queues that lack something, and the index, of the log's messages."""
+        plan = self._plan
+        first = min((found.resume_at for found in self._mendings.values()), default=None)
+        built_from, rest = None, None
+        if index is not None and plan.index is not None:
+            built_from, rest = plan.index.built_from, _IndexRest(index.writer, plan.index)
+        try:
+            self._tell(log, Lacking(queues.writers, self._mendings), rest, first, built_from)
+        finally:
+            if rest is not None:
+                rest.end()
+        if index is not None:
+            index.guard()
+
+    def _tell(
+        self,
+        log: MappedFileQueue,
+        queues: Lacking,
+        index: _IndexRest | None,
+        queues_from: int | None,
+        index_from: int | None,
+    ) -> None:
+        for start, stop in self._plan.pieces:
+            for begin, end, with_index in _ranges(start, stop, queues_from, index_from):
+                keys = index if with_index else None
+                dispatcher = Dispatcher(
+                    log, queues, keys, self._config, start=begin, arrived=self._dispatched
+                )
+                dispatcher.dispatch_piece(begin, end)
+        if index is not None:
+            index.wait()
+
+    def _dispatched(self, requests: DispatchRequests) -> None:
+        if self._progress is not None:
+            first = self._plan.dispatch_from
+            done = int(requests.physical_offset[-1]) + int(requests.size[-1])
+            self._progress(done - first, self._plan.log_end - first)
+
+
+def disk_json(disk: Disk, path: Path, document: object) -> None:
+    """Write a document, durably, in place of the one before."""
+    text = json.dumps(document, ensure_ascii=False, indent=1)
+    # A folder's name need not be UTF-8: what stands for its bytes is escaped as JSON does.
+    disk.replace(path, text.encode(errors="backslashreplace") + b"\n")
+
+
+def _damage_document(plan: SafePlan) -> dict[str, object]:
+    return {"log_end": plan.log_end, "damage": plan.to_json()["damage"]}
+
+
+class _IndexRest:
+    """Puts keys into the index from a message on of which some keys are there.
+
+    That is done by a thread of its own, while queues are told of the same messages.
+
+    Args:
+        writer: the index.
+        plan: what is there.
+    """
+
+    def __init__(self, writer: IndexWriter, plan: IndexPlan) -> None:
+        self._writer = writer
+        self._plan = plan
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="index")
+        self._going_on: Future[None] | None = None
+
+    def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
+        """See :meth:`IndexWriter.put`."""
+        there = self._plan.keys_there
+        if there and len(numbers) and offsets[numbers[0]] == self._plan.built_from:
+            hashes, numbers = hashes[there:], numbers[there:]
+        self.wait()
+        # The arrays of keys are good until the next frames are followed.
+        self._going_on = self._pool.submit(
+            self._writer.put, offsets, times, hashes.copy(), numbers.copy()
+        )
+
+    def wait(self) -> None:
+        """Wait until what was given is in the index.
+
+        Raises:
+            StoreUnavailable: if a file could not be made.
+        """
+        going_on, self._going_on = self._going_on, None
+        if going_on is not None:
+            going_on.result()
+
+    def end(self) -> None:
+        """Let the thread go."""
+        self._pool.shutdown()
+
+
+def _ranges(
+    start: int, stop: int, queues_from: int | None, index_from: int | None
+) -> list[tuple[int, int, bool]]:
+    """The parts of a stretch that are dispatched: (from, to, whether the index is told too)."""
+    queues_at = stop if queues_from is None else min(max(start, queues_from), stop)
+    index_at = stop if index_from is None else min(max(start, index_from), stop)
+    found = []
+    if queues_at < index_at:
+        found.append((queues_at, index_at, False))
+    if index_at < stop:
+        found.append((index_at, stop, True))
+    return found

@@ -1,0 +1,184 @@
+"""What RocketMQ 4.9.3 does with a message when it recovers or dispatches (``doDispatch``)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from logquarry.config import StoreConfig
+from logquarry.format import index, java, sys_flag
+from logquarry.format import properties as props
+from logquarry.format.java_frame import JavaRequest, check_message
+from logquarry.format.rows import POSITION
+from logquarry.log.codec import Window
+from logquarry.log.follow import Followed
+from logquarry.read.log_queues import MULTI_SEPARATOR, QueueKey, copy_key
+from logquarry.repair.recover.java_queues import JavaQueue, JavaRefusal, Target
+from logquarry.write.encode import LONGEST_NAME, name_fault
+from logquarry.write.index_writer import IndexWriter
+from logquarry.write.queue_writer import parts_of, units_of
+
+logger = logging.getLogger(__name__)
+
+_QUEUED: Final = (sys_flag.TRANSACTION_NOT, sys_flag.TRANSACTION_COMMIT)
+_LONGEST_NUMBER: Final = 40
+
+
+class JavaDispatch:
+    """Tells queues and index of messages, in the log's order.
+
+    Args:
+        queues: the queues that there are; gets those that are made.
+        config: the store's settings, with all sizes.
+        target: what is done to the queues' files.
+        open_index: gives the index to tell, None to tell none; asked when a message comes.
+
+    Attributes:
+        queues: the queues (``consumeQueueTable``).
+        messages: how many were told of.
+        store_timestamp: of the last message that a queue was told of; None for none.
+    """
+
+    def __init__(
+        self,
+        queues: dict[QueueKey, JavaQueue],
+        config: StoreConfig,
+        target: Target,
+        open_index: Callable[[], IndexWriter | None],
+    ) -> None:
+        self.queues = queues
+        self.messages = 0
+        self.store_timestamp: int | None = None
+        self._config = config
+        self._target = target
+        self._open_index = open_index
+        self._unsafe: set[str] = set()
+
+    @cached_property
+    def _index(self) -> IndexWriter | None:
+        return self._open_index()
+
+    def run(self, window: Window, run: Followed, levels_ms: tuple[int, ...]) -> None:
+        """Tell of a run of frames."""
+        requests = run.requests
+        if self._config.enable_multi_dispatch:
+            # A message may name queues that others of the run are in: one after the other.
+            data = window.data.data
+            for position in run.rows[:, POSITION].tolist():
+                found = check_message(data, position, levels_ms=levels_ms, check_crc=False)
+                assert found.request is not None
+                self.one(found.request)
+            return
+        for key, part in parts_of(run).items():
+            queue = self._queue(key)
+            if queue is not None:
+                queue.put(part.offsets, part.units)
+        queued = np.flatnonzero(requests.is_dispatched)
+        if len(queued):
+            self.store_timestamp = int(requests.store_timestamp[queued[-1]])
+        self.messages += len(requests.size)
+        if self._index is not None:
+            self._index.put(
+                requests.physical_offset,
+                requests.store_timestamp,
+                run.key_hashes,
+                run.key_numbers,
+            )
+
+    def one(self, request: JavaRequest) -> None:
+        """Tell of one message.
+
+        Raises:
+            JavaRefusal: if RocketMQ would fail.
+        """
+        self.messages += 1
+        kind = request.sys_flag & sys_flag.TRANSACTION_MASK
+        if kind in _QUEUED:
+            self._put((request.topic, request.queue_id), request.queue_offset, request)
+            self.store_timestamp = request.store_timestamp
+            for key, offset in self._copies(request):
+                self._put(key, offset, request)
+        if self._index is not None:
+            keys = [] if kind == sys_flag.TRANSACTION_ROLLBACK else _keys(request)
+            hashes = [index.key_hash(request.topic, key) for key in keys]
+            self._index.put(
+                np.array([request.physical_offset], np.int64),
+                np.array([request.store_timestamp], np.int64),
+                np.array(hashes, np.int64),
+                np.zeros(len(hashes), np.int64),
+            )
+
+    def _put(self, key: QueueKey, offset: int, request: JavaRequest) -> None:
+        queue = self._queue(key)
+        if queue is not None:
+            size = np.array([request.size], np.int64)
+            physical, code = np.array([[request.physical_offset], [request.tags_code]], np.int64)
+            queue.put(np.array([offset], np.int64), units_of(physical, size, code))
+
+    def _queue(self, key: QueueKey) -> JavaQueue | None:
+        """A queue, made in memory if it is not there; None where the topic may name no folder."""
+        queue = self.queues.get(key)
+        if queue is None:
+            topic = key[0]
+            fault = name_fault(topic, "store", longest=LONGEST_NAME)
+            if fault is not None:
+                if topic not in self._unsafe:
+                    self._unsafe.add(topic)
+                    logger.error("topic %r gets no consume queue: %s", topic, fault)
+                return None
+            size = self._config.queue_file_size
+            assert size is not None
+            queue = self.queues[key] = JavaQueue(key, [], size, self._target)
+        return queue
+
+    def _copies(self, request: JavaRequest) -> Iterator[tuple[QueueKey, int]]:
+        """The further queues that a message names (``multiDispatchLmqQueue``)."""
+        if not self._config.enable_multi_dispatch:
+            return
+        if request.properties is None:
+            # QUIRK: checkMultiDispatchQueue asks null for its properties.
+            raise JavaRefusal(
+                f"the message at {request.physical_offset} has no properties, which RocketMQ's "
+                "multi-dispatch does not survive"
+            )
+        named = request.properties.get(props.INNER_MULTI_DISPATCH, "")
+        numbers = request.properties.get(props.INNER_MULTI_QUEUE_OFFSET, "")
+        if not named.strip() or not numbers.strip():
+            return
+        names, offsets = _split(named), _split(numbers)
+        if len(names) != len(offsets):
+            return
+        for name, text in zip(names, offsets, strict=True):
+            yield copy_key(name, request.queue_id, self._config), _parse_long(text, request)
+
+
+def _split(text: str) -> list[str]:
+    """``String.split``: without the empty words at the end."""
+    words = text.split(MULTI_SEPARATOR)
+    while len(words) > 1 and not words[-1]:
+        words.pop()
+    return words if words[-1] or len(words) > 1 else []
+
+
+def _parse_long(text: str, request: JavaRequest) -> int:
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    value = int(text) if digits.isdecimal() and len(text) <= _LONGEST_NUMBER else None
+    if value is None or not java.LONG_MIN <= value <= java.LONG_MAX:
+        raise JavaRefusal(
+            f"the message at {request.physical_offset} names {text[:_LONGEST_NUMBER]!r} as its "
+            "place in another queue, which is no number"
+        )
+    return value
+
+
+def _keys(request: JavaRequest) -> list[str]:
+    """The keys in the order of the index."""
+    if request.properties is None:
+        return []
+    unique = request.properties.get(props.UNIQ_KEY)
+    rest = props.split_keys(request.properties.get(props.KEYS, ""))
+    return rest if unique is None else [unique, *rest]

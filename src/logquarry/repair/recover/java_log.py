@@ -1,0 +1,303 @@
+"""How RocketMQ 4.9.3 goes through the log when it starts, quirks included.
+
+Recovery reads the log from one file on up to the first place that is no message, and there the log
+ends. Then ``ReputMessageService`` dispatches what no queue knows yet, by other rules: it does not
+look at CRCs, and jumps over what it cannot read.
+
+Frames that the scan kernels find sound are what Java finds sound (:mod:`.java_frame`): the
+reference is asked only where they stop.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from logquarry.errors import StoreUnavailable
+from logquarry.format import frame
+from logquarry.format.checkpoint import Checkpoint
+from logquarry.format.java_frame import JavaMemoryError, JavaVerdict, check_message
+from logquarry.log.codec import Window
+from logquarry.log.follow import Followed, Follower
+from logquarry.repair.recover.java_dispatch import JavaDispatch
+from logquarry.repair.recover.java_queues import RECOVERED_FILES, JavaFile, JavaRefusal
+
+_MOST_BYTES: Final = 8 << 20
+_GRACE_MS: Final = 3_000
+
+AfterRun = Callable[[], None]
+_Found = tuple[Followed | None, int, Window]
+
+
+class JavaLog:
+    """The files of a log.
+
+    Args:
+        root: the store.
+        files: the log's files in order, all of them full.
+        file_size: bytes of each.
+        levels_ms: delay of each level.
+        after_run: told after each run of frames that was dispatched.
+
+    Attributes:
+        files: its files.
+        stopped_by: what stands where the log ends, in words; None where nothing does.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        files: list[JavaFile],
+        file_size: int,
+        levels_ms: tuple[int, ...],
+        after_run: AfterRun = lambda: None,
+    ) -> None:
+        self.files = files
+        self.stopped_by: str | None = None
+        self._root = root
+        self._file_size = file_size
+        self._levels = levels_ms
+        self._after_run = after_run
+        self._open: tuple[str, memoryview] = ("", memoryview(b""))
+
+    @property
+    def min_offset(self) -> int:
+        """Where the log begins, -1 without files."""
+        return self.files[0].base if self.files else -1
+
+    @property
+    def max_offset(self) -> int:
+        """Where it ends, 0 without files."""
+        return self.files[-1].base + self.files[-1].wrote if self.files else 0
+
+    def _view(self, file: JavaFile) -> memoryview:
+        if self._open[0] != file.path:
+            path = self._root / file.path
+            try:
+                with path.open("rb") as opened:
+                    mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+            except OSError as error:
+                raise StoreUnavailable(f"{path}: cannot be read: {error.strerror}") from error
+            self._open = file.path, memoryview(mapped)
+        return self._open[1]
+
+    # --------------------------------------------------------------------------------- recover
+    def third_last(self) -> int:
+        """The file that a normal recovery begins with, by its index."""
+        return max(0, len(self.files) - RECOVERED_FILES)
+
+    def recent(self, checkpoint: Checkpoint, *, index_safe: bool) -> int:
+        """The file that an abnormal recovery begins with (``isMappedFileMatchedRecover``)."""
+        limit = min(checkpoint.physic_timestamp, checkpoint.logics_timestamp) - _GRACE_MS
+        limit = max(0, limit)
+        if index_safe:
+            limit = min(limit, checkpoint.index_timestamp)
+        for number in range(len(self.files) - 1, -1, -1):
+            first = self._first_timestamp(self.files[number])
+            if first and first <= limit:
+                return number
+        return 0
+
+    def _first_timestamp(self, file: JavaFile) -> int:
+        data = self._view(file)
+        least = frame.FIXED_SIZE_V1
+        if len(data) < least:
+            return 0
+        head = frame.HEAD.struct.unpack_from(data, 0)
+        if head[1] != frame.MAGIC_V1:
+            return 0
+        born, _ = frame.host_sizes(head[7])
+        (timestamp,) = frame.STORE_TIME.struct.unpack_from(data, frame.HEAD.size + born)
+        return int(timestamp)
+
+    def find_end(self, start: int, dispatch: JavaDispatch | None, *, check_crc: bool) -> int:
+        """Where the log ends, read from a file on (``recoverNormally``, ``recoverAbnormally``).
+
+        Args:
+            start: the file, by its index.
+            dispatch: told of each message; None to tell nobody.
+            check_crc: whether bodies are compared with their CRC.
+
+        Raises:
+            JavaRefusal: if RocketMQ would fail.
+        """
+        # QUIRK: Java reads the delay levels only after this, so that a delayed message that is
+        # dispatched here gets the hash of its tags, not the time of its delivery.
+        with _Runs((), check_crc=check_crc) as runs:
+            return self._find_end(start, dispatch, runs, check_crc=check_crc)
+
+    def _find_end(
+        self, start: int, dispatch: JavaDispatch | None, runs: _Runs, *, check_crc: bool
+    ) -> int:
+        index, at = start, 0
+        while True:
+            file = self.files[index]
+            data = self._view(file)
+            run, count, window = runs.at(file, data, at)
+            if run is not None:
+                if dispatch is not None:
+                    dispatch.run(window, run, ())
+                    self._after_run()
+                at += count
+                continue
+            verdict = self._ask(file, data, at, (), check_crc=check_crc)
+            if verdict.request is not None:
+                if dispatch is not None:
+                    dispatch.one(verdict.request)
+                at += verdict.size
+            elif not verdict.is_success:
+                self.stopped_by = _what_stands(window, check_crc)
+                return file.base + at
+            else:
+                index += 1
+                if index == len(self.files):
+                    self.stopped_by = "a blank, and no file after it"
+                    return file.base + at
+                at = 0
+
+    def _ask(
+        self,
+        file: JavaFile,
+        data: memoryview,
+        at: int,
+        levels_ms: tuple[int, ...],
+        *,
+        check_crc: bool,
+        read_body: bool = True,
+    ) -> JavaVerdict:
+        try:
+            return check_message(
+                data, at, levels_ms=levels_ms, check_crc=check_crc, read_body=read_body
+            )
+        except JavaMemoryError as error:
+            raise JavaRefusal(
+                f"{file.path} at {at}: what stands there makes RocketMQ ask for {error}, and end"
+            ) from error
+
+    def cut(self, offset: int) -> list[JavaFile]:
+        """Let the log end at an offset: the files that Java would destroy."""
+        kept, dropped = [], []
+        for file in self.files:
+            if file.base > offset:
+                dropped.append(file)
+                continue
+            if file.base + self._file_size > offset:
+                file.wrote = offset - file.base
+            kept.append(file)
+        self.files = kept
+        return dropped
+
+    # ----------------------------------------------------------------------------------- reput
+    def dispatch_rest(self, start: int, dispatch: JavaDispatch) -> None:
+        """Dispatch from an offset on up to the log's end (``ReputMessageService.doReput``).
+
+        Raises:
+            JavaRefusal: if RocketMQ would fail, or wait for ever.
+        """
+        offset = start
+        with _Runs(self._levels, check_crc=False) as runs:
+            while offset < self.max_offset:
+                offset = self._dispatch_file(max(offset, self.min_offset), runs, dispatch)
+
+    def _dispatch_file(self, offset: int, runs: _Runs, dispatch: JavaDispatch) -> int:
+        """Dispatch what a file holds from an offset on; where to go on.
+
+        QUIRK: behind a frame whose lengths do not add up Java's buffer stands where these lead,
+        while its offset moves by TOTALSIZE: the two are apart from there on, and the next error
+        leaves the offset beyond the file's end. What cannot be read at all ends the file.
+        """
+        file = next((f for f in self.files if f.base <= offset < f.base + self._file_size), None)
+        if file is None or offset - file.base >= file.wrote:
+            raise JavaRefusal(
+                f"RocketMQ would wait for ever for what is to be dispatched at {offset}: there is "
+                "no file for it"
+            )
+        at = offset - file.base
+        size = file.wrote - at
+        data = self._view(file)[: file.wrote]
+        read = 0
+        while read < size:
+            run, count, window = runs.at(file, data, at)
+            if run is not None:
+                dispatch.run(window, run, self._levels)
+                self._after_run()
+                at, read, offset = at + count, read + count, offset + count
+                continue
+            verdict = self._ask(file, data, at, self._levels, check_crc=False, read_body=False)
+            if verdict.request is not None:
+                dispatch.one(verdict.request)
+                offset, read = offset + verdict.size, read + verdict.size
+            elif verdict.is_success:
+                return offset + self._file_size - offset % self._file_size
+            elif verdict.size > 0:
+                offset += verdict.size
+            else:
+                return offset + size - read
+            at = verdict.end
+        return offset
+
+
+class _Runs:
+    """The runs of frames of a log, the next one looked for while one is dispatched.
+
+    Args:
+        levels_ms: delay of each level.
+        check_crc: whether bodies are compared with their CRC.
+    """
+
+    def __init__(self, levels_ms: tuple[int, ...], *, check_crc: bool) -> None:
+        # What one has found is good while the other is at work.
+        self._followers = [Follower(levels_ms, check_crc=check_crc, as_java=True) for _ in range(2)]
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="recovery")
+        self._ahead: tuple[tuple[str, int, int], Future[_Found]] | None = None
+
+    def __enter__(self) -> _Runs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def at(self, file: JavaFile, data: memoryview, at: int) -> _Found:
+        """The run that begins at a place of a file, None where no frame stands; good until the
+        next call.
+
+        Args:
+            file: the file.
+            data: as much of it as may be read.
+            at: where in it.
+
+        Returns:
+            The run, its bytes, and where it was looked for.
+        """
+        asked = file.path, at, len(data)
+        if self._ahead is not None and self._ahead[0] == asked:
+            found = self._ahead[1].result()
+        else:
+            if self._ahead is not None:
+                # It is in the way: both use what followers keep.
+                self._ahead[1].result()
+            found = self._follow(file.base, data, at)
+        self._ahead = None
+        run, count, _ = found
+        after = at + count
+        if run is not None and after < len(data):
+            future = self._pool.submit(self._follow, file.base, data, after)
+            self._ahead = (file.path, after, len(data)), future
+        return found
+
+    def _follow(self, base: int, data: memoryview, at: int) -> _Found:
+        self._followers.reverse()
+        window = Window.of(data[at:], base + at)
+        run, count, _ = self._followers[0].follow(window, min(window.length, _MOST_BYTES))
+        return run, count, window
+
+
+def _what_stands(window: Window, check_crc: bool) -> str | None:
+    """Why a place is no message, None where nothing was written there."""
+    outcome = window.decode(0, check_crc=check_crc)
+    if isinstance(outcome, frame.Damage):
+        return None if outcome.kind is frame.DamageKind.ZEROED else outcome.reason
+    return "a frame that RocketMQ 4.9.3 does not know"

@@ -1,0 +1,445 @@
+"""What RocketMQ's recovery does to the files of queues: really, or only noted.
+
+Both ways run the same code over the same bytes, so that a plan says what applying it will do.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.disk.disk import Disk
+from logquarry.disk.mapped_file import MappedFile
+from logquarry.disk.open_files import MOST_OPEN
+from logquarry.errors import StoreUnavailable
+from logquarry.format import java, queue_entry
+from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
+from logquarry.log.layout import CONSUME_QUEUE, NAME_DIGITS, SIDECAR
+from logquarry.read.consume_queue import UNIT_DTYPE, Units
+from logquarry.read.log_queues import QueueKey
+
+
+class Target(Protocol):
+    """The files of a store's queues. Paths are below the store's folder, with ``/``."""
+
+    def view(self, path: str) -> memoryview:
+        """The bytes of a file, to be read."""
+
+    def write(self, path: str, position: int, data: memoryview | bytes) -> None:
+        """Write into a file."""
+
+    def make(self, path: str, size: int) -> None:
+        """Make a file of zeros, which is not there."""
+
+    def extend(self, path: str, size: int) -> None:
+        """Give a file the zeros that it lacks."""
+
+    def set_aside(self, path: str) -> None:
+        """Take a file away."""
+
+
+class Noted:
+    """Changes nothing: what would be written is kept in memory.
+
+    Args:
+        root: the store.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._changed: dict[str, mmap.mmap] = {}
+
+    def view(self, path: str) -> memoryview:
+        """See :meth:`Target.view`."""
+        changed = self._changed.get(path)
+        return memoryview(_mapped(self._root / path) if changed is None else changed).toreadonly()
+
+    def write(self, path: str, position: int, data: memoryview | bytes) -> None:
+        """See :meth:`Target.write`."""
+        if path not in self._changed:
+            with (self._root / path).open("rb") as file:
+                # Pages that are written to become copies of our own.
+                self._changed[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._changed[path][position : position + len(data)] = bytes(data)
+
+    def make(self, path: str, size: int) -> None:
+        """See :meth:`Target.make`."""
+        self._changed[path] = mmap.mmap(-1, size)
+
+    def extend(self, path: str, size: int) -> None:
+        """See :meth:`Target.extend`."""
+
+    def set_aside(self, path: str) -> None:
+        """See :meth:`Target.set_aside`."""
+        self._changed.pop(path, None)
+
+
+class Applied:
+    """Changes the files; what Java would destroy is moved to quarantine.
+
+    Args:
+        root: the store.
+        disk: what it is on.
+
+    Attributes:
+        written: the files that are not on the disk yet.
+    """
+
+    def __init__(self, root: Path, disk: Disk) -> None:
+        self._root = root
+        self._disk = disk
+        self._open: dict[str, MappedFile] = {}
+        self.written: set[str] = set()
+
+    def view(self, path: str) -> memoryview:
+        """See :meth:`Target.view`."""
+        file = self._open.get(path)
+        if file is not None:
+            return file.buffer.toreadonly()
+        return memoryview(_mapped(self._root / path))
+
+    def write(self, path: str, position: int, data: memoryview | bytes) -> None:
+        """See :meth:`Target.write`."""
+        file = self._open.get(path)
+        if file is None:
+            file = self._keep(path, (self._root / path).stat().st_size)
+            # Java leaves holes, on which a full disk is a crash.
+            file.allocate()
+        self.written.add(path)
+        file.buffer[position : position + len(data)] = data
+
+    def make(self, path: str, size: int) -> None:
+        """See :meth:`Target.make`."""
+        self._keep(path, size, exclusive=True)
+        self.written.add(path)
+
+    def _keep(self, path: str, size: int, *, exclusive: bool = False) -> MappedFile:
+        file = MappedFile(self._disk, self._root / path, 0, size, exclusive=exclusive)
+        while len(self._open) >= MOST_OPEN:
+            self._release(next(iter(self._open)))
+        self._open[path] = file
+        return file
+
+    def extend(self, path: str, size: int) -> None:
+        """See :meth:`Target.extend`."""
+        # Opening it does so.
+        MappedFile(self._disk, self._root / path, 0, size).close()
+        self.written.add(path)
+
+    def set_aside(self, path: str) -> None:
+        """See :meth:`Target.set_aside`. A file that holds nothing but zeros is deleted."""
+        self._release(path)
+        self.written.discard(path)
+        size = (self._root / path).stat().st_size
+        if size:
+            file = MappedFile(self._disk, self._root / path, 0, size)
+            if not file.holds_data():
+                file.delete()
+                return
+            file.close()
+        folder = self._root / SIDECAR / "quarantine" / Path(path).parent
+        self._disk.set_aside(self._root / path, folder)
+
+    def _release(self, path: str) -> None:
+        file = self._open.pop(path, None)
+        if file is not None:
+            file.close()
+
+    def close(self) -> None:
+        """Close the files. What was written is with the kernel, and not on the disk."""
+        for path in list(self._open):
+            self._release(path)
+
+
+class WrittenFiles:
+    """Files that were written and are not on the disk yet."""
+
+    def __init__(self, root: Path, disk: Disk, paths: set[str]) -> None:
+        self._root = root
+        self._disk = disk
+        self._paths = set(paths)
+        # Users flush beside the thread that does it now and then.
+        self._flushing = threading.Lock()
+
+    def flush(self, least_pages: int = 0) -> None:
+        """With 0, wait until all of them are on the disk.
+
+        Raises:
+            StoreUnavailable: if a sync failed, now or before.
+        """
+        if least_pages:
+            return
+        with self._flushing:
+            while self._paths:
+                path = next(iter(self._paths))
+                with self._opened(self._root / path) as descriptor:
+                    if descriptor is not None:
+                        self._disk.sync(descriptor, self._root / path)
+                self._paths.discard(path)
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[int | None]:
+        try:
+            descriptor = self._disk.open(path)
+        except FileNotFoundError:
+            # Retention took it, and there is nothing to keep.
+            yield None
+            return
+        except OSError as error:
+            raise self._disk.refused(path, error) from error
+        try:
+            yield descriptor
+        finally:
+            self._disk.close(descriptor)
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise StoreUnavailable(f"{path}: cannot be read: {error.strerror}") from error
+
+
+# --------------------------------------------------------------------------------------------------
+# Consume queues as RocketMQ 4.9.3 recovers and fills them (``ConsumeQueue``), quirks included.
+#
+# Positions are all that ends a queue: bytes behind them stay. What the queue writer of this library
+# refuses (a gap) is written here as Java writes it.
+
+Offsets = npt.NDArray[np.int64]
+
+RECOVERED_FILES: Final = 3
+"""Recovery begins with the third-last file."""
+LARGEST_BASE: Final = java.LONG_MAX // 2
+_FILLER: Final = queue_entry.encode(queue_entry.FILLER)
+_CHUNK: Final = 1 << 12
+
+
+class JavaRefusal(Exception):
+    """RocketMQ would not start; the message says why."""
+
+
+@dataclass(slots=True)
+class JavaFile:
+    """A file of a queue or of the log.
+
+    Attributes:
+        base: offset of its first byte (its name).
+        path: below the store's folder.
+        wrote: where it ends, to Java.
+    """
+
+    base: int
+    path: str
+    wrote: int
+
+
+class JavaQueue:
+    """One queue.
+
+    Args:
+        key: topic and number.
+        files: its files in order, all of them full.
+        file_size: bytes of each.
+        target: what is done to them.
+
+    Attributes:
+        max_physical: where the last message ends in the log (``maxPhysicOffset``), as far as
+            units can be believed; -1 for none.
+        files: its files.
+        set_aside: paths of those that Java would have destroyed, and why.
+        cut: where units were cut off behind the log's end, in bytes; None where none were.
+        put_from: where the first new unit was put, in bytes.
+        put_units: how many were.
+    """
+
+    def __init__(
+        self, key: QueueKey, files: list[JavaFile], file_size: int, target: Target
+    ) -> None:
+        self.key = key
+        self.max_physical = -1
+        self.files = files
+        self.set_aside: list[tuple[str, str]] = []
+        self.cut: int | None = None
+        self.put_from = 0
+        self.put_units = 0
+        self._file_size = file_size
+        self._target = target
+
+    @property
+    def folder(self) -> str:
+        """Where its files are."""
+        return f"{CONSUME_QUEUE}/{self.key[0]}/{self.key[1]}"
+
+    @property
+    def wrote_offset(self) -> int:
+        """Where it ends, in bytes; 0 without files."""
+        return self.files[-1].base + self.files[-1].wrote if self.files else 0
+
+    # --------------------------------------------------------------------------------- recover
+    def recover(self) -> None:
+        """Find the end from the third-last file on (``recover``): the first unit that is none."""
+        if not self.files:
+            return
+        index = max(0, len(self.files) - RECOVERED_FILES)
+        while True:
+            file = self.files[index]
+            count, last = self._leading(file, 0, java.LONG_MAX)
+            if last is not None:
+                self.max_physical = java.to_long(last.physical_offset + last.size)
+            index += 1
+            if count * UNIT_SIZE < self._file_size or index == len(self.files):
+                break
+        self._truncate(file.base + count * UNIT_SIZE)
+
+    def _leading(self, file: JavaFile, start: int, limit: int) -> tuple[int, QueueEntry | None]:
+        """The sound units one after the other from one on, and the last of them.
+
+        A unit is sound with an offset from 0 and below ``limit``, and a size.
+        """
+        units = np.frombuffer(
+            self._target.view(file.path), UNIT_DTYPE, self._file_size // UNIT_SIZE
+        )
+        at = start
+        while at < len(units):
+            part = units[at : at + _CHUNK]
+            offsets = part["physical_offset"]
+            bad = (offsets < 0) | (part["size"] <= 0)
+            if limit < java.LONG_MAX:
+                bad |= offsets >= limit
+            if bad.any():
+                at += int(np.argmax(bad))
+                break
+            at += len(part)
+        last = QueueEntry(*units[at - 1].item()) if at > start else None
+        return at - start, last
+
+    def _truncate(self, offset: int) -> None:
+        """``MappedFileQueue.truncateDirtyFiles``."""
+        while self.files[-1].base > offset:
+            reason = f"it is behind the end of what can be read, {offset // UNIT_SIZE}"
+            self._destroy(self.files.pop(), reason)
+        last = self.files[-1]
+        last.wrote = min(self._file_size, offset - last.base)
+
+    def truncate_dirty(self, physical: int) -> None:
+        """Take away what lies behind the log's end (``truncateDirtyLogicFiles``).
+
+        QUIRK: the first unit of a file counts whatever it is: one of zeros too. (With one unit a
+        file Java never ends.)
+        """
+        self.max_physical = physical
+        while self.files:
+            file = self.files[-1]
+            first = queue_entry.decode_at(self._target.view(file.path), 0)
+            if first.physical_offset >= physical:
+                self.files.pop()
+                self._destroy(file, f"its messages are behind the log's end at {physical}")
+                continue
+            count, last = self._leading(file, 1, physical)
+            last = first if last is None else last
+            wrote = (1 + count) * UNIT_SIZE
+            if wrote < file.wrote:
+                self.cut = file.base + wrote
+            file.wrote = wrote
+            self.max_physical = java.to_long(last.physical_offset + last.size)
+            return
+
+    def destroy(self) -> None:
+        """``destroyLogics``: nothing stays."""
+        self.max_physical = -1
+        while self.files:
+            self._destroy(self.files.pop(), "there is no log")
+
+    def _destroy(self, file: JavaFile, reason: str) -> None:
+        self._target.set_aside(file.path)
+        self.set_aside.append((file.path, reason))
+
+    # ------------------------------------------------------------------------------------ put
+    def put(self, offsets: Offsets, units: Units) -> None:
+        """Append units as the dispatcher would, one after the other (``putMessagePositionInfo``).
+
+        QUIRK: what ends before ``max_physical`` is passed over, and so is a queue offset that is
+        there already, but for 0, which is appended to any queue; a queue offset that is too large
+        is appended where it does not belong.
+
+        Args:
+            offsets: the queue offset of each.
+            units: what they say, of messages that name places one behind the other.
+
+        Raises:
+            JavaRefusal: if a file would have to be made at a place that no name can say.
+        """
+        if not len(units):
+            return
+        if _end_of(units[0]) <= self.max_physical:
+            ends = units["physical_offset"].astype(np.int64) + units["size"]
+            known = int(np.count_nonzero(ends <= self.max_physical))
+            offsets, units = offsets[known:], units[known:]
+        # Each run of queue offsets that follow one another, and 0 by itself.
+        breaks = np.diff(offsets) != 1
+        if len(offsets) and int(offsets.min()) <= 0:
+            breaks |= (offsets[:-1] == 0) | (offsets[1:] == 0)
+        cuts = np.flatnonzero(breaks) + 1
+        bounds = [0, *cuts.tolist(), len(offsets)]
+        for start, stop in pairwise(bounds):
+            if start < stop:
+                self._put_run(int(offsets[start]), units[start:stop])
+
+    def _put_run(self, offset: int, units: Units) -> None:
+        """Units of queue offsets that follow one another, with no 0 but a single one."""
+        end = _end_of(units[-1])
+        expected = java.to_long(offset * UNIT_SIZE)
+        file = self._writable(expected)
+        if offset != 0 and expected < file.base + file.wrote:
+            units = units[(file.base + file.wrote - expected) // UNIT_SIZE :]
+            if not len(units):
+                return
+        if not self.put_units:
+            self.put_from = self.wrote_offset
+        self.put_units += len(units)
+        data = memoryview(units.tobytes())
+        while data:
+            file = self._writable(expected)
+            count = min(len(data), self._file_size - file.wrote)
+            self._target.write(file.path, file.wrote, data[:count])
+            file.wrote += count
+            data = data[count:]
+        self.max_physical = end
+
+    def _writable(self, expected: int) -> JavaFile:
+        """The last file, or the next one where that is full (``getLastMappedFile``)."""
+        if not self.files:
+            if not 0 <= expected <= LARGEST_BASE:
+                raise JavaRefusal(
+                    f"{self.folder}: the first message that comes to it says that its unit stands "
+                    f"at byte {expected}"
+                )
+            file = self._make(expected - expected % self._file_size)
+            padding = expected - file.base
+            self._target.write(file.path, 0, _FILLER * (padding // UNIT_SIZE))
+            file.wrote = padding
+        elif self.files[-1].wrote == self._file_size:
+            self._make(self.files[-1].base + self._file_size)
+        return self.files[-1]
+
+    def _make(self, base: int) -> JavaFile:
+        file = JavaFile(base, f"{self.folder}/{base:0{NAME_DIGITS}d}", 0)
+        self._target.make(file.path, self._file_size)
+        self.files.append(file)
+        return file
+
+
+def _end_of(unit: np.void) -> int:
+    physical_offset, size, _ = unit.item()
+    return java.to_long(physical_offset + size)

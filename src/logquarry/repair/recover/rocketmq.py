@@ -1,0 +1,423 @@
+"""Recovery as RocketMQ 4.9.3 does it: what its load() and start() make of a store.
+
+Whatever that is: messages behind a bad one are cut off, queues may end with gaps. What Java
+destroys is moved to quarantine here, and refused is what Java does not survive. The log is cut in
+memory only, as there: not one of its bytes changes.
+
+A plan and what carries it out are one code over two kinds of files (:mod:`.java_files`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from logquarry.config import StoreConfig
+from logquarry.disk.disk import Disk
+from logquarry.disk.page_file import CheckpointFile
+from logquarry.errors import StoreUnavailable
+from logquarry.format import checkpoint, index, java
+from logquarry.format.checkpoint import Checkpoint
+from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.log.layout import (
+    ABORT,
+    CHECKPOINT,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    DAMAGE,
+    DURABLE,
+    INDEX,
+    NAME_DIGITS,
+    StoreLayout,
+)
+from logquarry.read.log_queues import QueueKey
+from logquarry.read.store_sizes import with_sizes
+from logquarry.repair.recover.java_dispatch import JavaDispatch
+from logquarry.repair.recover.java_log import JavaLog
+from logquarry.repair.recover.java_queues import (
+    LARGEST_BASE,
+    Applied,
+    JavaFile,
+    JavaQueue,
+    JavaRefusal,
+    Noted,
+    Target,
+    WrittenFiles,
+)
+from logquarry.repair.recover.plan import RecoveryPlan, Step, StepKind
+from logquarry.repair.recover.saved_units import sync_files
+from logquarry.units import Clock, now_ms
+from logquarry.write.index_writer import IndexKeeper, IndexWriter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RocketmqPlan(RecoveryPlan):
+    """What RocketMQ would do.
+
+    Attributes:
+        config: the store's settings, with all sizes.
+        queue_ends: one past the last offset of each queue, as Java counts.
+        checkpoint: what the checkpoint says after a shutdown.
+    """
+
+    config: StoreConfig
+    queue_ends: Mapping[QueueKey, int]
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class RocketmqResult:
+    """What was done.
+
+    Attributes:
+        plan: as it was carried out.
+        written: the files of queues and index that were written, which are not on the disk yet.
+        dispatched_timestamp: store time of the last message that a queue was told of; 0 for none.
+    """
+
+    plan: RocketmqPlan
+    written: WrittenFiles
+    dispatched_timestamp: int
+
+
+def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
+    """What RocketMQ would do to a store; nothing is changed.
+
+    Takes 20 bytes of memory for each message that is to be put into a queue.
+
+    Args:
+        root: the store's folder.
+        config: its settings; sizes that are not stated are read off the files.
+
+    Raises:
+        StoreNotFound: if there is no store.
+        UsageError: if the shape of the index is not stated, and its files do not tell.
+    """
+    return _Recovery(root, config, Noted(root)).plan()
+
+
+def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = None) -> RocketmqPlan:
+    """Carry a plan out, and wait until all of it is on the disk. To be called with the lock held.
+
+    ``abort`` is left to the caller, who makes it before and takes it away behind.
+
+    Args:
+        plan: of a store that nobody has written since.
+        disk: what it is on.
+        is_clean: whether it was closed in order (default: as ``abort`` says).
+
+    Returns:
+        What was done, which is what was planned.
+
+    Raises:
+        StoreUnavailable: if the plan is refused, or the disk fails.
+    """
+    if plan.refused is not None:
+        raise StoreUnavailable(f"{plan.root}: {plan.refused}")
+    root = Path(plan.root)
+    # They speak of the log as it was, and the checkpoint need not change.
+    disk.remove(root / DURABLE)
+    disk.remove(root / DAMAGE)
+    result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
+    end = result.plan.log_end
+    sync_files(disk, root, write_from=end, log_end=end)
+    file = CheckpointFile(disk, root / CHECKPOINT)
+    try:
+        file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
+        file.flush()
+    finally:
+        file.close()
+    return result.plan
+
+
+def recover_as_rocketmq(
+    root: Path,
+    config: StoreConfig,
+    disk: Disk,
+    *,
+    clock: Clock | None = None,
+    is_clean: bool | None = None,
+) -> RocketmqResult:
+    """Do what RocketMQ would, reading the log once. To be called with the lock held.
+
+    Args:
+        root: the store's folder.
+        config: its settings; sizes that are not stated are read off the files.
+        disk: what it is on.
+        clock: names index files, in milliseconds.
+        is_clean: whether it was closed in order (default: as ``abort`` says).
+
+    Raises:
+        RocketmqRefuses: if RocketMQ would not start.
+        StoreUnavailable: if the disk fails. What was done until then stays: none of it is a byte
+            of the log.
+    """
+    target = Applied(root, disk)
+    recovery = _Recovery(root, config, target, disk=disk, clock=clock, is_clean=is_clean)
+    try:
+        plan = recovery.plan()
+    finally:
+        last_index = recovery.last_index_path
+        recovery.close()
+        target.close()
+    if plan.refused is not None:
+        raise RocketmqRefuses(f"{root}: {plan.refused}")
+    written = target.written | ({last_index} if last_index else set())
+    return RocketmqResult(plan, WrittenFiles(root, disk, written), recovery.dispatched_timestamp)
+
+
+class RocketmqRefuses(StoreUnavailable):
+    """RocketMQ would not start on a store."""
+
+
+class _Recovery:
+    """One run over a store."""
+
+    def __init__(
+        self,
+        root: Path,
+        config: StoreConfig,
+        target: Target,
+        *,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        is_clean: bool | None = None,
+    ) -> None:
+        layout = StoreLayout.open(root, config)
+        self._is_clean = not layout.has_abort if is_clean is None else is_clean
+        self.config = with_sizes(config, layout)
+        self.root = root
+        self._layout = layout
+        self._target = target
+        self._disk = disk
+        self._clock = clock
+        self._keeper: IndexKeeper | None = None
+        self._checkpoint_file: CheckpointFile | None = None
+        self._looked_at: list[str] = []
+        self._steps: list[Step] = []
+        self._log = JavaLog(root, [], 1, ())
+        self._dispatch_from = 0
+        self._dispatch = JavaDispatch({}, self.config, target, self._index)
+        self._times = Checkpoint()
+
+    def plan(self) -> RocketmqPlan:
+        """Run: what was done, or would be."""
+        refused = None
+        try:
+            self._run()
+        except JavaRefusal as refusal:
+            refused = str(refusal)
+        self._tell_of_queues()
+        queues = self._dispatch.queues
+        return RocketmqPlan(
+            root=str(self.root),
+            mode="rocketmq",
+            looked_at=tuple(self._looked_at),
+            log_start=max(0, self._log.min_offset),
+            log_end=self._log.max_offset,
+            dispatch_from=self._dispatch_from,
+            steps=() if refused else tuple(self._steps),
+            refused=refused,
+            config=self.config,
+            queue_ends={
+                key: queue.wrote_offset // UNIT_SIZE for key, queue in sorted(queues.items())
+            },
+            checkpoint=self._times,
+        )
+
+    @property
+    def dispatched_timestamp(self) -> int:
+        """Store time of the last message that a queue was told of, 0 for none."""
+        return self._dispatch.store_timestamp or 0
+
+    def close(self) -> None:
+        """Close the index, as far as it was opened."""
+        if self._keeper is not None:
+            self._keeper.close()
+        if self._checkpoint_file is not None:
+            self._checkpoint_file.close()
+
+    # --------------------------------------------------------------------------------- the run
+    def _run(self) -> None:
+        """``load()``, and what of ``start()`` changes something."""
+        config, target = self.config, self._target
+        log_size, queue_size = config.mapped_file_size_commit_log, config.queue_file_size
+        assert log_size is not None and queue_size is not None
+        files = self._load(COMMIT_LOG, log_size)
+        queues = self._dispatch.queues
+        for topic, queue_id in self._layout.queue_names:
+            found = self._load(f"{CONSUME_QUEUE}/{topic}/{queue_id}", queue_size)
+            queues[topic, queue_id] = JavaQueue((topic, queue_id), found, queue_size, target)
+        log = self._log = JavaLog(
+            self.root, files, log_size, config.delay_levels_ms, self._after_run
+        )
+        self._times = self._read_checkpoint()
+        is_clean = self._is_clean
+        state = "was closed in order" if is_clean else f"was not closed in order: {ABORT} is there"
+        self._say(f"the store {state}")
+        self._load_index(is_clean)
+        for queue in queues.values():
+            queue.recover()
+        known = max((queue.max_physical for queue in queues.values()), default=-1)
+        self._say(f"{len(queues)} queues say that the log reaches up to {max(0, known)}")
+        if files:
+            self._recover_log(is_clean, known)
+        else:
+            self._say("there is no log: no queue stays")
+            for queue in queues.values():
+                queue.destroy()
+        start = max([0, log.min_offset, *(queue.max_physical for queue in queues.values())])
+        if is_clean or not files:
+            self._dispatch_from = min(start, log.max_offset)
+        if start < log.max_offset:
+            self._say(f"messages from {start} on are in no queue, and are dispatched")
+            log.dispatch_rest(start, self._dispatch)
+        self._after_run()
+        if self._dispatch.store_timestamp is not None:
+            self._times = self._times._replace(logics_timestamp=self._dispatch.store_timestamp)
+
+    def _recover_log(self, is_clean: bool, known: int) -> None:
+        """Find the log's end, and cut it there (``recoverNormally``, ``recoverAbnormally``)."""
+        config, log = self.config, self._log
+        if is_clean:
+            start = log.third_last()
+            self._say(f"the log is read from {log.files[start].base} on, its third-last file")
+        else:
+            by_index = config.message_index_enable and config.message_index_safe
+            start = log.recent(self._times, index_safe=by_index)
+            base = self._dispatch_from = log.files[start].base
+            self._say(
+                f"the checkpoint ({', '.join(map(str, self._times))}) says that what begins "
+                f"before {base} is in queues and index: the log is read from there on, and each "
+                "message dispatched"
+            )
+        end = log.find_end(
+            start, None if is_clean else self._dispatch, check_crc=config.check_crc_on_recover
+        )
+        if log.stopped_by is not None:
+            self._say(f"the log ends at {end}: there stands {log.stopped_by}")
+            path = next(file.path for file in reversed(log.files) if file.base <= end)
+            self._step(StepKind.CUT, path, f"there stands {log.stopped_by}", offset=end)
+        for file in reversed(log.cut(end)):
+            self._target.set_aside(file.path)
+            self._step(StepKind.SET_ASIDE, file.path, f"it is behind the log's end at {end}")
+        if known >= end:
+            for queue in self._dispatch.queues.values():
+                queue.truncate_dirty(end)
+
+    # ----------------------------------------------------------------------------------- files
+    def _load(self, folder: str, size: int) -> list[JavaFile]:
+        """The files of a queue or of the log, all full (``MappedFileQueue.load``)."""
+        try:
+            with os.scandir(self.root / folder) as entries:
+                found = sorted((entry.name, entry.stat().st_size, entry) for entry in entries)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise StoreUnavailable(
+                f"{self.root / folder}: cannot be read: {error.strerror}"
+            ) from error
+        files = []
+        for name, length, entry in found:
+            path = f"{folder}/{name}"
+            if length != size or not entry.is_file():
+                what = f"it has {length} bytes" if entry.is_file() else "it is no file"
+                raise JavaRefusal(f"{path}: {what}, and a file of {size} belongs there")
+            numbered = len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
+            base = int(name) if numbered else -1
+            if base % size or not 0 <= base <= LARGEST_BASE:
+                raise JavaRefusal(f"{path}: no file of {size} bytes is named like that")
+            files.append(JavaFile(base, path, size))
+        return files
+
+    def _read_checkpoint(self) -> Checkpoint:
+        try:
+            data = self._layout.filesystem.read(CHECKPOINT)
+        except FileNotFoundError:
+            self._say("there is no checkpoint")
+            return Checkpoint()
+        return checkpoint.decode(
+            data[: checkpoint.LAYOUT.size].ljust(checkpoint.LAYOUT.size, b"\0")
+        )
+
+    def _load_index(self, is_clean: bool) -> None:
+        """Take away what the checkpoint does not cover (``IndexService.load``)."""
+        shape = self.config.index_shape
+        assert shape is not None
+        limit = self._times.index_timestamp
+        for entry in self._layout.index_files:
+            path = f"{INDEX}/{entry.name}"
+            if int(entry.name) > java.LONG_MAX:
+                continue
+            data = bytes(self._layout.open_file(path).window(0, entry.size)[: index.HEADER.size])
+            header = index.decode_header(data.ljust(index.HEADER.size, b"\0"))
+            if not is_clean and header.end_timestamp > limit:
+                reason = (
+                    f"its last message is of {header.end_timestamp}, and the checkpoint tells of "
+                    f"index files up to {limit}"
+                )
+                self._target.set_aside(path)
+                self._step(StepKind.SET_ASIDE, path, reason)
+            elif entry.size < shape.file_size:
+                self._target.extend(path, shape.file_size)
+                length = shape.file_size - entry.size
+                reason = f"a file of {shape.file_size} bytes belongs there"
+                self._step(StepKind.EXTEND, path, reason, offset=entry.size, length=length)
+
+    def _index(self) -> IndexWriter | None:
+        """The index to be written, opened; None where none is."""
+        if self._disk is None or not self.config.message_index_enable:
+            return None
+        shape = self.config.index_shape
+        assert shape is not None
+        self._checkpoint_file = CheckpointFile(self._disk, self.root / CHECKPOINT)
+        self._keeper = IndexKeeper(
+            self._disk, self.root, shape, self._checkpoint_file, self._clock or now_ms
+        )
+        return self._keeper.writer
+
+    def _after_run(self) -> None:
+        """Sync the index files that are full, as RocketMQ does in the background."""
+        if self._keeper is not None:
+            self._keeper.guard()
+            self._keeper.flush(1)
+
+    @property
+    def last_index_path(self) -> str | None:
+        """The index file that was written to, and is not on the disk."""
+        last = None if self._keeper is None else self._keeper.writer.last
+        return None if last is None else f"{INDEX}/{last.file.path.name}"
+
+    # ----------------------------------------------------------------------------------- words
+    def _say(self, text: str) -> None:
+        self._looked_at.append(text)
+
+    def _step(
+        self,
+        kind: StepKind,
+        file: str,
+        reason: str,
+        *,
+        offset: int | None = None,
+        length: int | None = None,
+    ) -> None:
+        self._steps.append(Step(kind, file, offset, length, reason))
+
+    def _tell_of_queues(self) -> None:
+        for _, queue in sorted(self._dispatch.queues.items()):
+            for path, reason in queue.set_aside:
+                self._step(StepKind.SET_ASIDE, path, reason)
+            if queue.cut is not None:
+                reason = "its messages from there on are behind the log's end"
+                self._step(StepKind.CUT, queue.folder, reason, offset=queue.cut)
+            if queue.put_units:
+                reason = "the log has messages that it lacks"
+                length = queue.put_units * UNIT_SIZE
+                self._step(
+                    StepKind.BUILD_QUEUE, queue.folder, reason, offset=queue.put_from, length=length
+                )
+        if self._dispatch.messages and self.config.message_index_enable:
+            reason = f"{self._dispatch.messages} messages are dispatched again"
+            self._step(StepKind.BUILD_INDEX, INDEX, reason, offset=self._dispatch_from)

@@ -1,0 +1,1 @@
+"""Copies every sound message of a damaged store into a new store."""

@@ -1,0 +1,445 @@
+"""Looks a damaged store through, and says what of it goes where: a plan, nothing is written.
+
+Which frames are messages is judged as a safe recovery does (:mod:`logquarry.repair.recover.look`).
+A frame keeps its bytes but for its physical offset. Each file of the old log becomes one of the
+new, so that a loss moves only what stands behind it in the same file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.config import StoreConfig
+from logquarry.errors import CorruptStore, UsageError
+from logquarry.format import index, sys_flag
+from logquarry.format import properties as props
+from logquarry.format.delay import parse_levels
+from logquarry.format.frame import BLANK, Frame
+from logquarry.format.rows import SIZE
+from logquarry.log import columns
+from logquarry.log.follow import Follower, follow_run
+from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import LogReader, Run
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.log_end import consume_queues, last_entries
+from logquarry.read.log_queues import MULTI_SEPARATOR, QueueKey
+from logquarry.read.store_sizes import with_sizes
+from logquarry.repair.recover.look import KnownBounds, LogLook
+from logquarry.repair.salvage.losses import (
+    LostSpan,
+    Pairs,
+    QueueNotes,
+    QueueStory,
+    Range,
+    lost_by_queue,
+    lost_spans,
+    tell_messages,
+)
+from logquarry.units import Progress
+from logquarry.write.queue_writer import QueuePart, parts_of, parts_with_copies
+
+logger = logging.getLogger(__name__)
+
+Int64 = npt.NDArray[np.int64]
+Pause = Callable[[], None]
+
+_LMQ_PREFIX = "%LMQ%"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Frames one after the other, and where they go.
+
+    Attributes:
+        start: physical offset of the first one.
+        stop: behind the last.
+        to: physical offset of the first one in the new log.
+    """
+
+    start: int
+    stop: int
+    to: int
+
+
+@dataclass(slots=True)
+class StaleFrames:
+    """Sound frames behind the log's end: an earlier recovery cut them off.
+
+    Attributes:
+        messages: how many.
+        bytes: of them.
+        spans: first and end of each stretch of them.
+        included: whether they are saved.
+        moved: how many got a new queue offset, as others have theirs.
+    """
+
+    messages: int = 0
+    bytes: int = 0
+    spans: list[Range] = field(default_factory=list)
+    included: bool = False
+    moved: int = 0
+
+
+@dataclass(slots=True)
+class TopicCount:
+    """Messages of one topic that are saved, their bytes, and how many are known to be lost."""
+
+    messages: int = 0
+    bytes: int = 0
+    lost: int = 0
+
+
+@dataclass(slots=True)
+class SalvagePlan:
+    """What of a store can be saved, and what is lost.
+
+    Attributes:
+        store: path or URL of the store.
+        config: settings of the new one, with all sizes.
+        looked_at: what the log's end was found from, in words.
+        start: physical offset at which the new log begins.
+        pieces: the frames, in order.
+        lost: what is not saved.
+        queues: what the saved frames say of each queue.
+        topics: messages by topic.
+        stale: frames behind the log's end.
+        queue_offsets: by physical offset, the queue offset that a message gets in place of its own.
+        raised_times: messages whose store time was before that of the one before.
+        ends: transaction ends whose half message is lost.
+    """
+
+    store: str
+    config: StoreConfig
+    looked_at: list[str]
+    start: int = 0
+    pieces: list[Piece] = field(default_factory=list)
+    lost: list[LostSpan] = field(default_factory=list)
+    queues: dict[QueueKey, QueueStory] = field(default_factory=dict)
+    topics: dict[str, TopicCount] = field(default_factory=dict)
+    stale: StaleFrames = field(default_factory=StaleFrames)
+    queue_offsets: dict[int, int] = field(default_factory=dict)
+    rotten_offsets: int = 0
+    raised_times: int = 0
+    ends: int = 0
+
+    @property
+    def messages(self) -> int:
+        """How many messages are saved."""
+        return sum(topic.messages for topic in self.topics.values())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of their frames."""
+        return sum(piece.stop - piece.start for piece in self.pieces)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is lost."""
+        return not self.lost
+
+
+def settings_for(layout: StoreLayout, config: StoreConfig) -> StoreConfig:
+    """The settings of the new store: sizes and delay levels are those of the old one."""
+    try:
+        found = with_sizes(config, layout)
+    except UsageError as error:
+        logger.warning("%s; RocketMQ's sizes of index files are taken", error)
+        shape = index.DEFAULT_SHAPE
+        shaped = replace(config, max_hash_slot_num=shape.slots, max_index_num=shape.entries)
+        found = with_sizes(shaped, layout)
+    levels = layout.delay_levels_ms
+    if levels != parse_levels(found.message_delay_level) and not any(ms % 1_000 for ms in levels):
+        words = " ".join(f"{ms // 1_000}s" for ms in levels)
+        found = replace(found, message_delay_level=words)
+    if not found.enable_multi_dispatch and _has_copies(layout):
+        has_lmq = any(topic.startswith(_LMQ_PREFIX) for topic, _ in layout.queue_names)
+        found = replace(found, enable_multi_dispatch=True, enable_lmq=has_lmq)
+    return found
+
+
+def _has_copies(layout: StoreLayout) -> bool:
+    """Whether the last message of any queue is there by multi-dispatch."""
+    log = CommitLog(layout)
+    for queue in consume_queues(layout):
+        entry = queue.last_entry
+        if entry is None or entry.is_filler:
+            continue
+        found = log.outcome_at(entry.physical_offset, check_crc=False)
+        if isinstance(found, Frame) and found.topic != queue.topic.encode("utf-8", "replace"):
+            names = props.decode_bytes(found.properties).get(props.INNER_MULTI_DISPATCH, "")
+            if queue.topic in names.split(MULTI_SEPARATOR):
+                return True
+    return False
+
+
+def plan_salvage(
+    layout: StoreLayout,
+    *,
+    include_stale: bool = False,
+    progress: Progress | None = None,
+    pause: Pause = lambda: None,
+) -> SalvagePlan:
+    """What of a store can be saved; nothing is changed.
+
+    Args:
+        layout: the store's files, with what is stated about them.
+        include_stale: whether sound frames behind the log's end are saved too.
+        progress: told how many bytes of the log are looked at, and how many there are.
+        pause: called where the work may be ended: by what it raises.
+
+    Raises:
+        CorruptStore: if queue offsets make no sense.
+    """
+    return _Look(layout, include_stale, progress, pause).plan()
+
+
+class _Look:
+    """Makes one plan."""
+
+    def __init__(
+        self, layout: StoreLayout, include_stale: bool, progress: Progress | None, pause: Pause
+    ) -> None:
+        self._layout = layout
+        self._progress = progress
+        self._pause = pause
+        self._config = settings_for(layout, layout.config)
+        size = self._config.mapped_file_size_commit_log
+        assert size is not None
+        self._size = size
+        self._log = layout.commit_log
+        self._follower = Follower(self._config.delay_levels_ms)
+        self._notes: dict[QueueKey, QueueNotes] = {}
+        self._framed: dict[QueueKey, Pairs] = {}
+        self._halves: list[Int64] = []
+        self._pieces: list[Piece] = []
+        # Where the next frame goes, and the file of the old log that comes to stand there.
+        self._start = self._log.start - self._log.start % size
+        self._at = self._start
+        self._base: int | None = None
+        self._last_time = 0
+        self._known_end = 0
+        self._plan = SalvagePlan(layout.root, self._config, [])
+        self._plan.stale.included = include_stale
+
+    def plan(self) -> SalvagePlan:
+        plan = self._plan
+        bounds = self._bounds()
+        look = LogLook(self._layout, bounds)
+        for run in look.runs():
+            damage = look.damage[-1] if look.damage else None
+            if damage is not None and run.start < damage.offset + damage.length:
+                self._note_framed(run)
+            else:
+                self._save(run)
+            self._tell(run.end)
+        plan.looked_at += look.words
+        if self._log.files:
+            self._stale(look.end)
+        plan.lost = lost_spans(self._layout, look.damage, look.end, self._known_end)
+        tell_messages(self._layout, plan.lost, self._framed)
+        self._finish()
+        return plan
+
+    def _tell(self, position: int) -> None:
+        self._pause()
+        if self._progress is not None:
+            self._progress(position - self._log.start, self._log.end - self._log.start)
+
+    def _bounds(self) -> KnownBounds:
+        layout = self._layout
+        try:
+            checkpoint = layout.read_checkpoint()
+        except ValueError:
+            checkpoint = None
+        queues = consume_queues(layout)
+        entries = last_entries(layout, queues)
+        queued = entries[0].physical_offset + entries[0].size if entries else None
+        if not self._log.files:
+            # Nothing tells how far a unit can reach that is meant.
+            queued = max((queue.last_physical_end or 0 for queue in queues), default=None)
+        durable = layout.durable_end
+        # Of each message that a queue has there was a frame, also where the store had crashed.
+        self._known_end = max(durable or 0, queued or 0)
+        return KnownBounds(
+            durable=durable,
+            queued=queued,
+            # Without queues nothing says of a closed store where its log ends.
+            is_closed=not layout.has_abort and (durable or queued) is not None,
+            dispatched_timestamp=(checkpoint.logics_timestamp if checkpoint else 0) or None,
+        )
+
+    # --------------------------------------------------------------------------------- one run
+    def _save(self, run: Run) -> None:
+        self._place(run)
+        for window, found in follow_run(self._follower, run):
+            requests = found.requests
+            _note(self._notes, parts_with_copies(window, found, self._config))
+            self._count(requests.topics, requests.topic_ids, requests.size)
+            self._times(requests.store_timestamp)
+        fields = columns.fixed_fields(
+            run.window, run.rows, ("sys_flag", "prepared_transaction_offset")
+        )
+        kinds = fields["sys_flag"] & sys_flag.TRANSACTION_MASK
+        ends = (kinds == sys_flag.TRANSACTION_COMMIT) | (kinds == sys_flag.TRANSACTION_ROLLBACK)
+        if ends.any():
+            self._halves.append(fields["prepared_transaction_offset"][ends].astype(np.int64))
+
+    def _count(self, topics: list[str], ids: npt.NDArray[np.int32], sizes: Int64) -> None:
+        counts = np.bincount(ids, minlength=len(topics)).tolist()
+        totals = np.bincount(ids, sizes, minlength=len(topics)).tolist()
+        for topic, count, total in zip(topics, counts, totals, strict=True):
+            if count:
+                said = self._plan.topics.setdefault(topic, TopicCount())
+                said.messages += count
+                said.bytes += int(total)
+
+    def _times(self, times: Int64) -> None:
+        raised = np.maximum.accumulate(np.append(self._last_time, times))[1:]
+        self._plan.raised_times += int(np.count_nonzero(raised != times))
+        self._last_time = int(raised[-1])
+
+    def _note_framed(self, run: Run) -> None:
+        """Messages of whose frame only the body is bad."""
+        for _, found in follow_run(self._follower, run):
+            for key, part in parts_of(found).items():
+                places, offsets = self._framed.setdefault(key, ([], []))
+                places += part.units["physical_offset"].tolist()
+                offsets += part.offsets.tolist()
+
+    # ------------------------------------------------------------------------------ new places
+    def _place(self, run: Run) -> None:
+        file = self._log.at(run.start)
+        assert file is not None
+        if self._base is not None and file.base != self._base:
+            self._end_file()
+        self._base = file.base
+        length = run.end - run.start
+        last = self._pieces[-1] if self._pieces else None
+        if (
+            last is not None
+            and last.stop == run.start
+            and self._at == last.to + run.start - last.start
+        ):
+            self._pieces[-1] = Piece(last.start, run.end, last.to)
+        else:
+            self._pieces.append(Piece(run.start, run.end, self._at))
+        self._at += length
+
+    def _end_file(self) -> None:
+        past = (self._at - self._start) % self._size
+        if past:
+            self._at += self._size - past
+
+    # ---------------------------------------------------------------------------------- stale
+    def _stale(self, end: int) -> None:
+        stale = self._plan.stale
+        for event in LogReader(self._layout).events(end, resync=True):
+            self._pause()
+            if not isinstance(event, Run) or event.start < end:
+                continue
+            stale.messages += len(event.rows)
+            stale.bytes += event.end - event.start
+            if stale.spans and stale.spans[-1][1] == event.start:
+                stale.spans[-1] = stale.spans[-1][0], event.end
+            else:
+                stale.spans.append((event.start, event.end))
+            if stale.included:
+                self._save_stale(event)
+
+    def _save_stale(self, run: Run) -> None:
+        for number in range(len(run.rows)):
+            one = Run(run.window, run.rows[number : number + 1], run.path)
+            self._place_behind(one)
+            for _, found in follow_run(self._follower, one):
+                self._count(found.requests.topics, found.requests.topic_ids, found.requests.size)
+                self._times(found.requests.store_timestamp)
+                for key, part in parts_of(found).items():
+                    notes = self._notes.get(key)
+                    offset = int(part.offsets[0])
+                    if notes is not None and offset < notes.next:
+                        # Another message has it: this one follows behind the last.
+                        offset = notes.next
+                        self._plan.queue_offsets[one.start] = offset
+                        self._plan.stale.moved += 1
+                    offsets = np.array([offset], np.int64)
+                    _note(self._notes, {key: QueuePart(part.rows, offsets, part.units)})
+
+    def _place_behind(self, run: Run) -> None:
+        left = self._size - (self._at - self._start) % self._size
+        size = int(run.rows[0, SIZE])
+        if size + BLANK.size > left:
+            self._at += left
+        self._pieces.append(Piece(run.start, run.end, self._at))
+        self._at += size
+
+    # ------------------------------------------------------------------------------------ ends
+    def _finish(self) -> None:
+        plan = self._plan
+        try:
+            # A copy's queue offset is not in its frame's own field.
+            mends = not self._config.enable_multi_dispatch
+            for key, notes in self._notes.items():
+                story = plan.queues[key] = notes.story(mends=mends)
+                plan.queue_offsets.update(story.mended)
+                plan.rotten_offsets += len(story.mended)
+        except ValueError as error:
+            path = self._layout.filesystem.full_path(self._layout.log_file(self._log.start))
+            raise CorruptStore(path, self._log.start, str(error), kind="queue_offset") from error
+        self._move(self._shift())
+        gaps = {key: story.gaps for key, story in plan.queues.items()}
+        for (topic, _), ranges in lost_by_queue(plan.lost, gaps).items():
+            count = sum(stop - start for start, stop in ranges)
+            plan.topics.setdefault(topic, TopicCount()).lost += count
+        halves = np.concatenate(self._halves) if self._halves else np.empty(0, np.int64)
+        halves = halves[halves >= self._log.start]
+        plan.ends = int(np.count_nonzero(NewPlaces(plan.pieces).of(halves) < 0))
+
+    def _shift(self) -> int:
+        """By how much all places are raised.
+
+        QUIRK: a unit that stands for no message says physical offset 0, and RocketMQ's getMessage
+        then passes over the units of all messages in the log's first file, as it takes that file
+        to be deleted. So no such file may begin at 0.
+        """
+        is_padded = any(story.is_padded for story in self._plan.queues.values())
+        return self._size if is_padded and self._start == 0 else 0
+
+    def _move(self, shift: int) -> None:
+        plan = self._plan
+        plan.start = self._start + shift
+        plan.pieces = [Piece(p.start, p.stop, p.to + shift) for p in self._pieces]
+
+
+class NewPlaces:
+    """Where frames go, by their physical offsets.
+
+    Args:
+        pieces: of a plan.
+    """
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        ordered = sorted(pieces, key=lambda piece: piece.start)
+        self._starts = np.array([piece.start for piece in ordered], np.int64)
+        self._stops = np.array([piece.stop for piece in ordered], np.int64)
+        self._moves = np.array([piece.to - piece.start for piece in ordered], np.int64)
+
+    def of(self, places: Int64) -> Int64:
+        """The new place of each, -1 for what is not saved."""
+        if not len(self._starts):
+            return np.full(len(places), -1, np.int64)
+        at = np.maximum(np.searchsorted(self._starts, places, "right") - 1, 0)
+        inside = (places >= self._starts[at]) & (places < self._stops[at])
+        return np.where(inside, places + self._moves[at], -1)
+
+
+def _note(notes: dict[QueueKey, QueueNotes], parts: dict[QueueKey, QueuePart]) -> None:
+    for key, part in parts.items():
+        known = notes.get(key)
+        if known is None:
+            known = notes[key] = QueueNotes(int(part.offsets[0]))
+        known.take(part.units["physical_offset"].astype(np.int64), part.offsets)

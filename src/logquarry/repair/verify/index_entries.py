@@ -1,0 +1,367 @@
+"""Compares the entries of an index file with the messages at which they point.
+
+An entry whose hash is off by a multiple of the slot count stands in the right chain, and the
+chain is whole: only the message's keys tell that it is never found, or found for another key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.disk.open_files import OpenFiles
+from logquarry.format import java, sys_flag
+from logquarry.format import rows as r
+from logquarry.format.index import ENTRY, IndexHeader
+from logquarry.log import columns
+from logquarry.log.follow import index_keys
+from logquarry.log.layout import StoreLayout
+from logquarry.log.places import runs_at
+from logquarry.log.walk import Run
+from logquarry.read.index import IndexFile
+from logquarry.repair.verify.unasked import Excused, within
+
+Int64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Entries = npt.NDArray[np.void]
+
+_CHUNK: Final = 1 << 18
+"""Entries that are looked at together; what this takes in memory does not grow with the file."""
+_LOW: Final = 0xFFFFFFFF
+
+
+@dataclass(slots=True)
+class WrongEntries:
+    """Entries of one kind that are wrong.
+
+    Attributes:
+        number: of the first.
+        reason: in words, of the first.
+        count: how many.
+    """
+
+    number: int
+    reason: str
+    count: int = 0
+
+
+class EntryChecker:
+    """Judges the entries of one index file.
+
+    Args:
+        layout: the store's files.
+        log_end: where the log ends.
+        excused: parts of the log that no index is to blame for.
+        between: physical offsets between which keys are counted, both exclusive.
+
+    Attributes:
+        wrong: what was found, by kind.
+        keys: distinct keys of messages between the two offsets that have their entry; COMMIT is
+            left out.
+        is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
+    """
+
+    def __init__(
+        self, layout: StoreLayout, log_end: int, excused: Excused, between: tuple[int, int]
+    ) -> None:
+        self.wrong: dict[str, WrongEntries] = {}
+        self.keys = 0
+        self.is_ordered = True
+        self._layout = layout
+        self._log_end = log_end
+        self._excused = excused
+        self._between = between
+
+    def check(self, entries: Entries) -> None:
+        """Judge all entries of the file, from number 1 on."""
+        start = last = 0
+        while start < len(entries):
+            some = entries[start : start + 2 * _CHUNK]
+            offsets = some["physical_offset"].astype(np.int64)
+            # The entries of one message stay together, so that none of its keys counts twice.
+            count = min(_CHUNK, len(offsets))
+            count += int(np.argmax(np.append(offsets[count:] != offsets[count - 1], True)))
+            offsets = offsets[:count]
+            ascends = offsets[0] >= last and bool((offsets[1:] >= offsets[:-1]).all())
+            self.is_ordered = self.is_ordered and bool(ascends)
+            last = int(offsets[-1])
+            self._check(start, offsets, some["key_hash"][:count].astype(np.int64))
+            start += count
+
+    def _check(self, start: int, offsets: Int64, hashes: Int64) -> None:
+        judged = ~within(offsets, self._excused)
+        ahead = judged & (offsets >= self._log_end)
+        inside = np.flatnonzero(judged & ~ahead & (offsets >= self._layout.commit_log.start))
+        # The frames come in the order of the log.
+        inside = inside[np.argsort(offsets[inside], kind="stable")]
+        ordered = offsets[inside]
+        places = _distinct(ordered)
+        dangling, strange = np.zeros(len(offsets), np.bool_), np.zeros(len(offsets), np.bool_)
+        bad: list[int] = []
+        any_size = np.zeros(len(places), np.int32)
+        for event in runs_at(self._layout, places, any_size, check_crc=False):
+            if isinstance(event, Run):
+                found = event.rows[:, r.POSITION].astype(np.int64) + event.window.base
+                first, stop = np.searchsorted(ordered, [found[0], found[-1] + 1])
+                here = first + np.flatnonzero(_among(ordered[first:stop], found))
+                numbers, which = np.searchsorted(found, ordered[here]), inside[here]
+                strange[which] = ~self._has_keys(event, found, numbers, hashes[which])
+            else:
+                bad.append(event.offset)
+        dangling[inside] = np.isin(ordered, np.array(bad, np.int64))
+        end = f"and the log ends at {self._log_end}"
+        for kind, entries, what in (
+            ("index_ahead", ahead, end),
+            ("index_entry", dangling, "where no frame stands"),
+            ("index_entry_wrong", strange, "whose message has no key of the hash {}"),
+        ):
+            if entries.any():
+                at = int(entries.argmax())
+                text = f"points at {offsets[at]}, {what.format(hashes[at])}"
+                known = self.wrong.setdefault(kind, WrongEntries(start + at + 1, text))
+                known.count += int(entries.sum())
+
+    def _has_keys(self, run: Run, places: Int64, numbers: Int64, hashes: Int64) -> Bools:
+        """Which entries, by the numbers of their frames in a run, have the hash of a key."""
+        raw, owners = index_keys(run.window, run.rows, raw=True)
+        known = _pairs(owners, positive(raw))
+        if (hashes < 0).any():
+            # 3.x stored the hash with its sign; 4.9.3 never has a negative one.
+            known = np.append(known, _pairs(owners, raw))
+        right = _among(_pairs(numbers, hashes), np.sort(known))
+        counted = right & ~_is_commit(run)[numbers]
+        counted &= (places[numbers] > self._between[0]) & (places[numbers] < self._between[1])
+        self.keys += len(_distinct(_pairs(numbers[counted], positive(hashes[counted]))))
+        return right
+
+
+class KeyCounter:
+    """Counts the keys that index files should have, run by run, while the log is walked.
+
+    An index file that takes keys takes those of every message from its first one to its last. The
+    first and the last message are left out: their keys may be in a neighbour.
+
+    Args:
+        ranges: physical offsets of the first and the last message of each index file.
+
+    Attributes:
+        keys: distinct keys of messages between the two, for each range. COMMIT is left out, which
+            3.x did not index.
+    """
+
+    def __init__(self, ranges: list[tuple[int, int]]) -> None:
+        table = np.array(ranges, np.int64).reshape(-1, 2)
+        self._begins, self._ends = table[:, 0], table[:, 1]
+        self.keys = np.zeros(len(ranges), np.int64)
+
+    def add(self, run: Run, has_key: Bools) -> None:
+        """Count the keys of a run, of which some frames have keys and take part in the index."""
+        if not ((self._begins < run.end) & (self._ends > run.start)).any():
+            return
+        rows = run.rows[has_key & ~_is_commit(run)]
+        hashes, numbers = index_keys(run.window, rows)
+        places = rows[:, r.POSITION].astype(np.int64) + run.window.base
+        keyed = places[_distinct(_pairs(numbers, hashes)) >> 32]
+        counts = np.searchsorted(keyed, self._ends) - np.searchsorted(keyed, self._begins, "right")
+        self.keys += np.maximum(counts, 0)
+
+
+def positive(hashes: Int64) -> Int64:
+    """Hashes as 4.9.3 stores them (:func:`logquarry.format.java.positive_hash_code`)."""
+    values = np.abs(hashes)
+    return np.where(values > java.INT_MAX, 0, values)
+
+
+def _pairs(numbers: Int64, hashes: Int64) -> Int64:
+    """One number for each frame and hash."""
+    pairs: Int64 = numbers << 32 | hashes & _LOW
+    return pairs
+
+
+def _distinct(values: Int64) -> Int64:
+    """The values in order, each once.
+
+    ``numpy.unique`` hashes them, and is ten times slower on numbers that differ in their high
+    bits.
+    """
+    ordered = np.sort(values)
+    distinct: Int64 = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    return distinct
+
+
+def _among(values: Int64, known: Int64) -> Bools:
+    """Which values are among some known ones, ascending."""
+    if not len(known):
+        return np.zeros(len(values), np.bool_)
+    at = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    among: Bools = known[at] == values
+    return among
+
+
+def _is_commit(run: Run) -> Bools:
+    flags = columns.fixed_fields(run.window, run.rows, ("sys_flag",))["sys_flag"]
+    commit: Bools = flags & sys_flag.TRANSACTION_MASK == sys_flag.TRANSACTION_COMMIT
+    return commit
+
+
+# --------------------------------------------------------------------------------------------------
+# The entries of all index files of a store, in the order in which keys came.
+
+_ENTRY_DTYPE: Final = ENTRY.dtype()
+
+Place = tuple[int, int]
+"""Of an entry: the number of its file among those that hold any, and its own number there, from 0.
+Behind the last entry: the number of files, and 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The entries of one file: where they stand, and how many."""
+
+    path: str
+    position: int
+    count: int
+    header: IndexHeader
+
+
+class IndexEntries:
+    """The entries of index files, of those that are what they should be.
+
+    Args:
+        index_files: the files, oldest first.
+        files: what reads them.
+        log_start: entries of what the log has no longer are passed over at the start of a file.
+    """
+
+    def __init__(self, index_files: Sequence[IndexFile], files: OpenFiles, log_start: int) -> None:
+        self._files = files
+        self._log_start = log_start
+        self._parts: list[_Part] = []
+        for file in index_files:
+            header, shape = file.header, file.shape
+            count = header.entry_count - 1
+            if count <= 0 or shape is None:
+                continue
+            view = files.view(file.path)
+            size = 0 if view is None else view.size
+            if shape.entry_position(0) + header.entry_count * ENTRY.size > size:
+                continue
+            self._parts.append(_Part(file.path, shape.entry_position(1), count, header))
+        self._starts: list[int | None] = [None] * len(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @property
+    def has_odd_header(self) -> bool:
+        """Whether a header says another begin or end than the entries have."""
+        for number, part in enumerate(self._parts):
+            ends = self._offset(number, 0), self._offset(number, part.count - 1)
+            if ends != (part.header.begin_offset, part.header.end_offset):
+                return True
+        return False
+
+    def count(self, number: int) -> int:
+        """How many entries a file has."""
+        return self._parts[number].count
+
+    def start(self, number: int) -> int:
+        """The first entry of a file that the log may still have a message for."""
+        known = self._starts[number]
+        if known is None:
+            known = 0
+            if self._offset(number, 0) < self._log_start:
+                expired = self.some(number, 0)["physical_offset"] < self._log_start
+                known = int(expired.argmin()) if not expired.all() else len(expired)
+            self._starts[number] = known
+        return known
+
+    def some(self, number: int, first: int, stop: int | None = None) -> Entries:
+        """Entries of a file, from one to another or to the last."""
+        part = self._parts[number]
+        stop = part.count if stop is None else min(stop, part.count)
+        place, length = part.position + first * ENTRY.size, (stop - first) * ENTRY.size
+        return np.frombuffer(self._files.read(part.path, place, length), _ENTRY_DTYPE)
+
+    def _offset(self, number: int, entry: int) -> int:
+        found = self.some(number, entry, entry + 1)
+        return int(found["physical_offset"][0]) if len(found) else -1
+
+    def first_from(self, offset: int) -> Place:
+        """The first entry of a message from a place of the log on, if all stand in the log's order.
+
+        Where they do not, any place.
+        """
+        for number, part in enumerate(self._parts):
+            if self._offset(number, part.count - 1) < offset:
+                continue
+            low, high = self.start(number), part.count
+            while low < high:
+                middle = (low + high) // 2
+                if self._offset(number, middle) < offset:
+                    low = middle + 1
+                else:
+                    high = middle
+            return self.normal((number, low))
+        return len(self._parts), 0
+
+    def normal(self, place: Place) -> Place:
+        """The same place, where an entry stands or behind the last one."""
+        number, at = place
+        while number < len(self._parts):
+            at = max(at, self.start(number))
+            if at < self._parts[number].count:
+                return number, at
+            number, at = number + 1, 0
+        return number, 0
+
+
+class EntryStream:
+    """Compares entries with the keys of the log, as these come by.
+
+    Args:
+        entries: all of them.
+        place: where to begin.
+    """
+
+    def __init__(self, entries: IndexEntries, place: Place = (0, 0)) -> None:
+        self.is_broken = False
+        self._entries = entries
+        self._place = entries.normal(place)
+
+    @property
+    def place(self) -> Place:
+        """The next entry."""
+        return self._place
+
+    def skip_to(self, place: Place) -> None:
+        """Entries up to here were compared by somebody else."""
+        self._place = self._entries.normal(place)
+
+    def take(self, places: Int64, hashes: Int64) -> None:
+        """The next keys: where their messages stand, and their hashes."""
+        done = 0
+        while done < len(hashes) and not self.is_at_end:
+            number, at = self._place
+            there = self._entries.some(number, at, at + len(hashes) - done)
+            stop = done + len(there)
+            same = len(there) > 0 and (there["physical_offset"] == places[done:stop]).all()
+            if not same or (there["key_hash"] != hashes[done:stop]).any():
+                self.is_broken = True
+                return
+            done = stop
+            self._place = self._entries.normal((number, at + len(there)))
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether no entry follows."""
+        return self._place[0] == len(self._entries)
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all entries were asked for, and no other."""
+        return not self.is_broken and self.is_at_end

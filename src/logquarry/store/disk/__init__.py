@@ -1,1 +1,0 @@
-"""What every part of a store stands on: the disk, threads, health, who may write."""

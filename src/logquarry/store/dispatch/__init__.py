@@ -1,1 +1,0 @@
-"""What follows the log: its messages' way into consume queues and index."""

@@ -1,1 +1,0 @@
-"""What brings the log to the disk, and who waits for it."""

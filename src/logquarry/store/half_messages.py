@@ -1,0 +1,178 @@
+"""Half messages of a 4.x broker: what became of each.
+
+A half message waits in RMQ_SYS_TRANS_HALF_TOPIC. An op message (RMQ_SYS_TRANS_OP_HALF_TOPIC, tag
+``d``, the half's queue offset as its body) says that it has ended, and not how: a commit leaves a
+frame of type COMMIT that names the half's physical offset, a rollback nothing. The broker's checker
+puts a half message that is still open back at the queue's end, counts that in
+TRANSACTION_CHECK_TIMES, and moves on: what lies below its group's offset and has no op is done.
+
+In a store of 3.x a PREPARED message waits in no topic of its own, and a COMMIT or ROLLBACK names
+its place in the log (docs/dialect-3.1.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from logquarry.dialect31.open_transactions import TransactionBook
+from logquarry.dialect31.unit_files import transaction_frames
+from logquarry.disk.config_file import consumer_offsets
+from logquarry.format import frame, java, sys_flag
+from logquarry.format import properties as props
+from logquarry.log import columns
+from logquarry.log.batches import sound_runs
+from logquarry.log.filters import MessageFilter
+from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import LogReader, Run
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import Queue
+from logquarry.read.selection import Selection, plan_read, read_in_order
+from logquarry.store.message_store import MessageStore
+from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_halves
+
+
+@dataclass(frozen=True, slots=True)
+class HalfMessage:
+    """A half message that is still open; of 3.x a PREPARED one, with its number in the table."""
+
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    topic: str
+    born_timestamp: int
+    store_timestamp: int
+    check_times: int
+
+
+@dataclass(slots=True)
+class Transactions:
+    """How half messages ended: numbers, and those that did not end.
+
+    Attributes:
+        committed: a committed message followed.
+        rolled_back: ended, and none followed.
+        put_back: put back as a new half message by the checker (or given up).
+        open: not ended.
+        unreadable: units of the half topic whose message is damaged or gone.
+    """
+
+    committed: int = 0
+    rolled_back: int = 0
+    put_back: int = 0
+    open: list[HalfMessage] = field(default_factory=list)
+    unreadable: int = 0
+
+
+def transactions(store: MessageStore) -> Transactions:
+    """What became of the half messages that are in a store."""
+    found = _prepared(store) if store.layout.has_state_table else Transactions()
+    log = CommitLog(store.layout)
+    checked = _checked(store.layout)
+    halves: dict[int, HalfMessage] = {}
+    for topic, queue_id in store.queues():
+        queue = store.queue(topic, queue_id) if topic == HALF_TOPIC else None
+        if queue is None:
+            continue
+        ended = _ended(store, log, queue_id)
+        for offset, half in _frames(log, queue):
+            if half is None:
+                found.unreadable += 1
+                continue
+            message = _half(queue_id, offset, half)
+            if offset in ended:
+                halves[half.physical_offset] = message
+            elif offset < checked.get(queue_id, 0):
+                found.put_back += 1
+            else:
+                found.open.append(message)
+    committed = _committed(store, halves)
+    found.committed += len(committed)
+    found.rolled_back += len(halves) - len(committed)
+    return found
+
+
+def _prepared(store: MessageStore) -> Transactions:
+    """What became of the PREPARED messages of 3.x, by the log."""
+    found = Transactions()
+    book = TransactionBook()
+    for event in LogReader(store.layout, bound=store.bound).events():
+        if not isinstance(event, Run):
+            continue
+        for taken in transaction_frames(event.window, event.rows):
+            change = book.take(taken)
+            if change is not None and change.unit is None:
+                found.committed += change.state == sys_flag.TRANSACTION_COMMIT
+                found.rolled_back += change.state == sys_flag.TRANSACTION_ROLLBACK
+    log = CommitLog(store.layout)
+    for transaction in book:
+        outcome = log.outcome_at(transaction.physical_offset)
+        if not isinstance(outcome, frame.Frame):
+            found.unreadable += 1
+            continue
+        found.open.append(
+            HalfMessage(
+                queue_id=outcome.queue_id,
+                queue_offset=transaction.number,
+                physical_offset=outcome.physical_offset,
+                topic=outcome.topic.decode("utf-8", java.UTF8_ERRORS),
+                born_timestamp=outcome.born_timestamp,
+                store_timestamp=outcome.store_timestamp,
+                check_times=0,
+            )
+        )
+    return found
+
+
+def _checked(layout: StoreLayout) -> dict[int, int]:
+    """Queue id -> offset of the half topic below which the checker is through."""
+    return consumer_offsets(layout).get((HALF_TOPIC, GROUP), {})
+
+
+def _ended(store: MessageStore, log: CommitLog, queue_id: int) -> set[int]:
+    """Queue offsets of half messages that an op names."""
+    queue = store.queue(OP_TOPIC, queue_id)
+    ended: set[int] = set()
+    for _, op in _frames(log, queue) if queue is not None else ():
+        ended.update(ended_halves(op) if op is not None else ())
+    return ended
+
+
+def _frames(log: CommitLog, queue: Queue) -> Iterator[tuple[int, frame.Frame | None]]:
+    for offset, entry in queue.entries():
+        if entry.is_filler:
+            continue
+        outcome = log.outcome_at(entry.physical_offset)
+        yield offset, outcome if isinstance(outcome, frame.Frame) else None
+
+
+def _half(queue_id: int, offset: int, half: frame.Frame) -> HalfMessage:
+    properties = props.decode_bytes(half.properties)
+    times = properties.get(props.TRANSACTION_CHECK_TIMES, "")
+    return HalfMessage(
+        queue_id=queue_id,
+        queue_offset=offset,
+        physical_offset=half.physical_offset,
+        topic=properties.get(props.REAL_TOPIC, ""),
+        born_timestamp=half.born_timestamp,
+        store_timestamp=half.store_timestamp,
+        check_times=max(0, java.digits(times)),
+    )
+
+
+def _committed(store: MessageStore, halves: dict[int, HalfMessage]) -> set[int]:
+    """Those of some half messages (by physical offset) that a committed message names."""
+    if not halves:
+        return set()
+    topics = frozenset(half.topic for half in halves.values())
+    selection = Selection(wanted=MessageFilter(topics=topics), start_offset=min(halves))
+    plan = plan_read(store.layout, selection)
+    events = read_in_order(store.layout, plan)
+    found: set[int] = set()
+    for run in sound_runs(events, "skip"):
+        values = columns.fixed_fields(
+            run.window, run.rows, ["sys_flag", "prepared_transaction_offset"]
+        )
+        ends = values["sys_flag"] & sys_flag.TRANSACTION_MASK == sys_flag.TRANSACTION_COMMIT
+        found.update(values["prepared_transaction_offset"][ends].tolist())
+    return found & halves.keys()

@@ -1,1 +1,0 @@
-"""Files of one size that are written through their maps, and joined into one offset space."""

@@ -1,1 +1,0 @@
-"""Consume queues, read from files or made in memory."""

@@ -1,1 +1,0 @@
-"""Consume queues and index made anew from the log."""

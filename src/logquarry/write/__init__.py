@@ -1,0 +1,1 @@
+"""Puts messages: frames in the log, syncs, then consume queues and index."""

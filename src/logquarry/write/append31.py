@@ -1,0 +1,115 @@
+"""What an append does in dialect 3.1 (``DefaultAppendMessageCallback.doAppend`` of 3.1.3).
+
+A PREPARED message gets the state table's next number as its queue offset, a ROLLBACK brings that
+of its transaction. A blank is the rest of the file in full: its bytes are those of a buffer in
+which each frame is made, so that what earlier frames have left there comes to the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from logquarry.disk.mapped_file import MappedFile
+from logquarry.format import frame, sys_flag
+from logquarry.format.rows import (
+    BODY_AT,
+    BODY_LENGTH,
+    POSITION,
+    PROPS_AT,
+    PROPS_LENGTH,
+    TOPIC_AT,
+    TOPIC_LENGTH,
+)
+from logquarry.log.walk import Run
+from logquarry.write.append import AppendRules, end_file
+from logquarry.write.encode import Encoded
+
+_SYS_FLAG: Final = frame.HEAD.offsets["sys_flag"]
+_QUEUE_OFFSET: Final = frame.HEAD.offsets["queue_offset"]
+_PARTS: Final = ((BODY_AT, BODY_LENGTH), (TOPIC_AT, TOPIC_LENGTH), (PROPS_AT, PROPS_LENGTH))
+_BLANK: Final = frame.BLANK.size
+
+
+class ScratchBuffer:
+    """The buffer that frames are made in (``msgStoreItemMemory``).
+
+    Args:
+        max_message_size: bytes of the largest frame.
+    """
+
+    def __init__(self, max_message_size: int) -> None:
+        self._data = bytearray(max_message_size + _BLANK)
+
+    def take(self, data: bytes | bytearray | memoryview) -> None:
+        """Something is put in at the start; what stands behind it stays."""
+        size = min(len(data), len(self._data))
+        self._data[:size] = data[:size]
+
+    def take_run(self, run: Run) -> None:
+        """Frames that a recovery reads: of each the body, then the topic, then the properties.
+
+        QUIRK: it reads them into this buffer (test_dialect31.py: v3-blank/reopened).
+        """
+        rows = run.rows
+        lengths = np.stack([rows[:, length] for _, length in _PARTS], axis=1).reshape(-1)
+        starts = np.stack([rows[:, POSITION] + rows[:, at] for at, _ in _PARTS], axis=1).reshape(-1)
+        # Only what is longer than all behind it leaves anything.
+        longest = np.maximum.accumulate(lengths[::-1])[::-1]
+        behind = np.append(longest[1:], 0)
+        for part in np.flatnonzero(lengths > behind).tolist():
+            start = int(starts[part])
+            self.take(run.window.data[start : start + int(lengths[part])].tobytes())
+
+    def blank(self, size: int) -> bytes:
+        """A blank of some bytes."""
+        self.take(frame.encode_blank(size))
+        return bytes(self._data[:size])
+
+
+class AppendRules31(AppendRules):
+    """The rules of dialect 3.1. Called with the log held.
+
+    Args:
+        scratch: the buffer that frames are made in.
+        next_in_table: gives the number that comes next in the state table, once that has all that
+            is in the log.
+
+    Attributes:
+        next_number: the one that the next PREPARED message gets.
+    """
+
+    def __init__(self, scratch: ScratchBuffer, next_in_table: Callable[[], int]) -> None:
+        self.next_number = next_in_table()
+        self._next_in_table = next_in_table
+        self._scratch = scratch
+
+    def own_offset(self, encoded: Encoded) -> int:
+        """See :meth:`AppendRules.own_offset`."""
+        return self.next_number if _is_prepared(encoded) else encoded.own_offset
+
+    def end_file(self, file: MappedFile) -> int:
+        """See :meth:`AppendRules.end_file`."""
+        left = file.room
+        if left < _BLANK:
+            return end_file(file)
+        file.buffer[file.wrote : file.wrote + left] = self._scratch.blank(left).ljust(left, b"\0")
+        file.advance(left)
+        return left
+
+    def appended(self, encoded: Encoded) -> None:
+        """See :meth:`AppendRules.appended`."""
+        self._scratch.take(encoded.data)
+        if _is_prepared(encoded):
+            self.next_number = int.from_bytes(encoded.data[_QUEUE_OFFSET : _QUEUE_OFFSET + 8]) + 1
+
+    def adopted(self) -> None:
+        """See :meth:`AppendRules.adopted`."""
+        self.next_number = self._next_in_table()
+
+
+def _is_prepared(encoded: Encoded) -> bool:
+    flags = int.from_bytes(encoded.data[_SYS_FLAG : _SYS_FLAG + 4])
+    return sys_flag.transaction_type(flags) == sys_flag.TRANSACTION_PREPARED

@@ -1,0 +1,462 @@
+"""Synchronous flushing: many puts wait for one fdatasync (``CommitLog.GroupCommitService``).
+
+While one sync runs, those who come wait for the next one, which then covers all of them. A
+request is a future; its owner waits for it, or hangs a callback to it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any, Final, Protocol
+
+from logquarry.config import StoreConfig
+from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.disk.page_file import CheckpointFile
+from logquarry.disk.service import Clock, Health, Service, monotonic_ms
+from logquarry.errors import StoreUnavailable
+from logquarry.write.flush_wait import Answer, DeadlineWatch, Request, Settled, Waiter, nothing
+
+logger = logging.getLogger(__name__)
+
+SYNC_FLUSH_TIMEOUT_MS: Final = 5_000
+_IDLE_FLUSH_MS: Final = 500
+
+
+class GroupCommitService(Service):
+    """Syncs the log for those who wait.
+
+    Args:
+        queue: the log's files.
+        health: of the store.
+        checkpoint: gets the store time up to which the log is on the disk.
+        timeout_ms: how long a request waits (``syncFlushTimeout``).
+    """
+
+    def __init__(
+        self,
+        queue: MappedFileQueue,
+        health: Health,
+        *,
+        checkpoint: CheckpointFile | None = None,
+        timeout_ms: int = SYNC_FLUSH_TIMEOUT_MS,
+        clock: Clock = monotonic_ms,
+    ) -> None:
+        # The interval is for messages that nobody waits for, WAIT=false; mostly they are woken for.
+        super().__init__("group commit", health, interval_ms=_IDLE_FLUSH_MS)
+        self._queue = queue
+        self._checkpoint = checkpoint
+        self._timeout_ms = timeout_ms
+        self._clock = clock
+        self._change = threading.Lock()
+        self._waiting: list[Waiter] = []
+        # Those whom the sync that is going on covers; only timeouts look at them besides it.
+        self._covered: list[Waiter] = []
+        self._has_ended = False
+        self._watch = DeadlineWatch("flush watch", self.expire, health, timeout_ms)
+
+    def start(self) -> None:
+        """Begin."""
+        self._watch.start()
+        super().start()
+
+    def stop(self, timeout_s: float = 10.0) -> bool:
+        """Sync what was asked for, and end. Requests after that fail."""
+        ended = super().stop(timeout_s)
+        self._watch.stop(timeout_s)
+        return ended
+
+    def request(self, offset: int) -> Future[bool]:
+        """A future that is done when the log is on the disk up to an offset.
+
+        Its result is True then; False if that took longer than the timeout (put status
+        FLUSH_DISK_TIMEOUT; the message is in the log, and on the disk sooner or later). It raises
+        StoreUnavailable if the sync failed: nobody knows whether the message is on the disk, and
+        the store takes no more.
+        """
+        future: Future[bool] = Future()
+        self.resolve_later(offset, future, bool)
+        return future
+
+    def wait(self, offset: int) -> bool:
+        """Wait for what :meth:`request` gives a future of."""
+        answer = Answer()
+        self.add(Request(offset, answer, bool, nothing))
+        return answer.result()
+
+    def resolve_later(
+        self,
+        offset: int,
+        future: Settled,
+        result_of: Callable[[bool], Any],
+        failed: Callable[[], None] = nothing,
+    ) -> None:
+        """The same with a future of the caller's.
+
+        Args:
+            offset: up to where the log is to be on the disk.
+            future: is resolved then.
+            result_of: makes its result of that of :meth:`request`.
+            failed: told if it raises.
+        """
+        self.add(Request(offset, future, result_of, failed))
+
+    def add(self, request: Waiter) -> None:
+        """Tell somebody when the log is on the disk up to where they wait for, or cannot be."""
+        request.deadline = self._clock() + self._timeout_ms
+        with self._change:
+            is_refused = self._has_ended or self.health.reason is not None
+            is_first = not self._waiting
+            if not is_refused:
+                self._waiting.append(request)
+        if is_refused:
+            self._end(request)
+        elif is_first:
+            self.wakeup()
+
+    def run_once(self) -> None:
+        """Sync the log, and tell those who waited when it began."""
+        with self._change:
+            self._covered, self._waiting = self._waiting, []
+            covered = self._covered
+        # Also without requests: there may be messages whose owners do not wait.
+        flushed = self._queue.flush(0)
+        if self._checkpoint is not None and self._queue.store_timestamp > 0:
+            self._checkpoint.physic_timestamp = self._queue.store_timestamp
+        for request in covered:
+            request.resolve(flushed >= request.offset)
+        with self._change:
+            self._covered = []
+
+    def run_last(self) -> None:
+        """Sync what is left."""
+        self.run_once()
+
+    def ended(self) -> None:
+        """Whoever waits still is told that nothing more will come."""
+        with self._change:
+            self._has_ended = True
+            left = self._covered + self._waiting
+            self._covered, self._waiting = [], []
+        for request in left:
+            self._end(request)
+
+    def _end(self, request: Waiter) -> None:
+        """Tell somebody for whom no sync will come: another one may have covered it."""
+        if self._queue.flushed_offset >= request.offset:
+            request.resolve(True)
+        else:
+            request.fail(self._end_error())
+
+    def _end_error(self) -> StoreUnavailable:
+        if self.health.reason is not None:
+            return self.health.error()
+        return StoreUnavailable("the store was closed before the message was on the disk")
+
+    def expire(self) -> int | None:
+        """Tell those whose time is over; milliseconds until the next one's is, None for none."""
+        now = self._clock()
+        with self._change:
+            # Both in the order in which they came, and so in that of their deadlines.
+            pending = self._covered + self._waiting
+        late = [request for request in pending if request.deadline <= now]
+        for request in late:
+            request.resolve(False)
+        open_ones = (r.deadline for r in pending if r.deadline > now and r.is_open)
+        first = next(open_ones, None)
+        return None if first is None else first - now
+
+
+# --------------------------------------------------------------------------------------------------
+# What brings the store to the disk without anybody waiting: the timed flushes and commits.
+#
+# ========================== ========== ============ ==================
+# service                    interval   least pages  all of it at least
+# ========================== ========== ============ ==================
+# FlushRealTimeService       500 ms     4            every 10 s
+# CommitRealTimeService      200 ms     4            every 200 ms
+# FlushConsumeQueueService   1 s        2            every 60 s
+# ========================== ========== ============ ==================
+#
+# RocketMQ's defaults. A failed sync poisons the store and ends the service; RocketMQ logs it and
+# goes on as if it had worked.
+
+SLOW_FLUSH_MS: Final = 500
+
+
+class Flushable(Protocol):
+    """A queue's files, or an index file."""
+
+    def flush(self, least_pages: int) -> object:
+        """Wait until it is on the disk, if that many pages are due; all of it with 0."""
+
+
+class _Thorough:
+    """Tells when all is due, however little it is."""
+
+    def __init__(self, interval_ms: int, least_pages: int, clock: Clock) -> None:
+        self._interval_ms = interval_ms
+        self._least_pages = least_pages
+        self._clock = clock
+        # As in Java, where it is 0: the first run is a thorough one.
+        self._last: int | None = None
+
+    def pages(self) -> int:
+        """The least pages of the run that begins now."""
+        now = self._clock()
+        if self._last is None or now >= self._last + self._interval_ms:
+            self._last = now
+            return 0
+        return self._least_pages
+
+
+class FlushRealTimeService(Service):
+    """Flushes the log now and then (``ASYNC_FLUSH``).
+
+    Args:
+        queue: the log's files.
+        health: of the store.
+        checkpoint: gets the store time up to which the log is on the disk, after thorough flushes.
+        is_timed: keep to the interval (``flushCommitLogTimed``), also when woken.
+    """
+
+    def __init__(
+        self,
+        queue: MappedFileQueue,
+        health: Health,
+        *,
+        checkpoint: CheckpointFile | None = None,
+        interval_ms: int = 500,
+        least_pages: int = 4,
+        thorough_interval_ms: int = 10_000,
+        is_timed: bool = True,
+        clock: Clock = monotonic_ms,
+    ) -> None:
+        super().__init__("flush", health, interval_ms=interval_ms, is_timed=is_timed)
+        self._queue = queue
+        self._checkpoint = checkpoint
+        self._clock = clock
+        self._thorough = _Thorough(thorough_interval_ms, least_pages, clock)
+
+    def run_once(self) -> None:
+        """Flush what is due."""
+        self._flush(self._thorough.pages())
+
+    def run_last(self) -> None:
+        """Flush everything."""
+        self._flush(0)
+
+    def _flush(self, least_pages: int) -> None:
+        started = self._clock()
+        self._queue.flush(least_pages)
+        if self._checkpoint is not None and self._queue.store_timestamp > 0:
+            self._checkpoint.physic_timestamp = self._queue.store_timestamp
+        if (spent := self._clock() - started) > SLOW_FLUSH_MS:
+            logger.warning("flushing the log took %d ms", spent)
+
+
+class CommitRealTimeService(Service):
+    """Moves what is in the transient store pool to the log's files.
+
+    Args:
+        queue: the log's files.
+        health: of the store.
+        committed: told when something was.
+    """
+
+    def __init__(
+        self,
+        queue: MappedFileQueue,
+        health: Health,
+        *,
+        committed: Callable[[], None] = lambda: None,
+        interval_ms: int = 200,
+        least_pages: int = 4,
+        thorough_interval_ms: int = 200,
+        clock: Clock = monotonic_ms,
+    ) -> None:
+        super().__init__("commit", health, interval_ms=interval_ms)
+        self._queue = queue
+        self._committed = committed
+        self._thorough = _Thorough(thorough_interval_ms, least_pages, clock)
+
+    def run_once(self) -> None:
+        """Commit what is due."""
+        self._commit(self._thorough.pages())
+
+    def run_last(self) -> None:
+        """Commit everything. To be stopped before the flusher is, which then flushes it."""
+        self._commit(0)
+
+    def _commit(self, least_pages: int) -> None:
+        before = self._queue.committed_offset
+        if self._queue.commit(least_pages) != before:
+            self._committed()
+
+
+class FlushConsumeQueueService(Service):
+    """Flushes the consume queues, and then writes the checkpoint.
+
+    A thorough run syncs the log first, then the queues and what else is derived from it, and only
+    then sets and writes the checkpoint: it never says more than what is on the disk. (In RocketMQ
+    its time of the queues is what was dispatched, not what was flushed.)
+
+    Args:
+        queues: gives what is to be flushed: the queues, and the index where it is to be.
+        health: of the store.
+        log: the log's files.
+        checkpoint: gets the times; written after each thorough run.
+        dispatched_timestamp: gives the store time of the last message whose units are written.
+    """
+
+    def __init__(
+        self,
+        queues: Callable[[], Iterable[Flushable]],
+        health: Health,
+        *,
+        log: MappedFileQueue | None = None,
+        checkpoint: CheckpointFile | None = None,
+        dispatched_timestamp: Callable[[], int] = int,
+        interval_ms: int = 1_000,
+        least_pages: int = 2,
+        thorough_interval_ms: int = 60_000,
+        clock: Clock = monotonic_ms,
+    ) -> None:
+        super().__init__("flush queues", health, interval_ms=interval_ms)
+        self._queues = queues
+        self._log = log
+        self._checkpoint = checkpoint
+        self._dispatched_timestamp = dispatched_timestamp
+        self._flushing = threading.Lock()
+        self._is_over = False
+        self._thorough = _Thorough(thorough_interval_ms, least_pages, clock)
+
+    def run_once(self) -> None:
+        """Flush what is due."""
+        self.flush(self._thorough.pages())
+
+    def run_last(self) -> None:
+        """Flush everything, and write the checkpoint."""
+        self.flush(0)
+
+    def flush(self, least_pages: int = 0) -> None:
+        """Flush the queues that have so many pages due; with 0 all, and the checkpoint.
+
+        Any thread may: users ask for it too. One flush comes after the other, for each index file
+        that is full is to be synced and let go of once.
+
+        Raises:
+            StoreUnavailable: if a sync failed, now or before, or the files are closed.
+        """
+        with self._flushing:
+            if self._is_over:
+                raise StoreUnavailable("the store was closed")
+            self._flush(least_pages)
+
+    def close(self) -> None:
+        """Flush no more: the files are about to be closed."""
+        with self._flushing:
+            self._is_over = True
+
+    def _flush(self, least_pages: int) -> None:
+        # Before the flush: what is dispatched while it runs is not covered by it.
+        timestamp = self._dispatched_timestamp()
+        if least_pages == 0 and self._log is not None:
+            self._log.flush(0)
+        for queue in self._queues():
+            queue.flush(least_pages)
+        if least_pages != 0 or self._checkpoint is None:
+            return
+        if self._log is not None and self._log.store_timestamp > 0:
+            self._checkpoint.physic_timestamp = self._log.store_timestamp
+        if timestamp > 0:
+            self._checkpoint.logics_timestamp = timestamp
+        self._checkpoint.flush()
+
+
+# --------------------------------------------------------------------------------------------------
+# The services that bring a store's files to the disk, as its settings ask for.
+#
+# ::
+#
+#     SYNC_FLUSH     GroupCommitService         puts wait for it
+#     ASYNC_FLUSH    FlushRealTimeService       at an interval
+#     with a pool    CommitRealTimeService      from memory to the files, before that
+#     always         FlushConsumeQueueService   queues, index, checkpoint
+
+
+class FlushServices:
+    """Makes the services of one store; who has them starts and stops them.
+
+    Args:
+        log: the log's files.
+        config: the store's settings.
+        health: of the store.
+        checkpoint: the checkpoint.
+        has_pool: whether messages are put into memory first, and then committed to the files.
+        committed: told of what was.
+        flushables: gives what is flushed behind the log: queues, index.
+        dispatched_timestamp: the store time of what was dispatched last, in milliseconds.
+
+    Attributes:
+        group: brings the log to the disk for puts that wait; None where none does.
+        log: does so whoever waits: ``group``, or at an interval.
+        commit: commits; None where messages are put into the files.
+        after_put: what a put has to wake.
+        queues: flushes queues, index and checkpoint.
+    """
+
+    def __init__(
+        self,
+        log: MappedFileQueue,
+        config: StoreConfig,
+        health: Health,
+        *,
+        checkpoint: CheckpointFile,
+        has_pool: bool,
+        committed: Callable[[], None],
+        flushables: Callable[[], Iterable[Flushable]],
+        dispatched_timestamp: Callable[[], int],
+    ) -> None:
+        self.group: GroupCommitService | None = None
+        self.log: GroupCommitService | FlushRealTimeService
+        if config.flush_disk_type == "SYNC_FLUSH":
+            self.log = self.group = GroupCommitService(
+                log,
+                health,
+                checkpoint=checkpoint,
+                timeout_ms=config.sync_flush_timeout,
+            )
+        else:
+            self.log = FlushRealTimeService(
+                log,
+                health,
+                checkpoint=checkpoint,
+                interval_ms=config.flush_interval_commit_log,
+                least_pages=config.flush_commit_log_least_pages,
+                thorough_interval_ms=config.flush_commit_log_thorough_interval,
+                is_timed=config.flush_commit_log_timed,
+            )
+        self.commit: CommitRealTimeService | None = None
+        if has_pool:
+            self.commit = CommitRealTimeService(
+                log,
+                health,
+                committed=committed,
+                interval_ms=config.commit_interval_commit_log,
+                least_pages=config.commit_commit_log_least_pages,
+                thorough_interval_ms=config.commit_commit_log_thorough_interval,
+            )
+        self.after_put = self.log if self.commit is None else self.commit
+        self.queues = FlushConsumeQueueService(
+            flushables,
+            health,
+            log=log,
+            checkpoint=checkpoint,
+            dispatched_timestamp=dispatched_timestamp,
+            interval_ms=config.flush_interval_consume_queue,
+            least_pages=config.flush_consume_queue_least_pages,
+            thorough_interval_ms=config.flush_consume_queue_thorough_interval,
+        )

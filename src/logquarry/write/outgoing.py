@@ -1,0 +1,402 @@
+"""Many messages on their way into the log: checked, column by column, and turned into a table.
+
+Almost all messages are plain: nothing has to be looked up or written anew in their properties,
+and no check fails. Those become rows of :mod:`logquarry.format.put_rows`, which a kernel turns
+into frames. Every other message is odd, and goes the way of a single put: the reference decides,
+and gives its frame or its refusal.
+
+Guarantees: a row is plain only where the reference would take the message and write the same
+bytes. All messages are checked before the first is appended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.config import StoreConfig
+from logquarry.errors import MessageRejected, UsageError
+from logquarry.format import frame, java, sys_flag
+from logquarry.format import put_rows as r
+from logquarry.log import codec
+from logquarry.message import Message
+from logquarry.read.log_queues import QueueKey
+from logquarry.write.encode import Encoded, check_topic
+from logquarry.write.frame_maker import LONGEST_PROPERTIES, HostFields, host_fields
+
+Int64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Bytes8 = npt.NDArray[np.uint8]
+Encode = Callable[[Message], Encoded]
+
+_FEW: Final = 256
+"""Distinct queues and heads that a small table holds."""
+_LOW: Final = 0xFFFFFFFF
+
+
+@dataclass(slots=True)
+class Spans:
+    """Bytes of many messages: address and length of each; -1 where a message has none.
+
+    Attributes:
+        keep: what the bytes belong to.
+    """
+
+    at: Int64
+    length: Int64
+    keep: tuple[object, ...] = ()
+
+
+@dataclass(slots=True)
+class Columns:
+    """What many messages say. Nothing of it is checked yet.
+
+    Attributes:
+        count: messages.
+        topics: the distinct topics,
+        topic_ids: and the number of each message's.
+        hosts: distinct pairs of born and store host,
+        host_ids: and the number of each message's.
+        numbers: the other fields of the frame by their names in :class:`Message`, int64; of copies
+            ``queue_offset`` and ``store_timestamp``, too.
+        bodies: the bodies.
+        properties: the property strings.
+        odd: which messages the reference has to look at.
+        message: gives a message by its number.
+        first: the number of the first one among all messages of the call, for errors.
+    """
+
+    count: int
+    topics: list[str]
+    topic_ids: Int64
+    hosts: list[tuple[str | bytes, str | bytes | None]]
+    host_ids: Int64
+    numbers: dict[str, Int64]
+    bodies: Spans
+    properties: Spans
+    odd: Bools
+    message: Callable[[int], Message]
+    first: int = 0
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """Messages that the log may take as they are.
+
+    Attributes:
+        count: messages.
+        sizes: bytes of the frame of each; of one with further queues, what is known of it.
+        odd: the frames that the reference made, by their numbers.
+        store_hosts: the distinct store hosts,
+        store_host_ids: and the number of each message's.
+        named: the distinct topics that messages name,
+        named_ids: and the number of each message's. A delayed one goes to another.
+        waits: whether any of them waits for flush and replica.
+        times: the earliest store time of each, None where they have none.
+        rows: the other messages.
+        queues: the distinct queues of ``rows``.
+        heads, head_facts: the distinct heads, for the kernel.
+        topics, topic_ends: the distinct topics, likewise.
+        keep: what the rows' addresses belong to.
+    """
+
+    count: int
+    sizes: Int64
+    odd: dict[int, Encoded]
+    store_hosts: list[bytes]
+    store_host_ids: Int64
+    named: list[str]
+    named_ids: Int64
+    waits: bool
+    times: Int64 | None = None
+    rows: r.PutRows = field(default_factory=lambda: r.empty_put_rows(0))
+    queues: list[QueueKey] = field(default_factory=list)
+    heads: Bytes8 = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
+    head_facts: Int64 = field(default_factory=lambda: np.zeros((0, r.HEAD_FACTS), np.int64))
+    topics: Bytes8 = field(default_factory=lambda: np.zeros(0, np.uint8))
+    topic_ends: Int64 = field(default_factory=lambda: np.zeros(1, np.int64))
+    keep: tuple[object, ...] = ()
+
+
+def plain_outgoing(
+    messages: Iterable[Message],
+    encode: Encode,
+    check: Callable[[Encoded], None],
+    first: int = 0,
+    times: Int64 | None = None,
+) -> Outgoing:
+    """All of it by the reference.
+
+    Args:
+        messages: the messages.
+        encode: makes their frames.
+        check: refuses a frame that no file could hold.
+        first: the number of the first one among all messages of the call, for errors.
+        times: the earliest store time of each.
+
+    Raises:
+        MessageRejected: with the number of the first message that is refused.
+        UsageError: if a message makes no sense; the text says which.
+    """
+    odd: dict[int, Encoded] = {}
+    topics: dict[str, int] = {}
+    named: list[int] = []
+    for number, message in enumerate(messages):
+        odd[number] = _encoded(message, first + number, encode, check)
+        named.append(topics.setdefault(message.topic, len(topics)))
+    hosts: dict[bytes, int] = {}
+    ids = [hosts.setdefault(encoded.store_host, len(hosts)) for encoded in odd.values()]
+    return Outgoing(
+        count=len(odd),
+        sizes=np.array([_size(encoded) for encoded in odd.values()], np.int64),
+        odd=odd,
+        store_hosts=list(hosts),
+        store_host_ids=np.array(ids, np.int64),
+        named=list(topics),
+        named_ids=np.array(named, np.int64),
+        waits=any(encoded.wait for encoded in odd.values()),
+        times=times,
+    )
+
+
+def outgoing(
+    columns: Columns,
+    encode: Encode,
+    config: StoreConfig,
+    check: Callable[[Encoded], None],
+    largest: int,
+    refused: dict[int, str] | None = None,
+) -> Outgoing:
+    """The table of some messages, and the frames of those among them that are odd.
+
+    Args:
+        columns: the messages.
+        encode: makes the odd ones' frames.
+        config: the store's settings.
+        check: refuses a frame that no file could hold.
+        largest: bytes of the largest frame that a file can hold.
+        refused: gets the messages that are refused, with the reason of each, where the others are
+            to go on: those have neither a frame nor a row to be written then.
+
+    Raises:
+        MessageRejected, UsageError: as :func:`plain_outgoing`, without ``refused``.
+    """
+    numbers, odd = columns.numbers, columns.odd
+    rows = r.empty_put_rows(columns.count)
+    for row, name in (
+        (r.QUEUE_ID, "queue_id"),
+        (r.FLAG, "flag"),
+        (r.RECONSUME_TIMES, "reconsume_times"),
+    ):
+        rows[row] = numbers[name]
+        _mark_large(odd, numbers[name])
+    rows[r.BORN_TIMESTAMP] = numbers["born_timestamp"]
+    rows[r.PREPARED_OFFSET] = numbers["prepared_transaction_offset"]
+    times = numbers.get("store_timestamp")
+    rows[r.STORE_TIMESTAMP] = r.ANY_TIME if times is None else times
+    rows[r.QUEUE_OFFSET] = numbers.get("queue_offset", 0)
+    rows[r.TOPIC] = columns.topic_ids
+    rows[r.BODY_AT], rows[r.BODY_LENGTH] = columns.bodies.at, columns.bodies.length
+    rows[r.PROPS_AT], rows[r.PROPS_LENGTH] = columns.properties.at, columns.properties.length
+    topics = [_topic_bytes(topic, config) for topic in columns.topics]
+    _mark(odd, columns.topic_ids, [topic is None for topic in topics])
+    heads = _heads(columns, rows, config, odd)
+    fixed = np.array([0 if head is None else head.fixed_size for head in heads], np.int64)
+    lengths = np.array([len(topic or b"") for topic in topics], np.int64)
+    sizes = rows[r.SIZE]
+    np.add(rows[r.BODY_LENGTH], rows[r.PROPS_LENGTH], out=sizes)
+    sizes += _each(fixed, rows[r.HEAD])
+    sizes += _each(lengths, columns.topic_ids)
+    for values, most in (
+        (sizes, min(config.max_message_size, largest)),
+        (rows[r.PROPS_LENGTH], LONGEST_PROPERTIES),
+    ):
+        if values.max() > most:
+            odd |= values > most
+    queues = _queues(columns, rows)
+    found: dict[int, Encoded] = {}
+    for number in np.flatnonzero(odd).tolist():
+        try:
+            message = columns.message(number)
+            found[number] = _encoded(message, columns.first + number, encode, check)
+        except (MessageRejected, UsageError) as error:
+            if refused is None:
+                raise
+            refused[number] = without_number(error)
+    store_hosts, host_ids = _store_hosts(heads, rows[r.HEAD], found)
+    for number, encoded in found.items():
+        sizes[number] = _size(encoded)
+    head_bytes, head_facts = _head_table(heads)
+    prefixed = [
+        b"" if topic is None else frame.TOPIC_LENGTH_V1.struct.pack(len(topic)) + topic
+        for topic in topics
+    ]
+    return Outgoing(
+        count=columns.count,
+        sizes=sizes,
+        odd=found,
+        store_hosts=store_hosts,
+        store_host_ids=host_ids,
+        named=columns.topics,
+        named_ids=columns.topic_ids,
+        waits=len(found) < columns.count or any(encoded.wait for encoded in found.values()),
+        times=times,
+        rows=rows,
+        queues=queues,
+        heads=head_bytes,
+        head_facts=head_facts,
+        # A copy: what is made over bytes is read-only, another type to a kernel.
+        topics=np.frombuffer(b"".join(prefixed) or b"\0", np.uint8).copy(),
+        topic_ends=np.cumsum([0, *map(len, prefixed)], dtype=np.int64),
+        keep=(columns.bodies, columns.properties),
+    )
+
+
+# ---------------------------------------------------------------------------------- the odd ones
+def _encoded(
+    message: Message, number: int, encode: Encode, check: Callable[[Encoded], None]
+) -> Encoded:
+    try:
+        encoded = encode(message)
+        check(encoded)
+    except MessageRejected as error:
+        raise error.of_message(number) from error
+    except UsageError as error:
+        raise UsageError(f"message {number}: {error}") from error
+    return encoded
+
+
+def without_number(error: MessageRejected | UsageError) -> str:
+    """What was wrong with a message, without the words that say which one it was."""
+    return re.sub(r"\Amessage \d+: ", "", str(error))
+
+
+def _size(encoded: Encoded) -> int:
+    # The frame of a message with further queues is made inside the lock.
+    return len(encoded.data) or frame.FIXED_SIZE_V1 + encoded.body_size
+
+
+def _mark(odd: Bools, ids: Int64, is_odd: list[bool]) -> None:
+    """Mark the messages of those numbers that are odd."""
+    if any(is_odd):
+        odd |= np.array(is_odd)[ids]
+
+
+def _each(values: Int64, ids: Any) -> Any:
+    """The value of each message by its number."""
+    return values[0] if len(values) == 1 else values[ids]
+
+
+def _mark_large(odd: Bools, values: Int64) -> None:
+    """Mark the messages whose number is no int."""
+    if values.max() > java.INT_MAX or values.min() < java.INT_MIN:
+        odd |= (values > java.INT_MAX) | (values < java.INT_MIN)
+
+
+def _topic_bytes(topic: str, config: StoreConfig) -> bytes | None:
+    try:
+        return check_topic(topic, config)
+    except MessageRejected:
+        return None
+
+
+# ---------------------------------------------------------------------------------------- tables
+def distinct(values: Int64) -> tuple[list[int], Int64]:
+    """The distinct values in order of first appearance, and the number of each."""
+    count = len(values)
+    if not count or (values == values[0]).all():
+        return values[:1].tolist(), np.zeros(count, np.int64)
+    kernels = codec.kernels()
+    assert kernels is not None
+    firsts, ids = _interned(count, lambda *tables: kernels.intern_numbers(values, *tables))
+    return firsts, ids
+
+
+def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
+    """Of each kind of bytes the number of the first, in order of appearance; and of each its kind.
+
+    What has no bytes is a kind.
+    """
+    kernels = codec.kernels()
+    assert kernels is not None
+    at, length = spans.at, spans.length
+    return _interned(len(at), lambda *tables: kernels.intern_spans(at, length, *tables))
+
+
+def _interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]:
+    """What an interning kernel finds: with a small table, or with one that holds all."""
+    ids, found = np.empty(count, np.int64), np.empty(0, np.int64)
+    known, most = -1, _FEW
+    while known < 0:
+        found = np.empty(most, np.int64)
+        known = intern(np.full(1 << (2 * most).bit_length(), -1, np.int32), found, ids)
+        most = count
+    return found[:known].tolist(), ids
+
+
+def _pairs(high: Int64, low: Int64) -> tuple[list[tuple[int, int]], Int64]:
+    """The distinct pairs of a small number and an int, and the number of each."""
+    values, ids = distinct((high << 32) | (low & _LOW))
+    return [(value >> 32, java.to_int(value)) for value in values], ids
+
+
+def _queues(columns: Columns, rows: r.PutRows) -> list[QueueKey]:
+    pairs, ids = _pairs(columns.topic_ids, rows[r.QUEUE_ID])
+    rows[r.QUEUE] = ids
+    return [(columns.topics[topic], queue_id) for topic, queue_id in pairs]
+
+
+def _heads(
+    columns: Columns, rows: r.PutRows, config: StoreConfig, odd: Bools
+) -> list[HostFields | None]:
+    """What hosts and SYSFLAG fix, for each combination of them; None where it is refused."""
+    flags = columns.numbers["sys_flag"]
+    _mark_large(odd, flags)
+    pairs, ids = _pairs(columns.host_ids, flags)
+    heads: list[HostFields | None] = []
+    for host_id, flag in pairs:
+        born, store = columns.hosts[host_id]
+        try:
+            heads.append(host_fields(born, config.store_host if store is None else store, flag))
+        except MessageRejected:
+            heads.append(None)
+    rows[r.HEAD] = ids
+    _mark(odd, ids, [head is None for head in heads])
+    return heads
+
+
+def _head_table(heads: list[HostFields | None]) -> tuple[Bytes8, Int64]:
+    widest = max((head.head.size for head in heads if head is not None), default=0)
+    table = np.zeros((len(heads), widest), np.uint8)
+    facts = np.zeros((len(heads), r.HEAD_FACTS), np.int64)
+    for number, head in enumerate(heads):
+        if head is None:
+            continue
+        data = head.head.pack(
+            *(0, frame.MAGIC_V1, 0, 0, 0, 0, 0, head.flags, 0),
+            *(head.born_host, 0, head.store_host),
+            *(0, 0, 0),
+        )
+        table[number, : len(data)] = np.frombuffer(data, np.uint8)
+        facts[number, r.HEAD_SIZE] = len(data)
+        facts[number, r.TIME_AT] = head.time_at
+        facts[number, r.ADVANCES] = sys_flag.advances_queue(head.flags)
+    return table, facts
+
+
+def _store_hosts(
+    heads: list[HostFields | None], head_ids: Any, found: dict[int, Encoded]
+) -> tuple[list[bytes], Int64]:
+    hosts: dict[bytes, int] = {}
+    by_head = [
+        hosts.setdefault(b"" if head is None else head.store_host, len(hosts)) for head in heads
+    ]
+    ids = np.array(by_head, np.int64)[head_ids] if heads else np.zeros(0, np.int64)
+    for number, encoded in found.items():
+        ids[number] = hosts.setdefault(encoded.store_host, len(hosts))
+    return list(hosts), ids

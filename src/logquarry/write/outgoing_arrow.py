@@ -1,0 +1,388 @@
+"""Columns of messages that come as an Arrow record batch.
+
+The columns are those of :class:`~logquarry.message.Message`; a column that is not there, or is
+null, has the default. Columns that a reader gets and no writer can choose (offsets, CRC, size)
+are passed over, so that what was exported can be put again. Nothing is copied but text that has
+to be joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logquarry.errors import UsageError
+from logquarry.format.put_rows import ANY_TIME
+from logquarry.log import codec, schema
+from logquarry.message import DEFAULT_BORN_HOST, Message
+from logquarry.write.outgoing import Bools, Columns, Int64, Spans, distinct, distinct_spans
+
+_NUMBERS: Final = {
+    "queue_id": 0,
+    "flag": 0,
+    "sys_flag": 0,
+    "reconsume_times": 0,
+    "prepared_transaction_offset": 0,
+}
+_NOT_TAKEN: Final = frozenset(schema.NAMES) - frozenset(Message._fields) | {"queue_offset"}
+_TEXTS: Final = frozenset({"topic", "tags", "keys"})
+_OF_STORED: Final = frozenset({"queue_offset", "store_timestamp"})
+_TIMES: Final = frozenset({"born_timestamp", "store_timestamp"})
+_INTEGERS: Final = frozenset(_NUMBERS) | _OF_STORED | _TIMES | {"delay_level"}
+_PAIR_GLUE: Final = 2
+_NAMED_PAIRS: Final = len("KEYS") + len("TAGS") + 2 * _PAIR_GLUE
+
+
+def check_columns(batch: pa.RecordBatch) -> None:
+    """Refuse a batch that has no topics, or columns that nobody knows.
+
+    Raises:
+        UsageError: if that is so.
+    """
+    names = batch.schema.names
+    if len(set(names)) != len(names):
+        raise UsageError(f"a column comes twice in {', '.join(names)}")
+    if "topic" not in names:
+        raise UsageError("messages need a column topic")
+    for name in names:
+        if name not in Message._fields and name not in _NOT_TAKEN:
+            raise UsageError(
+                f"there is no column {name!r} to put; the columns are {', '.join(Message._fields)}"
+            )
+
+
+def messages_of(
+    batch: pa.RecordBatch, first: int = 0, *, stored: bool = False
+) -> Iterator[Message]:
+    """The rows of a batch as messages; ``first`` is the number of the first one, for errors."""
+    rows = _Rows(_columns(batch, stored=stored), first)
+    return map(rows.message, range(batch.num_rows))
+
+
+def store_times_of(batch: pa.RecordBatch) -> Int64:
+    """The store times of messages that were stored before, where a batch has them."""
+    column = _columns(batch, stored=True).get("store_timestamp")
+    return np.full(batch.num_rows, ANY_TIME) if column is None else _integers(column, ANY_TIME)
+
+
+class _Rows:
+    """Single rows of a batch as messages."""
+
+    def __init__(self, columns: dict[str, pa.Array], first: int) -> None:
+        self._first = first
+        # It is no field of a message that is to be put.
+        self._columns = {name: c for name, c in columns.items() if name != "store_timestamp"}
+
+    def message(self, number: int) -> Message:
+        try:
+            values = {name: column[number].as_py() for name, column in self._columns.items()}
+        except UnicodeDecodeError as error:
+            raise UsageError(f"message {self._first + number}: {error}") from error
+        given = {name: value for name, value in values.items() if value is not None}
+        if "topic" not in given:
+            raise UsageError(f"message {self._first + number}: it has no topic")
+        if isinstance(given.get("body"), str):
+            given["body"] = given["body"].encode()
+        if "properties" in given:
+            given["properties"] = pairs = dict(given["properties"])
+            for name, value in pairs.items():
+                if value is None:
+                    raise UsageError(
+                        f"message {self._first + number}: the property {name!r} is null"
+                    )
+        try:
+            return Message(**given)
+        except TypeError as error:
+            raise UsageError(f"message {self._first + number}: {error}") from error
+
+
+def columns_of_batch(
+    batch: pa.RecordBatch,
+    clock: Callable[[], int],
+    first: int = 0,
+    *,
+    stored: bool = False,
+    look: bool = True,
+) -> Columns:
+    """The columns of a record batch. Only with kernels.
+
+    Args:
+        batch: at least one row.
+        clock: gives the born time of those that have none.
+        first: the number of the first row among all messages of the call, for errors.
+        stored: whether they were stored before, and keep ``queue_offset`` and ``store_timestamp``.
+        look: whether the reference looks at messages with properties that the store acts on.
+
+    Raises:
+        UsageError: if a column is of no use.
+    """
+    count = batch.num_rows
+    odd = np.zeros(count, np.bool_)
+    found = _columns(batch, stored=stored)
+    topics, topic_ids = _numbered(found["topic"], "topic", pa.string())
+    if None in topics:
+        # A number for them that the table has; the reference says what is wrong.
+        odd |= np.array([topic is None for topic in topics])[topic_ids]
+    numbers = {
+        name: _integers(found[name], default)
+        if name in found
+        else np.full(count, default, np.int64)
+        for name, default in _NUMBERS.items()
+    }
+    now = clock()
+    numbers["born_timestamp"] = (
+        _integers(found["born_timestamp"], now)
+        if "born_timestamp" in found
+        else np.full(count, now, np.int64)
+    )
+    if "queue_offset" in found:
+        numbers["queue_offset"] = _integers(found["queue_offset"], 0)
+    if "store_timestamp" in found:
+        numbers["store_timestamp"] = _integers(found["store_timestamp"], ANY_TIME)
+    hosts, host_ids = _hosts(found, count)
+    bodies = binary_spans(found.get("body"), count, "body")
+    np.maximum(bodies.length, 0, out=bodies.length)
+    return Columns(
+        count=count,
+        topics=["" if topic is None else topic for topic in topics],
+        topic_ids=topic_ids,
+        hosts=hosts,
+        host_ids=host_ids,
+        numbers=numbers,
+        bodies=bodies,
+        properties=_properties(found, count, odd, look=look),
+        odd=odd,
+        message=_Rows(found, first).message,
+        first=first,
+    )
+
+
+# ------------------------------------------------------------------------------- single columns
+def _columns(batch: pa.RecordBatch, *, stored: bool) -> dict[str, pa.Array]:
+    """The columns to put, of types that both ways take alike.
+
+    Raises:
+        UsageError: if one is of no use.
+    """
+    left_out = _NOT_TAKEN - _OF_STORED if stored else _NOT_TAKEN
+    return {
+        name: _usable(column, name)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        # One of nulls alone says as much as none.
+        if name not in left_out and (name == "topic" or not pa.types.is_null(column.type))
+    }
+
+
+def _usable(column: pa.Array, name: str) -> pa.Array:
+    kind = column.type
+    if name in _INTEGERS:
+        if name in _TIMES and pa.types.is_timestamp(kind):
+            # Finer times than milliseconds lose what is finer.
+            milliseconds = pa.timestamp("ms", kind.tz)
+            return cast_column(column, name, milliseconds, safe=False).cast(pa.int64())
+        if not pa.types.is_integer(kind):
+            raise UsageError(f"the column {name} takes whole numbers, not {kind}")
+        if pa.types.is_uint64(kind):
+            return cast_column(column, name, pa.int64())
+    elif name == "wait_store_ok":
+        if not pa.types.is_boolean(kind):
+            raise UsageError(f"the column {name} takes true and false, not {kind}")
+    elif name == "properties":
+        if not (pa.types.is_map(kind) and _is_text(kind.key_type) and _is_text(kind.item_type)):
+            raise UsageError(f"the column properties is a map of text to text, not {kind}")
+        if not (_is_string(kind.key_type) and _is_string(kind.item_type)):
+            return cast_column(column, name, pa.map_(pa.string(), pa.large_string()))
+    elif not _is_text(kind):
+        raise UsageError(f"the column {name} takes text or bytes, not {kind}")
+    elif name in _TEXTS and not _is_string(_value_type(kind)):
+        if pa.types.is_dictionary(kind):
+            column = column.dictionary_decode()
+        return cast_column(column, name, pa.large_string())
+    return column
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Text or bytes, in whatever form; or nothing but nulls."""
+    kind, types = _value_type(kind), pa.types
+    is_bytes = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+    return bool(
+        _is_string(kind) or is_bytes or types.is_fixed_size_binary(kind) or types.is_null(kind)
+    )
+
+
+def cast_column(column: pa.Array, name: str, kind: pa.DataType, *, safe: bool = True) -> pa.Array:
+    """A column as another type.
+
+    Raises:
+        UsageError: if a value has no place there.
+    """
+    if column.type == kind:
+        return column
+    try:
+        return column.cast(kind, safe=safe)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UsageError(f"the column {name} is of {column.type}: {error}") from error
+
+
+def _integers(column: pa.Array, default: int) -> Int64:
+    if column.null_count:
+        column = pc.fill_null(column, default)
+    values: Int64 = column.to_numpy().astype(np.int64, copy=False)
+    return values
+
+
+def _numbered(column: pa.Array, name: str, kind: pa.DataType) -> tuple[list[Any], Int64]:
+    """The distinct values, and the number of each."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    column = cast_column(column, name, kind)
+    firsts, ids = distinct_spans(binary_spans(column, len(column), name))
+    try:
+        return [column[first].as_py() for first in firsts], ids
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the column {name} holds text that is not UTF-8: {error}") from error
+
+
+def _hosts(
+    found: dict[str, pa.Array], count: int
+) -> tuple[list[tuple[str | bytes, str | bytes | None]], Int64]:
+    values: list[list[Any]] = []
+    ids: list[Int64] = []
+    for name, default in (("born_host", DEFAULT_BORN_HOST), ("store_host", None)):
+        known: list[Any] = [default]
+        numbers = np.zeros(count, np.int64)
+        if name in found:
+            known, numbers = _numbered(found[name], name, _text_kind(found[name]))
+            known = [default if value is None else value for value in known]
+        values.append(known)
+        ids.append(numbers)
+    pairs, host_ids = distinct(ids[0] * len(values[1]) + ids[1])
+    hosts = [divmod(pair, len(values[1])) for pair in pairs]
+    return [(values[0][born], values[1][store]) for born, store in hosts], host_ids
+
+
+def _text_kind(column: pa.Array) -> pa.DataType:
+    """Text, or bytes where the column is of bytes."""
+    return pa.string() if _is_string(_value_type(column.type)) else pa.binary()
+
+
+def binary_spans(column: pa.Array | None, count: int, name: str) -> Spans:
+    """The bytes of each value, where they are."""
+    if column is None:
+        return Spans(np.zeros(count, np.int64), np.full(count, -1, np.int64))
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
+        width: Any = np.int64
+    elif pa.types.is_binary(kind) or pa.types.is_string(kind):
+        width = np.int32
+    else:
+        column = cast_column(column, name, pa.large_binary())
+        width = np.int64
+    _, offsets, data = column.buffers()
+    if not len(column):
+        return Spans(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    ends = np.frombuffer(offsets, width)[column.offset : column.offset + len(column) + 1]
+    address = 0 if data is None else data.address
+    lengths = np.subtract(ends[1:], ends[:-1], dtype=np.int64)
+    if column.null_count:
+        lengths[column.is_null().to_numpy(zero_copy_only=False)] = -1
+    return Spans(np.add(ends[:-1], address, dtype=np.int64), lengths, (column,))
+
+
+# ------------------------------------------------------------------------------------ properties
+def _properties(found: dict[str, pa.Array], count: int, odd: Bools, *, look: bool) -> Spans:
+    """The property string of each message: the one that is given, or one made of its parts."""
+    kernels = codec.kernels()
+    assert kernels is not None
+    strings = binary_spans(found.get("properties_string"), count, "properties_string")
+    given = strings.length >= 0
+    _mark_unusual(found, odd)
+    if given.any():
+        # Of a string that is written as it is nothing is made anew, by the map.
+        for name in ("tags", "keys", *(["properties"] if look else [])):
+            if name in found:
+                odd |= given & found[name].is_valid().to_numpy(zero_copy_only=False)
+        if look:
+            kernels.look_into(count, strings.at, strings.length, odd)
+        if given.all():
+            return strings
+    made = _made_strings(found, count, odd)
+    if given.any():
+        return Spans(
+            np.where(given, strings.at, made.at),
+            np.where(given, strings.length, made.length),
+            (strings, made),
+        )
+    return made
+
+
+def _mark_unusual(found: dict[str, pa.Array], odd: Bools) -> None:
+    for name, usual in (("delay_level", 0), ("wait_store_ok", True)):
+        if name in found:
+            same = pc.equal(found[name], pa.scalar(usual, found[name].type))
+            odd |= ~pc.fill_null(same, True).to_numpy(zero_copy_only=False)
+
+
+def _made_strings(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
+    keys = binary_spans(found.get("keys"), count, "keys")
+    tags = binary_spans(found.get("tags"), count, "tags")
+    first = stop = np.zeros(count, np.int64)
+    pairs = np.zeros((4, 0), np.int64)
+    kept: tuple[object, ...] = ()
+    if "properties" in found:
+        first, stop, (names, values) = _pairs(found["properties"], count)
+        pairs = np.stack((names.at, names.length, values.at, values.length))
+        kept = (names, values)
+    room = _PAIR_GLUE * pairs.shape[1] + _NAMED_PAIRS * count
+    room += int(sum(np.maximum(part, 0).sum() for part in (*pairs[1::2], keys.length, tags.length)))
+    data = np.empty(room, np.uint8)
+    made = Spans(np.zeros(count, np.int64), np.zeros(count, np.int64), (data,))
+    kernels = codec.kernels()
+    assert kernels is not None
+    kernels.property_strings(
+        count,
+        first,
+        stop,
+        pairs,
+        keys.at,
+        keys.length,
+        tags.at,
+        tags.length,
+        data.ctypes.data,
+        made.at,
+        made.length,
+        odd,
+    )
+    del kept
+    return made
+
+
+def _pairs(column: pa.Array, count: int) -> tuple[Int64, Int64, tuple[Spans, Spans]]:
+    """Of each map its first pair and the one behind its last; and the names and values of all."""
+    ends = np.frombuffer(column.buffers()[1] or bytes(4), np.int32)
+    bounds: Int64 = ends[column.offset : column.offset + count + 1].astype(np.int64)
+    begin, used = int(bounds[0]), int(bounds[-1] - bounds[0])
+    bounds -= begin
+    first, stop = bounds[:-1], bounds[1:]
+    if column.null_count:
+        stop = np.where(column.is_null().to_numpy(zero_copy_only=False), first, stop)
+    names, values = (
+        binary_spans(part.slice(begin, used), used, "properties")
+        for part in (column.keys, column.items)
+    )
+    return first, stop, (names, values)

@@ -1,0 +1,180 @@
+"""The consume queues of a store that is written (``DefaultMessageStore.consumeQueueTable``).
+
+A broker has thousands of them: what stands in the files is looked at when the store is opened,
+and a queue's files are only mapped once somebody reads or writes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from logquarry.disk.disk import Disk
+from logquarry.disk.mapped_file import MappedFile
+from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.errors import StoreUnavailable
+from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.log.layout import CONSUME_QUEUE, quarantine
+from logquarry.read.live_read import LiveQueue
+from logquarry.read.log_queues import QueueKey
+from logquarry.write.dispatcher import QueueWriters
+from logquarry.write.queue_writer import Mending
+
+logger = logging.getLogger(__name__)
+
+
+class QueueTable:
+    """The queues of one store.
+
+    Args:
+        disk: what they are on.
+        root: the store.
+        file_size: bytes of a queue file.
+        ends: one past the last queue offset, of each queue that there is.
+        log: the log's files.
+        mendings: for a recovery: the queues that it writes, with what is known of each.
+        keeps_tails: whether what stands behind the ends stays as it is, and files may be missing
+            between others: as RocketMQ has it.
+
+    Attributes:
+        writers: what the dispatcher writes to.
+        live: the queues that were asked for by :meth:`get`; they stay.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        root: Path,
+        file_size: int,
+        ends: Mapping[QueueKey, int],
+        log: MappedFileQueue,
+        mendings: Mapping[QueueKey, Mending] | None = None,
+        *,
+        keeps_tails: bool = False,
+    ) -> None:
+        self._keeps_tails = keeps_tails
+        self.writers = QueueWriters(self._open_files, mendings)
+        self._disk = disk
+        self._root = root
+        self._file_size = file_size
+        self._ends = dict(ends)
+        self._log = log
+        self._opening = threading.Lock()
+        self.live: dict[QueueKey, LiveQueue] = {}
+
+    def _open_files(self, topic: str, queue_id: int) -> MappedFileQueue:
+        parts = CONSUME_QUEUE, topic, str(queue_id)
+        aside = quarantine(self._root, *parts)
+        files = MappedFileQueue(
+            self._disk,
+            self._root.joinpath(*parts),
+            self._file_size,
+            allocator=_SoleOwner(self._disk, aside),
+            gaps=self._keeps_tails,
+        )
+        files.load()
+        if files.bases:
+            # A queue that is not known yet has nothing that may stay.
+            end = self._ends.get((topic, queue_id), 0) * UNIT_SIZE
+            if self._keeps_tails:
+                files.end_at(end)
+            else:
+                files.truncate_to(max(end, files.min_offset), aside=aside)
+        return files
+
+    def keys(self) -> list[QueueKey]:
+        """Topic and number of each queue, sorted."""
+        written = {key for key in self.writers.known if self._has_files(key)}
+        return sorted(written.union(self._ends))
+
+    def _has_files(self, key: QueueKey) -> bool:
+        writer = self.writers.get(key)
+        return writer is not None and bool(writer.files.bases)
+
+    def get(self, topic: str, queue_id: int) -> LiveQueue | None:
+        """One queue to be read, None if there is none of that name."""
+        key = topic, queue_id
+        found = self.live.get(key)
+        if found is not None:
+            return found
+        # Only names of queues that are there may become paths.
+        if key not in self._ends and key not in self.writers:
+            return None
+        writer = self.writers.get(key)
+        if writer is None or not writer.files.bases:
+            return None
+        with self._opening:
+            return self.live.setdefault(key, LiveQueue(topic, queue_id, writer.files, self._log))
+
+    def next_offsets(self) -> dict[QueueKey, int]:
+        """The offset that comes next in each queue (``recoverTopicQueueTable``)."""
+        found = dict(self._ends)
+        for key in self.writers.known:
+            writer = self.writers.get(key)
+            if writer is not None and writer.next_offset is not None:
+                found[key] = writer.next_offset
+        return found
+
+    def __iter__(self) -> Iterator[MappedFileQueue]:
+        return (writer.files for writer in self.writers)
+
+    def restore_lost(self) -> bool:
+        """Make files anew that another program deleted; whether all are there now.
+
+        A Java store that is opened on this one takes away queue files that it finds behind the
+        end of its log (reliability.md, rule 1).
+        """
+        found = [self._restored(file) for files in self for file in files.open_files]
+        return all(found)
+
+    def _restored(self, file: MappedFile) -> bool:
+        if file.is_named():
+            return True
+        logger.warning("%s: somebody deleted it while it was in use; made anew", file.path)
+        disk = self._disk
+        data = file.select(0) or b""
+        try:
+            aside = quarantine(self._root, *file.path.relative_to(self._root).parent.parts)
+            _set_aside(disk, file.path, aside)
+            descriptor = disk.make_file(file.path, file.size)
+            try:
+                disk.write_all(descriptor, data, 0)
+                disk.sync(descriptor, file.path)
+            finally:
+                disk.let_go(descriptor)
+        except (OSError, StoreUnavailable) as error:
+            logger.error("%s: cannot be made anew: %s", file.path, error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close all files."""
+        for files in self:
+            files.close()
+
+
+class _SoleOwner:
+    """Makes the files of a queue where nobody else's stands in the way.
+
+    A Java store that is opened on this one dispatches before the lock refuses it, and may make
+    the file that comes next here.
+    """
+
+    def __init__(self, disk: Disk, aside: Path) -> None:
+        self._disk = disk
+        self._aside = aside
+
+    def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
+        """The file at a path, made anew."""
+        _set_aside(self._disk, path, self._aside)
+        return MappedFile(self._disk, path, int(path.name), size, exclusive=True)
+
+    def discard(self) -> None:
+        """Nothing is made ahead."""
+
+
+def _set_aside(disk: Disk, path: Path, aside: Path) -> None:
+    if path.is_file():
+        disk.set_aside(path, aside)

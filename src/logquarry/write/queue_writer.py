@@ -1,0 +1,324 @@
+"""The units of a run of frames, queue by queue, in two twins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.config import StoreConfig
+from logquarry.disk.mapped_file import MappedFile
+from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.errors import CorruptFile, StoreUnavailable
+from logquarry.format import queue_entry
+from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.log import codec, columns
+from logquarry.log.codec import Window
+from logquarry.log.columns import Decoding
+from logquarry.log.follow import DispatchRequests, Followed
+from logquarry.read.consume_queue import UNIT_DTYPE, Units
+from logquarry.read.log_queues import QueueKey, copies_of
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePart:
+    """What a run of frames brings to one queue, in the log's order.
+
+    Attributes:
+        rows: the numbers of the frames.
+        offsets: the queue offset of each.
+        units: what stands there.
+    """
+
+    rows: Int64
+    offsets: Int64
+    units: Units
+
+
+def parts_of(followed: Followed) -> dict[QueueKey, QueuePart]:
+    """What a run brings to each queue."""
+    if followed.table is None:
+        return _plain(followed.requests)
+    kernels = codec.kernels()
+    assert kernels is not None
+    count, queues = followed.table.shape[1], len(followed.queues)
+    ends = np.empty(queues + 1, np.int64)
+    rows, offsets = np.empty(count, np.int64), np.empty(count, np.int64)
+    data = np.empty(count * UNIT_SIZE, np.uint8)
+    kernels.group_units(followed.table, count, queues, ends, rows, offsets, data)
+    units: Units = data.view(UNIT_DTYPE)
+    bounds = ends.tolist()
+    return {
+        key: QueuePart(rows[start:stop], offsets[start:stop], units[start:stop])
+        for key, start, stop in zip(followed.queues, bounds, bounds[1:], strict=False)
+    }
+
+
+def _plain(requests: DispatchRequests) -> dict[QueueKey, QueuePart]:
+    units = units_of(requests.physical_offset, requests.size, requests.tags_code)
+    queued = np.flatnonzero(requests.is_dispatched)
+    ids, queue_ids = requests.topic_ids[queued], requests.queue_id[queued]
+    # Stable: the order within a queue stays the log's.
+    order = np.lexsort((queue_ids, ids))
+    ids, queue_ids, queued = ids[order], queue_ids[order], queued[order]
+    cuts = np.flatnonzero((np.diff(ids) != 0) | (np.diff(queue_ids) != 0)) + 1
+    parts: dict[QueueKey, QueuePart] = {}
+    for part in np.split(np.arange(len(queued)), cuts):
+        if len(part):
+            key = requests.topics[ids[part[0]]], int(queue_ids[part[0]])
+            rows = queued[part]
+            parts[key] = QueuePart(rows, requests.queue_offset[rows], units[rows])
+    return parts
+
+
+def parts_with_copies(
+    window: Window, followed: Followed, config: StoreConfig
+) -> dict[QueueKey, QueuePart]:
+    """What a run brings to each queue, also to those that its messages name besides their own."""
+    parts = parts_of(followed)
+    if config.enable_multi_dispatch:
+        _add_copies(window, followed, parts, config)
+    return parts
+
+
+def _add_copies(
+    window: Window, run: Followed, parts: dict[QueueKey, QueuePart], config: StoreConfig
+) -> None:
+    """Add what the messages of a run bring to further queues (``multiDispatchLmqQueue``)."""
+    requests = run.requests
+    units = units_of(requests.physical_offset, requests.size, requests.tags_code)
+    queued = np.flatnonzero(requests.is_dispatched)
+    copies: dict[QueueKey, list[tuple[int, int]]] = {}
+    found = columns.messages(window, run.rows[queued], Decoding())
+    for row, message in zip(queued.tolist(), found, strict=True):
+        for key, offset in copies_of(message, config):
+            copies.setdefault(key, []).append((row, offset))
+    for key, pairs in copies.items():
+        rows, offsets = np.array(pairs, np.int64).T
+        if key in parts:
+            rows = np.concatenate((parts[key].rows, rows))
+            offsets = np.concatenate((parts[key].offsets, offsets))
+            # Stable: a message that names its own queue is in it once.
+            order = np.argsort(rows, kind="stable")
+            rows, offsets = rows[order], offsets[order]
+            once = np.append(True, np.diff(rows) != 0)
+            rows, offsets = rows[once], offsets[once]
+        parts[key] = QueuePart(rows, offsets, units[rows])
+
+
+# --------------------------------------------------------------------------------------------------
+# One consume queue, written (the appending half of ``ConsumeQueue``).
+#
+# Follows ``putMessagePositionInfo`` and ``fillPreBlank`` of 4.9.3. One thread writes: the
+# dispatcher.
+#
+# Guarantees: a unit stands at its queue offset or not at all. Units that are there already are
+# passed over, so that a part of the log can be dispatched again; where some are missing before the
+# next one, it is refused. (Java writes it where it does not belong, and logs a bug.)
+
+Offsets = npt.NDArray[np.int64]
+
+_FILLER: Final = queue_entry.encode(queue_entry.FILLER)
+MOST_GAP: Final = 1 << 24
+"""Units that may be missing before the next one; a message further on has a wrong queue offset,
+which no CRC covers."""
+MOST_OFFSET: Final = 1 << 48
+"""A broker that puts a million messages a second into one queue gets there in nine years."""
+_GAP_AT_ONCE: Final = 1 << 14
+
+
+class ConsumeQueueWriter:
+    """Appends units to one queue.
+
+    Args:
+        files: the queue's files, which end with its last unit.
+        name: what errors call it.
+
+    Attributes:
+        files: the queue's files.
+        name: what errors call it.
+        physical_end: where the last message with a unit ends in the log (``maxPhysicOffset``).
+    """
+
+    def __init__(self, files: MappedFileQueue, name: str = "a consume queue") -> None:
+        self.files = files
+        self.name = name
+        self.physical_end = self._last_physical_end()
+
+    @property
+    def next_offset(self) -> int | None:
+        """The queue offset that comes next, None while there is no file: any may."""
+        return None if self.files.last_file() is None else self.files.wrote_offset // UNIT_SIZE
+
+    def append(self, offsets: Offsets, units: Units) -> int:
+        """Append units, in the log's order.
+
+        Args:
+            offsets: the queue offset of each.
+            units: what they say.
+
+        Returns:
+            How many were new.
+
+        Raises:
+            CorruptFile: if units before one of them are missing.
+            StoreUnavailable: if a file cannot be made.
+        """
+        if not len(units):
+            return 0
+        # In the log's order: where the first one is new, all are.
+        if int(units["physical_offset"][0]) + int(units["size"][0]) <= self.physical_end:
+            new = units["physical_offset"] + units["size"] > self.physical_end
+            offsets, units = offsets[new], units[new]
+        # An offset that does not go on from the one before: a gap, or a new epoch of the topic.
+        cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
+        bounds = [0, *cuts.tolist(), len(offsets)]
+        return sum(
+            self._append_run(int(offsets[start]), units[start:stop])
+            for start, stop in pairwise(bounds)
+            if start < stop
+        )
+
+    def _append_run(self, offset: int, units: Units) -> int:
+        if offset < 0:
+            # No CRC covers a queue offset, and a negative one is no place in a queue.
+            units, offset = units[-offset:], 0
+            if not len(units):
+                return 0
+        expected = self.next_offset
+        if expected is None:
+            self._begin(offset)
+            expected = offset
+        units = self._following(expected, offset, units)
+        if not len(units):
+            return 0
+        self._write(units.tobytes())
+        last = units[-1]
+        self.physical_end = int(last["physical_offset"]) + int(last["size"])
+        return len(units)
+
+    def _following(self, expected: int, offset: int, units: Units) -> Units:
+        """The units of a run that begins at an offset, as far as they go on from what is there."""
+        if offset > expected:
+            raise CorruptFile(
+                self.name,
+                self.files.wrote_offset,
+                f"the unit of queue offset {offset} comes next in the log, and those from "
+                f"{expected} on are missing",
+                kind="queue_gap",
+            )
+        # QUIRK: Java appends a unit of offset 0 at the end of any queue, and passes over the rest
+        # (test_queue_writer.py::test_a_new_epoch_is_passed_over).
+        return units[expected - offset :]
+
+    def _write(self, units: bytes) -> None:
+        data = memoryview(units)
+        while data:
+            file = self._file(0)
+            count = min(len(data), file.room)
+            file.append(data[:count])
+            data = data[count:]
+
+    def _begin(self, offset: int) -> None:
+        """Make the first file, in which units stand for what was before ``offset``."""
+        start = offset * UNIT_SIZE
+        file = self._file(start)
+        file.append(_FILLER * ((start - file.base) // UNIT_SIZE))
+
+    def _file(self, start: int) -> MappedFile:
+        file = self.files.last_file(create=True, start_offset=start)
+        if file is None:
+            raise StoreUnavailable(f"{self.name}: the next file was not made in time")
+        return file
+
+    def _last_physical_end(self) -> int:
+        """From the last unit that stands for a message; 0 without one."""
+        end = self.files.wrote_offset
+        while end > max(0, self.files.min_offset):
+            data = self.files.select(end - UNIT_SIZE, UNIT_SIZE)
+            if data is None:
+                break
+            unit = queue_entry.decode_at(data, 0)
+            if unit.is_written and not unit.is_filler:
+                return unit.physical_offset + unit.size
+            end -= UNIT_SIZE
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mending:
+    """What is known of a queue that a recovery writes.
+
+    Attributes:
+        resume_at: physical offset of the first message that it lacks.
+        kept: units of messages that the log has lost, by their queue offsets. Where there is none
+            a filler stands for the message: no reader stops at it, RocketMQ's neither.
+        aside: the folder for files that have to go.
+        moved: the right queue offsets of messages whose own is harmed, by their physical offsets.
+        largest_gap: fillers in a row at the most; what stands further on has a wrong offset.
+    """
+
+    resume_at: int
+    kept: Mapping[int, bytes]
+    aside: Path
+    moved: Mapping[int, int] = field(default_factory=dict)
+    largest_gap: int = MOST_GAP
+
+
+class ConsumeQueueMender(ConsumeQueueWriter):
+    """Writes a queue anew from a log that has lost messages.
+
+    Args:
+        files: the queue's files, cut where it is sound.
+        name: what errors call it.
+        mending: what is known of it.
+    """
+
+    def __init__(self, files: MappedFileQueue, name: str, mending: Mending) -> None:
+        super().__init__(files, name)
+        # Messages before that one are of an earlier life of the topic, or there already.
+        self.physical_end = mending.resume_at
+        self._mending = mending
+        self._harmed = np.fromiter(mending.moved, np.int64)
+
+    def append(self, offsets: Offsets, units: Units) -> int:
+        """See :meth:`ConsumeQueueWriter.append`."""
+        if len(self._harmed):
+            offsets = offsets.copy()
+            places = units["physical_offset"]
+            for at in np.flatnonzero(np.isin(places, self._harmed)).tolist():
+                offsets[at] = self._mending.moved[int(places[at])]
+        if len(offsets) and offsets.max() > MOST_OFFSET:
+            units, offsets = units[offsets <= MOST_OFFSET], offsets[offsets <= MOST_OFFSET]
+        return super().append(offsets, units)
+
+    def _following(self, expected: int, offset: int, units: Units) -> Units:
+        if offset < expected:
+            # The topic was deleted and came again: what was there before counts no more.
+            first = self.files.min_offset // UNIT_SIZE
+            start = max(first, offset) * UNIT_SIZE
+            self.files.truncate_to(start, aside=self._mending.aside)
+            return units[max(0, first - offset) :]
+        if offset > expected + self._mending.largest_gap:
+            return units[:0]
+        kept = self._mending.kept
+        for start in range(expected, offset, _GAP_AT_ONCE):
+            numbers = range(start, min(start + _GAP_AT_ONCE, offset))
+            self._write(b"".join(kept.get(number, _FILLER) for number in numbers))
+        return units
+
+
+def units_of(physical_offset: Offsets, size: Offsets, tags_code: Offsets) -> Units:
+    """Units as they stand on disk."""
+    units = np.empty(len(physical_offset), UNIT_DTYPE)
+    units["physical_offset"] = physical_offset
+    units["size"] = size
+    units["tags_code"] = tags_code
+    return units

@@ -1,0 +1,226 @@
+"""Frames that were made elsewhere, appended: the last step of a load.
+
+Guarantees: what comes into the log is, byte for byte, what ``put_many`` would have written; the
+store time is that of a chunk of about a mebibyte. Whatever ends a call in the middle leaves the
+first frames of it in the log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.disk.mapped_file import MappedFile
+from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.errors import CorruptFile
+from logquarry.format import frame, staged
+from logquarry.log import codec
+from logquarry.read.log_queues import QueueKey
+from logquarry.write.append import CommitLogWriter, end_file
+from logquarry.write.put_many import CHUNK_BYTES
+from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
+
+Int64 = npt.NDArray[np.int64]
+
+_BLANK: Final = frame.BLANK.size
+_NO_HOST: Final = bytes(frame.HOST_SIZE_V4)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFrames:
+    """Frames that can be appended.
+
+    Attributes:
+        data: their bytes, one behind the other (:mod:`logquarry.format.staged`).
+        queues: the queues that their numbers mean.
+        path: of the file that they are in, for errors.
+    """
+
+    data: memoryview
+    queues: Sequence[QueueKey]
+    path: str
+
+
+class StagedWriter:
+    """Appends staged frames.
+
+    Args:
+        writer: of the log.
+        counted: told of each topic, how many of its messages were appended, and their bytes.
+    """
+
+    def __init__(
+        self,
+        writer: CommitLogWriter,
+        counted: Callable[[str, int, int], None] = lambda topic, messages, size: None,
+    ) -> None:
+        self._writer = writer
+        self._counted = counted
+
+    def append(self, frames: StagedFrames, start: int = 0) -> int:
+        """Append all frames from a byte of them on.
+
+        Returns:
+            How many.
+
+        Raises:
+            StoreUnavailable: if the store takes no messages, now or before the last one.
+            CorruptFile: if what stands there is no frame, or no file of the log could hold it.
+        """
+        began = time.monotonic()
+        placed = np.zeros((2, len(frames.queues)), np.int64)
+        try:
+            return self._append_all(frames, start, placed, began)
+        finally:
+            for key, messages, size in zip(frames.queues, *placed.tolist(), strict=True):
+                if messages:
+                    self._counted(key[0], messages, size)
+
+    def _append_all(self, frames: StagedFrames, start: int, placed: Int64, began: float) -> int:
+        count = 0
+        while start < len(frames.data):
+            self._writer.check_status()
+            with self._writer.holding() as (now, _):
+                done, start = self._append_chunk(frames, start, now, placed)
+            count += done
+            # The dispatcher and the disk follow while this goes on.
+            self._writer.settle(_result(self._writer, now, began), False)
+        return count
+
+    def _append_chunk(
+        self, frames: StagedFrames, start: int, now: int, placed: Int64
+    ) -> tuple[int, int]:
+        file = self._writer.file()
+        known = self._writer.queue_offsets
+        next_offsets = np.array([known.setdefault(key, 0) for key in frames.queues], np.int64)
+        place = _place_quickly if codec.kernels_enabled() else _place
+        stop, position, count, why = place(frames, start, file, now, next_offsets, placed)
+        if stop > start:
+            before = file.wrote
+            told = dict(zip(frames.queues, next_offsets.tolist(), strict=True))
+            try:
+                file.advance(position - before)
+                known.update(told)
+            except BaseException:
+                # Ctrl-C comes anywhere. Messages in the log have their queue offsets.
+                if file.wrote > before:
+                    known.update(told)
+                raise
+        elif why == staged.NO_FRAME or (why == staged.NO_ROOM and not file.wrote):
+            what = "no frame" if why == staged.NO_FRAME else "a frame that no file of the log holds"
+            raise CorruptFile(frames.path, start, f"{what} stands there")
+        file.store_timestamp = now
+        if why == staged.NO_ROOM:
+            end_file(file)
+        return count, stop
+
+
+def find_staged(log: MappedFileQueue, position: int, frames: StagedFrames) -> tuple[int, int]:
+    """How much of some frames stands in the log from an offset on.
+
+    Returns:
+        (the byte of the frames behind the last one that is there, offset in the log behind it).
+    """
+    start, same = 0, _same_quickly if codec.kernels_enabled() else _same
+    while start < len(frames.data):
+        there = log.select(position)
+        if there is None:
+            break
+        done, behind = same(frames, start, there)
+        start, position = done, position + behind
+        if behind == len(there) or start == len(frames.data):
+            break
+        # Only where a frame finds no room does it begin a file.
+        room = log.file_size - position % log.file_size
+        if _size_at(frames, start) + _BLANK <= room:
+            break
+        position += room
+    return start, position
+
+
+def _size_at(frames: StagedFrames, start: int) -> int:
+    return int.from_bytes(frames.data[start : start + 4], "big", signed=True)
+
+
+def _place_quickly(
+    frames: StagedFrames,
+    start: int,
+    file: MappedFile,
+    now: int,
+    next_offsets: Int64,
+    placed: Int64,
+) -> tuple[int, int, int, int]:
+    kernels = codec.kernels()
+    assert kernels is not None
+    # The views keep the maps while the kernel works.
+    source, target = np.frombuffer(frames.data, np.uint8), np.frombuffer(file.buffer, np.uint8)
+    stop, position, count, why = kernels.place_staged(
+        *(source.ctypes.data, start, len(source), CHUNK_BYTES),
+        *(target.ctypes.data, file.wrote, file.size, file.base, now),
+        *(next_offsets, placed),
+    )
+    return int(stop), int(position), int(count), int(why)
+
+
+def _place(
+    frames: StagedFrames,
+    start: int,
+    file: MappedFile,
+    now: int,
+    next_offsets: Int64,
+    placed: Int64,
+) -> tuple[int, int, int, int]:
+    """The reference."""
+    position = first = file.wrote
+    count = 0
+    data = frames.data
+    while start < len(data) and position - first < CHUNK_BYTES:
+        size = _size_at(frames, start)
+        if not frame.FIXED_SIZE_V1 <= size <= len(data) - start:
+            return start, position, count, staged.NO_FRAME
+        number = staged.queue_number(data, start)
+        if not 0 <= number < len(next_offsets):
+            return start, position, count, staged.NO_FRAME
+        if position + size + _BLANK > file.size:
+            return start, position, count, staged.NO_ROOM
+        queue_offset = 0
+        if staged.advances_queue(data, start):
+            queue_offset = int(next_offsets[number])
+            next_offsets[number] += 1
+        target = file.buffer[position : position + size]
+        target[:] = data[start : start + size]
+        staged.place(target, queue_offset, file.base + position, now)
+        placed[:, number] += (1, size)
+        start, position, count = start + size, position + size, count + 1
+    return start, position, count, staged.PLACED
+
+
+def _same_quickly(frames: StagedFrames, start: int, there: memoryview) -> tuple[int, int]:
+    kernels = codec.kernels()
+    assert kernels is not None
+    one, other = np.frombuffer(frames.data, np.uint8), np.frombuffer(there, np.uint8)
+    stop, behind, _ = kernels.same_staged(
+        one.ctypes.data, start, len(one), other.ctypes.data, 0, len(other)
+    )
+    return int(stop), int(behind)
+
+
+def _same(frames: StagedFrames, start: int, there: memoryview) -> tuple[int, int]:
+    """The reference."""
+    at = 0
+    for size in staged.sizes_of(frames.data, start):
+        if not staged.same(frames.data[start : start + size], there[at : at + size]):
+            break
+        start, at = start + size, at + size
+    return start, at
+
+
+def _result(writer: CommitLogWriter, now: int, began: float) -> PutResult:
+    """What those who settle puts look at; nobody waits for it."""
+    elapsed = (time.monotonic() - began) * 1_000
+    return PutResult(PutStatus.PUT_OK, AppendStatus.PUT_OK, _NO_HOST, 0, 0, 0, 0, now, elapsed)

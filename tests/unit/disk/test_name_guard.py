@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from logquarry.disk.allocate import AllocateMappedFileService
+from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.disk.queue_folders import NameGuard
+from logquarry.errors import StoreUnavailable
+from logquarry.testing.faulty_disk import FaultyDisk as ModelDisk
+from tests.faulty_disk import FaultyDisk
+
+SIZE = 4096
+
+
+@pytest.fixture
+def disk() -> FaultyDisk:
+    return FaultyDisk()
+
+
+def make(disk: FaultyDisk, root: Path) -> MappedFileQueue:
+    queue = MappedFileQueue(disk, root / "commitlog", SIZE, guard_names=True)
+    queue.load()
+    return queue
+
+
+def put(queue: MappedFileQueue, data: bytes) -> Path:
+    file = queue.last_file(create=True)
+    assert file is not None and file.append(data) is not None
+    return file.path
+
+
+def second_names(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / ".logquarry" / "names" / "commitlog").iterdir())
+
+
+def test_a_deleted_file_comes_back_with_what_was_written_since(
+    disk: FaultyDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("logquarry.disk.mapped_file_queue._CHECK_EVERY", 0)
+    queue = make(disk, tmp_path)
+    path = put(queue, b"before")
+    path.unlink()
+    put(queue, b" after")
+    queue.flush()
+    assert path.read_bytes().startswith(b"before after")
+    assert disk.order[-2:] == ["link", "sync_folder"]
+    queue.close()
+
+
+def test_it_comes_back_at_the_end_and_leaves_no_second_names(
+    disk: FaultyDisk, tmp_path: Path
+) -> None:
+    queue = make(disk, tmp_path)
+    first = put(queue, b"x" * SIZE)
+    put(queue, b"more")
+    queue.flush()
+    first.unlink()
+    queue.close()
+    assert first.read_bytes() == b"x" * SIZE
+    assert second_names(tmp_path) == []
+
+
+def test_it_comes_back_after_a_crash(disk: FaultyDisk, tmp_path: Path) -> None:
+    queue = make(disk, tmp_path)
+    first = put(queue, b"x" * SIZE)
+    second = put(queue, b"acked")
+    queue.flush()
+    second.unlink()
+    assert second_names(tmp_path) == [first.name, second.name]
+    # No close: the process is gone, and somebody opens the store.
+    again = make(FaultyDisk(), tmp_path)
+    assert second.read_bytes().startswith(b"acked")
+    assert again.max_offset == 2 * SIZE
+    again.truncate_to(SIZE + 5)
+    assert second_names(tmp_path) == [second.name]
+    again.close()
+    assert second_names(tmp_path) == []
+
+
+def test_what_retention_deletes_stays_deleted(disk: FaultyDisk, tmp_path: Path) -> None:
+    queue = make(disk, tmp_path)
+    first = put(queue, b"x" * SIZE)
+    put(queue, b"y")
+    queue.flush()
+    queue.remove_first()
+    queue.close()
+    make(disk, tmp_path).close()
+    assert not first.exists()
+
+
+def test_without_hard_links_a_lost_file_poisons(disk: FaultyDisk, tmp_path: Path) -> None:
+    disk.failing["link"] = 95
+    queue = make(disk, tmp_path)
+    path = put(queue, b"text")
+    queue.flush()
+    put(queue, b"more")
+    path.unlink()
+    with pytest.raises(StoreUnavailable, match="deleted"):
+        queue.flush()
+    assert queue.flushed_offset == 4
+    queue.close()
+
+
+def test_files_that_lose_both_names_poison(
+    disk: FaultyDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("logquarry.disk.mapped_file_queue._CHECK_EVERY", 0)
+    queue = make(disk, tmp_path)
+    path = put(queue, b"x" * SIZE)
+    put(queue, b"more")
+    queue.flush()
+    path.unlink()
+    (tmp_path / ".logquarry" / "names" / "commitlog" / path.name).unlink()
+    with pytest.raises(StoreUnavailable, match="cannot come back"):
+        queue.flush()
+    queue.close()
+
+
+def test_no_byte_is_lost_while_somebody_deletes_what_looked_empty(
+    disk: FaultyDisk, tmp_path: Path
+) -> None:
+    folder = tmp_path / "commitlog"
+    allocator = AllocateMappedFileService(disk)
+    allocator.start()
+    queue = MappedFileQueue(disk, folder, SIZE, allocator=allocator, guard_names=True)
+    queue.load()
+    is_over = threading.Event()
+    deleted = 0
+
+    def meddle() -> None:
+        nonlocal deleted
+        chance = random.Random(1)
+        while not is_over.is_set():
+            # As Java does it: the last file is empty when it looks, and deleted later.
+            found = sorted(folder.iterdir())[-1:]
+            time.sleep(chance.choice([0, 0.0005, 0.002, 0.01]))
+            for path in found:
+                path.unlink(missing_ok=True)
+                deleted += 1
+
+    queue.last_file(create=True)
+    meddler = threading.Thread(target=meddle, daemon=True)
+    meddler.start()
+    written = b""
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        data = len(written).to_bytes(8, "big") * 64
+        put(queue, data)
+        written += data
+        if len(written) % (1 << 16) == 0:
+            assert queue.flush() == len(written)
+    is_over.set()
+    meddler.join()
+    assert allocator.stop()
+    queue.close()
+    assert deleted > 10
+    again = make(FaultyDisk(), tmp_path)
+    found = b"".join(bytes(again.select(base) or b"") for base in again.bases)
+    assert found[: len(written)] == written
+    again.close()
+
+
+def test_a_second_name_does_not_come_back_with_a_file_that_went(tmp_path: Path) -> None:
+    """After a crash a file with only that name is given back: what was deleted must have none."""
+    disk = ModelDisk(tmp_path)
+    guard = NameGuard(disk)
+    path = tmp_path / "log" / "0"
+    disk.let_go(disk.make_file(path, 10))
+    guard.guard(path)
+    disk.sync_folder(tmp_path / ".logquarry" / "names" / "log")
+    guard.release(path)
+    disk.remove(path)
+    for seed in range(20):
+        assert disk.image(random.Random(seed)).files == {}

@@ -1,0 +1,403 @@
+"""Rows of a load: where they go, what is refused, and what a segment is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import logquarry as lq
+from logquarry.errors import CorruptFile, MessageRejected, StoreUnavailable, UsageError
+from logquarry.format import java
+from logquarry.ingest.load import commit_load, discard_load, finish_loads, plan_load
+from logquarry.ingest.staging import LoadPlan, Staged, Stager, place_rows
+from logquarry.store.load.ledger import Ledger, LoadId
+from logquarry.store.load.segment import Segment, SegmentReader
+from logquarry.store.writable_store import WritableStore
+from tests.small_store import config
+from tests.twins import both
+
+LOAD = LoadId("job", 1)
+
+
+def planned(root: Path, **given: Any) -> LoadPlan:
+    return plan_load(LoadPlan(path=str(root), config=config(max_message_size=3_000), **given))
+
+
+def staged(plan: LoadPlan, *tasks: Sequence[dict[str, Any]], load: LoadId = LOAD) -> list[Staged]:
+    found = []
+    for partition, rows in enumerate(tasks):
+        stager = Stager(plan, load, partition, clock=lambda: 5)
+        stager.add(pa.RecordBatch.from_pylist(list(rows), schema_of(rows)))
+        found.append(stager.finish())
+    return found
+
+
+def schema_of(rows: Sequence[dict[str, Any]]) -> pa.Schema:
+    kinds = {
+        "topic": pa.string(),
+        "body": pa.binary(),
+        "queue_id": pa.int32(),
+        "keys": pa.string(),
+        "properties": pa.map_(pa.string(), pa.string()),
+        "sys_flag": pa.int32(),
+        "delay_level": pa.int32(),
+    }
+    names = {name for row in rows for name in row} | {"topic", "body"}
+    return pa.schema([(name, kind) for name, kind in kinds.items() if name in names])
+
+
+def messages(root: Path) -> list[lq.StoredMessage]:
+    with lq.MessageStore.open(root, config=config()) as store:
+        return list(store.scan())
+
+
+def row(topic: str | None = "t", body: bytes | None = b"b", **more: Any) -> dict[str, Any]:
+    return {"topic": topic, "body": body, **more}
+
+
+# -------------------------------------------------------------------------------------- placing
+def test_keys_choose_as_a_producer_does() -> None:
+    keys = ["a", " order-7 x", "order-7", "ключ", "", None, "z" * 40]
+    batch = pa.record_batch({"topic": ["t"] * 7, "keys": keys})
+
+    def placed() -> list[tuple[int, int]]:
+        found, brokers = place_rows(batch, brokers=3, queues=4, turn=10)
+        return list(zip(brokers.tolist(), found["queue_id"].to_pylist(), strict=True))
+
+    fast, plain = both(placed)
+    assert fast == plain
+    for place, key in zip(fast, keys, strict=True):
+        words = (key or "").split()
+        if words:
+            value = abs(int(java.hash_code(words[0]) - 12 * int(java.hash_code(words[0]) / 12)))
+            assert place == (value % 3, value // 3)
+    assert fast[1] == fast[2]
+    # The turns of the fifth and the sixth.
+    assert fast[4:6] == [((10 + 4) % 12 % 3, (10 + 4) % 12 // 3), ((10 + 5) % 12 % 3, 1)]
+
+
+def test_a_queue_that_is_named_stays_on_one_broker() -> None:
+    batch = pa.record_batch({"topic": ["t", "u"] * 4, "queue_id": [0, 0, 1, 1, 2, 2, 0, 0]})
+    found, brokers = place_rows(batch, brokers=2, queues=1, turn=0)
+    assert found["queue_id"].to_pylist() == [0, 0, 1, 1, 2, 2, 0, 0]
+    numbers = brokers.tolist()
+    assert numbers[0] == numbers[6] == numbers[4] != numbers[2]
+    assert numbers[1] == numbers[7]
+
+
+# ------------------------------------------------------------------------------------- refusals
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (row(topic=None), "it has no topic"),
+    (row(body=None), "it has no body"),
+    (row(topic="a b/c"), "not a topic"),
+    (row(topic="t" * 300), "not a topic"),
+    (row(body=bytes(3_000)), "maxMessageSize is 3000"),
+    (row(properties={"a": "x" * 40_000}), "the properties"),
+    (row(properties={"DELAY": "soon"}), "DELAY is no number"),
+    (row(sys_flag=0x10), "IPv6"),
+]
+
+
+@pytest.mark.parametrize(("bad", "why"), REFUSED)
+def test_a_bad_row_ends_the_load(tmp_path: Path, bad: dict[str, Any], why: str) -> None:
+    plan = planned(tmp_path / "s")
+
+    def refused() -> str:
+        with pytest.raises(MessageRejected) as caught:
+            staged(plan, [row(), row(), bad])
+        return str(caught.value)
+
+    fast, plain = both(refused)
+    assert fast == plain
+    assert fast.startswith("row 3 of partition 0: ")
+    assert why in fast
+
+
+def test_bad_rows_go_to_the_dead_letters(tmp_path: Path) -> None:
+    dead = tmp_path / "dead"
+    plan = planned(tmp_path / "s", on_rejected="deadLetter", dead_letters=str(dead))
+    bad = [bad for bad, _ in REFUSED]
+    good = [row(body=b"%d" % number) for number in range(len(bad))]
+    mixed = [each for pair in zip(good, bad, strict=True) for each in pair]
+    for was_there in (False, True):
+        tasks = staged(plan, mixed, [row(body=None)], good[:2])
+        assert [task.rejected for task in tasks] == [len(bad), 1, 0]
+        assert commit_load(plan, LOAD, tasks).was_there is was_there
+    files = sorted(dead.iterdir())
+    assert [path.suffix for path in files] == [".parquet"] * 2
+    told = [each for path in files for each in pq.read_table(path).to_pylist()]
+    assert len(told) == len(bad) + 1
+    for found, (_, why) in zip(told, REFUSED, strict=False):
+        assert why in found["reason"]
+    assert told[2]["topic"] == "a b/c"
+    assert sorted(m.body for m in messages(tmp_path / "s")) == sorted(
+        each["body"] for each in good + good[:2]
+    )
+
+
+def test_text_that_is_none_is_refused(tmp_path: Path) -> None:
+    plan = planned(tmp_path / "s")
+    topics = pa.array([b"t", b"\xff"], pa.binary()).view(pa.string())
+    batch = pa.record_batch({"topic": topics, "body": pa.array([b"a", b"b"])})
+    with pytest.raises(MessageRejected, match="row 2 of partition 0: topic is no UTF-8"):
+        Stager(plan, LOAD, 0).add(batch)
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"topic": ["t"]}, "need a column body"),
+        ({"body": [b"b"]}, "need a column topic"),
+        ({"topic": ["t"], "body": [b"b"], "colour": ["red"]}, "no column 'colour'"),
+        ({"topic": ["t"], "body": [b"b"], "queue_id": ["1"]}, "queue_id takes whole numbers"),
+    ],
+)
+def test_columns_that_are_of_no_use(tmp_path: Path, columns: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        Stager(planned(tmp_path / "s"), LOAD, 0).add(pa.record_batch(columns))
+
+
+def test_queue_ids_that_no_queue_can_have(tmp_path: Path) -> None:
+    queue_ids = pa.array([1, 1 << 63], pa.uint64())
+    batch = pa.record_batch({"topic": ["t"] * 2, "body": [b"b"] * 2, "queue_id": queue_ids})
+    with pytest.raises(UsageError, match="the column queue_id is of uint64"):
+        Stager(planned(tmp_path / "s"), LOAD, 0).add(batch)
+
+
+def test_further_queues_are_refused(tmp_path: Path) -> None:
+    """Their offsets are in the frame, and only the store's lock can tell them."""
+    settings = config(enable_multi_dispatch=True)
+    plan = plan_load(LoadPlan(path=str(tmp_path / "s"), config=settings))
+    with pytest.raises(MessageRejected, match="further queues"):
+        staged(plan, [row(properties={"INNER_MULTI_DISPATCH": "a,b"})])
+
+
+# ------------------------------------------------------------------------------- what is written
+def test_both_ways_write_the_same(tmp_path: Path) -> None:
+    numbers = iter(range(10))
+
+    def written() -> list[tuple[Any, ...]]:
+        root = tmp_path / f"s{next(numbers)}"
+        plan = planned(root)
+        many = [
+            row(
+                topic="tu"[number % 2],
+                body=bytes(number * 7),
+                keys=None if number % 3 else f"k{number}",
+                sys_flag=[0, 0, 4, 8][number % 4],
+                delay_level=2 if number % 11 == 0 else 0,
+            )
+            for number in range(200)
+        ]
+        commit_load(plan, LOAD, staged(plan, many[:120], many[120:]))
+        return [
+            (m.topic, m.queue_id, m.queue_offset, m.physical_offset, m.size, m.properties_string,
+             m.body, m.sys_flag, m.born_timestamp)
+            for m in messages(root)
+        ]  # fmt: skip
+
+    fast, plain = both(written)
+    assert fast == plain
+    assert len(fast) == 200
+    assert {each[0] for each in fast} == {"t", "u", "SCHEDULE_TOPIC_XXXX"}
+
+
+def test_it_is_what_put_many_writes(tmp_path: Path) -> None:
+    many = [row(body=b"%d" % number * 20, queue_id=number % 3, keys="k") for number in range(300)]
+    batch = pa.RecordBatch.from_pylist(many, schema_of(many)).append_column(
+        "born_timestamp", pa.array(list(range(300)))
+    )
+    roots = [tmp_path / "put", tmp_path / "load"]
+    for root in roots:
+        plan = planned(root)
+        stager = Stager(plan, LOAD, 0)
+        stager.add(batch)
+        tasks = stager.finish()
+        with WritableStore.start(root, config=config(), clock=lambda: 1_700_000_000_000) as store:
+            if root.name == "put":
+                store.put_many(batch)
+            else:
+                store.load_staged(LOAD, [segment for _, segment in tasks.segments])
+    for folder in ("commitlog", "consumequeue"):
+        files = [
+            {str(p.relative_to(root)): p.read_bytes() for p in (root / folder).rglob("0*")
+             if p.is_file()}
+            for root in roots
+        ]  # fmt: skip
+        assert files[0] == files[1]
+        assert len(files[0]) > 1
+
+
+def test_offsets_follow_on_those_of_the_store(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    with WritableStore.start(root, config=config()) as store:
+        store.put_many([lq.Message("t", b"old", queue_id=1)] * 5)
+    plan = planned(root)
+    for version in (1, 2):
+        load = LoadId("job", version)
+        tasks = staged(plan, [row(queue_id=1)] * 3, [row(queue_id=0), row(queue_id=1)], load=load)
+        summary = commit_load(plan, load, tasks)
+        assert summary.rows == 5
+    offsets = [m.queue_offset for m in messages(root) if m.queue_id == 1]
+    assert offsets == list(range(13))
+    assert [m.queue_offset for m in messages(root) if m.queue_id == 0] == [0, 1]
+
+
+# ------------------------------------------------------------------------------------ the ledger
+def test_versions_count_upwards(tmp_path: Path) -> None:
+    plan = planned(tmp_path / "s")
+    for version, was_there in ((3, False), (3, True), (2, True), (4, False)):
+        load = LoadId("job", version)
+        summary = commit_load(plan, load, staged(plan, [row()], load=load))
+        assert summary.was_there is was_there
+    other = LoadId("other", 0)
+    assert not commit_load(plan, other, staged(plan, [row()], load=other)).was_there
+    assert len(messages(tmp_path / "s")) == 3
+    assert not list((tmp_path / "s").rglob("*.frames"))
+
+
+def test_loads_without_a_name_leave_nothing(tmp_path: Path) -> None:
+    for brokers in (1, 2):
+        plan = planned(tmp_path / f"s{brokers}", brokers=brokers)
+        load = LoadId("run-" + "0" * 32, 0, is_named=False)
+        for _ in range(2):
+            commit_load(plan, load, staged(plan, [row(), row(), row(), row()], load=load))
+        found = [m for broker in range(brokers) for m in messages(plan.store(broker))]
+        assert len(found) == 8
+        assert not [path for path in plan.loads.rglob("*") if path.suffix in (".json", ".frames")]
+
+
+@pytest.mark.parametrize("brokers", [1, 2])
+def test_a_load_without_rows_is_known(tmp_path: Path, brokers: int) -> None:
+    plan = planned(tmp_path / "s", brokers=brokers)
+    for was_there in (False, True):
+        summary = commit_load(plan, LOAD, staged(plan, [], []))
+        assert (summary.rows, summary.was_there) == (0, was_there)
+    assert not commit_load(plan, LoadId("job", 2), []).was_there
+
+
+def test_older_leftovers_of_the_same_application_go(tmp_path: Path) -> None:
+    plan = planned(tmp_path / "s")
+    first, second, third = (LoadId("job", version) for version in (1, 2, 3))
+    other = LoadId("other", 1)
+    for load in (first, second, third, other):
+        staged(plan, [row()], load=load)
+    commit_load(plan, second, staged(plan, [row()], load=second))
+    left = {path.parent for path in plan.loads.rglob("*.frames")}
+    assert left == {plan.loads / third.staged, plan.loads / other.staged}
+
+
+def test_what_was_staged_for_nothing_goes(tmp_path: Path) -> None:
+    dead = tmp_path / "dead"
+    plan = planned(tmp_path / "s", on_rejected="deadLetter", dead_letters=str(dead))
+    tasks = staged(plan, [row(), row(body=None)], [row()])
+    kept = staged(plan, [row()])
+    discard_load(plan, LOAD, [tasks[0], None, tasks[1]])
+    names = {path.name for path in plan.loads.rglob("*.frames")}
+    assert names == {segment.name for task in kept for _, segment in task.segments}
+    assert not list(dead.rglob("*.parquet"))
+
+
+def test_what_was_begun_is_not_discarded(tmp_path: Path) -> None:
+    """Spark tells the writer to abort, too, when its commit has failed half way."""
+    no_room = StoreUnavailable("no room")
+    for brokers in (1, 2):
+        plan = planned(tmp_path / f"s{brokers}", brokers=brokers)
+        tasks = staged(plan, [row(queue_id=number) for number in range(4)])
+
+        def fails(appendings: Any) -> Any:
+            if len(appendings) == 1:
+                store = WritableStore.start(appendings[0].store, config=appendings[0].config)
+                writer = store._engine.loads._staged
+                with store, mock.patch.object(writer, "append", side_effect=no_room):
+                    store.load_staged(LOAD, appendings[0].segments)
+            raise no_room
+
+        with pytest.raises(StoreUnavailable, match="no room"):
+            commit_load(plan, LOAD, tasks, run=fails)
+        discard_load(plan, LOAD, tasks)
+        again = staged(plan, [row(queue_id=number) for number in range(4)])
+        assert finish_loads(plan) is (brokers > 1)
+        assert commit_load(plan, LOAD, again).was_there
+        assert sum(len(messages(plan.store(broker))) for broker in range(brokers)) == 4
+
+
+def test_a_path_of_one_store_takes_no_brokers(tmp_path: Path) -> None:
+    with WritableStore.start(tmp_path / "s", config=config()):
+        pass
+    with pytest.raises(UsageError, match="it is a store, and no folder for the stores of 2"):
+        planned(tmp_path / "s", brokers=2)
+
+
+# --------------------------------------------------------------------------------------- segments
+def segment_of(plan: LoadPlan) -> tuple[Path, Segment]:
+    (task,) = staged(plan, [row(), row(topic="u")])
+    ((_, segment),) = task.segments
+    return plan.loads / LOAD.staged, segment
+
+
+def test_a_segment_says_what_is_in_it(tmp_path: Path) -> None:
+    folder, segment = segment_of(planned(tmp_path / "s"))
+    assert segment.rows == 2
+    assert sorted(topic for topic, _, _ in segment.queues) == ["t", "u"]
+    assert Segment.from_json(json.loads(json.dumps(segment.to_json()))).crc == segment.crc
+    reader = SegmentReader(folder, segment)
+    assert len(reader.frames.data) == segment.bytes
+    reader.close()
+
+
+@pytest.mark.parametrize("harm", ["gone", "short", "rotten"])
+def test_a_harmed_segment_is_refused(tmp_path: Path, harm: str) -> None:
+    plan = planned(tmp_path / "s")
+    tasks = staged(plan, [row()], [row()])
+    path = plan.loads / LOAD.staged / tasks[1].segments[0][1].name
+    data = bytearray(path.read_bytes())
+    if harm == "gone":
+        path.unlink()
+    elif harm == "short":
+        path.write_bytes(data[:-1])
+    else:
+        data[60] ^= 1
+        path.write_bytes(data)
+    with pytest.raises(CorruptFile, match=path.name):
+        commit_load(plan, LOAD, tasks)
+    assert messages(tmp_path / "s") == []
+
+
+@pytest.mark.parametrize(
+    "document",
+    ["", "[]", "{}", '{"written_by": "logquarry load"}',
+     '{"written_by": "logquarry load", "load": {"app": "a", "version": 1, "is_named": true},'
+     ' "start": 0, "loads": "../../elsewhere", "segments": []}',
+     '{"written_by": "logquarry load", "load": {"app": "a", "version": 1, "is_named": true},'
+     ' "start": 0, "loads": ".logquarry/loads", "segments": [{"name": "../x.frames", "size": 1,'
+     ' "rows": 1, "bytes": 1, "crc": 1}]}'],
+)  # fmt: skip
+def test_an_intent_that_is_none_is_told(tmp_path: Path, document: str) -> None:
+    """Nothing may be put behind a load of which nobody knows how far it came."""
+    root = tmp_path / "s"
+    with WritableStore.start(root, config=config()) as store:
+        store.put(lq.Message("t", b"b"))
+    path = root / ".logquarry/loads/intent.json"
+    path.parent.mkdir()
+    path.write_text(document)
+    with pytest.raises(CorruptFile, match=r"intent\.json"):
+        WritableStore.start(root, config=config())
+    assert len(messages(root)) == 1
+
+
+def test_the_ledger_knows_its_applications(tmp_path: Path) -> None:
+    from logquarry.disk.disk import LocalDisk
+
+    ledger = Ledger(LocalDisk(), tmp_path)
+    ledger.add(LoadId("имя / with anything", 5))
+    assert ledger.has(LoadId("имя / with anything", 5))
+    assert not ledger.has(LoadId("имя / with anything", 6))
+    assert not ledger.has(LoadId("another", 0))

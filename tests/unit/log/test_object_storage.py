@@ -1,0 +1,67 @@
+"""Stores in an S3 bucket are read and checked like those on a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.errors import StoreNotFound, UsageError
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.verify import verify_store
+from tests.object_storage import Options, put_stores, s3_server
+
+NAMES = ("single", "unclean/crc-middle")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Options]:
+    with s3_server() as options:
+        yield options
+
+
+@pytest.fixture(scope="module")
+def urls(server: Options, golden: Path) -> dict[str, str]:
+    return put_stores(server, {name: golden / name / "store" for name in NAMES})
+
+
+def test_the_same_messages(server: Options, urls: dict[str, str], golden: Path) -> None:
+    with (
+        lq.MessageStore.open(urls["single"], storage_options=server) as remote,
+        lq.MessageStore.open(golden / "single" / "store") as local,
+    ):
+        assert list(remote.scan()) == list(local.scan())
+        topic, queue_id = sorted(local.layout.queue_names)[0]
+        assert [m.physical_offset for m in remote.get(topic, queue_id, 0).messages] == [
+            m.physical_offset for m in local.get(topic, queue_id, 0).messages
+        ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("stretch_bytes", [20_000, 8 << 20])
+def test_the_same_findings(
+    server: Options, urls: dict[str, str], golden: Path, name: str, stretch_bytes: int
+) -> None:
+    remote = StoreLayout.open(urls[name], storage_options=server)
+    found = verify_store(remote, stretch_bytes=stretch_bytes).to_json()
+    alone = verify_store(StoreLayout.open(golden / name / "store")).to_json()
+    assert found | {"store": "", "findings": bare(found)} == (
+        alone | {"store": "", "findings": bare(alone)}
+    )
+
+
+def bare(document: dict[str, object]) -> list[object]:
+    findings = document["findings"]
+    assert isinstance(findings, list)
+    return findings
+
+
+def test_what_cannot_be_reached_is_told(server: Options, urls: dict[str, str]) -> None:
+    assert urls
+    with pytest.raises((StoreNotFound, UsageError), match="nobody"):
+        lq.MessageStore.open("s3://nobody/store", storage_options=server)
+    with pytest.raises((StoreNotFound, UsageError)):
+        options = server | {"scheme": "gopher"}
+        lq.MessageStore.open(urls["single"], storage_options=options)

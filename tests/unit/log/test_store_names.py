@@ -1,0 +1,94 @@
+"""Where stores are, and what their brokers are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from logquarry.errors import StoreNotFound, UsageError
+from logquarry.log.store_names import absolute, broker_names, find_stores
+
+
+def make_stores(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name / "commitlog").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["/data/broker-a"], ["broker-a"]),
+        (["/a/s1", "/b/s2"], ["s1", "s2"]),
+        (["/a/b1/store", "/a/b2/store"], ["b1", "b2"]),
+        (["/a/b1/store", "/a/b2/store", "/c/other"], ["b1", "b2", "other"]),
+        # The level above tells none apart, the one above that does.
+        (["/x/data/store", "/y/data/store"], ["x", "y"]),
+        # No single level tells all three apart.
+        (
+            ["/r1/b1/store", "/r1/b2/store", "/r2/b1/store"],
+            ["r1/b1/store", "b2/store", "r2/b1/store"],
+        ),
+        # A better name that another store has already.
+        (["/a/x/store", "/a/y/store", "/b/x"], ["x/store", "y", "b/x"]),
+        (["s3://bucket/b1/store", "s3://bucket/b2/store/"], ["b1", "b2"]),
+        (["/"], ["/"]),
+    ],
+)
+def test_broker_names(paths: list[str], names: list[str]) -> None:
+    assert broker_names(paths) == names
+    assert len(set(names)) == len(names)
+
+
+def test_a_store_twice() -> None:
+    with pytest.raises(UsageError, match="/a/store comes twice"):
+        broker_names(["/a/store", "/b", "/a/store/"])
+
+
+def test_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute("store/") == str(tmp_path / "store")
+    assert absolute(Path("a/../b")) == str(tmp_path / "b")
+    assert absolute("file:///a/b") == absolute("file:/a/b") == "/a/b"
+    assert absolute("s3://bucket/a/") == "s3://bucket/a"
+    with pytest.raises(UsageError):
+        absolute("")
+
+
+def test_globs_stand_for_stores(tmp_path: Path) -> None:
+    make_stores(tmp_path, "b2/store", "b1/store", "c1/store", ".b3/store")
+    (tmp_path / "b4" / "store").mkdir(parents=True)
+    (tmp_path / "b5").write_text("no folder")
+    found = find_stores([f"{tmp_path}/b*/store"])
+    assert found == (f"{tmp_path}/b1/store", f"{tmp_path}/b2/store")
+    assert find_stores([f"{tmp_path}/[bc]1/st?re"]) == (
+        f"{tmp_path}/b1/store",
+        f"{tmp_path}/c1/store",
+    )
+    assert find_stores([f"{tmp_path}/*/*/"])[0] == f"{tmp_path}/b1/store"
+
+
+def test_each_store_once(tmp_path: Path) -> None:
+    make_stores(tmp_path, "b1", "b2")
+    found = find_stores([tmp_path / "b2", f"{tmp_path}/b*", str(tmp_path / "b1")])
+    assert found == (f"{tmp_path}/b2", f"{tmp_path}/b1")
+
+
+def test_a_path_with_wildcards_that_is_there(tmp_path: Path) -> None:
+    make_stores(tmp_path, "b[1]", "b1")
+    assert find_stores([tmp_path / "b[1]"]) == (f"{tmp_path}/b[1]",)
+
+
+def test_a_path_need_not_be_there(tmp_path: Path) -> None:
+    assert find_stores([tmp_path / "nowhere"]) == (f"{tmp_path}/nowhere",)
+
+
+@pytest.mark.parametrize("pattern", ["*", "no*/store", "nowhere/*/store"])
+def test_globs_that_match_nothing(tmp_path: Path, pattern: str) -> None:
+    with pytest.raises(StoreNotFound, match="matches no store"):
+        find_stores([tmp_path / pattern])
+
+
+def test_no_locations() -> None:
+    with pytest.raises(UsageError):
+        find_stores([])

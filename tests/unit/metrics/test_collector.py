@@ -1,0 +1,149 @@
+"""The numbers of a store as Prometheus reads them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logquarry as lq
+from logquarry.errors import UsageError
+from logquarry.store.writable_store import WritableStore
+from logquarry.testing.clock import FakeClock
+from tests.small_store import NOW, config
+
+
+def parsed(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    parser = pytest.importorskip("prometheus_client.parser")
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in parser.text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(samples: dict[Any, float], name: str, **labels: str) -> float:
+    return samples[name, frozenset(({"node_id": "node"} | labels).items())]
+
+
+def test_a_store_that_is_written(tmp_path: Path) -> None:
+    client = pytest.importorskip("prometheus_client")
+    from logquarry.metrics.collector import StoreCollector
+
+    topic = 'evil"\\topic'
+    registry = client.CollectorRegistry()
+    clock = FakeClock(NOW)
+    with WritableStore.start(tmp_path / "store", config=config(), clock=clock) as store:
+        registry.register(StoreCollector(store, "node"))
+        sizes = [store.put(lq.Message(topic, bytes(size))).size for size in (10, 1_500)]
+        many = store.put_many([lq.Message("t", b"x"), lq.Message("t", b"y")])
+        with pytest.raises(lq.errors.MessageRejected):
+            store.put(lq.Message("a/b", b""))
+        store.wait_dispatched()
+        store.get("t", 0, 0)
+        store.get("t", 0, 2)
+        clock.advance(5_000)
+        samples = parsed(client.generate_latest(registry).decode())
+        store.put(lq.Message(topic, b""))
+        later = parsed(client.generate_latest(registry).decode())
+    named = {"topic": topic}
+    assert value(samples, "rocketmq_messages_in_total", **named) == 2
+    assert value(later, "rocketmq_messages_in_total", **named) == 3
+    assert value(samples, "rocketmq_throughput_in_total", **named) == sum(sizes)
+    assert value(samples, "rocketmq_messages_in_total", topic="t") == 2
+    assert value(samples, "logquarry_retained_bytes", **named) == sum(sizes)
+    assert value(samples, "logquarry_retained_messages", topic="t") == 2
+    assert value(samples, "rocketmq_messages_out_total") == 2
+    assert value(samples, "logquarry_puts_failed_total") == 1
+    assert value(samples, "logquarry_gets_total", found="false") == 1
+    assert value(samples, "rocketmq_message_size_bucket", le="1024.0") == 3
+    assert value(samples, "rocketmq_message_size_bucket", le="+Inf") == 4
+    assert value(samples, "rocketmq_message_size_count") == 4
+    assert value(samples, "rocketmq_message_size_sum") == sum(sizes) + int(many.size.sum())
+    assert value(samples, "rocketmq_storage_dispatch_behind_bytes") == 0
+    assert value(samples, "rocketmq_storage_message_reserve_time") == 5_000
+    end = value(samples, "logquarry_log_max_offset")
+    assert end == sum(sizes) + int(many.size.sum())
+    # A store that was closed has none, and nobody who scrapes gets an error.
+    assert client.generate_latest(registry) == b""
+
+
+def test_a_store_at_rest(golden: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    from logquarry.metrics.collector import prometheus_text
+
+    with lq.MessageStore.open(golden / "real-broker" / "store") as store:
+        samples = parsed(prometheus_text(store, "node"))
+        kept = store.stats().state.retained
+    names = {name for name, _ in samples}
+    # What a process did is not known beside it.
+    assert not names & {"rocketmq_messages_in_total", "rocketmq_message_size_bucket"}
+    assert names >= {
+        "rocketmq_storage_size",
+        "rocketmq_storage_flush_behind_bytes",
+        "rocketmq_storage_dispatch_behind_bytes",
+        "rocketmq_storage_message_reserve_time",
+        "rocketmq_consumer_lag_messages",
+        "logquarry_retained_bytes",
+    }
+    for topic, found in kept.items():
+        assert value(samples, "logquarry_retained_bytes", topic=topic) == found.bytes
+    lag = value(
+        samples, "rocketmq_consumer_lag_messages", topic="MainTopic", consumer_group="cg_main"
+    )
+    assert lag == 0
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name.startswith(("prometheus_client", "logquarry.metrics")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(UsageError, match=r"logquarry\[metrics\]"):
+        import logquarry.metrics.collector  # noqa: F401
+
+
+def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("prometheus_client")
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[3] / "docs" / "metrics.md"
+    names: dict[str, object] = {}
+    examples = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        exec(example, names)
+
+
+def test_delayed_messages_and_transactions(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    from logquarry.metrics.collector import prometheus_text
+
+    clock = FakeClock(NOW)
+    with WritableStore.start(tmp_path / "store", config=config(), clock=clock) as store:
+        for level in (1, 5, 6):  # 1 s, 60 s, 2 m
+            store.put(lq.Message("t", b"", delay_level=level))
+        store.put(lq.Message("u", b"", delay_level=1, born_timestamp=NOW - 700_000))
+        with store.transaction(lq.Message("u", b"")) as t:
+            t.leave_open()
+        with store.transaction(lq.Message("u", b"")) as t:
+            t.commit()
+        store.wait_dispatched()
+        before = parsed(prometheus_text(store, "node"))
+        # Late is not what they were delayed for.
+        clock.advance(500_000)
+        assert store.deliver_due() == 4
+        samples = parsed(prometheus_text(store, "node"))
+        document = store.stats().to_json()
+    name = "rocketmq_delay_message_latency"
+    assert not any(found.startswith(name) for found, _ in before)
+    assert value(samples, f"{name}_bucket", topic="t", le="60.0") == 2
+    assert value(samples, f"{name}_bucket", topic="t", le="600.0") == 3
+    assert value(samples, f"{name}_sum", topic="t") == 1 + 60 + 120
+    assert value(samples, f"{name}_bucket", topic="u", le="600.0") == 0
+    assert value(samples, f"{name}_count", topic="u") == 1
+    assert value(samples, "rocketmq_half_messages", topic="u") == 1
+    assert document["delays"]["t"] == {"counts": [2, 1, 0, 0, 0, 0, 0], "seconds": 181}
+    assert document["state"]["half_messages"] == {"u": 1}

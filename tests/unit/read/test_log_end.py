@@ -1,0 +1,90 @@
+"""What the queues say about the log's end, and what a bad frame in its last file does to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from logquarry.format import queue_entry
+from logquarry.format.queue_entry import FILLER, QueueEntry
+from logquarry.log.layout import StoreLayout
+from logquarry.read.log_end import consume_queues, last_entries, log_bound, sound_bound
+from tests.store_maker import StoreMaker
+
+
+@pytest.fixture
+def maker() -> StoreMaker:
+    maker = StoreMaker(log_file_size=1000)
+    for number in range(20):
+        maker.put(["orders", "payments"][number % 2], number % 3, body=bytes(50))
+    return maker
+
+
+def test_the_furthest_message_counts(maker: StoreMaker, tmp_path: Path) -> None:
+    layout = StoreLayout.open(maker.write(tmp_path))
+    last = maker.frames[-1]
+    assert log_bound(layout) == last.physical_offset + last.size
+    entries = last_entries(layout, consume_queues(layout))
+    assert len(entries) == 6
+    ends = [entry.physical_offset + entry.size for entry in entries]
+    assert ends == sorted(ends, reverse=True)
+
+
+def test_nothing_bounds_the_log(maker: StoreMaker, tmp_path: Path) -> None:
+    maker.write(tmp_path)
+    (tmp_path / "abort").touch()
+    assert log_bound(StoreLayout.open(tmp_path)) is None
+    assert sound_bound(StoreLayout.open(tmp_path), None) is None
+    (tmp_path / "abort").unlink()
+    for path in (tmp_path / "consumequeue").rglob("0*"):
+        if path.is_file():
+            path.write_bytes(bytes(path.stat().st_size))
+    assert log_bound(StoreLayout.open(tmp_path)) is None
+
+
+def test_units_that_cannot_be_meant(maker: StoreMaker, tmp_path: Path) -> None:
+    maker.write(tmp_path)
+    expected = log_bound(StoreLayout.open(tmp_path))
+    end = StoreLayout.open(tmp_path).commit_log.end
+    path = tmp_path
+    for number, entry in enumerate(
+        [FILLER, QueueEntry(5, 0x7FFFFFFF, 1), QueueEntry(end, 1001, 0)]
+    ):
+        path = tmp_path / f"consumequeue/strange/{number}/{0:020d}"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(queue_entry.encode(entry))
+    assert log_bound(StoreLayout.open(tmp_path)) == expected
+    # One file's worth may have got lost.
+    path.write_bytes(queue_entry.encode(QueueEntry(end, 1000, 0)))
+    assert log_bound(StoreLayout.open(tmp_path)) == end + 1000
+
+
+def test_a_bad_frame_in_the_last_file_is_the_end(maker: StoreMaker, tmp_path: Path) -> None:
+    maker.write(tmp_path)
+    layout = StoreLayout.open(tmp_path)
+    bound = log_bound(layout)
+    assert sound_bound(layout, bound) == bound
+    last_base = layout.commit_log.files[-1].base
+    in_last = [frame for frame in maker.frames if frame.physical_offset >= last_base]
+    harmed = in_last[len(in_last) // 2].physical_offset
+    _flip(tmp_path, harmed + 100)
+    assert sound_bound(StoreLayout.open(tmp_path), bound) == harmed
+
+
+def test_a_bad_frame_in_an_earlier_file_is_damage(maker: StoreMaker, tmp_path: Path) -> None:
+    maker.write(tmp_path)
+    layout = StoreLayout.open(tmp_path)
+    bound = log_bound(layout)
+    _flip(tmp_path, 100)
+    assert sound_bound(StoreLayout.open(tmp_path), bound) == bound
+    # A file that was only made in advance is not the last one.
+    (tmp_path / f"commitlog/{layout.commit_log.end:020d}").write_bytes(bytes(1000))
+    assert sound_bound(StoreLayout.open(tmp_path), bound) == bound
+
+
+def _flip(root: Path, offset: int) -> None:
+    path = root / f"commitlog/{offset // 1000 * 1000:020d}"
+    data = bytearray(path.read_bytes())
+    data[offset % 1000] ^= 1
+    path.write_bytes(data)

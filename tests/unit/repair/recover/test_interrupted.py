@@ -1,0 +1,170 @@
+"""A safe recovery that ends at any of its disk's calls: the next one comes to the same.
+
+What is known of a store when its recovery begins must be known when it begins again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.disk.disk import LocalDisk
+from logquarry.repair.recover.apply import disk_json
+from logquarry.store.writable_store import WritableStore
+from tests.faulty_disk import StoppedDisk
+from tests.small_store import NOW, config, opened
+
+COUNT = 20
+
+
+def in_log(root: Path) -> list[bytes]:
+    with lq.MessageStore.open(root, config=config()) as store:
+        return [message.body for message in store.scan(on_damage="skip")]
+
+
+def in_queue(root: Path) -> list[bytes]:
+    found, offset = [], 0
+    with lq.MessageStore.open(root, config=config()) as store:
+        while offset < store.queue_offsets("t", 0)[1]:
+            answer = store.get("t", 0, offset)
+            found += [message.body for message in answer.messages]
+            offset = answer.next_offset
+    return found
+
+
+def comes_to(root: Path, tmp_path: Path, view: Callable[[Path], list[bytes]]) -> list[bytes]:
+    """What a recovery leaves, and leaves as well if it was interrupted once."""
+    whole = StoppedDisk()
+    shutil.copytree(root, tmp_path / "whole")
+    lq.recover(tmp_path / "whole", apply=True, disk=whole, config=config())
+    left = view(tmp_path / "whole")
+    assert len(whole.order) > 30
+    for number in range(len(whole.order)):
+        copy = tmp_path / "copy"
+        shutil.copytree(root, copy)
+        with pytest.raises(KeyboardInterrupt):
+            lq.recover(copy, apply=True, disk=StoppedDisk(number), config=config())
+        lq.recover(copy, apply=True, config=config())
+        assert view(copy) == left, f"call {number}, {whole.order[number]}"
+        shutil.rmtree(copy)
+    return left
+
+
+def rot(root: Path, position: int) -> None:
+    path = root / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[position + 5] ^= 1
+    path.write_bytes(data)
+
+
+def test_the_durable_mark_is_good_throughout(tmp_path: Path) -> None:
+    """Without it what stands behind the damage, where the clock was set back, would be stale."""
+    now = NOW
+    with WritableStore.start(tmp_path / "live", config=config(), clock=lambda: now) as store:
+        for number in range(COUNT):
+            now = NOW + number + (10_000 if number < 10 else 0)
+            store.put(lq.Message("t", b"body %d" % number, keys="k"))
+        store.wait_dispatched()
+        store.flush()
+        at = [message.physical_offset for message in store.scan()]
+        shutil.copytree(tmp_path / "live", tmp_path / "crashed")
+    rot(tmp_path / "crashed", at[10])
+    left = comes_to(tmp_path / "crashed", tmp_path, in_queue)
+    assert left == [b"body %d" % number for number in range(COUNT) if number != 10]
+
+
+def test_stale_messages_of_a_closed_store_stay_dropped(tmp_path: Path) -> None:
+    """That it was closed tells them, and an interrupted recovery leaves ``abort`` behind."""
+    root = tmp_path / "closed"
+    with opened(root) as store:
+        for number in range(COUNT):
+            store.put(lq.Message("t", b"body %d" % number))
+        at = [message.physical_offset for message in store.scan()]
+    # As RocketMQ leaves a store that it has cut, and whose queues it has written since.
+    shutil.rmtree(root / ".logquarry")
+    rot(root, at[10])
+    queue = root / "consumequeue" / "t" / "0" / f"{0:020d}"
+    queue.write_bytes(queue.read_bytes()[: 20 * 10].ljust(400, b"\0"))
+    assert comes_to(root, tmp_path, in_log) == [b"body %d" % number for number in range(10)]
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_file_that_is_too_long_is_there_throughout(tmp_path: Path, which: int) -> None:
+    root = tmp_path / "long"
+    with opened(root) as store:
+        for number in range(COUNT):
+            store.put(lq.Message("t", b"%02d" % number * 400))
+    files = [path for path in sorted((root / "commitlog").iterdir()) if any(path.read_bytes())]
+    with files[which].open("ab") as file:
+        file.write(b"more")
+    assert len(comes_to(root, tmp_path, in_log)) == COUNT
+    tails = list((tmp_path / "whole" / ".logquarry" / "quarantine").rglob("*.from-*"))
+    assert [path.read_bytes() for path in tails] == [b"more"]
+
+
+def test_a_lost_file_stays_known(tmp_path: Path) -> None:
+    """The units of its messages stay, so that later queue offsets and their readers do."""
+    root = tmp_path / "lost"
+    with opened(root) as store:
+        for number in range(COUNT):
+            store.put(lq.Message("t", b"%02d" % number * 1000))
+    queue = root / "consumequeue" / "t" / "0" / f"{0:020d}"
+    units = queue.read_bytes()
+    sorted((root / "commitlog").iterdir())[1].unlink()
+    left = comes_to(root, tmp_path, in_queue)
+    assert 5 < len(left) < COUNT
+    whole = tmp_path / "whole"
+    assert not lq.recover(whole, config=config()).is_needed
+    (whole / "abort").touch()
+    plan = lq.recover(whole, apply=True, config=config())
+    assert [span.length for span in plan.damage] == [16_384]
+    assert in_queue(whole) == left
+    assert (whole / "consumequeue" / "t" / "0" / queue.name).read_bytes() == units
+
+
+def test_units_of_lost_messages_stay_known(tmp_path: Path) -> None:
+    """Where their queue is cut in front of them only they say where the message stood."""
+    root = tmp_path / "harmed"
+    with opened(root) as store:
+        for number in range(COUNT):
+            store.put(lq.Message("t", b"body %d" % number))
+        at = [message.physical_offset for message in store.scan()]
+    queue = root / "consumequeue" / "t" / "0" / f"{0:020d}"
+    units = queue.read_bytes()
+    rot(root, at[10])
+    with queue.open("r+b") as file:
+        file.seek(3 * 20)
+        file.write(bytes(range(20)))
+
+    def in_file(root: Path) -> list[bytes]:
+        return [(root / queue.relative_to(tmp_path / "harmed")).read_bytes()]
+
+    assert comes_to(root, tmp_path, in_file) == [units]
+    quarantine = tmp_path / "whole" / ".logquarry" / "quarantine"
+    assert "kept_units.json" not in [path.name for path in quarantine.iterdir()]
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", '[{"topic": "t"}]', '[{"topic": 1, "units": 2}]'])
+def test_a_note_that_cannot_be_read_is_passed_over(tmp_path: Path, text: str) -> None:
+    with opened(tmp_path) as store:
+        for number in range(COUNT):
+            store.put(lq.Message("t", b"body %d" % number))
+    (tmp_path / "abort").touch()
+    folder = tmp_path / ".logquarry" / "quarantine"
+    folder.mkdir()
+    (folder / "kept_units.json").write_text(text)
+    lq.recover(tmp_path, apply=True, config=config())
+    assert len(in_queue(tmp_path)) == COUNT
+
+
+def test_a_folder_whose_name_is_no_utf8_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "recovery.json"
+    document = {"file": os.fsdecode(b"consumequeue/\xff\xfe/0")}
+    disk_json(LocalDisk(), path, document)
+    assert json.loads(path.read_bytes()) == document

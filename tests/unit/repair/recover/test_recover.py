@@ -1,0 +1,328 @@
+"""``logquarry.recover``: what it touches, whom it refuses, and what an interrupt leaves."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
+from logquarry.format import frame
+from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.recover.plan import StepKind
+from logquarry.testing.builder import StoreBuilder
+from tests.faulty_disk import StoppedDisk
+from tests.small_store import bodies, config, facts, opened
+
+COUNT = 60
+
+
+def crashed(tmp_path: Path, *, torn: bool = True) -> Path:
+    """What a writer leaves that was killed, with half a message at the end."""
+    with opened(tmp_path / "live") as store:
+        for number in range(COUNT):
+            store.put(lq.Message("t", b"%d" % number * 50, queue_id=number % 2, keys=f"k{number}"))
+        store.wait_dispatched()
+        end = store.max_offset
+        shutil.copytree(tmp_path / "live", tmp_path / "crashed")
+    if torn:
+        size = config().mapped_file_size_commit_log
+        assert size is not None
+        path = tmp_path / "crashed" / "commitlog" / f"{end - end % size:020d}"
+        with path.open("r+b") as file:
+            file.seek(end % size)
+            file.write(b"\0\0\1\2\xda\xa3\x20\xa7half a message")
+    return tmp_path / "crashed"
+
+
+def test_a_plan_touches_nothing(tmp_path: Path) -> None:
+    root = crashed(tmp_path)
+    before = facts(root)
+    plan = lq.recover(root)
+    assert facts(root) == before
+    assert plan.is_needed and plan.refused is None
+    kinds = [step.kind for step in plan.steps]
+    assert StepKind.ZERO in kinds and kinds[-1] is StepKind.REMOVE
+    assert plan.steps[-1].file == "abort"
+
+
+def test_applied_it_opens_as_a_store_that_was_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = crashed(tmp_path)
+    assert lq.recover(root, apply=True).is_needed
+    assert not (root / "abort").exists()
+    assert not lq.recover(root).is_needed
+    before = facts(root)
+    assert not lq.recover(root, apply=True).is_needed
+    assert facts(root) == before
+    caplog.clear()
+    with lq.MessageStore.open(root, mode="rw") as store:
+        assert len(bodies(store)) == COUNT
+        assert store.query("t", f"k{COUNT - 1}")
+        assert [record.message for record in caplog.records] == []
+    tails = list((root / ".logquarry" / "quarantine").rglob("*.from-*"))
+    assert any(b"half a message" in path.read_bytes() for path in tails)
+
+
+def test_a_store_that_is_open_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", keys="k"))
+        store.wait_dispatched()
+        for apply in (False, True):
+            with pytest.raises(StoreUnavailable, match="open in another program"):
+                lq.recover(tmp_path, apply=apply)
+        assert store.put(lq.Message("t", keys="k")).ok
+    assert not lq.recover(tmp_path).is_needed
+
+
+def test_a_folder_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    for name in ("other", "nothing"):
+        with pytest.raises(StoreNotFound):
+            lq.recover(tmp_path / name, apply=True)
+    assert list((tmp_path / "other").iterdir()) == []
+    with pytest.raises(UsageError):
+        lq.recover("memory://store", apply=True)
+
+
+def test_damage_is_noted_once(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for number in range(5):
+            store.put(lq.Message("t", b"body %d" % number, keys="k"))
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"body 2", b"rotten"))
+    plan = lq.recover(tmp_path)
+    assert [step.kind for step in plan.steps] == [StepKind.NOTE_DAMAGE]
+    assert len(plan.damage) == 1
+    lq.recover(tmp_path, apply=True)
+    after = lq.recover(tmp_path)
+    assert not after.is_needed and after.damage == plan.damage
+    with lq.MessageStore.open(tmp_path, mode="rw") as store:
+        assert len(store.get("t", 0).messages) == 4
+
+
+def test_a_file_that_has_only_its_second_name_comes_back(tmp_path: Path) -> None:
+    """A Java store that was opened beside the writer deleted it, and then the writer was killed."""
+    root = crashed(tmp_path, torn=False)
+    (second,) = (root / ".logquarry" / "names" / "commitlog").iterdir()
+    (root / "commitlog" / second.name).unlink()
+    lq.recover(root, apply=True)
+    with lq.MessageStore.open(root) as store:
+        assert len(bodies(store)) == COUNT
+
+
+def test_whoever_is_interrupted_begins_again(tmp_path: Path) -> None:
+    root = crashed(tmp_path)
+    log = min((root / "commitlog").iterdir())
+    whole = StoppedDisk()
+    shutil.copytree(root, tmp_path / "whole")
+    lq.recover(tmp_path / "whole", apply=True, disk=whole)
+    assert len(whole.order) > 30
+    for number in range(0, len(whole.order), 3):
+        copy = tmp_path / "copy"
+        shutil.copytree(root, copy)
+        with pytest.raises(KeyboardInterrupt):
+            lq.recover(copy, apply=True, config=config(), disk=StoppedDisk(number))
+        with lq.MessageStore.open(copy, config=config()) as store:
+            assert len(bodies(store)) == COUNT
+        if (copy / "abort").exists():
+            assert lq.recover(copy, config=config()).is_needed
+        lq.recover(copy, apply=True, config=config())
+        with lq.MessageStore.open(copy, mode="rw") as store:
+            assert len(bodies(store)) == COUNT
+            for queue_id in range(2):
+                assert store.queue_offsets("t", queue_id) == (0, COUNT // 2)
+            assert all(store.query("t", f"k{number}") for number in range(COUNT))
+            end = store.max_offset
+        assert (copy / "commitlog" / log.name).read_bytes()[:end] == log.read_bytes()[:end]
+        shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("harmed", [None, 0, 2])
+def test_delay_levels_are_those_that_the_store_tells(tmp_path: Path, harmed: int | None) -> None:
+    """Else the times of delivery in its schedule queues would be taken for wrong, and made so."""
+    with opened(tmp_path, message_delay_level="7s 9s 11m") as store:
+        for number in range(12):
+            store.put(lq.Message("t", b"later", delay_level=1 + number % 3, keys="k"))
+    assert not lq.recover(tmp_path).is_needed
+    path = tmp_path / "consumequeue" / "SCHEDULE_TOPIC_XXXX" / "2" / f"{0:020d}"
+    sound = path.read_bytes()
+    if harmed is not None:
+        data = bytearray(sound)
+        data[20 * harmed + 18] ^= 1
+        path.write_bytes(data)
+        assert lq.recover(tmp_path, apply=True).is_needed
+    with lq.MessageStore.open(tmp_path, mode="rw") as store:
+        assert store.config.delay_levels_ms[:3] == (7_000, 9_000, 660_000)
+    assert path.read_bytes() == sound
+
+
+@pytest.mark.parametrize("bit", [0, 1, 3, 33, 47, 62, 63])
+@pytest.mark.parametrize("has_queue", [True, False])
+def test_a_harmed_queue_offset_costs_nothing(tmp_path: Path, bit: int, has_queue: bool) -> None:
+    """No CRC covers it. The queue knows better; and fillers up to there would fill any disk."""
+    with opened(tmp_path) as store:
+        for number in range(20):
+            store.put(lq.Message("t", b"%d" % number, keys="k"))
+        at = [message.physical_offset for message in store.scan()][10]
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[at + frame.HEAD.offsets["queue_offset"] + 7 - bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    if not has_queue:
+        shutil.rmtree(tmp_path / "consumequeue" / "t")
+    assert lq.recover(tmp_path, apply=True).is_needed is not has_queue
+    assert not lq.recover(tmp_path).is_needed
+    with lq.MessageStore.open(tmp_path, mode="rw") as store:
+        found, offset = [], 0
+        while offset < 20:
+            answer = store.get("t", 0, offset)
+            found += [int(message.body) for message in answer.messages]
+            offset = answer.next_offset
+        assert found == list(range(20))
+        assert store.put(lq.Message("t", b"next")).queue_offset == 20
+
+
+def test_a_topic_that_names_no_folder_needs_nothing(tmp_path: Path) -> None:
+    """A log that somebody else wrote may have any; it gets no queue, and lacks none."""
+    with StoreBuilder(tmp_path, file_size=16_384, queue_file_size=400) as builder:
+        for topic in ("t", "x/../y", "t"):
+            builder.put(topic, b"body")
+    shutil.rmtree(tmp_path / "consumequeue" / "y")
+    (tmp_path / "consumequeue" / "x").rmdir()
+    with opened(tmp_path) as store:
+        assert len(bodies(store)) == 3
+    assert not lq.recover(tmp_path, config=config()).is_needed
+    assert not (tmp_path / "y").exists() and not (tmp_path / "consumequeue" / "y").exists()
+
+
+def test_what_rocketmq_cuts_is_known_to_no_mark(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for number in range(20):
+            store.put(lq.Message("t", b"body %d" % number, keys="k"))
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    path.write_bytes(path.read_bytes().replace(b"body 10", b"rotten!"))
+    lq.recover(tmp_path, apply=True, config=config())
+    (tmp_path / "abort").touch()
+    lq.recover(tmp_path, mode="rocketmq", apply=True, config=config())
+    assert StoreLayout.open(tmp_path, config()).durable_end is None
+    assert not (tmp_path / ".logquarry" / "damage.json").exists()
+
+
+def test_an_index_of_another_store_goes(tmp_path: Path) -> None:
+    for name, count in (("other", 13), ("own", 20)):
+        with opened(tmp_path / name) as store:
+            for number in range(count):
+                store.put(lq.Message("t", name.encode() * number, keys=f"k{number}"))
+    own = tmp_path / "own"
+    shutil.rmtree(own / "index")
+    shutil.copytree(tmp_path / "other" / "index", own / "index")
+    shutil.rmtree(own / "consumequeue")
+    lq.recover(own, apply=True)
+    assert not lq.recover(own).is_needed
+    with lq.MessageStore.open(own, mode="rw") as store:
+        assert len(list(store.scan())) == 20
+
+
+def test_a_topic_that_must_not_name_a_folder_needs_no_recovery(tmp_path: Path) -> None:
+    root = tmp_path / "a" / "store"
+    with opened(root) as store:
+        store.put(lq.Message("abcdefgh", b"1", keys="k"))
+    path = root / "commitlog" / f"{0:020d}"
+    path.write_bytes(path.read_bytes().replace(b"abcdefgh", b"../../xy"))
+    shutil.rmtree(root / "consumequeue")
+    lq.recover(root, apply=True)
+    assert not lq.recover(root).is_needed
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_log_file_with_a_name_far_away_is_not_reached(tmp_path: Path) -> None:
+    """The files between would fill any disk."""
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"1", keys="k"))
+    log = tmp_path / "commitlog"
+    shutil.copy(log / f"{0:020d}", log / f"{1 << 61:020d}")
+    plan = lq.recover(tmp_path, apply=True)
+    assert [step.kind for step in plan.steps] == [StepKind.SET_ASIDE]
+    assert len(list(log.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", [1, 401, 1 << 60])
+def test_a_queue_file_of_another_name_is_seen(tmp_path: Path, name: int) -> None:
+    """Also one whose name is no offset of a unit, which readers pass over."""
+    with opened(tmp_path) as store:
+        for number in range(50):
+            store.put(lq.Message("t", b"%d" % number, keys="k"))
+    folder = tmp_path / "consumequeue" / "t" / "0"
+    shutil.copy(folder / f"{0:020d}", folder / f"{name:020d}")
+    plan = lq.recover(tmp_path, config=config())
+    assert [step.kind for step in plan.steps] == [StepKind.SET_ASIDE, StepKind.BUILD_QUEUE]
+    with opened(tmp_path) as store:
+        assert store.put(lq.Message("t", b"next")).queue_offset == 50
+    assert not lq.recover(tmp_path, config=config()).is_needed
+
+
+def test_what_stands_behind_zeros_in_its_file_is_read(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for number in range(20):
+            store.put(lq.Message("t", b"%d" % number, keys="k"))
+        found = [(message.physical_offset, message.size) for message in store.scan()]
+    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(found[5][0])
+        file.write(bytes(found[5][1]))
+    with lq.MessageStore.open(tmp_path, mode="rw") as store:
+        answer = store.get("t", 0, 0)
+        assert [int(message.body) for message in answer.messages] == [
+            number for number in range(20) if number != 5
+        ]
+
+
+def test_a_topic_of_the_name_of_the_logs_folder(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for number in range(COUNT):
+            store.put(lq.Message("commitlog", b"%d" % number))
+    path = tmp_path / "consumequeue" / "commitlog" / "0" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[5 * UNIT_SIZE] ^= 1
+    path.write_bytes(data)
+    (tmp_path / "abort").touch()
+    plan = lq.recover(tmp_path, apply=True, config=config())
+    assert StepKind.CUT in [step.kind for step in plan.steps]
+    with opened(tmp_path) as store:
+        for number in range(COUNT):
+            assert store.get("commitlog", 0, number).messages[0].body == b"%d" % number
+
+
+def test_as_rocketmq_does_abort_comes_first_too(tmp_path: Path) -> None:
+    """A store that was closed in order says so no more once a queue of it may be torn."""
+    root = tmp_path / "closed"
+    with opened(root) as store:
+        for number in range(COUNT):
+            store.put(lq.Message("t", b"%d" % number, queue_id=number % 2))
+    for queue_id in "01":
+        (root / "consumequeue" / "t" / queue_id / f"{400:020d}").unlink()
+    before = {name.removeprefix(str(root)): data for name, (data, _) in facts(root).items()}
+    whole, changed = StoppedDisk(), 0
+    for number in (None, *range(1_000)):
+        copy = tmp_path / f"copy-{number}"
+        shutil.copytree(root, copy)
+        if number is None:
+            lq.recover(copy, mode="rocketmq", apply=True, disk=whole, config=config())
+            continue
+        # The last call is the sync behind the removal of `abort`.
+        if number == len(whole.order) - 1:
+            break
+        with pytest.raises(KeyboardInterrupt):
+            lq.recover(copy, mode="rocketmq", apply=True, disk=StoppedDisk(number), config=config())
+        if not (copy / "abort").exists():
+            after = {name.removeprefix(str(copy)): data for name, (data, _) in facts(copy).items()}
+            assert after.keys() - before.keys() <= {"/lock"}
+            assert all(after[name] == data for name, data in before.items()), f"call {number}"
+        else:
+            changed += 1
+    assert changed > 5

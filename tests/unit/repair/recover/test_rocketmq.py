@@ -1,0 +1,354 @@
+"""Recovery mode ``rocketmq``: what it refuses, and quirks that no golden store has."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logquarry as lq
+from logquarry.config import StoreConfig
+from logquarry.disk.disk import LocalDisk
+from logquarry.errors import StoreUnavailable
+from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq, recover_as_rocketmq
+from logquarry.store.writable_store import WritableStore
+from logquarry.testing.faulty_disk import FaultyDisk
+from tests.store_maker import StoreMaker
+
+SIZES: dict[str, Any] = {
+    "mapped_file_size_commit_log": 4096,
+    "mapped_file_size_consume_queue": 200,
+    "max_hash_slot_num": 16,
+    "max_index_num": 50,
+    "recovery": "rocketmq",
+}
+CONFIG = StoreConfig(**SIZES)
+
+
+def made(root: Path, count: int = 100, **options: Any) -> StoreMaker:
+    maker = StoreMaker(**options)
+    for number in range(count):
+        maker.put(queue_id=number % 2, keys=f"k{number}")
+    maker.write(root)
+    return maker
+
+
+def content(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def patch(root: Path, maker: StoreMaker, number: int, at: int, data: bytes) -> None:
+    """Write into a frame of the store."""
+    offset = maker.frames[number].physical_offset
+    path = root / "commitlog" / f"{offset // 4096 * 4096:020d}"
+    with path.open("r+b") as file:
+        file.seek(offset % 4096 + at)
+        file.write(data)
+
+
+def refused(root: Path, reason: str, config: StoreConfig = CONFIG) -> None:
+    """It is refused, with the reason, by the plan and by opening; the log stays as it is."""
+    before = content(root)
+    plan = plan_rocketmq(root, config)
+    assert plan.refused is not None
+    assert reason in plan.refused
+    assert not plan.is_needed
+    assert content(root) == before
+    with pytest.raises(StoreUnavailable, match="refus|" + reason.split(maxsplit=1)[0]):
+        apply_rocketmq(plan, LocalDisk())
+    assert content(root) == before
+    with pytest.raises(StoreUnavailable) as caught:
+        lq.MessageStore.open(root, mode="rw", config=config)
+    assert plan.refused in str(caught.value)
+    log = {name: data for name, data in content(root).items() if name.startswith("commitlog")}
+    assert log == {name: data for name, data in before.items() if name.startswith("commitlog")}
+    assert (root / "abort").exists() == ("abort" in before)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "00000000000000000000.bak", "4096"])
+def test_a_stray_file_in_the_log(tmp_path: Path, name: str) -> None:
+    made(tmp_path)
+    (tmp_path / "commitlog" / name).write_bytes(bytes(4096))
+    refused(tmp_path, f"commitlog/{name}: no file of 4096 bytes is named like that")
+
+
+@pytest.mark.parametrize("size", [0, 4095, 4097])
+def test_a_file_of_a_wrong_size(tmp_path: Path, size: int) -> None:
+    made(tmp_path)
+    path = sorted((tmp_path / "commitlog").iterdir())[-1]
+    path.write_bytes(path.read_bytes().ljust(size, b"\0")[:size])
+    refused(tmp_path, f"it has {size} bytes, and a file of 4096 belongs there")
+
+
+def test_a_queue_file_of_a_wrong_size(tmp_path: Path) -> None:
+    made(tmp_path)
+    (tmp_path / "consumequeue/orders/1/00000000000000000200").write_bytes(bytes(199))
+    refused(tmp_path, "it has 199 bytes, and a file of 200 belongs there")
+
+
+def test_a_folder_in_the_log(tmp_path: Path) -> None:
+    made(tmp_path)
+    (tmp_path / "commitlog" / "old").mkdir()
+    refused(tmp_path, "commitlog/old: it is no file")
+
+
+def test_a_size_that_is_more_than_memory(tmp_path: Path) -> None:
+    maker = made(tmp_path)
+    patch(tmp_path, maker, 95, 0, struct.pack(">i", 0x7FFFFFFF))
+    refused(tmp_path, "an array of 2147483647 bytes")
+
+
+def test_a_gap_that_dispatching_would_wait_at(tmp_path: Path) -> None:
+    made(tmp_path)
+    (tmp_path / "commitlog" / f"{4096:020d}").unlink()
+    shutil.rmtree(tmp_path / "consumequeue")
+    refused(tmp_path, "RocketMQ would wait for ever for what is to be dispatched at 4096")
+
+
+def test_a_first_queue_offset_that_is_none(tmp_path: Path) -> None:
+    maker = made(tmp_path)
+    patch(tmp_path, maker, 99, 12, struct.pack(">i", 7))
+    patch(tmp_path, maker, 99, 20, struct.pack(">q", -5))
+    (tmp_path / "abort").touch()
+    refused(tmp_path, "consumequeue/orders/7: the first message that comes to it says")
+
+
+def test_multi_dispatch_of_a_message_without_properties(tmp_path: Path) -> None:
+    maker = StoreMaker()
+    for _ in range(3):
+        maker.put(properties=b"")
+    maker.write(tmp_path)
+    (tmp_path / "abort").touch()
+    config = StoreConfig(**SIZES, enable_multi_dispatch=True)
+    refused(tmp_path, "has no properties", config)
+    with lq.MessageStore.open(tmp_path, mode="rw", config=CONFIG) as store:
+        assert store.queue_offsets("orders", 0).max == 3
+
+
+def test_a_plan_says_what_it_does(tmp_path: Path) -> None:
+    maker = made(tmp_path)
+    (tmp_path / "abort").touch()
+    patch(tmp_path, maker, 90, 4, bytes(4))
+    end = maker.frames[90].physical_offset
+    plan = plan_rocketmq(tmp_path, CONFIG)
+    text = "\n".join(plan.lines())
+    assert "was not closed in order" in text
+    assert "there is no checkpoint" in text
+    assert f"the log begins at 0 and will end at {end}" in text
+    assert "there stands magic code 00000000" in text
+    assert "orders/0 at 900: its messages from there on are behind the log's end" in text
+    document = plan.to_json()
+    assert document["mode"] == "rocketmq"
+    assert document["log_end"] == end
+    assert {step["kind"] for step in document["steps"]} >= {"cut", "build_index"}
+
+
+def test_a_first_file_that_is_lost_and_a_gap_between_queue_files(tmp_path: Path) -> None:
+    made(tmp_path, 200)
+    (tmp_path / "commitlog" / f"{0:020d}").unlink()
+    middle = tmp_path / "consumequeue" / "orders" / "0" / f"{1000:020d}"
+    middle.unlink()
+    with lq.MessageStore.open(tmp_path, mode="rw", config=CONFIG) as store:
+        assert store.min_offset == 4096
+        assert store.queue_offsets("orders", 0).max == 100
+        assert store.get("orders", 0, 99).messages
+        assert store.get("orders", 0, 55).status.value == "OFFSET_FOUND_NULL"
+        assert store.put(lq.Message("orders", b"more")).queue_offset == 100
+    assert not middle.exists()
+
+
+def test_a_gap_in_the_log_that_all_queues_are_behind_of(tmp_path: Path) -> None:
+    maker = made(tmp_path, 200)
+    (tmp_path / "commitlog" / f"{8192:020d}").unlink()
+    with lq.MessageStore.open(tmp_path, mode="rw", config=CONFIG) as store:
+        last = maker.frames[-1]
+        assert store.max_offset == last.physical_offset + last.size
+        assert store.message_at(last.physical_offset).body == last.body
+        put = store.put(lq.Message("orders", b"more"))
+        assert store.message_at(put.physical_offset).body == b"more"
+
+
+def test_offsets_of_light_queues_begin_anew(tmp_path: Path) -> None:
+    config = StoreConfig(**SIZES, enable_multi_dispatch=True, enable_lmq=True)
+    message = lq.Message("t", b"x", properties={"INNER_MULTI_DISPATCH": "%LMQ%a"})
+    with lq.MessageStore.open(tmp_path, mode="rw", config=config) as store:
+        for _ in range(3):
+            store.put(message)
+    with lq.MessageStore.open(tmp_path, mode="rw", config=config) as store:
+        assert store.queue_offsets("%LMQ%a", 0).max == 3
+        put = store.put(message)
+        assert put.queue_offset == 3
+        found = store.message_at(put.physical_offset)
+        assert found.properties["INNER_MULTI_QUEUE_OFFSET"] == "0"
+        store.wait_dispatched()
+        assert store.queue_offsets("%LMQ%a", 0).max == 3
+
+
+def test_dispatching_goes_on_where_lengths_lead(tmp_path: Path) -> None:
+    """QUIRK: Java's buffer and its offset part behind a frame whose lengths do not add up."""
+    maker = StoreMaker(log_file_size=1 << 16)
+    for _ in range(30):
+        maker.put()
+    maker.write(tmp_path)
+    # Only dispatching meets it: recovery begins three files further on.
+    for number in range(1, 5):
+        (tmp_path / "commitlog" / f"{number << 16:020d}").write_bytes(bytes(1 << 16))
+    bad = maker.frames[10]
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    with path.open("r+b") as file:
+        file.seek(bad.physical_offset)
+        file.write(struct.pack(">i", bad.size + 1))
+    shutil.rmtree(tmp_path / "consumequeue")
+    config = StoreConfig(**SIZES | {"mapped_file_size_commit_log": 1 << 16})
+    plan = plan_rocketmq(tmp_path, config)
+    assert plan.refused is None
+    # The log ends at the first file that was read, the third-last of five, at once.
+    assert plan.log_end == 2 << 16
+    with lq.MessageStore.open(tmp_path, mode="rw", config=config) as store:
+        queue = store.queue("orders", 0)
+        assert queue is not None
+        offsets = [entry.physical_offset for _, entry in queue.entries()]
+        expected = [made.physical_offset for made in maker.frames if made is not bad]
+        assert offsets == expected
+
+
+def test_nothing_to_do_changes_nothing(tmp_path: Path) -> None:
+    made(tmp_path)
+    before = content(tmp_path)
+    done = recover_as_rocketmq(tmp_path, CONFIG, LocalDisk())
+    assert done.dispatched_timestamp == 0
+    after = content(tmp_path)
+    assert {name: after[name] for name in before} == before
+
+
+def test_queues_and_index_made_anew_are_those_that_were_lost(tmp_path: Path) -> None:
+    """More messages than one run of the scan takes, over files of the log, queues and index."""
+    sizes: dict[str, Any] = {
+        "mapped_file_size_commit_log": 1 << 20,
+        "mapped_file_size_consume_queue": 40_000,
+        "max_hash_slot_num": 500,
+        "max_index_num": 20_000,
+    }
+    config = StoreConfig(**sizes, recovery="rocketmq")
+    with lq.MessageStore.open(tmp_path, mode="rw", config=config) as store:
+        store.put_many(
+            lq.Message(f"t{n % 3}", b"x" * (n % 90), queue_id=n % 4, keys=f"k{n}", tags=f"g{n % 7}")
+            for n in range(50_000)
+        )
+    log = content(tmp_path / "commitlog")
+    queues = content(tmp_path / "consumequeue")
+    keys = [path.read_bytes() for path in sorted((tmp_path / "index").iterdir())]
+    times = (tmp_path / "checkpoint").read_bytes()[8:24]
+    shutil.rmtree(tmp_path / "consumequeue")
+    shutil.rmtree(tmp_path / "index")
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").touch()
+    with lq.MessageStore.open(tmp_path, mode="rw", config=config) as store:
+        assert sum(store.queue_offsets(*key).max for key in store.queues()) == 50_000
+    assert content(tmp_path / "consumequeue") == queues
+    assert [path.read_bytes() for path in sorted((tmp_path / "index").iterdir())] == keys
+    assert (tmp_path / "checkpoint").read_bytes()[8:24] == times
+    assert content(tmp_path / "commitlog") == log
+
+
+def test_a_store_that_is_not_there_is_made(tmp_path: Path) -> None:
+    with lq.MessageStore.open(tmp_path / "new", mode="rw", config=CONFIG) as store:
+        assert store.put(lq.Message("t", b"x")).queue_offset == 0
+
+
+class _NotingDisk(LocalDisk):
+    """Notes what is opened and renamed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def open(self, path: Path, *, create: bool = False, exclusive: bool = False) -> int:
+        self.calls.append(path.name)
+        return super().open(path, create=create, exclusive=exclusive)
+
+    def rename(self, path: Path, to: Path) -> None:
+        self.calls.append(f"rename {path.name}")
+        super().rename(path, to)
+
+
+def test_abort_is_made_before_anything_is_changed(tmp_path: Path) -> None:
+    """And the store counts as closed in order for what is done to it then."""
+    maker = made(tmp_path)
+    patch(tmp_path, maker, 50, 4, b"rot.")
+    # The last file goes, and queues are cut.
+    disk = _NotingDisk()
+    plan = plan_rocketmq(tmp_path, CONFIG)
+    with WritableStore.start(tmp_path, config=CONFIG, disk=disk):
+        changes = [call for call in disk.calls if call.startswith("rename") or call == "abort"]
+        assert changes[0] == "abort" and len(changes) > 1
+        assert (tmp_path / "abort").exists()
+    assert not any("not closed in order" in line for line in plan.looked_at)
+    assert not (tmp_path / "abort").exists()
+
+
+@pytest.mark.parametrize("was_closed", [False, True])
+def test_a_store_that_is_refused_stays_as_it_was(tmp_path: Path, was_closed: bool) -> None:
+    made(tmp_path)
+    (tmp_path / "commitlog" / "odd").write_bytes(b"odd")
+    if not was_closed:
+        (tmp_path / "abort").touch()
+    before = content(tmp_path)
+    with pytest.raises(StoreUnavailable, match="odd"):
+        WritableStore.start(tmp_path, config=CONFIG)
+    assert {name: data for name, data in content(tmp_path).items() if name != "lock"} == before
+
+
+def test_notes_of_damage_go_with_the_log_that_they_were_of(tmp_path: Path) -> None:
+    """Beside the mark that is made then they would make readers pass over sound messages."""
+    made(tmp_path)
+    note = tmp_path / ".logquarry" / "damage.json"
+    note.parent.mkdir()
+    note.write_text('{"log_end": 4096, "damage": [{"offset": 0, "length": 4096}]}')
+    with WritableStore.start(tmp_path, config=CONFIG) as store:
+        assert not note.exists()
+        assert store.get("orders", 0, 0).messages[0].queue_offset == 0
+    with lq.MessageStore.open(tmp_path, config=CONFIG) as store:
+        assert store.get("orders", 0, 0).messages[0].queue_offset == 0
+
+
+@pytest.mark.parametrize("way", ["command", "opened"])
+def test_what_a_dead_process_left_in_the_page_cache_is_on_the_disk_then(
+    tmp_path: Path, way: str
+) -> None:
+    """A store that is said to be in order, or a mark of how far its log is, must not be wrong."""
+    live = tmp_path / "live"
+    live.mkdir()
+    disk, config = FaultyDisk(live), dataclasses.replace(CONFIG, recovery="safe")
+    # Nothing is flushed while it is open.
+    slow: dict[str, Any] = {
+        "flush_interval_commit_log": 60_000,
+        "flush_commit_log_thorough_interval": 600_000,
+        "flush_interval_consume_queue": 60_000,
+        "flush_consume_queue_thorough_interval": 600_000,
+    }
+    store = WritableStore.start(live / "s", config=dataclasses.replace(config, **slow), disk=disk)
+    for number in range(30):
+        store.put(lq.Message("t", b"%d" % number * 50))
+    assert store.wait_dispatched(timeout=30)
+    disk.stop_at(disk.faults.total + 1)
+    with contextlib.suppress(OSError, StoreUnavailable):
+        store.close()
+    disk.restart()
+    if way == "command":
+        lq.recover(live / "s", mode="rocketmq", apply=True, config=config, disk=disk)
+        state = disk.state()
+    else:
+        with WritableStore.start(
+            live / "s", config=dataclasses.replace(CONFIG, **slow), disk=disk
+        ) as store:
+            state = disk.state()
+    image = state.synced().write(tmp_path / "image") / "s"
+    with lq.MessageStore.open(image, config=config) as reader:
+        assert (image / "abort").exists() == (way == "opened")
+        assert [message.body for message in reader.scan()] == [b"%d" % n * 50 for n in range(30)]

@@ -1,0 +1,500 @@
+"""What a salvage keeps of a frame, where it puts it, and what it says of the rest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import logquarry as lq
+from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
+from logquarry.format import broker_config
+from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.salvage.losses import QueueNotes, merged, ranges_of
+from logquarry.repair.salvage.salvage import Salvaged, salvage
+from logquarry.repair.verify import verify_store
+from tests.damage import damaged
+from tests.small_store import config, facts, opened
+from tests.store_maker import FIRST_TIME, StoreMaker
+
+COMMIT, ROLLBACK, PREPARED = 8, 12, 4
+
+
+def saved(root: Path, into: Path | None, *, include_stale: bool = False, **sizes: Any) -> Salvaged:
+    """A salvage, after which the source is as it was and the new store is sound."""
+    before = facts(root)
+    layout = StoreLayout.open(root, lq.StoreConfig(**sizes))
+    found = salvage(layout, into, include_stale=include_stale)
+    assert facts(root) == before
+    if into is not None:
+        report = verify_store(StoreLayout.open(into, found.plan.config))
+        found_kinds = {f.kind for f in report.findings if f.severity == "damage"}
+        # What no CRC covers is kept as it is, and told.
+        assert found_kinds <= {"suspect_text"}, report.findings
+        assert report.counts["messages"] == found.plan.messages
+        assert json.loads((into / ".logquarry/salvage.json").read_text()) == found.to_json() | {
+            "seconds": json.loads((into / ".logquarry/salvage.json").read_text())["seconds"]
+        }
+    return found
+
+
+def messages(root: Path) -> list[lq.StoredMessage]:
+    with lq.MessageStore.open(root) as store:
+        return list(store.scan(on_damage="skip"))
+
+
+def content(message: lq.StoredMessage) -> tuple[object, ...]:
+    """All that a salvage must not change."""
+    return (
+        message.topic,
+        message.queue_id,
+        message.queue_offset,
+        message.size,
+        message.store_timestamp,
+        message.born_timestamp,
+        message.born_host,
+        message.store_host,
+        message.sys_flag,
+        message.flag,
+        message.reconsume_times,
+        message.properties_string,
+        message.body,
+    )
+
+
+def harm(root: Path, *places: int, size: int = 4096) -> None:
+    """Turn one bit of the log at each of these places."""
+    for place in places:
+        path = root / f"commitlog/{place - place % size:020d}"
+        data = bytearray(path.read_bytes())
+        data[place % size] ^= 1
+        path.write_bytes(data)
+
+
+@dataclass
+class Made:
+    root: Path
+    maker: StoreMaker
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    maker = StoreMaker()
+    for number in range(60):
+        maker.put(
+            f"topic{number % 2}", number % 3, b"body %d" % number * 20, keys=f"k{number}", tags="T"
+        )
+    return Made(maker.write(tmp_path / "store"), maker)
+
+
+SIZES: dict[str, Any] = {"max_hash_slot_num": 16, "max_index_num": 50}
+
+
+def test_a_sound_store_comes_out_the_same(made: Made, tmp_path: Path) -> None:
+    found = saved(made.root, tmp_path / "new", **SIZES)
+    assert found.plan.is_whole and not found.to_json()["moved"]
+    for path in (made.root / "commitlog").iterdir():
+        assert (tmp_path / "new/commitlog" / path.name).read_bytes() == path.read_bytes()
+    for path in (made.root / "consumequeue").rglob("0*"):
+        if path.is_file():
+            there = tmp_path / "new" / path.relative_to(made.root)
+            assert there.read_bytes() == path.read_bytes()
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(made: Made, tmp_path: Path) -> None:
+    harm(made.root, made.maker.frames[7].physical_offset + 95)
+    names = sorted(tmp_path.rglob("*"))
+    dry = saved(made.root, None, **SIZES).to_json()
+    assert sorted(tmp_path.rglob("*")) == names
+    wet = saved(made.root, tmp_path / "new", **SIZES).to_json()
+    assert dry | {"into": None, "seconds": 0} == wet | {"into": None, "seconds": 0}
+
+
+def test_one_bad_bit_costs_one_message_which_is_named(made: Made, tmp_path: Path) -> None:
+    lost = made.maker.frames[30]
+    harm(made.root, lost.physical_offset + 95)
+    found = saved(made.root, tmp_path / "new", **SIZES)
+    whole = {content(m)[:3]: content(m) for m in messages(made.root)}
+    there = [content(m) for m in messages(tmp_path / "new")]
+    assert there == list(whole.values()) and len(there) == 59
+    (span,) = found.to_json()["lost"]
+    assert (span["offset"], span["length"], span["kind"]) == (
+        lost.physical_offset,
+        lost.size,
+        "bad_body_crc",
+    )
+    assert span["file"] == f"commitlog/{lost.physical_offset // 4096 * 4096:020d}"
+    (message,) = span["messages"]
+    assert message == {
+        "topic": lost.topic.decode(),
+        "queue_id": lost.queue_id,
+        "queue_offset": lost.queue_offset,
+        "count": 1,
+    }
+    counts = {one["topic"]: (one["messages"], one["lost"]) for one in found.to_json()["topics"]}
+    assert counts == {"topic0": (29, 1), "topic1": (30, 0)}
+
+
+def test_without_queues_the_frame_tells_which_message_was_lost(made: Made, tmp_path: Path) -> None:
+    shutil.rmtree(made.root / "consumequeue")
+    lost = made.maker.frames[-3]
+    harm(made.root, lost.physical_offset + 95)
+    (span,) = saved(made.root, tmp_path / "new", **SIZES).to_json()["lost"]
+    assert [message["queue_offset"] for message in span["messages"]] == [lost.queue_offset]
+
+
+def test_a_lost_message_leaves_a_unit_and_no_file_at_0(made: Made, tmp_path: Path) -> None:
+    """RocketMQ passes over all of the first file behind such a unit, if it begins at 0."""
+    lost = made.maker.frames[30]
+    harm(made.root, lost.physical_offset + 95)
+    saved(made.root, tmp_path / "new", **SIZES)
+    with lq.MessageStore.open(tmp_path / "new") as store:
+        queue = store.queue(lost.topic.decode(), lost.queue_id)
+        assert queue is not None and store.min_offset == 4096
+        unit = queue.units(lost.queue_offset, lost.queue_offset + 1)[0]
+        assert unit["size"] == FILLER_SIZE
+        got, offset = [], 0
+        while offset < 10:
+            result = store.get(lost.topic.decode(), lost.queue_id, offset)
+            got += [message.queue_offset for message in result.messages]
+            assert result.next_offset > offset
+            offset = result.next_offset
+    assert got == [number for number in range(10) if number != lost.queue_offset]
+
+
+def test_a_queue_file_never_ends_in_a_unit_that_names_place_0(tmp_path: Path) -> None:
+    maker = StoreMaker(queue_file_units=4)
+    for number in range(14):
+        maker.put(body=b"%d" % number * 100)
+    root = maker.write(tmp_path / "store")
+    harm(root, *(maker.frames[number].physical_offset + 95 for number in (2, 3, 4, 7)))
+    saved(root, tmp_path / "new")
+    units = b"".join(
+        path.read_bytes() for path in sorted((tmp_path / "new/consumequeue/orders/0").iterdir())
+    )
+    places = [
+        int.from_bytes(units[at : at + 8], "big") for at in range(0, 14 * UNIT_SIZE, UNIT_SIZE)
+    ]
+    assert [number for number, place in enumerate(places) if place == 0] == [2, 4]
+    assert places[3] == places[7] == 4096
+    with lq.MessageStore.open(tmp_path / "new") as store:
+        assert [m.queue_offset for m in store.scan(topic="orders")] == [
+            number for number in range(14) if number not in (2, 3, 4, 7)
+        ]
+
+
+def test_a_copy_without_its_middle(made: Made, tmp_path: Path) -> None:
+    paths = sorted((made.root / "commitlog").iterdir())
+    assert len(paths) >= 4
+    paths[1].unlink()
+    paths[2].unlink()
+    found = saved(made.root, tmp_path / "new", **SIZES)
+    (span,) = found.to_json()["lost"]
+    assert (span["kind"], span["offset"], span["length"]) == ("missing_file", 4096, 8192)
+    lost = [f for f in made.maker.frames if 4096 <= f.physical_offset < 3 * 4096]
+    assert sum(one["count"] for one in span["messages"]) == len(lost)
+    assert len(messages(tmp_path / "new")) == 60 - len(lost)
+
+
+def test_messages_behind_the_log_that_only_queues_know(made: Made, tmp_path: Path) -> None:
+    sorted((made.root / "commitlog").iterdir())[-1].unlink()
+    (made.root / "abort").touch()
+    (made.root / "config").mkdir()
+    offsets = {("topic0", "g"): {0: 10, 2: 1}, ("topic1", "other"): {1: 10}}
+    text = broker_config.encode_consumer_offsets(offsets)
+    (made.root / "config/consumerOffset.json").write_text(text)
+    (made.root / "config/topics.json").write_text('{"topicConfigTable":{}}')
+    found = saved(made.root, tmp_path / "new", **SIZES)
+    (span,) = found.to_json()["lost"]
+    assert span["kind"] == "missing_file" and span["messages"]
+    with lq.MessageStore.open(tmp_path / "new") as store:
+        ends = {key: store.queue_offsets(*key)[1] for key in (("topic0", 0), ("topic1", 1))}
+    now = broker_config.decode_consumer_offsets(
+        (tmp_path / "new/config/consumerOffset.json").read_bytes()
+    )
+    assert now == {
+        ("topic0", "g"): {0: min(10, ends["topic0", 0]), 2: 1},
+        ("topic1", "other"): {1: min(10, ends["topic1", 1])},
+    }
+    assert {(one.group, one.was) for one in found.progress} <= {("g", 10), ("other", 10)}
+    assert found.progress
+    kept = tmp_path / "new/.logquarry/salvage/consumerOffset.json"
+    assert kept.read_text() == text
+    assert (tmp_path / "new/config/topics.json").read_text() == '{"topicConfigTable":{}}'
+
+
+def test_all_of_the_log_is_gone(made: Made, tmp_path: Path) -> None:
+    shutil.rmtree(made.root / "commitlog")
+    found = saved(made.root, tmp_path / "new", **SIZES)
+    assert found.plan.messages == 0 and not found.plan.is_whole
+    assert sum(topic.lost for topic in found.plan.topics.values()) == 60
+
+
+def test_times_never_fall_and_ends_name_their_half(tmp_path: Path) -> None:
+    maker = StoreMaker()
+    maker.put(body=b"x" * 200)
+    half = maker.put("half", body=b"half", sys_flag=PREPARED, queue_offset=0)
+    lost = maker.put("half", body=b"lost", sys_flag=PREPARED, queue_offset=0)
+    maker.put(body=b"early", time=FIRST_TIME - 5_000)
+    root = maker.write(tmp_path / "store")
+    with opened(
+        root, mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=200
+    ) as store:
+        for place in (half, lost):
+            for kind in (COMMIT, ROLLBACK):
+                store.put(
+                    lq.Message(
+                        "ended",
+                        b"end",
+                        sys_flag=kind,
+                        prepared_transaction_offset=place.physical_offset,
+                    )
+                )
+    harm(root, maker.frames[0].physical_offset + 95, lost.physical_offset + 92)
+    found = saved(root, tmp_path / "new", **SIZES)
+    there = messages(tmp_path / "new")
+    moved = next(m for m in there if m.body == b"half")
+    ends = [m.prepared_transaction_offset for m in there if m.body == b"end"]
+    assert ends == [moved.physical_offset] * 2 + [lost.physical_offset] * 2
+    assert found.plan.ends == 2 and moved.physical_offset != half.physical_offset
+    times = [m.store_timestamp for m in there]
+    assert times == sorted(times) and found.plan.raised_times == 1
+
+
+def test_a_topic_that_was_made_anew_keeps_both_lives(tmp_path: Path) -> None:
+    maker = StoreMaker()
+    for offset in (5, 6, 7, 0, 1):
+        maker.put(queue_offset=offset)
+    maker.units["orders", 0] = {}
+    root = maker.write(tmp_path / "store")
+    saved(root, tmp_path / "new")
+    assert [m.queue_offset for m in messages(tmp_path / "new")] == [5, 6, 7, 0, 1]
+    with lq.MessageStore.open(tmp_path / "new") as store:
+        assert store.queue_offsets("orders", 0) == (0, 2)
+
+
+@pytest.mark.parametrize("bit", [3, 40, 62])
+@pytest.mark.parametrize("which", [4, 9])
+def test_a_rotten_queue_offset_is_set_right(tmp_path: Path, bit: int, which: int) -> None:
+    """It is under no CRC. Taken at its word it would ask for units by the billion."""
+    maker = StoreMaker()
+    for number in range(10):
+        maker.put(body=b"%d" % number)
+    root = maker.write(tmp_path / "store")
+    shutil.rmtree(root / "consumequeue")
+    place = maker.frames[which].physical_offset + 20 + (63 - bit) // 8
+    path = root / "commitlog" / "0".zfill(20)
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1 << bit % 8
+    path.write_bytes(data)
+    if which == 9 and bit == 3:
+        return  # 9 became 1: a new life of the topic, as far as anybody can tell.
+    found = saved(root, tmp_path / "new")
+    assert found.plan.rotten_offsets == 1
+    assert [m.queue_offset for m in messages(tmp_path / "new")] == list(range(10))
+
+
+def stale_store(tmp_path: Path) -> tuple[Path, StoreMaker]:
+    """A log of ten messages, that a recovery has cut behind the sixth: queues say so."""
+    maker = StoreMaker()
+    for number in range(10):
+        maker.put(body=b"%d" % number)
+    root = maker.write(tmp_path / "store")
+    harm(root, maker.frames[6].physical_offset + 88)
+    queue = root / "consumequeue/orders/0" / "0".zfill(20)
+    queue.write_bytes(queue.read_bytes()[: 6 * UNIT_SIZE].ljust(200, b"\0"))
+    return root, maker
+
+
+def test_stale_frames_are_told_apart(tmp_path: Path) -> None:
+    root, maker = stale_store(tmp_path)
+    without = saved(root, tmp_path / "without")
+    assert [m.queue_offset for m in messages(tmp_path / "without")] == list(range(6))
+    stale = without.to_json()["stale"]
+    assert (stale["messages"], stale["included"]) == (3, False)
+    assert stale["spans"][0]["offset"] == maker.frames[7].physical_offset
+    found = saved(root, tmp_path / "with", include_stale=True)
+    assert found.to_json()["stale"]["included"]
+    assert [m.queue_offset for m in messages(tmp_path / "with")] == [*range(6), 7, 8, 9]
+
+
+def test_a_stale_message_takes_no_place_that_another_has(tmp_path: Path) -> None:
+    root, maker = stale_store(tmp_path)
+    path = root / "commitlog" / "0".zfill(20)
+    data = bytearray(path.read_bytes())
+    at = maker.frames[8].physical_offset + 20
+    data[at : at + 8] = (2).to_bytes(8, "big")
+    path.write_bytes(data)
+    found = saved(root, tmp_path / "new", include_stale=True)
+    assert found.plan.stale.moved == 1
+    assert [m.queue_offset for m in messages(tmp_path / "new")] == [*range(6), 7, 8, 9]
+
+
+def test_topics_that_are_no_names_and_no_text_are_kept(tmp_path: Path) -> None:
+    maker = StoreMaker()
+    maker.put(properties=b"KEYS\x01a\xff\0")
+    maker.put("../evil")
+    root = maker.write(tmp_path / "store")
+    shutil.rmtree(root / "consumequeue")
+    layout = StoreLayout.open(root)
+    found = salvage(layout, tmp_path / "new")
+    assert found.plan.messages == 2 and found.plan.is_whole
+    assert [m.topic for m in messages(tmp_path / "new")] == ["orders", "../evil"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+        ".logquarry",
+        "checkpoint",
+        "commitlog",
+        "consumequeue",
+        "index",
+    ]
+
+
+def test_the_new_store_goes_on(made: Made, tmp_path: Path) -> None:
+    harm(made.root, made.maker.frames[-1].physical_offset + 95)
+    lost = made.maker.frames[-8]
+    harm(made.root, lost.physical_offset + 95)
+    found = saved(made.root, tmp_path / "new", **SIZES)
+    with lq.MessageStore.open(tmp_path / "new", mode="rw", config=found.plan.config) as store:
+        offset = store.put(lq.Message(lost.topic.decode(), b"new", queue_id=lost.queue_id))
+    assert offset.queue_offset == max(
+        f.queue_offset + 1
+        for f in made.maker.frames[:-1]
+        if (f.topic, f.queue_id) == (lost.topic, lost.queue_id)
+    )
+
+
+# --------------------------------------------------------------------------------------- refusals
+def test_a_folder_with_something_in_it_is_refused(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/file").touch()
+    with pytest.raises(UsageError, match="it holds file"):
+        saved(made.root, tmp_path / "new")
+    for inside in (made.root, made.root / "new", made.root / "a/../b"):
+        with pytest.raises(UsageError, match="within the store"):
+            saved(made.root, inside)
+
+
+def test_an_unfinished_salvage_opens_as_no_store(made: Made, tmp_path: Path) -> None:
+    def pause() -> None:
+        if (tmp_path / "new/.salvage/commitlog/00000000000000004096").exists():
+            raise KeyboardInterrupt
+
+    before = facts(made.root)
+    with pytest.raises(KeyboardInterrupt):
+        salvage(StoreLayout.open(made.root), tmp_path / "new", pause=pause)
+    assert facts(made.root) == before
+    with pytest.raises(StoreNotFound, match="was not finished"):
+        StoreLayout.open(tmp_path / "new")
+    with pytest.raises(StoreNotFound, match=r"\.salvage"):
+        lq.MessageStore.open(tmp_path / "new", mode="rw")
+    with pytest.raises(UsageError, match="remove"):
+        saved(made.root, tmp_path / "new")
+
+
+def test_a_live_store_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path / "store"), pytest.raises(StoreUnavailable, match="has the store open"):
+        salvage(StoreLayout.open(tmp_path / "store", config()), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+# ----------------------------------------------------------------------------------- any damage
+@pytest.fixture
+def made_files(made: Made) -> dict[str, bytes]:
+    """What the store holds, read once: all examples are to start from the same."""
+    return {
+        str(path.relative_to(made.root)): path.read_bytes()
+        for path in sorted(made.root.rglob("*"))
+        if path.is_file()
+    }
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_damage_leaves_a_sound_store_with_what_stands_whole(
+    made: Made, made_files: dict[str, bytes], tmp_path: Path, data: st.DataObject
+) -> None:
+    files = made_files
+    harmed = data.draw(damaged(files))
+    root, new = tmp_path / "harmed", tmp_path / "out"
+    for folder in (root, new):
+        shutil.rmtree(folder, ignore_errors=True)
+    (root / "commitlog").mkdir(parents=True)
+    for name, content_ in harmed.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content_)
+    found = saved(
+        root,
+        new,
+        **SIZES,
+        mapped_file_size_commit_log=4096,
+        mapped_file_size_consume_queue=200,
+    )
+    originals = {frame.body for frame in made.maker.frames}
+    assert {m.body for m in messages(new)} <= originals
+    assert found.plan.messages == len(messages(new))
+    log = {name: body for name, body in files.items() if name.startswith("commitlog/")}
+    if all(harmed.get(name) == body for name, body in log.items()):
+        assert found.plan.messages == 60
+
+
+# ---------------------------------------------------------------------------------------- queues
+def notes(*offsets: int) -> QueueNotes:
+    import numpy as np
+
+    made = QueueNotes(offsets[0])
+    for at in range(0, len(offsets), 3):
+        part = np.array(offsets[at : at + 3], np.int64)
+        made.take(np.arange(at, at + len(part)) * 100, part)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("offsets", "first", "end", "gaps", "lives", "mended"),
+    [
+        ((0, 1, 2, 3), 0, 4, (), 1, {}),
+        ((5, 6, 9, 10), 5, 11, ((7, 9),), 1, {}),
+        ((5, 6, 0, 1), 0, 2, (), 2, {}),
+        ((0, 1, 900, 3, 4), 0, 5, (), 1, {200: 2}),
+        ((0, 1, 900, 5, 6), 0, 7, ((3, 5),), 1, {200: 2}),
+        ((6, 7, 0, 9, 10), 6, 11, (), 1, {200: 8}),
+        ((0, 1, 1 << 60), 0, 3, (), 1, {200: 2}),
+        ((-5, 1, 2), 0, 3, (), 1, {0: 0}),
+        ((0, 1, 2, -(1 << 62), 4), 0, 5, (), 1, {300: 3}),
+    ],
+)
+def test_the_story_of_a_queue(
+    offsets: tuple[int, ...],
+    first: int,
+    end: int,
+    gaps: tuple[tuple[int, int], ...],
+    lives: int,
+    mended: dict[int, int],
+) -> None:
+    story = notes(*offsets).story()
+    assert (story.first, story.next, story.gaps, story.lives, story.mended) == (
+        first,
+        end,
+        gaps,
+        lives,
+        mended,
+    )
+
+
+def test_more_missing_than_anybody_can_pad_is_refused() -> None:
+    with pytest.raises(ValueError, match="one of them cannot be"):
+        notes(0, 1, 1 << 40, (1 << 40) + 1).story()
+
+
+def test_ranges() -> None:
+    import numpy as np
+
+    assert ranges_of(np.array([4, 1, 2, 2, 9])) == [(1, 3), (4, 5), (9, 10)]
+    assert ranges_of(np.array([], np.int64)) == []
+    assert merged([(3, 5), (0, 2), (2, 4), (9, 10)]) == [(0, 5), (9, 10)]

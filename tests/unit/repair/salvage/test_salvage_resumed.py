@@ -1,0 +1,126 @@
+"""Salvages that were cut off are begun anew or ended, and nothing that is not theirs is removed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from logquarry.disk.disk import LocalDisk
+from logquarry.errors import StoreUnavailable, UsageError
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.salvage.salvage import salvage, settle
+from logquarry.repair.verify import verify_store
+from tests.small_store import facts
+from tests.store_maker import StoreMaker
+
+
+class Killed(BaseException):
+    pass
+
+
+class DyingDisk(LocalDisk):
+    """Stops before a rename, as a killed process does."""
+
+    def __init__(self, renames: int) -> None:
+        super().__init__()
+        self.left = renames
+
+    def rename(self, source: Path, target: Path) -> None:
+        if source.parent.name == ".salvage":
+            if not self.left:
+                raise Killed
+            self.left -= 1
+        super().rename(source, target)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    maker = StoreMaker()
+    for number in range(30):
+        maker.put(f"topic{number % 2}", 0, b"body %d" % number * 20)
+    root = maker.write(tmp_path / "store")
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config/notes.txt").write_text("kept")
+    return root
+
+
+def begun(store: Path, into: Path, renames: int = 0) -> bool:
+    """A salvage that dies after so many renames; whether it did."""
+    try:
+        salvage(StoreLayout.open(store), into, disk=DyingDisk(renames))
+    except Killed:
+        return True
+    return False
+
+
+def test_cut_off_at_each_rename(store: Path, tmp_path: Path) -> None:
+    into = tmp_path / "new"
+    assert not settle(str(store), into)
+    renames = 0
+    while begun(store, into, renames):
+        assert not settle(str(store), into)
+        assert not into.exists() or not list(into.iterdir())
+        renames += 1
+    assert renames > 4
+    assert settle(str(store), into)
+    assert not verify_store(StoreLayout.open(into)).has_damage
+
+
+def test_all_of_it_was_out(store: Path, tmp_path: Path) -> None:
+    into = tmp_path / "new"
+    salvage(StoreLayout.open(store), into)
+    # Killed before the last call; a broker that knows nothing of us has begun to write there.
+    (into / ".salvage").mkdir()
+    (into / "commitlog/00000000000000009999").write_bytes(b"of the broker")
+    before = facts(into)
+    assert settle(str(store), into)
+    assert facts(into) == {name: fact for name, fact in before.items() if name != ".salvage"}
+
+
+@pytest.mark.parametrize("renames", [0, 2])
+def test_a_store_that_a_broker_began_there_stays(store: Path, tmp_path: Path, renames: int) -> None:
+    into = tmp_path / "new"
+    assert begun(store, into, renames)
+    (into / "commitlog").mkdir()
+    (into / "commitlog/00000000000000000000").write_bytes(b"of the broker")
+    before = facts(into)
+    with pytest.raises(UsageError, match="did not make it: nothing is removed"):
+        settle(str(store), into)
+    assert facts(into) == before
+
+
+def test_a_store_that_a_broker_begins_meanwhile(store: Path, tmp_path: Path) -> None:
+    into = tmp_path / "new"
+
+    def pause() -> None:
+        (into / "commitlog").mkdir(parents=True, exist_ok=True)
+
+    with pytest.raises(UsageError, match="holds commitlog"):
+        salvage(StoreLayout.open(store), into, pause=pause)
+    assert [path.name for path in into.iterdir()] == ["commitlog"]
+
+
+def test_another_store_is_not_taken_for_this_one(store: Path, tmp_path: Path) -> None:
+    into = tmp_path / "new"
+    salvage(StoreLayout.open(store), into)
+    with pytest.raises(UsageError, match=f"{store} was saved there, not /rack2/store"):
+        settle("/rack2/store", into)
+    for text in ("", "[]", "{}"):
+        (into / ".logquarry/salvage.json").write_text(text)
+        with pytest.raises(UsageError, match="not the report of a salvage"):
+            settle(str(store), into)
+
+
+def test_one_that_is_at_work(store: Path, tmp_path: Path) -> None:
+    into = tmp_path / "new"
+
+    def pause() -> None:
+        if (into / ".salvage").is_dir():
+            with pytest.raises(StoreUnavailable, match="at work"):
+                settle(str(store), into)
+
+    salvage(StoreLayout.open(store), into, pause=pause)
+    told = json.loads((into / ".logquarry/salvage.json").read_text())
+    assert told["messages"] == 30

@@ -1,0 +1,191 @@
+"""Queue units that stand where their messages are not: renamed, copied and lost files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.verify import Finding, VerifyReport, verify_store
+from logquarry.testing.builder import StoreBuilder
+from tests.store_maker import StoreMaker
+
+
+def check(root: Path) -> VerifyReport:
+    return verify_store(StoreLayout.open(root))
+
+
+def damage(report: VerifyReport) -> list[Finding]:
+    return [finding for finding in report.findings if finding.severity == "damage"]
+
+
+def poke(path: Path, position: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+def queue_folder(root: Path) -> Path:
+    return root / "consumequeue/T/0"
+
+
+def in_queue(report: VerifyReport) -> list[tuple[str, str, int, int]]:
+    return [(f.kind, Path(f.file).name, f.offset, f.length) for f in damage(report)]
+
+
+def name(position: int) -> str:
+    return f"{position:020d}"
+
+
+@pytest.fixture
+def one_log_file(tmp_path: Path) -> Path:
+    """A queue of 50 units in three files of 20, and another one."""
+    root = tmp_path / "store"
+    with StoreBuilder(root, file_size=1 << 16, queue_file_size=400) as builder:
+        for i in range(100):
+            builder.put("T", b"body-%d" % i, queue_id=i % 2, store_timestamp=1_000 + i)
+    assert not check(root).findings
+    return root
+
+
+def test_queue_files_under_the_names_of_later_ones_are_found(one_log_file: Path) -> None:
+    folder = queue_folder(one_log_file)
+    for position in (800, 400, 0):
+        (folder / name(position)).rename(folder / name(position + 2000))
+    # All units are there, each at a sound frame, and at the queue offset of none.
+    assert in_queue(check(one_log_file)) == [
+        ("queue_head_missing", name(0), 0, 1000),
+        ("queue_misplaced", name(2000), 0, 1000),
+    ]
+
+
+def test_the_only_file_of_a_queue_under_another_name_is_found(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with StoreBuilder(root) as builder:
+        for i in range(5):
+            builder.put("T", b"body", store_timestamp=i + 1)
+    folder = queue_folder(root)
+    (folder / name(0)).rename(folder / name(2000))
+    report = check(root)
+    assert ("queue_misplaced", name(2000), 0, 100) in in_queue(report)
+    assert report.has_damage
+    reason = next(f.reason for f in report.findings if f.kind == "queue_misplaced")
+    assert reason == "unit 100 is for the message at 0, whose queue offset is 0, and 4 more"
+
+
+def test_a_copy_of_a_queue_file_at_its_end_is_found(one_log_file: Path) -> None:
+    folder = queue_folder(one_log_file)
+    folder.joinpath(name(800)).write_bytes(folder.joinpath(name(800)).read_bytes()[:200] * 2)
+    # The messages of units 40 to 49 stand at 50 to 59 once more.
+    assert in_queue(check(one_log_file)) == [("queue_misplaced", name(800), 200, 200)]
+
+
+def test_a_file_of_another_queue_is_found(one_log_file: Path) -> None:
+    other = one_log_file / "consumequeue/T/1" / name(400)
+    (queue_folder(one_log_file) / name(1200)).write_bytes(other.read_bytes())
+    found = in_queue(check(one_log_file))
+    assert ("queue_misplaced", name(1200), 0, 400) in found
+
+
+def test_each_stretch_of_misplaced_units_is_told_once(one_log_file: Path) -> None:
+    folder = queue_folder(one_log_file)
+    data = (folder / name(0)).read_bytes()
+    # Units 0 to 2 stand at 50 to 52, 13 and 14 at 53 and 54: moved by other distances.
+    poke(folder / name(800), 200, data[:60] + data[260:300])
+    assert in_queue(check(one_log_file)) == [
+        ("queue_misplaced", name(800), 200, 60),
+        ("queue_misplaced", name(800), 260, 40),
+    ]
+
+
+def test_stretches_without_number_end_in_one_finding(one_log_file: Path) -> None:
+    file = queue_folder(one_log_file) / name(800)
+    data = (queue_folder(one_log_file) / name(0)).read_bytes()
+    poke(file, 200, b"".join(data[at : at + 20] for at in range(380, 180, -20)))
+    far = queue_folder(one_log_file) / name(1200)
+    far.write_bytes(b"".join(data[at : at + 20] for at in range(380, -20, -20)))
+    found = [f for f in check(one_log_file).findings if f.kind == "queue_misplaced"]
+    assert len(found) == 16
+    assert sum(f.length for f in found) == 30 * 20
+
+
+def test_a_stretch_goes_on_from_chunk_to_chunk(
+    one_log_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("logquarry.repair.verify.unasked._CHUNK", 7)
+    test_queue_files_under_the_names_of_later_ones_are_found(one_log_file)
+
+
+def test_a_queue_that_lost_its_first_file_is_found(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with StoreBuilder(store, file_size=4096, queue_file_size=400) as builder:
+        for i in range(80):
+            builder.put("T", b"body" * 50, queue_id=i % 2, store_timestamp=1_000 + i)
+    (queue_folder(store) / name(0)).unlink()
+    kept = int(sorted((store / "commitlog").iterdir())[1].name)
+    with lq.MessageStore.open(store) as opened:
+        early = [
+            message.queue_offset
+            for message in opened.scan()
+            if message.queue_id == 0 and message.queue_offset < 20
+            if message.physical_offset >= kept
+        ]
+    # What is left of the log's first file may be on its way out, and the queue before it.
+    expected = ("queue_head_missing", name(0), early[0] * 20, len(early) * 20)
+    assert early and in_queue(check(store)) == [expected]
+
+
+def test_units_between_the_messages_of_a_queue_are_looked_at(tmp_path: Path) -> None:
+    maker = StoreMaker(queue_file_units=10)
+    for offset in (0, 1, 5, 6):
+        maker.put(queue_offset=offset)
+    units = maker.units["orders", 0]
+    # No message has the queue offsets 2 to 4.
+    units[2], units[3], units[4] = units[0], units[1], units[6]
+    found = damage(check(maker.write(tmp_path / "store")))
+    assert [(f.kind, f.offset, f.length) for f in found] == [
+        ("queue_misplaced", 40, 40),
+        ("queue_misplaced", 80, 20),
+    ]
+
+
+def test_copies_by_multi_dispatch_are_in_their_places(tmp_path: Path) -> None:
+    maker = StoreMaker()
+    text = b"INNER_MULTI_DISPATCH\x01%LMQ%a,copies\x02INNER_MULTI_QUEUE_OFFSET\x010,0"
+    for _ in range(3):
+        maker.put()
+    last = maker.put(properties=text)
+    unit = maker.units["orders", 0][3]
+    for copies in (("%LMQ%a", 0), ("copies", 0), ("others", 0)):
+        maker.units[copies][0] = unit
+    found = damage(check(maker.write(tmp_path / "store")))
+    # Only the queue that the message does not name has no business with it.
+    assert [(f.kind, f.file.split("/")[1]) for f in found] == [("queue_misplaced", "others")]
+    place = f"unit 0 is for the message at {last.physical_offset}, which is another queue's"
+    assert found[0].reason == place
+
+
+def test_a_message_may_be_put_into_the_schedule_topic(tmp_path: Path) -> None:
+    """Without a DELAY its tags code is that of any other."""
+    store = tmp_path / "store"
+    with StoreBuilder(store, file_size=4096, queue_file_size=400) as builder:
+        for properties in ("", "TAGS\x01a", "TAGS\x01polygenelubricants"):
+            builder.put("SCHEDULE_TOPIC_XXXX", b"x", queue_id=2, properties_string=properties)
+    assert not check(store).findings
+    poke(store / "consumequeue/SCHEDULE_TOPIC_XXXX/2" / name(0), 12, (-5).to_bytes(8, signed=True))
+    assert [kind for kind, *_ in in_queue(check(store))] == ["queue_entry_wrong"]
+
+
+def test_what_retention_deletes_during_the_check_is_nobodys_fault(tmp_path: Path) -> None:
+    maker = StoreMaker(log_file_size=1024)
+    for number in range(40):
+        maker.put(keys=f"key{number}")
+    root = maker.write(tmp_path / "store")
+    layout = StoreLayout.open(root)
+    first = layout.commit_log.files[0]
+    (root / first.path).unlink()
+    report = verify_store(layout)
+    assert report.counts["messages"] < 40
+    assert damage(report) == []

@@ -1,0 +1,113 @@
+"""What the JVM is told, and what a worker keeps to itself."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+
+from logquarry.spark import java, worker
+from logquarry.spark.java import launch_environment
+
+NAMES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*NAMES, "SPARK_HOME", "SPARK_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(java, "java_home", lambda: Path("/java"))
+
+
+def options(**config: str) -> list[str]:
+    with launch_environment({name.replace("_", "."): value for name, value in config.items()}):
+        assert os.environ["JAVA_HOME"] == "/java"
+        return os.environ["SPARK_SUBMIT_OPTS"].split()
+
+
+def test_the_environment_is_the_jvms_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/mine")
+    assert "-XX:+UseParallelGC" in options()
+    assert any(option.startswith("-Dlog4j2.configurationFile=file:") for option in options())
+    assert os.environ["JAVA_HOME"] == "/mine"
+    assert "SPARK_SUBMIT_OPTS" not in os.environ
+
+
+@pytest.mark.parametrize("choice", ["-XX:+UseG1GC", "-XX:-UseParallelGC", "-XX:+UseZGC"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_collector_that_is_chosen_stays(
+    monkeypatch: pytest.MonkeyPatch, name: str, choice: str
+) -> None:
+    monkeypatch.setenv(name, f"-Xss4m {choice}")
+    assert [option for option in options() if "ParallelGC" in option and option != choice] == []
+
+
+def test_a_collector_of_the_configuration_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert "-XX:+UseParallelGC" not in options(
+        spark_driver_extraJavaOptions="-XX:+UseSerialGC -Da=b"
+    )
+    assert "-XX:+UseParallelGC" in options(spark_driver_extraJavaOptions="-Da=b")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    (tmp_path / "spark-defaults.conf").write_text("spark.driver.extraJavaOptions -XX:+UseZGC\n")
+    assert "-XX:+UseParallelGC" not in options()
+    (tmp_path / "log4j2.properties").write_text("")
+    assert not any("log4j2" in option for option in options())
+
+
+def test_what_the_user_says_comes_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = "-Darrow.enable_unsafe_memory_access=false"
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", mine)
+    found = [option for option in options() if "unsafe_memory" in option]
+    assert found[-1] == mine
+    assert len(found) == 2
+
+
+# ------------------------------------------------------------------------------------- workers
+def errors_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    # Not as a fixture: pytest has a stream of its own for each phase of a test.
+    text = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", text)
+    monkeypatch.setenv("PYTHON_WORKER_FACTORY_SOCK_DIR", "/nowhere")
+    worker.let_hang_up()
+    worker.let_hang_up()
+    return text
+
+
+def fake_daemon(error: Exception, path: str) -> None:
+    """A function ``manager`` of a file of that name, as PySpark's daemon ends a worker."""
+    source = "def manager():\n try:\n  raise error\n except BaseException:\n  print_exc()\n"
+    scope = {"error": error, "print_exc": traceback.print_exc}
+    exec(compile(source, path, "exec"), scope)
+    scope["manager"]()  # type: ignore[operator]
+
+
+def test_a_jvm_that_hung_up_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = errors_of_a_worker(monkeypatch)
+    fake_daemon(BrokenPipeError("broken"), "pyspark/daemon.py")
+    fake_daemon(ConnectionResetError("reset"), "pyspark/daemon.py")
+    assert stream.getvalue() == ""
+
+
+def test_all_else_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = errors_of_a_worker(monkeypatch)
+    fake_daemon(OSError("no space"), "pyspark/daemon.py")
+    assert "no space" in stream.getvalue()
+    fake_daemon(BrokenPipeError("the user's own"), "their/code.py")
+    assert "the user's own" in stream.getvalue()
+    print("plain", file=sys.stderr)
+    assert stream.getvalue().endswith("plain\n")
+    assert not sys.stderr.isatty()
+
+
+def test_outside_of_workers_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in worker._MARKS:
+        monkeypatch.delenv(name, raising=False)
+    before = sys.stderr
+    worker.let_hang_up()
+    assert sys.stderr is before

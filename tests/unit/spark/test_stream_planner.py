@@ -1,0 +1,531 @@
+"""The streaming source without Spark: what a query reads, batch by batch."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import random
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logquarry as lq
+from logquarry.errors import CorruptFrame, MessageNotFound, StoreNotFound, UsageError
+from logquarry.log.layout import StoreLayout
+from logquarry.read import log_end
+from logquarry.spark.stream.admission import START
+from logquarry.spark.tasks import plan_tasks, read_batches
+from tests.small_store import facts, opened
+from tests.spark.golden_rows import golden_messages, harmed_stores, sound_stores, whole_messages
+from tests.store_maker import FIRST_TIME, StoreMaker
+from tests.stream_drive import Stream
+
+
+def places_of(messages: list[dict[str, Any]], broker: str = "store") -> list[tuple[str, int]]:
+    return sorted((broker, m["physical_offset"]) for m in messages)
+
+
+def batch_places(stream: Stream) -> list[tuple[str, int]]:
+    """What a batch read with the same options gives."""
+    return sorted(
+        (row["broker"], row["physical_offset"])
+        for task in plan_tasks(stream.options)
+        for batch in read_batches(task)
+        for row in batch.to_pylist()
+    )
+
+
+def made(root: Path, count: int = 60, **settings: Any) -> StoreMaker:
+    maker = StoreMaker(log_file_size=3000, **settings)
+    rng = random.Random(count)
+    for n in range(count):
+        maker.put(["a", "b", "c"][n % 3], n % 2, rng.randbytes(rng.randrange(500)), keys=f"k{n}")
+    maker.write(root)
+    return maker
+
+
+@contextmanager
+def held_by_a_broker(store: Path) -> Iterator[None]:
+    """The store's lock, as a process that writes it has it."""
+    (store / "abort").touch()
+    descriptor = os.open(store / "lock", os.O_RDWR | os.O_CREAT)
+    request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# ----------------------------------------------------------------------------------- golden stores
+LIMITS: list[dict[str, str]] = [
+    {},
+    {"maxBytesPerTrigger": "20k"},
+    {"maxBytesPerTrigger": "300", "topics": "MainTopic"},
+    {"maxOffsetsPerTrigger": "37"},
+    {"maxOffsetsPerTrigger": "50", "maxBytesPerTrigger": "10k", "splitSize": "3k"},
+    {"maxOffsetsPerTrigger": "20", "topicPattern": ".*[tT]opic.*", "tags": "TagA || TagB"},
+]
+
+
+@pytest.mark.parametrize("options", LIMITS, ids=str)
+def test_sound_stores_give_what_a_batch_gives(golden: Path, options: dict[str, str]) -> None:
+    stores = sound_stores(golden)
+    if options.get("maxBytesPerTrigger") == "300":
+        stores = {"real-broker": stores["real-broker"]}
+    stream = Stream([str(path) for path in stores.values()], **options)
+    stream.drain()
+    assert stream.places == batch_places(stream)
+    if not options:
+        assert stream.batches == [len(stream.rows)]
+    most = int(options.get("maxOffsetsPerTrigger", 1_000_000))
+    assert max(stream.batches) <= most
+    assert not stream.plan()
+
+
+def test_rows_are_those_of_golden_files(golden: Path) -> None:
+    store = golden / "real-broker" / "store"
+    stream = Stream(store, maxBytesPerTrigger="64k")
+    expected = golden_messages(golden / "real-broker" / "expected.jsonl")
+    rows = sorted(stream.drain(), key=lambda row: row["physical_offset"])
+    assert len(stream.batches) > 1
+    assert [(r["topic"], r["queue_id"], r["queue_offset"], r["body"], r["keys"]) for r in rows] == [
+        (m["topic"], m["queue_id"], m["queue_offset"], m["body"], m["keys"]) for m in expected
+    ]
+
+
+@pytest.mark.parametrize("limit", ["1m", "4k"])
+def test_harmed_stores(golden: Path, limit: str) -> None:
+    for scenario, store in harmed_stores(golden).items():
+        before = facts(store)
+        stream = Stream(store, onDamage="skip", maxBytesPerTrigger=limit, splitSize="2k")
+        stream.drain()
+        assert stream.places == places_of(whole_messages(golden, scenario)), scenario
+        strict = Stream(store, maxBytesPerTrigger=limit)
+        try:
+            batch = batch_places(strict)
+        except CorruptFrame as error:
+            with pytest.raises(CorruptFrame) as caught:
+                strict.drain()
+            assert (caught.value.path, caught.value.offset) == (error.path, error.offset), scenario
+        else:
+            assert strict.drain() == strict.rows
+            assert strict.places == batch, scenario
+        assert facts(store) == before
+
+
+def test_each_damage_is_told_once(golden: Path) -> None:
+    store = harmed_stores(golden)["crc-third-last-file"]
+    for options in ({}, {"splitSize": "1k"}, {"maxBytesPerTrigger": "900"}):
+        stream = Stream(store, onDamage="skip", **options)
+        stream.drain()
+        assert len(stream.damage.spans) == 1, options
+
+
+def test_quarantine(golden: Path, tmp_path: Path) -> None:
+    store = harmed_stores(golden)["crc-third-last-file"]
+    aside = tmp_path / "aside"
+    stream = Stream(
+        store, onDamage="quarantine", quarantinePath=str(aside), maxBytesPerTrigger="5k"
+    )
+    stream.drain()
+    assert stream.places == places_of(whole_messages(golden, "crc-third-last-file"))
+    assert [path.name for path in sorted((aside / "store").iterdir())] == [
+        f"{36796:020d}.bin",
+        f"{36796:020d}.json",
+    ]
+
+
+# ------------------------------------------------------------------------------ a log that grows
+def test_a_log_that_is_written_byte_by_byte(tmp_path: Path) -> None:
+    """As Java's, without a mark: files made in advance, frames that are not whole yet."""
+    maker = made(tmp_path / "whole", 150)
+    data = bytes(maker.log)
+    store = tmp_path / "store"
+    (store / "commitlog").mkdir(parents=True)
+    size = maker.log_file_size
+    rng = random.Random(5)
+    ends = [f.physical_offset + f.size for f in maker.frames]
+    with held_by_a_broker(store):
+        stream = Stream(store, maxBytesPerTrigger="2k")
+        written = 0
+        while written < len(data):
+            step = rng.choice([1, 7, 60, 900, 4000])
+            for at in range(written, min(written + step, len(data))):
+                path = store / "commitlog" / f"{at // size * size:020d}"
+                if not path.exists():
+                    for base in (at // size * size, at // size * size + size):
+                        (store / "commitlog" / f"{base:020d}").write_bytes(bytes(size))
+                with path.open("r+b") as file:
+                    file.seek(at % size)
+                    file.write(data[at : at + 1])
+            written = min(written + step, len(data))
+            if rng.random() < 0.2:
+                stream.restart()
+            stream.drain()
+            assert len(stream.rows) == sum(end <= written for end in ends)
+    assert stream.places == [("store", f.physical_offset) for f in maker.frames]
+    assert not stream.damage.spans
+
+
+def test_our_stores_are_read_up_to_their_mark(tmp_path: Path) -> None:
+    store = opened(tmp_path / "store", flush_interval_commit_log=3_600_000)
+    with store:
+        stream = Stream(tmp_path / "store")
+        for n in range(40):
+            store.put(lq.Message(topic="t", body=b"%d" % n))
+        durable = StoreLayout.open(tmp_path / "store").durable_end
+        stream.drain()
+        assert all(row["physical_offset"] < (durable or 0) for row in stream.rows)
+        few = len(stream.rows)
+        store.flush()
+        stream.drain()
+        assert few < len(stream.rows) == 40
+        store.put(lq.Message(topic="t", body=b"40"))
+    before = facts(tmp_path / "store")
+    stream.drain()
+    assert facts(tmp_path / "store") == before
+    assert [row["body"] for row in stream.rows] == [b"%d" % n for n in range(41)]
+
+
+def test_sound_frames_behind_a_break_of_a_live_log_wait(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RocketMQ's recovery leaves such frames behind, and they are no messages."""
+    maker = made(tmp_path / "store", 30)
+    last = maker.frames[-1].physical_offset // 3000 * 3000
+    broken = next(f for f in maker.frames if f.physical_offset > last)
+    path = tmp_path / "store" / "commitlog" / f"{last:020d}"
+    data = bytearray(path.read_bytes())
+    data[broken.physical_offset - last + 5] ^= 1
+    path.write_bytes(data)
+    with held_by_a_broker(tmp_path / "store"):
+        stream = Stream(tmp_path / "store", onDamage="skip")
+        for _ in range(4):
+            stream.drain()
+        sound = [
+            f.physical_offset for f in maker.frames if f.physical_offset < broken.physical_offset
+        ]
+        assert [offset for _, offset in stream.places] == sound
+        told = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert len(told) == 1
+        assert f"at offset {broken.physical_offset}: no frame" in told[0].getMessage()
+        # Its writer has its own frame there at last.
+        data[broken.physical_offset - last + 5] ^= 1
+        path.write_bytes(data)
+        stream.drain()
+    assert stream.places == [("store", f.physical_offset) for f in maker.frames]
+
+
+def test_damage_before_the_last_file_of_a_live_log_is_told(tmp_path: Path) -> None:
+    maker = made(tmp_path / "store", 60)
+    harmed = maker.frames[7]
+    base = harmed.physical_offset // 3000 * 3000
+    path = tmp_path / "store" / "commitlog" / f"{base:020d}"
+    data = bytearray(path.read_bytes())
+    data[harmed.physical_offset - base + 5] ^= 1
+    path.write_bytes(data)
+    with held_by_a_broker(tmp_path / "store"):
+        with pytest.raises(CorruptFrame) as caught:
+            Stream(tmp_path / "store").drain()
+        assert caught.value.offset == harmed.physical_offset
+        stream = Stream(tmp_path / "store", onDamage="skip", maxBytesPerTrigger="1k")
+        assert len(stream.drain()) == 59
+
+
+def test_planning_looks_at_what_is_new_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = made(tmp_path / "store", 200)
+    walked: list[int] = []
+    follow = log_end._follow
+
+    def counted(reader: Any, start: int) -> int:
+        end = follow(reader, start)
+        walked.append(end - start)
+        return end
+
+    monkeypatch.setattr(log_end, "_follow", counted)
+    with held_by_a_broker(tmp_path / "store"):
+        stream = Stream(tmp_path / "store")
+        stream.drain()
+        # The last file, and nothing of it again.
+        assert sum(walked) <= maker.log_file_size
+        del walked[:]
+        for _ in range(5):
+            assert not stream.plan()
+        assert sum(walked) == 0
+
+
+# --------------------------------------------------------------------------------- restarts, starts
+def test_a_restart_in_mid_batch_reads_the_same(golden: Path) -> None:
+    store = golden / "real-broker" / "store"
+    stream = Stream(store, maxOffsetsPerTrigger="100")
+    rng = random.Random(3)
+    while stream.plan():
+        assert stream.planned is not None
+        some = stream.read(*stream.planned)
+        for _ in range(rng.randrange(3)):
+            next(some, None)
+        stream.restart()
+        stream.run()
+    assert stream.places == batch_places(stream)
+
+
+def test_latest(tmp_path: Path) -> None:
+    maker = made(tmp_path / "store", 20)
+    with held_by_a_broker(tmp_path / "store"):
+        stream = Stream(tmp_path / "store", startingOffsets="latest")
+        assert stream.drain() == []
+        assert not stream.plan()
+        for n in range(5):
+            maker.put(body=b"new %d" % n)
+        maker.write(tmp_path / "store")
+        assert stream.plan()
+        # The process dies before the batch is done. Spark asks the next for a start again.
+        maker.put(body=b"new 5")
+        maker.write(tmp_path / "store")
+        stream.restart()
+        stream.run()
+        assert [row["body"] for row in stream.rows] == [b"new %d" % n for n in range(5)]
+        stream.drain()
+        assert [row["body"] for row in stream.rows] == [b"new %d" % n for n in range(6)]
+        assert stream.at is not None and START not in stream.at
+
+
+def test_starts_are_for_new_queries_only(tmp_path: Path) -> None:
+    maker = made(tmp_path / "store", 40)
+    middle = maker.frames[20]
+    stream = Stream(
+        tmp_path / "store", startingOffsets=json.dumps({"store": middle.physical_offset - 1})
+    )
+    assert len(stream.drain()) == 20
+    stream.restart(startingOffsets="earliest")
+    assert not stream.plan()
+    by_time = Stream(tmp_path / "store", startingTimestamp=str(middle.store_timestamp))
+    assert len(by_time.drain()) == 20
+    later = maker.put(body=b"later", time=FIRST_TIME + 10**9)
+    # A clock that was set back: a condition on messages, as it is for a batch.
+    maker.put(body=b"earlier", time=FIRST_TIME)
+    maker.write(tmp_path / "store")
+    by_time.restart(startingTimestamp=str(FIRST_TIME + 2 * 10**9))
+    by_time.drain()
+    assert len(by_time.rows) == 21
+    assert by_time.rows[-1]["physical_offset"] == later.physical_offset
+
+
+@pytest.mark.parametrize("name", ["startingQueueOffsets", "startingOffsets"])
+def test_queue_offsets(tmp_path: Path, name: str) -> None:
+    maker = made(tmp_path / "store", 60)
+    start = json.dumps({"a": {"0": 4, "1": -1}, "b": {"0": -2}})
+    stream = Stream(tmp_path / "store", maxBytesPerTrigger="2k", **{name: start})
+    stream.drain()
+
+    def wanted(row: dict[str, Any]) -> bool:
+        queue = row["topic"], row["queue_id"]
+        return queue != ("a", 1) and (queue != ("a", 0) or row["queue_offset"] >= 4)
+
+    everything = Stream(tmp_path / "store")
+    expected = [row for row in everything.drain() if wanted(row)]
+    assert 0 < len(expected) < len(everything.rows)
+    assert stream.rows == expected
+    new = maker.put("a", 1, b"new")
+    maker.write(tmp_path / "store")
+    stream.restart(**{name: '{"a": {"0": 100, "1": 100}}'})
+    stream.drain()
+    assert stream.rows[-1]["physical_offset"] == new.physical_offset
+    assert len(stream.rows) == len(expected) + 1
+
+
+def test_a_start_beyond_the_end_is_the_end(tmp_path: Path) -> None:
+    made(tmp_path / "store", 20)
+    assert Stream(tmp_path / "store", startingOffsets='{"store": 1000000}').drain() == []
+
+
+def test_brokers_of_the_options(tmp_path: Path) -> None:
+    made(tmp_path / "store", 3)
+    with pytest.raises(UsageError, match="there is no broker 'stroe' among store"):
+        Stream(tmp_path / "store", startingOffsets='{"stroe": 0}').drain()
+
+
+# ----------------------------------------------------------------------------- stores come and go
+def test_several_brokers_and_those_that_come_later(tmp_path: Path) -> None:
+    one = made(tmp_path / "b1" / "store", 40)
+    stream = Stream(f"{tmp_path}/*/store", maxBytesPerTrigger="3k", startingOffsets="latest")
+    stream.drain()
+    assert stream.rows == []
+    two = made(tmp_path / "b2" / "store", 50)
+    stream.drain()
+    # A store that was not there when the query began is read from its beginning.
+    assert stream.places == [("b2", f.physical_offset) for f in two.frames]
+    one.put(body=b"new")
+    one.write(tmp_path / "b1" / "store")
+    stream.drain()
+    assert len(stream.rows) == 51
+    assert stream.at is not None
+    assert {name for name in stream.at if name != START} == {"b1", "b2"}
+
+
+def test_a_store_without_files_yet(tmp_path: Path) -> None:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    stream = Stream(tmp_path / "store")
+    assert stream.drain() == []
+    maker = made(tmp_path / "store", 10)
+    assert len(stream.drain()) == len(maker.frames)
+
+
+def test_stores_of_one_name_under_several_globs(tmp_path: Path) -> None:
+    made(tmp_path / "x" / "b1", 3)
+    made(tmp_path / "y" / "b1", 3)
+    with pytest.raises(UsageError, match="would both be called 'b1'"):
+        Stream([f"{tmp_path}/x/*", f"{tmp_path}/y/*"]).drain()
+    stream = Stream(f"{tmp_path}/*/b*")
+    stream.drain()
+    assert {broker for broker, _ in stream.places} == {"x/b1", "y/b1"}
+
+
+def test_a_store_that_went(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made(tmp_path / "b1", 20)
+    made(tmp_path / "b2", 20)
+    stream = Stream(f"{tmp_path}/b*")
+    stream.drain()
+    shutil.rmtree(tmp_path / "b1")
+    with pytest.raises(MessageNotFound, match="the store of broker 'b1' is not there any more"):
+        stream.plan()
+    stream.restart(failOnDataLoss="false")
+    assert not stream.plan()
+    assert not stream.plan()
+    assert len([r for r in caplog.records if "b1" in r.getMessage()]) == 1
+    shutil.rmtree(tmp_path / "b2")
+    with pytest.raises(StoreNotFound):
+        stream.plan()
+
+
+# ------------------------------------------------------------------------------------ what expires
+def test_files_that_expire_ahead_of_the_stream(tmp_path: Path) -> None:
+    maker = made(tmp_path / "store", 60)
+    stream = Stream(tmp_path / "store", maxOffsetsPerTrigger="5")
+    stream.drain(2)
+    files = sorted((tmp_path / "store" / "commitlog").iterdir())
+    for path in files[:3]:
+        path.unlink()
+    assert stream.plan()
+    with pytest.raises(MessageNotFound, match="the log starts at offset 9000, and the stream"):
+        stream.run()
+    stream.restart(failOnDataLoss="false")
+    stream.drain()
+    left = [f.physical_offset for f in maker.frames if f.physical_offset >= 9000]
+    first = [f.physical_offset for f in maker.frames[:10]]
+    assert [offset for _, offset in stream.places] == first + left
+
+
+def test_files_that_expire_behind_the_stream(tmp_path: Path) -> None:
+    maker = made(tmp_path / "store", 60)
+    stream = Stream(tmp_path / "store", maxOffsetsPerTrigger="5")
+    while stream.plan():
+        stream.run()
+        assert stream.at is not None
+        for path in sorted((tmp_path / "store" / "commitlog").iterdir()):
+            if int(path.name) + 3000 <= stream.at["store"]:
+                path.unlink()
+    assert len(stream.rows) == len(maker.frames)
+
+
+def test_files_that_expire_between_plan_and_read(tmp_path: Path) -> None:
+    made(tmp_path / "store", 60)
+    for fail in (True, False):
+        stream = Stream(tmp_path / "store", failOnDataLoss=str(fail))
+        assert stream.plan() and stream.planned is not None
+        tasks = stream.planner.tasks(*stream.planned)
+        oldest = min((tmp_path / "store" / "commitlog").iterdir())
+        oldest.rename(tmp_path / oldest.name)
+        if fail:
+            with pytest.raises(MessageNotFound, match="was deleted while it was read"):
+                list(read_batches(tasks[0]))
+            (tmp_path / oldest.name).rename(oldest)
+        else:
+            rows = [row for t in tasks for b in read_batches(t) for row in b.to_pylist()]
+            assert min(row["physical_offset"] for row in rows) == 3000
+
+
+def test_a_log_that_lost_its_end(tmp_path: Path) -> None:
+    made(tmp_path / "store", 60)
+    stream = Stream(tmp_path / "store")
+    stream.drain()
+    shutil.rmtree(tmp_path / "store")
+    made(tmp_path / "store", 10)
+    with pytest.raises(MessageNotFound, match="it lost its end, or is another one"):
+        stream.plan()
+
+
+def test_what_was_followed_and_is_gone_is_damage(tmp_path: Path) -> None:
+    maker = made(tmp_path / "store", 30)
+    (tmp_path / "store" / "abort").touch()
+    stream = Stream(tmp_path / "store")
+    assert stream.plan()
+    lost = maker.frames[25].physical_offset
+    path = tmp_path / "store" / "commitlog" / f"{lost // 3000 * 3000:020d}"
+    with path.open("r+b") as file:
+        file.seek(lost % 3000)
+        file.write(bytes(3000 - lost % 3000))
+    for later in sorted(path.parent.iterdir()):
+        if int(later.name) > int(path.name):
+            later.write_bytes(bytes(3000))
+    with pytest.raises(CorruptFrame, match="the log went on here") as caught:
+        stream.run()
+    assert (caught.value.offset, caught.value.kind) == (lost, "lost_end")
+
+
+# ------------------------------------------------------------------------------------ available now
+def test_available_now_takes_what_is_there(tmp_path: Path) -> None:
+    maker = made(tmp_path / "b1", 40)
+    stream = Stream(f"{tmp_path}/b*", maxOffsetsPerTrigger="7")
+    stream.planner.prepare_available_now()
+    stream.drain(2)
+    maker.put(body=b"late")
+    maker.write(tmp_path / "b1")
+    made(tmp_path / "b2", 5)
+    stream.drain()
+    assert len(stream.rows) == 40
+    assert stream.planner.newest() is not None
+    stream.restart()
+    stream.planner.prepare_available_now()
+    assert len(stream.drain()) == 46
+    assert set(stream.planner.newest() or {}) == {"b1", "b2"}
+
+
+def test_columns_and_kafkas_table(tmp_path: Path) -> None:
+    made(tmp_path / "store", 12)
+    stream = Stream(tmp_path / "store", schema="kafka", columns="key,offset", topics="a")
+    assert stream.drain() == [{"key": b"k%d" % n, "offset": n // 6} for n in range(0, 12, 3)]
+
+
+def test_large_batches_are_cut(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = golden / "real-broker" / "store"
+    for options, least in (({}, 1), ({"minPartitions": "5"}, 5), ({"splitSize": "4k"}, 10)):
+        stream = Stream(store, **options)
+        assert stream.plan() and stream.planned is not None
+        tasks = stream.planner.tasks(*stream.planned)
+        assert len(tasks) >= least
+        assert stream.run() == 569 or stream.places == batch_places(stream)
+
+
+def test_levels_are_asked_for_now_and_then(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("logquarry.spark.stream.planner.time.monotonic", lambda: now)
+    stream = Stream(golden / "delay" / "store", maxOffsetsPerTrigger="3")
+    for _ in range(10):
+        stream.drain(1)
+        now += 25
+    expected = {
+        m["physical_offset"]: m for m in golden_messages(golden / "delay" / "expected.jsonl")
+    }
+    for row in stream.rows:
+        assert row["tags_code"] == expected[row["physical_offset"]]["tags_code"]

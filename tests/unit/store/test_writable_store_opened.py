@@ -1,0 +1,515 @@
+"""How a writable store is opened, closed and found again, and what stands against it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import logquarry as lq
+from logquarry.disk.service import Service
+from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
+from logquarry.format import sys_flag
+from logquarry.repair.verify import verify_store
+from logquarry.store import writable_store
+from tests.faulty_disk import ENOSPC, FaultyDisk
+from tests.processes import run
+from tests.small_store import NOW, bodies, config, facts, opened
+
+
+# ------------------------------------------------------------------------------ open and close
+def test_opened_again(tmp_path: Path) -> None:
+    expected = []
+    for round_ in range(4):
+        with opened(tmp_path) as store:
+            for number in range(37 + round_):
+                expected.append(body := b"%d %d" % (round_, number))
+                store.put(lq.Message("t", body, queue_id=number % 3, keys="k"))
+            assert bodies(store) == expected
+    with lq.MessageStore.open(tmp_path) as reader:
+        assert bodies(reader) == expected
+        assert sum(reader.queue_offsets("t", q).max for q in range(3)) == len(expected)
+        assert not reader.has_abort and not reader.is_live
+        report = verify_store(reader.layout)
+        assert not report.has_damage, report.findings
+        # None of them is indexed twice.
+        assert len(reader.query("t", "k", max_count=64)) == 64
+        counts = Counter(m.physical_offset for m in reader.query("t", "k", max_count=64))
+        assert set(counts.values()) == {1}
+
+
+def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", keys="k"))
+    with lq.MessageStore.open(tmp_path, mode="rw") as store:
+        assert store.config == config()
+        store.put(lq.Message("t"))
+    with pytest.raises(lq.errors.CorruptStore):
+        opened(tmp_path, mapped_file_size_commit_log=8192)
+    assert not (tmp_path / "abort").exists(), "it can be opened again"
+    with opened(tmp_path) as store:
+        assert len(bodies(store)) == 2
+
+
+def test_an_empty_store_is_opened_again(tmp_path: Path) -> None:
+    for _ in range(3):
+        opened(tmp_path / "a" / "b").close()
+    with lq.MessageStore.open(tmp_path / "a" / "b") as reader:
+        assert bodies(reader) == []
+
+
+def test_a_full_file_at_the_end(tmp_path: Path) -> None:
+    """The log ends exactly where its last file does."""
+    with opened(tmp_path) as store:
+        while store.max_offset < 16_384:
+            store.put(lq.Message("t", bytes(1_000)))
+    (tmp_path / "commitlog" / f"{16_384:020d}").unlink()
+    shutil.rmtree(tmp_path / "consumequeue")
+    with opened(tmp_path) as store:
+        assert store.put(lq.Message("t")).physical_offset == 16_384
+
+
+def test_a_folder_with_other_things(tmp_path: Path) -> None:
+    (tmp_path / "diary.txt").write_text("private")
+    with pytest.raises(StoreNotFound, match=r"diary\.txt"):
+        opened(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["diary.txt"]
+    with pytest.raises(StoreNotFound, match="not a folder"):
+        opened(tmp_path / "diary.txt")
+    with pytest.raises(UsageError, match="local"):
+        lq.MessageStore.open("s3://bucket/store", mode="rw")
+
+
+def test_queues_are_made_from_the_log(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for number in range(100):
+            store.put(lq.Message("t", keys=f"k{number}"))
+    shutil.rmtree(tmp_path / "consumequeue")
+    shutil.rmtree(tmp_path / "index")
+    with opened(tmp_path) as store:
+        assert store.queue_offsets("t", 0) == (0, 100)
+        assert store.put(lq.Message("t")).queue_offset == 100
+        assert len(store.query("t", "k7")) == 1
+
+
+def test_a_log_that_ends_before_its_queues(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        results = [store.put(lq.Message("t", b"x" * 50)) for _ in range(20)]
+    log = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    data[results[12].physical_offset + 90] ^= 1
+    data[results[19].physical_offset + 90] ^= 1
+    log.write_bytes(data)
+    with opened(tmp_path) as store:
+        assert store.max_offset == results[19].end_offset, "nothing was cut"
+        assert store.put(lq.Message("t")).queue_offset == 20
+        assert store.wait_dispatched()
+        got = store.get("t", 0, 12)
+        assert [m.queue_offset for m in got.messages] == [13, 14, 15, 16, 17, 18]
+        got = store.get("t", 0, got.next_offset)
+        assert [m.queue_offset for m in got.messages] == [20]
+    assert log.read_bytes()[: results[19].end_offset] == data[: results[19].end_offset]
+
+
+def test_messages_behind_the_end(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        first = store.put(lq.Message("t", b"x" * 50))
+        half = [
+            store.put(lq.Message("t", b"half", sys_flag=sys_flag.TRANSACTION_PREPARED))
+            for _ in range(2)
+        ]
+    log = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    data[half[0].physical_offset + 90] ^= 1
+    log.write_bytes(data)
+    with opened(tmp_path) as store:
+        assert store.max_offset == half[1].end_offset, "the durable mark knows"
+        assert [m.physical_offset for m in store.scan(on_damage="skip")] == [
+            first.physical_offset,
+            half[1].physical_offset,
+        ]
+    # Without a mark, and without a message behind it, it is what some crash left.
+    data[half[1].physical_offset :] = bytes(len(data) - half[1].physical_offset)
+    log.write_bytes(data)
+    shutil.rmtree(tmp_path / "index")
+    shutil.rmtree(tmp_path / ".logquarry")
+    with opened(tmp_path) as store:
+        assert store.max_offset == first.end_offset
+        assert bytes(log.read_bytes()[first.end_offset :]).strip(b"\0") == b""
+    saved = tmp_path / ".logquarry" / "quarantine" / "commitlog"
+    assert [path.name for path in saved.iterdir()] == [f"{0:020d}.from-{first.end_offset}"]
+
+
+def test_closed(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.put(lq.Message("t"))
+    store.close()
+    store.close()
+    calls: list[Callable[[], object]] = [
+        lambda: store.put(lq.Message("t")),
+        lambda: store.put_batch([lq.Message("t")]),
+        lambda: store.put_async(lq.Message("t")).result(),
+        lambda: store.append_data(0, b""),
+        store.flush,
+        store.wait_dispatched,
+        lambda: store.get("t", 0),
+        lambda: store.query("t", "k"),
+        lambda: store.max_offset,
+        store.scan,
+    ]
+    for call in calls:
+        with pytest.raises(StoreUnavailable, match="closed") as refused:
+            call()
+        assert refused.value.status == "SERVICE_NOT_AVAILABLE"
+    assert store.stats().put_messages == 1
+
+
+def test_open_for_reading(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    with lq.MessageStore.open(tmp_path) as reader:
+        for call in (
+            lambda: reader.put(lq.Message("t")),
+            lambda: reader.put_async(lq.Message("t")),
+            lambda: reader.put_batch([]),
+            lambda: reader.append_data(0, b""),
+            reader.flush,
+            reader.wait_dispatched,
+            reader.start_delivery,
+            reader.deliver_due,
+            lambda: reader.transaction(lq.Message("t")),
+            lambda: reader.check_transactions(lambda found: "unknown"),
+            lambda: reader.add_arrival_listener(print),
+            lambda: reader.remove_arrival_listener(print),
+        ):
+            with pytest.raises(StoreUnavailable, match="for reading") as refused:
+                call()
+            assert refused.value.status == "SERVICE_NOT_AVAILABLE"
+
+
+def test_a_reading_store_refuses_what_only_a_writer_has(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    before = facts(tmp_path)
+    with lq.MessageStore.open(tmp_path, config=config()) as store:
+        for ask in (
+            lambda: store.prepared_transactions,
+            lambda: store.retain(lq.RetentionRules(keep_bytes=0), apply=True),
+        ):
+            with pytest.raises(StoreUnavailable, match="open for reading"):
+                ask()
+    assert facts(tmp_path) == before
+
+
+def test_a_slave(tmp_path: Path) -> None:
+    with opened(tmp_path / "master") as master:
+        for number in range(100):
+            master.put(lq.Message("t", b"%d" % number, keys=f"k{number}"))
+        log = b"".join(
+            (tmp_path / f"master/commitlog/{base:020d}").read_bytes()
+            for base in range(0, 16_384, 16_384)
+        )[: master.max_offset]
+    with opened(tmp_path / "slave", broker_role="SLAVE") as slave:
+        with pytest.raises(StoreUnavailable, match="slave") as refused:
+            slave.put(lq.Message("t"))
+        assert refused.value.status == "SERVICE_NOT_AVAILABLE"
+        for at in range(0, len(log), 1_000):
+            assert slave.append_data(at, log[at : at + 1_000])
+        assert not slave.append_data(5, b"no")
+        assert slave.wait_dispatched(timeout=20)
+        assert slave.get("t", 0, 99).messages[0].body == b"99"
+    # It goes on as a master.
+    with opened(tmp_path / "slave") as store:
+        assert store.put(lq.Message("t")).queue_offset == 100
+
+
+def test_own_messages_behind_those_of_a_master(tmp_path: Path) -> None:
+    with opened(tmp_path / "master") as master:
+        ends = [master.put(lq.Message("t", b"%d" % number)).end_offset for number in range(10)]
+        log = (tmp_path / f"master/commitlog/{0:020d}").read_bytes()
+    with opened(tmp_path / "copy") as store:
+        assert store.append_data(0, log[: ends[8] + 5])
+        with pytest.raises(StoreUnavailable, match="within a message") as refused:
+            store.put(lq.Message("t"))
+        assert refused.value.status == "SERVICE_NOT_AVAILABLE"
+        assert store.append_data(ends[8] + 5, log[ends[8] + 5 : ends[9]])
+        assert store.put(lq.Message("t")).queue_offset == 10
+        assert store.append_data(store.max_offset, log[:5])
+    with opened(tmp_path / "copy") as store:
+        assert len(bodies(store)) == 11, "the beginning of a message is no message"
+
+
+# ------------------------------------------------------------------------------------- others
+def test_a_second_opener_is_refused_before_it_reads(tmp_path: Path) -> None:
+    # Only what the opener does is to be seen, not the flushes of the store itself.
+    with opened(tmp_path, flush_interval_consume_queue=10**6) as store:
+        store.put(lq.Message("t", keys="k"))
+        store.wait_dispatched()
+        store.flush()
+        before = facts(tmp_path)
+        with pytest.raises(StoreUnavailable, match=f"process {os.getpid()}"):
+            lq.MessageStore.open(tmp_path, mode="rw")
+        done = run(
+            """
+            import sys, logquarry as lq
+            try:
+                lq.MessageStore.open(sys.argv[1], mode="rw")
+            except lq.errors.StoreUnavailable as error:
+                print(error)
+            """,
+            tmp_path,
+            timeout=120,
+        )
+        assert f"process {os.getpid()}" in done.stdout, done.stderr
+        assert facts(tmp_path) == before
+        assert store.put(lq.Message("t")).queue_offset == 1
+
+
+def test_the_clock_gives_store_times(tmp_path: Path) -> None:
+    with lq.MessageStore.open(tmp_path, mode="rw", config=config(), clock=lambda: NOW) as store:
+        assert store.put(lq.Message("t")).store_timestamp == NOW
+        assert store.message_at(0).born_timestamp == NOW
+        assert store.broker == tmp_path.name
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    with opened(tmp_path, disk) as store:
+        store.put(lq.Message("t", b"first"))
+        store.wait_dispatched()
+        disk.failing["allocate"] = ENOSPC
+        refused = None
+        stored = 1
+        for _ in range(100):
+            try:
+                store.put(lq.Message("t", bytes(1_000)))
+                stored += 1
+            except StoreUnavailable as error:
+                refused = error
+                break
+        assert refused is not None
+        assert refused.status in ("CREATE_MAPEDFILE_FAILED", "SERVICE_NOT_AVAILABLE")
+        assert [m.body for m in store.get("t", 0).messages][:1] == [b"first"]
+        disk.failing.clear()
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                store.put(lq.Message("t", b"room again"))
+                break
+            except StoreUnavailable:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        while True:
+            # The dispatcher may still tell of the room that it lacked a moment ago.
+            try:
+                assert store.wait_dispatched(timeout=20)
+                break
+            except StoreUnavailable:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        assert len(bodies(store)) == stored + 1
+    assert not (tmp_path / "abort").exists()
+
+
+def test_a_put_that_holds_the_log_too_long(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    with opened(tmp_path, disk, os_page_cache_busy_time_out_mills=50) as store:
+        store.put(lq.Message("t"))
+        with store._engine.writer._lock:
+            store._engine.writer._held_since = time.monotonic() - 1
+            with pytest.raises(StoreUnavailable) as refused:
+                store.put(lq.Message("t"))
+            assert refused.value.status == "OS_PAGECACHE_BUSY"
+            store._engine.writer._held_since = 0.0
+
+
+def test_a_file_where_a_queue_should_be(tmp_path: Path) -> None:
+    """The store takes no more until it is gone: it is named, and nothing is lost."""
+    with opened(tmp_path) as store:
+        taken = tmp_path / "consumequeue/t"
+        taken.write_bytes(b"")
+        store.put(lq.Message("t", b"1"))
+        with pytest.raises(StoreUnavailable, match=re.escape(f"{taken}/0: Not a directory")):
+            store.wait_dispatched(timeout=20)
+        with pytest.raises(StoreUnavailable, match="consume queue could not be written"):
+            store.put(lq.Message("t", b"2"))
+        taken.unlink()
+        end = time.monotonic() + 20
+        while not store.queue_offsets("t", 0).max and time.monotonic() < end:
+            time.sleep(0.01)
+        assert store.get("t", 0).messages[0].body == b"1"
+    assert not (tmp_path / "abort").exists()
+
+
+def test_opening_that_fails_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it brought into the index is on the disk before `abort` goes."""
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", keys="k"))
+    shutil.rmtree(tmp_path / "index")
+    shutil.rmtree(tmp_path / "consumequeue")
+
+    def no_thread(self: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    synced: list[Path] = []
+
+    class Disk(FaultyDisk):
+        def sync(self, descriptor: int, path: Path) -> None:
+            synced.append(path)
+            super().sync(descriptor, path)
+
+        def unlink(self, path: Path) -> None:
+            if path.name == "abort":
+                assert {"index", "0"} <= {synced_path.parent.name for synced_path in synced}
+            super().unlink(path)
+
+    monkeypatch.setattr(Service, "start", no_thread)
+    with pytest.raises(RuntimeError, match="new thread"):
+        opened(tmp_path, Disk())
+    assert not (tmp_path / "abort").exists()
+
+
+def test_opening_that_fails_behind_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(writable_store, "Services", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            opened(tmp_path / "s")
+    # Nobody holds its lock, and nothing has to be recovered.
+    assert not (tmp_path / "s" / "abort").exists()
+    with opened(tmp_path / "s") as store:
+        assert store.put(lq.Message("t")).ok
+
+
+def test_what_others_delete_comes_back(tmp_path: Path) -> None:
+    """As a Java store does that is opened on ours (reliability.md, rule 1)."""
+    with opened(tmp_path) as store:
+        for number in range(150):
+            store.put(lq.Message("t", b"%d" % number, keys=f"k{number}"))
+        store.wait_dispatched()
+        for path in [*(tmp_path / "index").iterdir(), *(tmp_path / "commitlog").iterdir()]:
+            path.unlink()
+        (tmp_path / "abort").unlink()
+        queue = sorted((tmp_path / "consumequeue/t/0").iterdir())
+        queue[-1].unlink()
+        # Where Java made the file that comes next.
+        following = queue[-1].with_name(f"{int(queue[-1].name) + 400:020d}")
+        following.write_bytes(b"\xff" * 400)
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "abort").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        for number in range(150, 200):
+            store.put(lq.Message("t", b"%d" % number, keys=f"k{number}"))
+        store.wait_dispatched()
+    assert not (tmp_path / "abort").exists()
+    with lq.MessageStore.open(tmp_path) as reader:
+        assert len(bodies(reader)) == 200
+        assert reader.queue_offsets("t", 0) == (0, 200)
+        assert reader.query("t", "k140") and reader.query("t", "k199")
+        report = verify_store(reader.layout)
+        assert not report.has_damage, report.findings
+
+
+def test_a_folder_that_others_delete_comes_back(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"0", keys="k0"))
+        store.wait_dispatched()
+        shutil.rmtree(tmp_path / "index")
+        for number in range(1, 300):
+            store.put(lq.Message("t", b"%d" % number, keys=f"k{number}"))
+        store.flush()
+    with lq.MessageStore.open(tmp_path) as reader:
+        for number in (0, 299):
+            assert [m.body for m in reader.query("t", f"k{number}")] == [b"%d" % number]
+        report = verify_store(reader.layout)
+        assert not report.has_damage, report.findings
+
+
+@pytest.mark.parametrize("mode", ["r", "rw"])
+def test_a_program_may_change_its_folder(
+    mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    expected = []
+    with opened(Path("store")) as store:
+        store.put(lq.Message("t", b"0", keys="k"))
+    with lq.MessageStore.open("store", mode=mode) as store:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        if mode == "rw":
+            for number in range(300):
+                expected.append(b"%d" % number)
+                store.put(lq.Message(f"t{number % 3}", expected[-1], keys="k"))
+            store.wait_dispatched()
+        assert bodies(store) == [b"0", *expected]
+        assert len(store.query("t", "k")) == 1
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    with lq.MessageStore.open(tmp_path / "store") as reader:
+        assert bodies(reader) == [b"0", *expected]
+        assert not reader.has_abort
+
+
+def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(StoreNotFound, match="cannot be read: Permission denied"):
+        opened(tmp_path)
+
+
+def test_a_clock_of_fractions_is_refused(tmp_path: Path) -> None:
+    clock: Any = lambda: 1.5  # noqa: E731
+    with lq.MessageStore.open(tmp_path, mode="rw", config=config(), clock=clock) as store:
+        for properties in (None, ""):
+            message = lq.Message("t", born_timestamp=1, properties_string=properties)
+            for put in (store.put, lambda message: store.put_many([message])):
+                with pytest.raises((UsageError, TypeError, struct.error)):
+                    put(message)
+        assert store.max_offset == 0
+    assert not (tmp_path / "abort").exists()
+
+
+def test_paths_of_bytes(tmp_path: Path) -> None:
+    path: Any = os.fsencode(tmp_path / "st\u00f6re")
+    with lq.MessageStore.open(path, mode="rw", config=config()) as store:
+        store.put(lq.Message("t"))
+        assert store.broker == "st\u00f6re"
+    with lq.MessageStore.open(path) as reader:
+        assert len(bodies(reader)) == 1
+
+
+@pytest.mark.parametrize("name", ["commitlog", "consumequeue", "index", ".logquarry"])
+def test_a_file_where_a_folder_belongs(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(StoreUnavailable, match=name):
+        opened(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+    assert not (tmp_path / "abort").exists()
+
+
+@pytest.mark.parametrize("folder", ["commitlog", "consumequeue/t/0"])
+def test_a_short_first_file_after_a_crash(folder: str, tmp_path: Path) -> None:
+    """The only one of its kind: nothing but the settings tells how large it should be."""
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"x"))
+    (path,) = (tmp_path / folder).iterdir()
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(lq.errors.CorruptStore):
+        opened(tmp_path)
+    (tmp_path / "abort").touch()
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"y"))
+        assert store.wait_dispatched(timeout=60)
+        assert [message.body for message in store.get("t", 0).messages] == [b"x", b"y"]
+    assert path.stat().st_size == len(data)

@@ -1,0 +1,208 @@
+"""Threads of one store that meet: users', services', listeners' and callbacks'."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.errors import StoreUnavailable
+from logquarry.store import store_engine
+from logquarry.write.put_future import Asked
+from tests.faulty_disk import FaultyDisk
+from tests.small_store import bodies, opened
+
+SECONDS = 20
+
+
+def start(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_two_flushes_at_once(tmp_path: Path) -> None:
+    """Each index file that is full is synced once, and closed after that."""
+    disk = FaultyDisk()
+    store = opened(tmp_path, disk, flush_interval_consume_queue=3_600_000)
+    for number in range(450):
+        store.put(lq.Message("t", keys=f"k{number}"))
+    store.wait_dispatched()
+    store._engine.log.flush()
+    for queue in store._engine.queues:
+        queue.flush()
+    # Only the index is left to be synced.
+    disk.gate.clear()
+    ended = []
+
+    def flush() -> None:
+        store.flush()
+        ended.append(True)
+
+    threads = [start(flush) for _ in range(2)]
+    threads[1].join(0.2)
+    disk.gate.set()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert len(ended) == 2
+    times = store.checkpoint
+    assert times is not None and times.index_timestamp > 0
+    store.close()
+    assert not (tmp_path / "abort").exists()
+
+
+def test_a_flush_after_the_files_are_closed(tmp_path: Path) -> None:
+    """It must not take a closed file for a disk that fails: the store would not close in order."""
+    store = opened(tmp_path)
+    store.put(lq.Message("t", keys="k"))
+    store.wait_dispatched()
+    abort = store._engine._abort
+    remove = abort.remove
+    refused = []
+
+    def flush() -> None:
+        try:
+            store.flush()
+        except StoreUnavailable as error:
+            refused.append(str(error))
+
+    def remove_later() -> None:
+        start(flush).join(SECONDS)
+        remove()
+
+    abort.remove = remove_later  # type: ignore[method-assign]
+    store.close()
+    assert refused == ["the store was closed"]
+    assert not (tmp_path / "abort").exists()
+
+
+@pytest.mark.parametrize("who", ["listener", "callback"])
+def test_closing_while_a_service_puts(
+    who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The put has passed the flags; were it left to wait for the log, closing would wait for it."""
+    monkeypatch.setattr(store_engine, "_PATIENCE_SECONDS", SECONDS)
+    store = opened(tmp_path, flush_disk_type="SYNC_FLUSH")
+    writer, passed, go_on = store._writer, threading.Event(), threading.Event()
+    append, own = writer._put_plain, threading.current_thread()
+
+    def wait_and_append(message: lq.Message) -> lq.PutResult | None:
+        if threading.current_thread() is not own:
+            passed.set()
+            go_on.wait(SECONDS)
+        return append(message)
+
+    monkeypatch.setattr(writer, "_put_plain", wait_and_append)
+    ended = []
+
+    def put(_: object) -> None:
+        ended.append(store.put_async(lq.Message("u")).exception(SECONDS))
+
+    if who == "listener":
+        store.add_arrival_listener(put)
+        store.put(lq.Message("t", b"1"))
+    else:
+        store.put_async(lq.Message("t", b"1")).add_done_callback(put)
+    assert passed.wait(SECONDS)
+    began = time.monotonic()
+    closing = start(store.close)
+    closing.join(0.2)
+    go_on.set()
+    closing.join(2 * SECONDS)
+    assert time.monotonic() - began < SECONDS / 2
+    assert [getattr(error, "status", None) for error in ended] == ["SERVICE_NOT_AVAILABLE"]
+    assert not (tmp_path / "abort").exists()
+    with lq.MessageStore.open(tmp_path) as reader:
+        assert bodies(reader) == [b"1"]
+
+
+@pytest.mark.parametrize("way", ["short", "long", "many"])
+def test_a_put_between_the_bytes_of_a_master(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has passed all checks when they come: its queue offset is behind theirs, or it fails."""
+    with opened(tmp_path / "master") as master:
+        ends = [master.put(lq.Message("t", b"%d" % number)).end_offset for number in range(3)]
+        log = (tmp_path / f"master/commitlog/{0:020d}").read_bytes()
+    string = None if way == "long" else ""
+    own = lq.Message("t", b"own", properties_string=string)
+    with opened(tmp_path / "copy") as store:
+        writer = store._writer
+        # What comes behind the checks, before the log is held.
+        owner, name = (writer, "check_status") if way == "many" else (writer._plain, "parts")
+        behind_checks = getattr(owner, name)
+        came: list[bool] = []
+
+        def receive_in_between(*args: object) -> object:
+            found = behind_checks(*args)
+            if not came:
+                came.append(True)
+                assert store.append_data(0, log[: ends[2]])
+            return found
+
+        monkeypatch.setattr(owner, name, receive_in_between)
+        with pytest.raises(StoreUnavailable, match="another store's log") as refused:
+            if way == "many":
+                store.put_many([own, own])
+            else:
+                store.put(own)
+        assert refused.value.status == "SERVICE_NOT_AVAILABLE"
+        assert store.put(own).queue_offset == 3
+        assert [message.queue_offset for message in store.scan()] == [0, 1, 2, 3]
+
+
+def test_a_put_that_waits_for_the_disk_when_the_store_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message is in the log by then, and closing brings it to the disk."""
+    store = opened(tmp_path, flush_disk_type="SYNC_FLUSH")
+    settle = store._engine.growth._wait.settle
+
+    def close_and_settle(result: lq.PutResult, wait: bool, asked: Asked) -> lq.PutResult:
+        store.close()
+        return settle(result, wait, asked)
+
+    monkeypatch.setattr(store._engine.growth._wait, "settle", close_and_settle)
+    assert store.put(lq.Message("t", b"1")).status is lq.PutStatus.PUT_OK
+    with lq.MessageStore.open(tmp_path) as reader:
+        assert bodies(reader) == [b"1"] and not reader.has_abort
+
+
+@pytest.mark.parametrize("what", ["put", "wait"])
+def test_ctrl_c_while_waiting(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves no lock taken that a thread of the store needs.
+
+    It comes where it hurts most: in the code of Python's conditions, which is Python, when it has
+    just taken the lock. (A hammer of real signals met that within seconds.)
+    """
+
+    class InterruptedHere(BaseException):
+        pass
+
+    enter, own = threading.Condition.__enter__, threading.current_thread()
+
+    def interrupted(self: threading.Condition) -> bool:
+        taken = enter(self)
+        if threading.current_thread() is own:
+            raise InterruptedHere
+        return taken
+
+    with opened(tmp_path, flush_disk_type="SYNC_FLUSH") as store:
+        with monkeypatch.context() as patched, suppress(InterruptedHere):
+            patched.setattr(threading.Condition, "__enter__", interrupted)
+            if what == "put":
+                store.put(lq.Message("t"))
+            else:
+                store.wait_dispatched(1 << 40, 0.1)
+        putting = start(lambda: store.put(lq.Message("own")))
+        putting.join(2)
+        assert not putting.is_alive()
+        end = time.monotonic() + 5
+        while store.queue_offsets("own", 0).max < 1 and time.monotonic() < end:
+            time.sleep(0.001)
+        assert store.queue_offsets("own", 0).max == 1
