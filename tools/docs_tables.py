@@ -1,4 +1,4 @@
-"""Writes the tables of the docs from those in the code: ``python -m tools.docs_tables``."""
+"""Write the generated pages of the docs: ``python -m tools.docs_tables``."""
 
 from __future__ import annotations
 
@@ -15,34 +15,39 @@ _FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Message frame",
         (frame.HEAD,),
-        "BORNHOST follows: address and port, 8 bytes, or 20 with bit 0x10 of SYSFLAG. Then:",
+        "BORNHOST (address and port) follows: 8 bytes, or 20 if bit 0x10 of SYSFLAG is set. Then:",
     ),
     (
         "",
         (frame.STORE_TIME,),
-        "STOREHOSTADDRESS follows: 8 bytes, or 20 with bit 0x20 of SYSFLAG. Then:",
+        "STOREHOSTADDRESS follows: 8 bytes, or 20 if bit 0x20 of SYSFLAG is set. Then:",
     ),
     (
         "",
         (frame.TAIL,),
         "The body, TOPICLEN (1 byte, signed; 2 with magic daa320ab), the topic, PROPERTIESLEN "
-        "(2 bytes, signed) and the properties follow. With two IPv4 hosts 91 bytes are fixed.",
+        "(2 bytes, signed) and the properties follow. With two IPv4 hosts, a frame has 91 bytes "
+        "besides body, topic and properties.",
     ),
-    ("Blank", (frame.BLANK,), "It ends a file; the rest of the file may hold anything."),
-    ("Consume queue unit", (queue_entry.LAYOUT,), ""),
     (
-        "State table unit (3.x)",
+        "Blank",
+        (frame.BLANK,),
+        "A blank is the last item of a file. The bytes behind these 8 are undefined.",
+    ),
+    ("Consume queue entry", (queue_entry.LAYOUT,), ""),
+    (
+        "State table entry (3.x)",
         (state_table.LAYOUT,),
-        "The redo log of 3.x has units of a consume queue: the tags code is -1 for PREPARED, and "
-        "for COMMIT and ROLLBACK the physical offset of the PREPARED frame "
+        "The redo log of 3.x has consume queue entries. Their tags code is -1 for PREPARED; for "
+        "COMMIT and ROLLBACK it is the physical offset of the PREPARED frame "
         "([dialect-3.1.md](dialect-3.1.md)).",
     ),
     (
         "Index file",
         (index.HEADER, index.SLOT, index.ENTRY),
-        "The header, then the slots, then the entries. Entries count from 1; entry 0 is not used.",
+        "The file has the header, then the slots, then the entries. Entry 0 is not used.",
     ),
-    ("Checkpoint", (checkpoint.LAYOUT,), "At the start of a page of 4,096 bytes."),
+    ("Checkpoint", (checkpoint.LAYOUT,), "The file has 4,096 bytes; the rest is zeros."),
     (
         "Batch wire form, each message",
         (batch.HEAD,),
@@ -53,7 +58,7 @@ _FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
 
 def formats() -> str:
     """docs/formats.md."""
-    parts = ["# The bytes", "Everything is big-endian."]
+    parts = ["# File formats", "All numbers are big-endian."]
     for title, layouts, text in _FORMATS:
         if title:
             parts.append(f"## {title}")
@@ -66,7 +71,7 @@ def formats() -> str:
 
 
 def verify() -> str:
-    """docs/verify.md with its table of kinds made anew."""
+    """docs/verify.md with a new table of kinds."""
     text = (DOCS / "verify.md").read_text("utf-8")
     before, rest = text.split("<!-- kinds -->\n", 1)
     _, after = rest.split("<!-- end -->", 1)

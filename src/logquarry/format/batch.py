@@ -18,11 +18,11 @@ from logquarry.format.fields import Field, Layout
 
 HEAD = Layout(
     "batch item head",
-    Field("size", "i", "TOTALSIZE of the item"),
-    Field("magic", "I", "MAGICCODE, 0 from clients"),
-    Field("body_crc", "i", "BODYCRC, 0 from clients"),
+    Field("size", "i", "TOTALSIZE: size of the whole item"),
+    Field("magic", "I", "MAGICCODE; clients send 0"),
+    Field("body_crc", "i", "BODYCRC; clients send 0"),
     Field("flag", "i", "FLAG"),
-    Field("body_length", "i", "BODYLEN"),
+    Field("body_length", "i", "BODYLEN: size of the body"),
 )
 PROPERTIES_LENGTH = Layout("properties length", Field("properties_length", "h", "PROPERTIESLEN"))
 FIXED_SIZE = HEAD.size + PROPERTIES_LENGTH.size

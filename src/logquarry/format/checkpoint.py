@@ -8,9 +8,9 @@ from logquarry.format.fields import Field, Layout
 
 LAYOUT = Layout(
     "checkpoint",
-    Field("physic_timestamp", "q", "store time up to which the log was flushed, ms"),
-    Field("logics_timestamp", "q", "store time up to which the queues were flushed, ms"),
-    Field("index_timestamp", "q", "store time up to which the index was flushed, ms"),
+    Field("physic_timestamp", "q", "store time of the last message synced in the log, ms"),
+    Field("logics_timestamp", "q", "store time of the last message synced in the queues, ms"),
+    Field("index_timestamp", "q", "store time of the last message synced in the index, ms"),
 )
 FILE_SIZE: Final = 4096
 assert LAYOUT.size == 24

@@ -20,11 +20,11 @@ MAGIC: Final = 0x4C51_4D41_524B_0001
 LAYOUT: Final = Layout(
     "durable mark",
     Field("magic", "q", "MAGIC"),
-    Field("offset", "q", "physical offset: the log is on the disk up to here"),
-    Field("physic_before", "q", "the checkpoint as it was: physic"),
+    Field("offset", "q", "physical offset: the log is synced up to here"),
+    Field("physic_before", "q", "checkpoint before its next write: physic"),
     Field("logics_before", "q", "logics"),
     Field("index_before", "q", "index"),
-    Field("physic_after", "q", "the checkpoint as it is written next: physic"),
+    Field("physic_after", "q", "checkpoint after its next write: physic"),
     Field("logics_after", "q", "logics"),
     Field("index_after", "q", "index"),
 )

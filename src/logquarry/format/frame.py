@@ -32,13 +32,13 @@ MAGIC_BLANK: Final = 0xCBD43194
 
 HEAD = Layout(
     "frame head",
-    Field("size", "i", "TOTALSIZE: the whole frame"),
-    Field("magic", "I", "MAGICCODE: daa320a7, 5.x also daa320ab"),
+    Field("size", "i", "TOTALSIZE: size of the whole frame"),
+    Field("magic", "I", "MAGICCODE: daa320a7; in 5.x also daa320ab"),
     Field("body_crc", "i", "BODYCRC: CRC-32 of the body as stored, sign bit cleared"),
     Field("queue_id", "i", "QUEUEID"),
-    Field("flag", "i", "FLAG: the application's own"),
-    Field("queue_offset", "q", "QUEUEOFFSET: index in the consume queue"),
-    Field("physical_offset", "q", "PHYSICALOFFSET: where this frame starts in the log"),
+    Field("flag", "i", "FLAG: bits for the application's own use"),
+    Field("queue_offset", "q", "QUEUEOFFSET: position in the consume queue"),
+    Field("physical_offset", "q", "PHYSICALOFFSET: start of this frame in the log"),
     Field("sys_flag", "i", "SYSFLAG: compression, transaction type, host families"),
     Field("born_timestamp", "q", "BORNTIMESTAMP: ms, the producer's clock"),
 )
@@ -49,9 +49,13 @@ STORE_TIME = Layout("store time", Field("store_timestamp", "q", "STORETIMESTAMP:
 
 TAIL = Layout(
     "after the hosts",
-    Field("reconsume_times", "i", "RECONSUMETIMES"),
-    Field("prepared_transaction_offset", "q", "PREPAREDTRANSACTIONOFFSET"),
-    Field("body_length", "i", "BODYLEN"),
+    Field("reconsume_times", "i", "RECONSUMETIMES: how often consumers sent the message back"),
+    Field(
+        "prepared_transaction_offset",
+        "q",
+        "PREPAREDTRANSACTIONOFFSET: physical offset of the half message",
+    ),
+    Field("body_length", "i", "BODYLEN: size of the body"),
 )
 """Then the body, the topic length, the topic, the properties length and the properties."""
 

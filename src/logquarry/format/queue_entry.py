@@ -8,10 +8,10 @@ from logquarry.format import java
 from logquarry.format.fields import Field, Layout
 
 LAYOUT = Layout(
-    "consume queue unit",
-    Field("physical_offset", "q", "where the frame starts in the log"),
-    Field("size", "i", "TOTALSIZE of the frame; 0 where no unit was written"),
-    Field("tags_code", "q", "hash of the tags; delivery time in the schedule topic"),
+    "consume queue entry",
+    Field("physical_offset", "q", "start of the frame in the log"),
+    Field("size", "i", "TOTALSIZE of the frame; 0: empty entry"),
+    Field("tags_code", "q", "hash of the tags; in the schedule topic: delivery time, ms"),
 )
 UNIT_SIZE: Final = LAYOUT.size
 DEFAULT_UNITS_PER_FILE: Final = 300_000

@@ -13,12 +13,12 @@ from logquarry.format.fields import Field, Layout
 from logquarry.format.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 
 LAYOUT: Final = Layout(
-    "state table unit",
-    Field("physical_offset", "q", "where the PREPARED frame starts in the log"),
-    Field("size", "i", "TOTALSIZE of the frame; 0 where no unit was written"),
-    Field("store_seconds", "i", "STORETIMESTAMP of the frame in seconds"),
+    "state table entry",
+    Field("physical_offset", "q", "start of the PREPARED frame in the log"),
+    Field("size", "i", "TOTALSIZE of the frame; 0: empty entry"),
+    Field("store_seconds", "i", "STORETIMESTAMP of the frame, in seconds"),
     Field("group_hash", "i", "hash of the producer group (PGROUP)"),
-    Field("state", "i", "4 prepared, 8 committed, 12 rolled back"),
+    Field("state", "i", "4: prepared, 8: committed, 12: rolled back"),
 )
 UNIT_SIZE: Final = LAYOUT.size
 STATE_AT: Final = LAYOUT.offsets["state"]
