@@ -160,7 +160,6 @@ class _Chosen:
         self._ran = 0
         self._chosen = 0
         self._failed: str | None = None
-        self._is_over = False
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
@@ -181,7 +180,6 @@ class _Chosen:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         result = yield
         if time.monotonic() - self._began > self._seconds:
-            self._is_over = True
             item.session.shouldstop = "the tests of this mutant have taken their time"
         return result
 
@@ -194,7 +192,6 @@ class _Chosen:
             "chosen": self._chosen,
             "ran": self._ran,
             "failed": self._failed,
-            "is_over": self._is_over,
             "exit": int(exitstatus),
         }
         self._outcome.write_text(json.dumps(found), "utf-8")
