@@ -1,11 +1,4 @@
-# make demo         the main job; needs Python 3.11+ and make, and brings the rest
-# make check        lint, format and types: exactly what CI runs
-# make test         every test that is quick
-# make test-slow    the slow ones, and those that need RocketMQ's own code or root (skipped without)
-# make test-cluster those that start a Spark cluster on this machine, or Spark beside RocketMQ
-# make crash        crash tests by hand: RUNG=power_cut N=300000 SEED=7 (docs/testing.md)
-# make bench        benchmarks
-# make clean        removes what all of these made
+# make help lists the targets: the text after ## in the line of each.
 # ARGS="..." is passed on to pytest or to the benchmarks.
 
 # The first Python >= 3.11 that runs: a name on PATH may be the shim of a version that is not there,
@@ -27,47 +20,49 @@ QUICK := not slow and not java and not root and not cluster
 # No test selected is an error, unless ARGS narrowed the choice.
 OR_NONE := $(if $(ARGS),|| [ $$? -eq 5 ])
 
-# make test-root    those that need root, for mounts (skipped without)
-# make test-java    the quick ones beside RocketMQ's own code (skipped without a JDK and Maven)
-.PHONY: demo test test-slow test-root test-java test-cluster crash check bench clean
+.PHONY: help demo test test-slow test-root test-java test-cluster crash check bench clean
 .DELETE_ON_ERROR:
 
-demo: .venv/.installed
+demo: .venv/.installed ## installs what is missing (needs Python 3.11+) and runs the main job
 	@$(BIN)/logquarry demo
 
-check: .venv/.installed-dev
+help: ## lists the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo 'ARGS="..." is passed on to pytest or to the benchmarks.'
+
+check: .venv/.installed-dev ## lint, format and types: exactly what CI runs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 
-test: .venv/.installed-dev
+test: .venv/.installed-dev ## every quick test; first those without Spark, then those with it
 	$(PARALLEL) -m "$(QUICK) and not spark" $(ARGS) $(OR_NONE)
 	$(PYTEST) -m "$(QUICK) and spark" $(ARGS) $(OR_NONE)
 
-test-slow: .venv/.installed-dev
+test-slow: .venv/.installed-dev ## the slow tests, and those that need RocketMQ's own code or root (else skipped)
 	$(PARALLEL) -m "(slow or java or root) and not cluster and not spark" $(ARGS) $(OR_NONE)
 	$(PYTEST) -m "spark and slow" $(ARGS) $(OR_NONE)
 
-test-java: .venv/.installed-dev
+test-java: .venv/.installed-dev ## the quick tests beside RocketMQ's own code (skipped without a JDK and Maven)
 	$(PARALLEL) -m "java and not spark and not slow" $(ARGS) $(OR_NONE)
 
-test-root: .venv/.installed-dev
+test-root: .venv/.installed-dev ## the quick tests that need root, for mounts (else skipped)
 	$(PYTEST) -m "root and not slow" $(ARGS) $(OR_NONE)
 
-test-cluster: .venv/.installed-dev
+test-cluster: .venv/.installed-dev ## the tests that start a Spark cluster here, or Spark beside RocketMQ
 	$(PYTEST) -m "cluster or (spark and (java or root) and not slow)" $(ARGS) $(OR_NONE)
 
 RUNG ?= power_cut
 N ?=
 SEED ?= 1
-crash: .venv/.installed-dev
+crash: .venv/.installed-dev ## one crash test: RUNG=power_cut N=300000 SEED=7 (docs/testing.md)
 	CRASH_N=$(N) CRASH_SEED=$(SEED) $(PARALLEL) tests/crash/test_$(RUNG).py $(ARGS)
 
-bench: .venv/.installed-dev
+bench: .venv/.installed-dev ## the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
 
-clean:
-	rm -rf .venv demo-output dist build .hypothesis .mypy_cache .ruff_cache .pytest_cache
+clean: ## removes what all of these made
+	rm -rf .venv .mutation demo-output dist build .hypothesis .mypy_cache .ruff_cache .pytest_cache
 	rm -rf spark-warehouse metastore_db derby.log artifacts
 	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 

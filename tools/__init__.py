@@ -1,1 +1,1 @@
-"""Scripts that made files of this repository; nothing here is installed."""
+"""Scripts for work on this repository; nothing here is installed."""

@@ -99,7 +99,7 @@ def test_any_golden_store_is_written_without_harm(golden: Path, tmp_path: Path) 
                 assert found != queues, name
             result = store.put(lq.Message("RollA", b"new", keys="new"))
             assert result.physical_offset >= log_end, name
-            assert store.wait_dispatched(timeout=20)
+            assert store.wait_dispatched(timeout=60)
             assert store.get("RollA", 0, result.queue_offset).messages[0].body == b"new", name
             assert store.query("RollA", "new", exact=True), name
         with lq.MessageStore.open(root, config=scenario.config) as reader:

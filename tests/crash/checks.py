@@ -55,7 +55,7 @@ def note_what_is_there(store: WritableStore, work: Workload, mark: Mark) -> None
 
     What is not there is never to come back.
     """
-    assert store.wait_dispatched(timeout=30)
+    assert store.wait_dispatched(timeout=60)
     seen = Seen.of(store, keys=work.config.message_index_enable)
     wrong = [
         found

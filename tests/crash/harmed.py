@@ -91,7 +91,7 @@ class Harmed:
             )
         # RocketMQ does not start on a queue file that was being made.
         if self.is_durable or self.mode == "rocketmq" or self.rng.random() < 0.5:
-            assert store.wait_dispatched(timeout=10)
+            assert store.wait_dispatched(timeout=60)
         self.is_flushed = self.is_durable and self.rng.random() < 0.8
         if self.is_flushed:
             store.flush()

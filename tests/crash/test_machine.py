@@ -48,7 +48,7 @@ def test_a_second_opener_is_refused_and_changes_nothing(shm: Path) -> None:
             with pytest.raises(StoreUnavailable, match="is open in another program"):
                 lq.MessageStore.open(root, mode="rw", config=work.config)
             if number % 10 == 0:
-                assert store.wait_dispatched(timeout=10)
+                assert store.wait_dispatched(timeout=60)
                 store.flush()
                 before = facts(root)
                 assert "is open in another program" in run(code, root).stdout
@@ -101,12 +101,12 @@ def test_a_full_disk_refuses_and_takes_again(small_disk: Path, kind: str) -> Non
         ballast.unlink()
         message = message_of(2, 0)
         put = model.attempt(message)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not put.is_acked and time.monotonic() < end:
             with contextlib.suppress(StoreUnavailable):
                 model.acked(put, store.put(message), is_durable=True)
         assert put.is_acked, "nothing was taken again"
-        assert store.wait_dispatched(timeout=20)
+        assert store.wait_dispatched(timeout=60)
         assert model.check(Seen.of(store)) == []
     assert check_image(root, config, model, model.mark(), is_exact=False) == []
 

@@ -83,7 +83,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def read_all(self) -> None:
         store = self.opened()
-        assert store.wait_dispatched(timeout=10)
+        assert store.wait_dispatched(timeout=60)
         wrong = self.work.model.check(Seen.of(store, keys=self.work.config.message_index_enable))
         assert not wrong, explain(wrong)
 

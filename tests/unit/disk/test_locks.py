@@ -178,7 +178,7 @@ FORK = """
     alone = MappedFile(disk, root / "alone", 0, 1 << 20)
     flusher = GroupCommitService(queue, disk.health)
     flusher.start()
-    assert flusher.request(6).result(10)
+    assert flusher.request(6).result(60)
     class Store:
         def close(self):
             print("closed by", os.getpid() == parent, flush=True)
@@ -213,7 +213,7 @@ FORK = """
     queue._change.release(); queue._flushing.release(); file._sync_lock.release()
     assert os.waitstatus_to_exitcode(status) == 7, status
     file.append(b" goes on")
-    assert flusher.request(14).result(10)
+    assert flusher.request(14).result(60)
     assert bytes(queue.select(0)) == b"parent goes on"
     try:
         StoreLock(LocalDisk(), root)

@@ -199,9 +199,10 @@ def test_a_sparse_file_of_the_default_size_is_quick(tmp_path: Path) -> None:
         file.write(struct.pack(">i", 1))
         file.seek(shape.entry_position(1))
         file.write(struct.pack(">iqii", hashed, 77, 0, 0))
-    started = time.perf_counter()
+    # Of this thread alone: another process may have the cores.
+    started = time.thread_time()
     assert index_of(tmp_path).query_offsets("orders", "k", 32) == [77]
-    assert time.perf_counter() - started < 0.5
+    assert time.thread_time() - started < 0.5
 
 
 @pytest.mark.parametrize("seed", range(100))

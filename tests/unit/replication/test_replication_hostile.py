@@ -224,7 +224,7 @@ def false_master(*answers: Callable[[bytes], bytes]) -> Iterator[socket.socket]:
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join(20)
+        thread.join(60)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.get_message import GetMessageStatus
 from logquarry.repair.verify import verify_store
 from logquarry.store.writable_store import WritableStore
+from logquarry.write import dispatcher
 from logquarry.write.dispatcher import MessageArrival
 from logquarry.write.put_result import PutStatus
 from tests.faulty_disk import EIO, ENOSPC, FaultyDisk
@@ -40,7 +41,7 @@ def test_what_is_put_can_be_had(store: WritableStore) -> None:
     ]
     assert all(result.ok and result.status is PutStatus.PUT_OK for result in results)
     assert store.max_offset == results[-1].end_offset
-    assert store.wait_dispatched(results[-1].end_offset, timeout=20)
+    assert store.wait_dispatched(results[-1].end_offset, timeout=60)
     assert store.queues() == (("t", 0), ("t", 1)) and store.topics == ("t",)
     assert store.queue_offsets("t", 1) == (0, 250)
     found: list[bytes] = []
@@ -67,7 +68,7 @@ def test_what_is_not_there(store: WritableStore) -> None:
     assert store.get("../..", 0).status is GetMessageStatus.NO_MESSAGE_IN_QUEUE
     assert (store.min_offset, store.max_offset) == (0, 0)
     assert bodies(store) == [] and store.query("t", "k") == []
-    assert store.wait_dispatched(timeout=5)
+    assert store.wait_dispatched(timeout=60)
     with pytest.raises(lq.errors.MessageNotFound):
         store.message_at(0)
     result = store.put(lq.Message("t", b"x"))
@@ -80,7 +81,7 @@ def test_what_is_not_there(store: WritableStore) -> None:
 def test_a_get_right_after_the_dispatch(store: WritableStore) -> None:
     for number in range(50):
         result = store.put(lq.Message("t", b"%d" % number))
-        assert store.wait_dispatched(result.end_offset, timeout=20)
+        assert store.wait_dispatched(result.end_offset, timeout=60)
         answer = store.get("t", 0, result.queue_offset)
         assert [message.body for message in answer.messages] == [b"%d" % number]
 
@@ -112,7 +113,7 @@ def test_a_message_that_is_rejected(store: WritableStore) -> None:
 
 def test_messages_that_are_in_no_queue(store: WritableStore) -> None:
     store.put(lq.Message("t", b"half", sys_flag=sys_flag.TRANSACTION_PREPARED, keys="k"))
-    assert store.wait_dispatched(timeout=20)
+    assert store.wait_dispatched(timeout=60)
     assert store.queues() == ()
     assert [m.body for m in store.query("t", "k")] == [b"half"]
 
@@ -136,14 +137,14 @@ def test_listeners(error: type[BaseException], store: WritableStore) -> None:
     store.add_arrival_listener(arrived.append)
     result = store.put(lq.Message("t", queue_id=2))
     store.put_batch([lq.Message("t"), lq.Message("t")])
-    store.wait_dispatched(timeout=20)
+    store.wait_dispatched(timeout=60)
     assert MessageArrival("t", 2, 1, 1, result.store_timestamp) in arrived
     assert sum(arrival.messages for arrival in arrived) == 3
     assert max(a.next_offset for a in arrived if a.queue_id == 0) == 2
     store.remove_arrival_listener(arrived.append)
     store.remove_arrival_listener(print)
     store.put(lq.Message("t"))
-    store.wait_dispatched(timeout=20)
+    store.wait_dispatched(timeout=60)
     assert sum(arrival.messages for arrival in arrived) == 3
 
 
@@ -161,7 +162,7 @@ def test_a_listener_cannot_close_the_store(store: WritableStore) -> None:
     consumer = store.consumer("g", "t")
     store.add_arrival_listener(closing)
     store.put(lq.Message("t"))
-    assert done.wait(20) and len(errors) == 1
+    assert done.wait(60) and len(errors) == 1
     assert store.put(lq.Message("t")).ok
     # Nor has it ended anything.
     assert not consumer.is_closed
@@ -197,13 +198,13 @@ def test_a_listener_cannot_wait_for_the_dispatcher(store: WritableStore) -> None
     def wait(_: MessageArrival) -> None:
         # What it is told of counts as dispatched once all listeners are told.
         try:
-            store.wait_dispatched(timeout=10)
+            store.wait_dispatched(timeout=60)
         except UsageError as error:
             refused.append(str(error))
 
     store.add_arrival_listener(wait)
     result = store.put(lq.Message("t"))
-    assert store.wait_dispatched(result.end_offset, timeout=10)
+    assert store.wait_dispatched(result.end_offset, timeout=60)
     assert len(refused) == 1 and "listener" in refused[0]
 
 
@@ -218,8 +219,8 @@ def test_synchronous_flush(tmp_path: Path) -> None:
         assert not future.done() and not future.cancel()
         assert store.put(lq.Message("t", wait_store_ok=False)).status is PutStatus.PUT_OK
         disk.gate.set()
-        assert future.result(20).status is PutStatus.PUT_OK
-        assert {f.result(20).ok for f in [store.put_async(lq.Message("t")) for _ in range(64)]} == {
+        assert future.result(60).status is PutStatus.PUT_OK
+        assert {f.result(60).ok for f in [store.put_async(lq.Message("t")) for _ in range(64)]} == {
             True
         }
     assert store.stats().put_messages == 67
@@ -233,10 +234,12 @@ def test_a_flush_that_takes_too_long(tmp_path: Path, caplog: pytest.LogCaptureFi
         future = store.put_async(lq.Message("t"))
         result = store.put(lq.Message("t", b"late"))
         assert result.ok and result.status is PutStatus.FLUSH_DISK_TIMEOUT
-        assert future.result(20).status is PutStatus.FLUSH_DISK_TIMEOUT
+        assert future.result(60).status is PutStatus.FLUSH_DISK_TIMEOUT
         disk.gate.set()
     assert "a put took" in caplog.text and "4 bytes of body" in caplog.text
-    assert store.stats().put_times["500ms-1s"] + store.stats().put_times["1-2s"] == 2
+    times = store.stats().put_times
+    labels = list(times)
+    assert sum(times[label] for label in labels[labels.index("500ms-1s") :]) >= 2
     assert store.stats().put_longest_ms > 500
     assert "a put waited" in caplog.text
 
@@ -267,13 +270,13 @@ def test_a_master_that_has_to_wait_for_a_slave(flush: str, tmp_path: Path) -> No
         alone = PutStatus.SLAVE_NOT_AVAILABLE
         result = store.put(lq.Message("t"))
         assert (result.status, result.ok) == (alone, True)
-        assert store.put_async(lq.Message("t")).result(20).status is alone
+        assert store.put_async(lq.Message("t")).result(60).status is alone
         assert store.put_batch([lq.Message("t")]).status is alone
         assert store.put_many([lq.Message("t")]).status is alone
         nobody_waits = lq.Message("t", wait_store_ok=False)
         assert store.put(nobody_waits).status is PutStatus.PUT_OK
-        assert store.put_async(nobody_waits).result(20).status is PutStatus.PUT_OK
-        assert store.wait_dispatched(timeout=20)
+        assert store.put_async(nobody_waits).result(60).status is PutStatus.PUT_OK
+        assert store.wait_dispatched(timeout=60)
         assert store.queue_offsets("t", 0).max == 6
 
 
@@ -334,7 +337,7 @@ def test_the_transient_pool(tmp_path: Path) -> None:
     with opened(tmp_path, **settings) as store:
         for number in range(300):
             store.put(lq.Message("t", b"%d" % number + bytes(100)))
-        assert store.wait_dispatched(timeout=20)
+        assert store.wait_dispatched(timeout=60)
         assert len(bodies(store)) == 300
         assert store.get("t", 0, 299).messages[0].body.startswith(b"299")
         store.put(lq.Message("t", b"last"))
@@ -343,20 +346,18 @@ def test_the_transient_pool(tmp_path: Path) -> None:
         assert not verify_store(reader.layout).has_damage
 
 
-def test_what_is_committed_is_dispatched_at_once(tmp_path: Path) -> None:
-    # Only commits come by themselves here, and nobody hurries the dispatcher.
+def test_what_is_committed_is_dispatched_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The dispatcher wakes only when a commit wakes it.
+    monkeypatch.setattr(dispatcher, "_INTERVAL_MS", 3_600_000)
     with opened(tmp_path, transient_store_pool_enable=True) as store:
-        took = []
         arrived = threading.Event()
         store.add_arrival_listener(lambda _: arrived.set())
         for number in range(3):
             arrived.clear()
-            began = time.monotonic()
             store.put(lq.Message("t", b"%d" % number))
-            assert arrived.wait(20)
-            took.append(time.monotonic() - began)
-        # Of the commit's interval, and not of the dispatcher's second.
-        assert min(took) < 0.7
+            assert arrived.wait(60)
 
 
 @pytest.mark.parametrize(
@@ -380,7 +381,7 @@ def test_other_settings(settings: dict[str, Any], tmp_path: Path) -> None:
                 time.sleep(0.01)
                 continue
             acked.append(body)
-        assert store.wait_dispatched(timeout=20)
+        assert store.wait_dispatched(timeout=60)
         assert store.queue_offsets("t", 0).max == len(acked) > 0
     with lq.MessageStore.open(tmp_path) as reader:
         assert bodies(reader) == acked
@@ -435,8 +436,8 @@ def test_stats_of_puts_that_fail(tmp_path: Path) -> None:
         assert store.stats().put_failed == 4
         disk.failing["fdatasync"] = EIO
         with pytest.raises(StoreUnavailable, match="sync failed"):
-            store.put_async(lq.Message("t")).result(20)
-        end = time.monotonic() + 10
+            store.put_async(lq.Message("t")).result(60)
+        end = time.monotonic() + 60
         while store.stats().put_failed < 5 and time.monotonic() < end:
             time.sleep(0.001)
         assert (store.stats().put_failed, store.stats().put_messages) == (5, 0)

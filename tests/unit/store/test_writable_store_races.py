@@ -17,7 +17,7 @@ from logquarry.write.put_future import Asked
 from tests.faulty_disk import FaultyDisk
 from tests.small_store import bodies, opened
 
-SECONDS = 20
+SECONDS = 60
 
 
 def start(work: Callable[[], object]) -> threading.Thread:
@@ -200,9 +200,9 @@ def test_ctrl_c_while_waiting(what: str, tmp_path: Path, monkeypatch: pytest.Mon
             else:
                 store.wait_dispatched(1 << 40, 0.1)
         putting = start(lambda: store.put(lq.Message("own")))
-        putting.join(2)
+        putting.join(SECONDS)
         assert not putting.is_alive()
-        end = time.monotonic() + 5
+        end = time.monotonic() + SECONDS
         while store.queue_offsets("own", 0).max < 1 and time.monotonic() < end:
             time.sleep(0.001)
         assert store.queue_offsets("own", 0).max == 1

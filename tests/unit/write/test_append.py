@@ -194,13 +194,13 @@ def test_a_put_that_holds_the_log_for_long(
 
     def clock() -> int:
         inside.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return NOW
 
     log.writer.clock = clock
     slow = threading.Thread(target=log.writer.put, args=[sized(100, born_timestamp=1)])
     slow.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     time.sleep(0.05)
     with pytest.raises(StoreUnavailable, match="held the log") as error:
         log.writer.put(sized(100))

@@ -259,7 +259,7 @@ def test_listeners_that_come_while_another_goes() -> None:
     listeners.add(Slow())
     removing = threading.Thread(target=listeners.remove, args=(print,))
     removing.start()
-    assert comparing.wait(10)
+    assert comparing.wait(60)
     listeners.add(told.append)
     removing.join()
     one = np.zeros(1, np.int64)

@@ -73,7 +73,7 @@ def test_the_librarys_ways_of_waiting() -> None:
 
     settling = threading.Timer(0.05, settle)
     settling.start()
-    assert set(as_completed(futures, timeout=20)) == set(futures)
+    assert set(as_completed(futures, timeout=60)) == set(futures)
     settling.join()
 
     async def waited() -> PutResult:
@@ -102,9 +102,9 @@ def test_nobody_waits_for_ever() -> None:
     start.wait()
     for number, future in enumerate(futures):
         if number % 2:
-            assert future.result(timeout=20) is RESULT
+            assert future.result(timeout=60) is RESULT
         else:
             future.add_done_callback(lambda _: called.release())
     for _ in range(rounds // 2):
-        assert called.acquire(timeout=20)
+        assert called.acquire(timeout=60)
     thread.join()
