@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from logquarry.config import StoreConfig
     from logquarry.dialect31.prepared import PreparedTransaction, TransactionEnd
     from logquarry.message import Message, StoredMessage
+    from logquarry.read.features import StoreFeatures
     from logquarry.read.get_message import GetMessageStatus, GetResult
     from logquarry.repair.recover.plan import RecoveryPlan
     from logquarry.repair.recover.recover import recover
@@ -59,6 +60,7 @@ __all__ = [
     "RetentionPlan",
     "RetentionRules",
     "StoreConfig",
+    "StoreFeatures",
     "StoreState",
     "StoreStats",
     "StoredMessage",
@@ -91,6 +93,7 @@ _HOMES = {
     "RetentionPlan": "logquarry.store.retention.plan",
     "RetentionRules": "logquarry.store.retention.rules",
     "StoreConfig": "logquarry.config",
+    "StoreFeatures": "logquarry.read.features",
     "StoreState": "logquarry.store.store_state",
     "StoreStats": "logquarry.store.stats",
     "StoredMessage": "logquarry.message",

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from logquarry.errors import UsageError
 from logquarry.format import delay, index, java, queue_entry, state_table
@@ -24,6 +24,9 @@ TOPIC_CHECKS: Final = ("store", "rocketmq-broker")
 BROKER_ROLES: Final = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 RECOVERIES: Final = ("safe", "rocketmq")
 DIALECTS: Final = ("4.9", "3.1")
+IndexKeys = Literal["3.1", "4.9", "5.4"]
+"""The keys that an index takes, by the version that began with it: the words of KEYS, hashed with
+their sign; UNIQ_KEY and those words; these and the tag."""
 FLUSH_DISK_TYPES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
 DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
@@ -32,6 +35,26 @@ DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
 _MOST_MESSAGE_BYTES: Final = {"4.9": 4 << 20, "3.1": 512 << 10}
 _DELAY_LEVELS: Final = {"4.9": delay.DEFAULT_LEVELS, "3.1": delay.LEVELS_3}
 """What the two dialects have where the settings do not say."""
+
+STORE_SETTINGS: Final = frozenset(
+    {
+        "storePathRootDir",
+        "storePathCommitLog",
+        "storePathDLedgerCommitLog",
+        "enableDLegerCommitLog",
+        "storeType",
+        "configManagerVersion",
+        "enabledAppendPropCRC",
+        "enableConsumeQueueExt",
+        "enableControllerMode",
+        "messageStorePlugIn",
+        "writeWithoutMmap",
+        "indexRocksDBEnable",
+        "timerRocksDBEnable",
+        "transRocksDBEnable",
+    }
+)
+"""RocketMQ's settings that decide which files a store consists of (``broker_settings``)."""
 
 _CHOICES: Final = {
     "dialect": DIALECTS,
@@ -70,6 +93,8 @@ class LayoutConfig:
         tran_state_table_mapped_file_size: bytes of a file of the 3.x state table
             (RocketMQ: 48,000,000).
         tran_redo_log_mapped_file_size: bytes of a file of its redo log (RocketMQ: 40,000,000).
+        index_tags: whether the index has an entry for each message's tag, as RocketMQ 5.4 and
+            later write it. A new store has none.
     """
 
     mapped_file_size_commit_log: int | None = None
@@ -78,10 +103,13 @@ class LayoutConfig:
     max_index_num: int | None = None
     tran_state_table_mapped_file_size: int | None = None
     tran_redo_log_mapped_file_size: int | None = None
+    index_tags: bool | None = None
 
     def __post_init__(self) -> None:
         for field in fields(LayoutConfig):
             value = getattr(self, field.name)
+            if field.name == "index_tags":
+                continue
             if value is not None and value <= 0:
                 raise UsageError(f"{field.name} is {value}, and must be above 0")
             # RocketMQ's are ints, and what is reckoned from one is to stay within 64 bits.
@@ -197,6 +225,9 @@ class StoreConfig(LayoutConfig):
             in dialect 3.1.
         check_transaction_message_atleast_interval: how old a transaction is at least that is
             checked.
+        broker_settings: (name, value) of the broker's settings that logquarry does not act on but
+            that decide which files the store consists of; ``from_mapping`` and ``from_file`` fill
+            it. The store's features are determined from it.
     """
 
     dialect: str = DIALECTS[0]
@@ -257,6 +288,7 @@ class StoreConfig(LayoutConfig):
     transaction_check_interval: int = 60_000
     check_transaction_message_timer_interval: int = 60_000
     check_transaction_message_atleast_interval: int = 60_000
+    broker_settings: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         LayoutConfig.__post_init__(self)
@@ -308,6 +340,13 @@ class StoreConfig(LayoutConfig):
         return self.dialect == "3.1"
 
     @property
+    def index_keys(self) -> IndexKeys:
+        """Which keys of a message the index takes."""
+        if self.is_3_1:
+            return "3.1"
+        return "5.4" if self.index_tags else "4.9"
+
+    @property
     def uses_transient_pool(self) -> bool:
         """Whether the log is written to memory first (``isTransientStorePoolEnable``)."""
         return (
@@ -331,14 +370,17 @@ class StoreConfig(LayoutConfig):
         Raises:
             UsageError: if a value is not what its setting takes.
         """
-        known = {field.name: field for field in fields(cls)}
+        known = {field.name: field for field in fields(cls) if field.name != "broker_settings"}
         settings: dict[str, Any] = {}
         for name, value in values.items():
             ours = _snake_case(name)
             if ours in known:
                 settings[ours] = _converted(name, str(known[ours].type), value)
-            else:
+            elif name not in STORE_SETTINGS:
                 logger.debug("setting %s is not used", name)
+        settings["broker_settings"] = tuple(
+            (name, str(values[name])) for name in sorted(STORE_SETTINGS & values.keys())
+        )
         return cls(**settings)
 
     @classmethod
@@ -395,7 +437,7 @@ def _converted(name: str, kind: str, value: Any) -> Any:
             except ValueError:
                 pass
         raise UsageError(f"{name} takes a whole number, not {value!r}")
-    if kind == "bool":
+    if kind.startswith("bool"):
         if isinstance(value, bool):
             return value
         if isinstance(value, str) and value.lower() in ("true", "false"):

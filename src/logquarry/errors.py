@@ -14,6 +14,7 @@
     └── StoreError            something about a store
         ├── StoreNotFound     there is no store at that path, or it cannot be read (exit code 3)
         ├── StoreUnavailable  closed, read-only, busy, poisoned or refused (exit code 4)
+        │   └── UnsupportedStore  the store has a feature that the call cannot handle
         ├── MessageRejected   the message was not stored: illegal or too large
         ├── MessageNotFound   no message stands where one was asked for
         ├── DecompressionError   a body does not decompress, or to too much
@@ -140,6 +141,23 @@ class StoreUnavailable(StoreError):
         self.appended: Any = None
 
 
+class UnsupportedStore(StoreUnavailable):
+    """The store has a feature of RocketMQ that the call cannot handle. Nothing was changed.
+
+    Attributes:
+        feature: the feature's name, as ``store.features`` and ``info --json`` spell it.
+        evidence: the files, folders or settings that show the feature.
+    """
+
+    def __init__(self, message: str, *, feature: str, evidence: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.feature = feature
+        self.evidence = evidence
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_unsupported, (str(self), self.feature, self.evidence)
+
+
 class MessageRejected(StoreError):
     """The message was not stored.
 
@@ -206,6 +224,10 @@ class CorruptFrame(CorruptStore):
 
 class CorruptFile(CorruptStore):
     """Damage in a queue file, an index file, the checkpoint or a configuration file."""
+
+
+def _rebuild_unsupported(message: str, feature: str, evidence: tuple[str, ...]) -> UnsupportedStore:
+    return UnsupportedStore(message, feature=feature, evidence=evidence)
 
 
 def _rebuild_diverged(message: str, offset: int) -> LogsDiverged:

@@ -29,7 +29,6 @@ RECOVERED = [
     "unclean/garbage-tail",
     "unclean/half-frame",
     "unclean/last-log-gone",
-    "unclean/log-gone",
     "unclean/magic-middle",
     "unclean/noabort-cq-ahead",
     "unclean/noabort-cq-and-index-gone",

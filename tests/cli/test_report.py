@@ -82,7 +82,12 @@ def test_hostile_store_times(tmp_path: Path, times: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize(
     "store",
-    ["real-broker/store", "unclean/crc-middle/store", "unclean/log-gone/store", "single/store"],
+    [
+        "real-broker/store",
+        "unclean/crc-middle/store",
+        "unclean/last-log-gone/store",
+        "single/store",
+    ],
 )
 def test_page(golden: Path, tmp_path: Path, store: str) -> None:
     target = tmp_path / "page" / "report.html"

@@ -62,6 +62,10 @@ UNCLEAN = (
 )
 """Stores that were harmed, and what the real store made of each when it opened it."""
 
+LOG_GONE = "log-gone"
+WITH_LOG = tuple(name for name in UNCLEAN if name != LOG_GONE)
+"""Those that have a log: a store whose queues know of messages and that has none is refused."""
+
 OUR_NAMES = {
     "topic": "topic",
     "queueId": "queue_id",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import logquarry as lq
 from logquarry.disk.disk import LocalDisk
 from logquarry.errors import StoreUnavailable
 from logquarry.repair.recover.found import find_store
+from logquarry.repair.recover.plan import RecoveryMode
 from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq
 from tests.cli.helpers import run
-from tests.conformance.golden_facts import SOUND, UNCLEAN, Scenario
+from tests.conformance.golden_facts import LOG_GONE, SOUND, WITH_LOG, Scenario
 from tests.conformance.test_replay import files_below
 
 REFUSED = ("cq-wrong-size", "log-wrong-size")
@@ -29,7 +31,26 @@ def test_sound_stores_need_nothing(name: str, golden: Path) -> None:
     assert files_below(scenario.store) == before
 
 
-@pytest.mark.parametrize("name", UNCLEAN)
+@pytest.mark.parametrize("mode", ["safe", "rocketmq"])
+def test_a_store_without_its_log_is_refused(
+    mode: RecoveryMode, golden: Path, tmp_path: Path
+) -> None:
+    scenario = Scenario(golden / "unclean" / LOG_GONE)
+    root = tmp_path / "store"
+    shutil.copytree(scenario.store, root)
+    before = files_below(root)
+    planned = lq.recover(root, mode=mode, config=scenario.config)
+    assert planned.refused is not None and "knows of messages" in planned.refused
+    assert not planned.steps
+    with pytest.raises(lq.errors.UnsupportedStore, match="knows of messages"):
+        lq.recover(root, mode=mode, config=scenario.config, apply=True)
+    config = dataclasses.replace(scenario.config, recovery=mode)
+    with pytest.raises(lq.errors.UnsupportedStore, match="knows of messages"):
+        lq.MessageStore.open(root, mode="rw", config=config)
+    assert files_below(root) == before
+
+
+@pytest.mark.parametrize("name", WITH_LOG)
 def test_harmed_stores(name: str, golden: Path, tmp_path: Path) -> None:
     scenario = Scenario(golden / "unclean" / name)
     root, opened = tmp_path / "store", tmp_path / "opened"
@@ -51,7 +72,7 @@ def test_harmed_stores(name: str, golden: Path, tmp_path: Path) -> None:
         assert files_below(root / folder) == files_below(opened / folder)
 
 
-@pytest.mark.parametrize("name", [name for name in UNCLEAN if name not in REFUSED])
+@pytest.mark.parametrize("name", [name for name in WITH_LOG if name not in REFUSED])
 def test_as_rocketmq_does(name: str, golden: Path, tmp_path: Path) -> None:
     scenario = Scenario(golden / "unclean" / name)
     root, other = tmp_path / "store", tmp_path / "other"

@@ -13,11 +13,11 @@ from logquarry.disk.disk import LocalDisk
 from logquarry.repair.recover.plan import StepKind
 from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq
 from tests.conformance import test_store_facts as read_side
-from tests.conformance.golden_facts import UNCLEAN, Scenario
+from tests.conformance.golden_facts import LOG_GONE, UNCLEAN, WITH_LOG, Scenario
 from tests.conformance.java_recovery import differences
 
 
-@pytest.fixture(params=[*(f"unclean/{name}" for name in UNCLEAN), "clean-restart/prepad"])
+@pytest.fixture(params=[*(f"unclean/{name}" for name in WITH_LOG), "clean-restart/prepad"])
 def scenario(request: pytest.FixtureRequest, golden: Path) -> Scenario:
     return Scenario(golden / request.param)
 
@@ -46,6 +46,12 @@ def test_reads_as_from_the_real_store(scenario: Scenario, store: Path) -> None:
         read_side.test_reading_a_queue_through_gives_its_messages(scenario, opened)
         found = [message.physical_offset for message in opened.scan()]
         assert found == [message["physicalOffset"] for message in scenario.expected]
+
+
+def test_a_plan_for_a_log_that_is_gone(golden: Path, tmp_path: Path) -> None:
+    scenario = Scenario(golden / "unclean" / LOG_GONE)
+    store = Path(shutil.copytree(scenario.store, tmp_path / "store"))
+    test_a_plan_carried_out_apart(scenario, store)
 
 
 def test_a_plan_carried_out_apart(scenario: Scenario, store: Path) -> None:

@@ -22,6 +22,9 @@ def found(window: Window) -> list[list[int]]:
     assert signed == plain
     assert signed[1] == fast[1]
     assert [0 if value == java.INT_MIN else abs(value) for value in signed[0]] == fast[0]
+    tagged, plain = both(lambda: [part.tolist() for part in index_keys(window, rows, tags=True)])
+    assert tagged == plain
+    assert len(tagged[0]) >= len(fast[0])
     return fast
 
 
@@ -32,6 +35,22 @@ def test_keys_of_any_log(log: strategies.Log) -> None:
 
 
 words = st.text("ab \u00e9\u4e3b\U0001f600#", max_size=9)
+
+
+@given(st.lists(st.tuples(words, words, words), max_size=5))
+def test_the_tag_follows_the_keys(messages: list[tuple[str, str, str]]) -> None:
+    data, expected = b"", []
+    for number, (uniq, keys, tag) in enumerate(messages):
+        properties = f"TAGS\x01{tag}\x02KEYS\x01{keys}\x02UNIQ_KEY\x01{uniq}\x02".encode()
+        made = Frame(b"t", properties=properties, physical_offset=len(data))
+        data += frame.encode(made.with_crc())
+        all_keys = [uniq] * bool(uniq) + [key for key in keys.split(" ") if key]
+        all_keys += [f"T#{tag}"] * bool(tag)
+        expected += [(index.key_hash("t", key), number) for key in all_keys]
+    window = Window.of(data, 0)
+    rows = sound_rows(window)
+    hashes, numbers = index_keys(window, rows, tags=True)
+    assert list(zip(hashes.tolist(), numbers.tolist(), strict=True)) == expected
 
 
 @given(st.lists(st.tuples(st.sampled_from(["t", "\u4e3b\u9898"]), words, words), max_size=5))

@@ -18,7 +18,7 @@ from logquarry.repair.rebuild import parts
 from logquarry.repair.rebuild.build import RebuildReport
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.spark import rebuilding
-from tests.conformance.golden_facts import SOUND, UNCLEAN, Scenario
+from tests.conformance.golden_facts import SOUND, WITH_LOG, Scenario
 from tests.damage import damaged
 from tests.store_maker import StoreMaker
 
@@ -85,7 +85,7 @@ def made(report: RebuildReport, folder: Path) -> tuple[Any, ...]:
     return document, queues, index
 
 
-@pytest.mark.parametrize("name", [*SOUND, *(f"unclean/{name}" for name in UNCLEAN)])
+@pytest.mark.parametrize("name", [*SOUND, *(f"unclean/{name}" for name in WITH_LOG)])
 @pytest.mark.parametrize("split_size", [7_000, 60_000])
 def test_golden_stores(golden: Path, tmp_path: Path, name: str, split_size: int) -> None:
     scenario = Scenario(golden / name)

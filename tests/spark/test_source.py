@@ -21,6 +21,7 @@ from logquarry.errors import (
 from logquarry.log.schema import NAMES, spark_ddl
 from logquarry.spark.errors import explain
 from logquarry.spark.source import RocketMQDataSource
+from tests.conformance.golden_facts import LOG_GONE
 from tests.spark.golden_rows import (
     LAST_FILE,
     MIDDLE,
@@ -86,7 +87,7 @@ def test_rows_of_recovered_stores(load: Load, golden: Path) -> None:
     scenarios = [
         path.parent
         for path in sorted(golden.glob("unclean/*/store-recovered"))
-        if path.parent.name not in NOT_LOADED
+        if path.parent.name not in (*NOT_LOADED, LOG_GONE)
     ]
     scenarios.append(golden / "clean-restart" / "prepad")
     stores = [path / "store-recovered" for path in scenarios]

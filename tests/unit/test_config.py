@@ -63,6 +63,8 @@ def test_spellings(name: str, field: str) -> None:
 
 def test_every_setting_is_known_by_its_name_in_rocketmq() -> None:
     for field in dataclasses.fields(StoreConfig):
+        if field.name == "broker_settings":
+            continue
         first, *rest = field.name.split("_")
         camel = first + "".join(word.capitalize() for word in rest)
         chosen: dict[str, Any] = {
@@ -72,8 +74,15 @@ def test_every_setting_is_known_by_its_name_in_rocketmq() -> None:
             "broker_role": "SLAVE",
             "flush_disk_type": "SYNC_FLUSH",
         }
-        value: Any = chosen.get(field.name, {"bool": True, "str": "1s"}.get(str(field.type), 44))
+        value: Any = chosen.get(
+            field.name, {"bool": True, "bool | None": True, "str": "1s"}.get(str(field.type), 44)
+        )
         assert getattr(StoreConfig.from_mapping({camel: value}), field.name) == value
+
+
+def test_settings_that_decide_which_files_a_store_has_are_kept() -> None:
+    config = StoreConfig.from_mapping({"storeType": "defaultRocksDB", "brokerName": "a"})
+    assert config.broker_settings == (("storeType", "defaultRocksDB"),)
 
 
 def test_settings_that_are_not_used_are_passed_over() -> None:

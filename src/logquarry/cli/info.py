@@ -9,9 +9,10 @@ import click
 from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.output import Output
-from logquarry.errors import CorruptStore
+from logquarry.errors import CorruptStore, UnsupportedStore
 
 if TYPE_CHECKING:
+    from logquarry.config import StoreConfig
     from logquarry.format.checkpoint import Checkpoint
     from logquarry.store.half_messages import Transactions
     from logquarry.store.message_store import MessageStore
@@ -39,7 +40,13 @@ def info(
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import overview
 
-    with MessageStore.open(store, config=options.store_config(config)) as opened:
+    settings = options.store_config(config)
+    try:
+        store_to_read = MessageStore.open(store, config=settings)
+    except UnsupportedStore:
+        _show_features(out, store, settings, as_json=as_json)
+        raise
+    with store_to_read as opened:
         if not exact and not opened.has_queue_files:
             out.note("there are no consume queues: reading the whole log")
         with out.progress("reading the log", in_bytes=True) as progress:
@@ -61,6 +68,20 @@ def info(
             f"{text.printable(span.path)}: at offset {span.offset}: {span.kind}, "
             f"{text.plural(span.length, 'byte')}; verify tells more"
         )
+
+
+def _show_features(out: Output, store: str, settings: StoreConfig | None, *, as_json: bool) -> None:
+    """Show what a store consists of whose log cannot be read."""
+    from logquarry.log.layout import StoreLayout
+    from logquarry.read.features import find_features
+
+    layout = StoreLayout.open(store, settings)
+    features = find_features(layout).to_json()
+    if as_json:
+        out.json({"store": layout.root, "features": features})
+        return
+    for name, value in [["store", text.printable(layout.root)], *_feature_rows(features)]:
+        out.line(f"{out.style(f'{name:<10}', 'bold')}  {value}")
 
 
 # ------------------------------------------------------------------------------------------- JSON
@@ -109,6 +130,7 @@ def _document(store: MessageStore, found: Overview, halves: Transactions | None)
             for s in found.damage
         ],
         "transactions": None if halves is None else _transactions(halves),
+        "features": store.features.to_json(),
     }
 
 
@@ -181,6 +203,7 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
         ["checkpoint", _checkpoint_text(document["checkpoint"])],
         ["file sizes", _disk(document["file_bytes"])],
     ]
+    rows += _feature_rows(document["features"])
     if document["ignored"]:
         rows.append(["ignored", text.printable(", ".join(document["ignored"]))])
     for name, value in rows:
@@ -191,6 +214,20 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
     if document["transactions"] is not None:
         out.line()
         _show_transactions(out, document["transactions"])
+
+
+def _feature_rows(features: dict[str, Any]) -> list[list[str]]:
+    writer = features["writer"]
+    rows = []
+    if writer["evidence"]:
+        known = [f"{writer['at_least']} or later"] if writer["at_least"] else []
+        known += [f"before {writer['before']}"] if writer["before"] else []
+        shown = text.printable(", ".join(writer["evidence"]))
+        rows.append(["written by", f"RocketMQ {', '.join(known)} ({shown})"])
+    for number, feature in enumerate(features["found"]):
+        shown = text.printable(f"{feature['detail']} ({', '.join(feature['evidence'])})")
+        rows.append(["" if number else "features", f"{feature['name']}: {shown}"])
+    return rows
 
 
 def _messages(document: dict[str, Any]) -> str:

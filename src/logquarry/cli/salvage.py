@@ -96,7 +96,7 @@ def salvage(
             if spark_master is not None:
                 out.line(f"{chr(10) if number else ''}{out.style(one.plan.store, 'bold')}")
             _show(out, one)
-    if not all(one.plan.is_whole for one in found):
+    if not all(one.is_whole for one in found):
         click.get_current_context().exit(_FINDINGS)
 
 
@@ -164,10 +164,12 @@ def _show(out: Output, found: Salvaged) -> None:
     else:
         verdict = f"{count}, {size}, saved into {text.printable(found.into)}"
     loss = "nothing is lost"
+    if found.left_behind:
+        loss = f"{text.plural(len(found.left_behind), 'part')} of the store left behind"
     if plan.lost:
         lost_bytes = text.size_text(sum(span.length for span in plan.lost))
         loss = f"{lost_bytes} are lost in {text.plural(len(plan.lost), 'place')}"
-    out.line(f"{verdict}; {out.style(loss, 'red' if plan.lost else 'green')}")
+    out.line(f"{verdict}; {out.style(loss, 'green' if found.is_whole else 'red')}")
 
 
 def _more(out: Output, count: int) -> None:
@@ -195,5 +197,12 @@ def _notes(found: Salvaged) -> list[str]:
         f"consumers {text.printable(one.group)} were at {one.was} of queue {one.queue_id} of "
         f"{text.printable(one.topic)}, and go on at its end, {one.now}"
         for one in found.progress
+    )
+    if found.carried:
+        lines.append(f"copied as they are: {text.printable(', '.join(found.carried))}")
+    lines.extend(
+        f"left behind: {one.feature} ({text.printable(', '.join(one.paths))}): "
+        f"{text.printable(one.reason)}"
+        for one in found.left_behind
     )
     return lines

@@ -51,6 +51,8 @@ class ConfigFile(Generic[T]):
         decode: reads the document; raises ValueError where it is none.
         encode: the document of a value.
         aside: folder for a file that cannot be read, before the first save takes its name.
+        member: the one member of the document that ``encode`` writes. All others that are in the
+            file stay in it: RocketMQ 5 has a version and more tables there.
     """
 
     def __init__(
@@ -61,8 +63,12 @@ class ConfigFile(Generic[T]):
         encode: Callable[[T], str],
         *,
         aside: Path,
+        member: str | None = None,
     ) -> None:
         self.path = path
+        self._member = member
+        self._document: str | None = None
+        """What was read or saved, of which all but that member stays."""
         self._disk = disk
         self._decode = decode
         self._encode = encode
@@ -94,6 +100,7 @@ class ConfigFile(Generic[T]):
                 continue
             if path == self.path:
                 self._last = data
+            self._document = data.decode("utf-8") if self._member is not None else None
             for problem in problems:
                 logger.warning("%s; %s is read instead", problem, path)
             return LoadedConfig(value, path, tuple(problems))
@@ -110,9 +117,12 @@ class ConfigFile(Generic[T]):
         Raises:
             StoreUnavailable: if that cannot be done; then what was saved before is still there.
         """
-        # A surrogate alone is read from an escape, and goes back into one: it has no bytes.
-        data = self._encode(value).encode("utf-8", "backslashreplace")
+        text = self._encode(value)
         with self._saving:
+            if self._member is not None and self._document is not None:
+                text = fastjson.replace_member(self._document, self._member, text)
+            # A surrogate alone is read from an escape, and goes back into one: it has no bytes.
+            data = text.encode("utf-8", "backslashreplace")
             if data == self._last:
                 return False
             for path in self._unreadable:
@@ -123,6 +133,7 @@ class ConfigFile(Generic[T]):
                 self._disk.replace(self.backup, self._last)
             self._disk.replace(self.path, data)
             self._last = data
+            self._document = text
             return True
 
 
@@ -158,6 +169,7 @@ class ConsumerOffsets:
             broker_config.decode_consumer_offsets,
             broker_config.encode_consumer_offsets,
             aside=quarantine(root, CONFIG),
+            member=broker_config.OFFSET_TABLE,
         )
         loaded = self._file.load()
         self.found = loaded.path
@@ -221,11 +233,13 @@ class ConfigTable(NamedTuple):
         file: its name in ``config/``.
         decode: reads the document; raises ValueError where it is none.
         encode: the document of what was read.
+        member: the one member that is taken; None for the whole document.
     """
 
     file: str
     decode: Callable[[bytes], Any]
     encode: Callable[[Any], str]
+    member: str | None = None
 
 
 TOPICS: Final = ConfigTable(
@@ -235,11 +249,13 @@ CONSUMER_OFFSETS: Final = ConfigTable(
     broker_config.CONSUMER_OFFSET_FILE,
     broker_config.decode_consumer_offsets,
     broker_config.encode_consumer_offsets,
+    broker_config.OFFSET_TABLE,
 )
 DELAY_OFFSETS: Final = ConfigTable(
     broker_config.DELAY_OFFSET_FILE,
     broker_config.decode_delay_offsets,
     broker_config.encode_delay_offsets,
+    broker_config.OFFSET_TABLE,
 )
 SUBSCRIPTION_GROUPS: Final = ConfigTable(
     broker_config.SUBSCRIPTION_GROUP_FILE,
@@ -251,7 +267,12 @@ SUBSCRIPTION_GROUPS: Final = ConfigTable(
 def config_file(disk: Disk, root: Path, table: ConfigTable) -> ConfigFile[Any]:
     """The file of a table in a store."""
     return ConfigFile(
-        disk, root / CONFIG / table.file, table.decode, table.encode, aside=quarantine(root, CONFIG)
+        disk,
+        root / CONFIG / table.file,
+        table.decode,
+        table.encode,
+        aside=quarantine(root, CONFIG),
+        member=table.member,
     )
 
 

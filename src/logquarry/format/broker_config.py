@@ -17,6 +17,8 @@ CONSUMER_OFFSET_FILE = "consumerOffset.json"
 TOPICS_FILE = "topics.json"
 SUBSCRIPTION_GROUP_FILE = "subscriptionGroup.json"
 
+OFFSET_TABLE = "offsetTable"
+"""The table of ``consumerOffset.json`` and of ``delayOffset.json``."""
 DATA_VERSION = "dataVersion"
 """Names the version of a table that has one: another one says that the table is another one."""
 
@@ -37,21 +39,21 @@ class TopicConfig(NamedTuple):
 
 def decode_delay_offsets(text: str | bytes) -> dict[int, int]:
     """Delay level -> next queue offset to deliver (``DelayOffsetSerializeWrapper``)."""
-    return _int_table(_table(fastjson.decode(text), "offsetTable"), "offsetTable")
+    return _int_table(_table(fastjson.decode(text), OFFSET_TABLE), OFFSET_TABLE)
 
 
 def encode_delay_offsets(offsets: Mapping[int, int]) -> str:
     """The document as a broker writes it."""
-    return fastjson.encode({"offsetTable": dict(offsets)})
+    return fastjson.encode({OFFSET_TABLE: dict(offsets)})
 
 
 def decode_consumer_offsets(text: str | bytes) -> dict[tuple[str, str], dict[int, int]]:
     """(topic, group) -> queue id -> next queue offset (``ConsumerOffsetManager``)."""
     result: dict[tuple[str, str], dict[int, int]] = {}
-    for name, offsets in _table(fastjson.decode(text), "offsetTable").items():
+    for name, offsets in _table(fastjson.decode(text), OFFSET_TABLE).items():
         topic, separator, group = name.partition(_GROUP_SEPARATOR)
         if not separator:
-            raise ValueError(f"offsetTable: {name!r} is not topic@group")
+            raise ValueError(f"{OFFSET_TABLE}: {name!r} is not topic@group")
         result[topic, group] = _int_table(offsets, name)
     return result
 
@@ -59,7 +61,7 @@ def decode_consumer_offsets(text: str | bytes) -> dict[tuple[str, str], dict[int
 def encode_consumer_offsets(offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> str:
     """The document as a broker writes it."""
     table = {f"{topic}{_GROUP_SEPARATOR}{group}": dict(v) for (topic, group), v in offsets.items()}
-    return fastjson.encode({"offsetTable": table})
+    return fastjson.encode({OFFSET_TABLE: table})
 
 
 def decode_topics(text: str | bytes) -> dict[str, TopicConfig]:

@@ -28,7 +28,47 @@ _SHORT_ESCAPES = {
     "\t": r"\t",
 }
 
+_STRUCTURE = re.compile(_STRING + r"|[\[{}\],:]", re.DOTALL)
+
 MAX_NESTING = 64
+
+
+def replace_member(document: str, name: str, source: str) -> str:
+    """A document with one member of its object replaced by that of another document.
+
+    All other bytes stay, so that members that this library does not know survive a rewrite.
+
+    Args:
+        document: an object as text, which :func:`decode` reads.
+        name: the member's name.
+        source: an object as text, with a member of that name.
+
+    Raises:
+        ValueError: if one of the two has no such member.
+    """
+    start, stop = _member_span(document, name)
+    first, last = _member_span(source, name)
+    return document[:start] + source[first:last] + document[stop:]
+
+
+def _member_span(document: str, name: str) -> tuple[int, int]:
+    """Where the value of a member of the outermost object stands."""
+    depth, key_at, value_at, key = 0, 0, -1, ""
+    for token in _STRUCTURE.finditer(document):
+        sign = token[0]
+        if sign in "{[":
+            depth += 1
+            if depth == 1:
+                key_at = token.end()
+        elif depth == 1 and sign == ":" and value_at < 0:
+            key, value_at = document[key_at : token.start()].strip().strip('"'), token.end()
+        elif depth == 1 and sign in ",}":
+            if value_at >= 0 and key == name:
+                return value_at, token.start()
+            key_at, value_at = token.end(), -1
+        if sign in "}]":
+            depth -= 1
+    raise ValueError(f"there is no member {name!r}")
 
 
 def decode(text: str | bytes) -> Any:

@@ -91,6 +91,11 @@ def key_text(topic: str, key: str) -> str:
     return f"{topic}#{key}"
 
 
+def tag_text(topic: str, tag: str) -> str:
+    """What 5.4 hashes for a tag (``IndexService.buildKey`` with ``INDEX_TAG_TYPE``)."""
+    return f"{topic}#T#{tag}"
+
+
 def key_hash(topic: str, key: str) -> int:
     """The hash an entry carries, never negative (``IndexFile.indexKeyHashMethod``)."""
     return java.positive_hash_code(key_text(topic, key))

@@ -30,6 +30,7 @@ from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, Usage
 from logquarry.ingest import dead_letters
 from logquarry.ingest.staging import LoadPlan, Staged, by_broker
 from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE, LOADS, StoreLayout
+from logquarry.read.fence import Action, require
 from logquarry.read.store_sizes import with_sizes
 from logquarry.store.load.ledger import (
     LOADS_PLACES,
@@ -142,6 +143,7 @@ def plan_load(plan: LoadPlan) -> LoadPlan:
 
     Raises:
         UsageError: if the stores cannot be where the plan says.
+        UnsupportedStore: if a store has a feature that writing would harm.
     """
     root = Path(plan.path)
     is_store = any((root / name).is_dir() for name in (COMMIT_LOG, CONSUME_QUEUE))
@@ -155,6 +157,8 @@ def plan_load(plan: LoadPlan) -> LoadPlan:
             layout: StoreLayout | None = StoreLayout.open(plan.store(broker), plan.config)
         except StoreNotFound:
             layout = None
+        if layout is not None:
+            require(layout, Action.WRITE, mode=plan.config.recovery)
         found = with_sizes(plan.config, layout)
         if sizes is None or _log_size(found) < _log_size(sizes):
             sizes = found

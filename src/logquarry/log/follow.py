@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from logquarry.config import IndexKeys
 from logquarry.format import delay, index, java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format import request_rows as q
@@ -88,22 +89,28 @@ _SHORTEST_KEY = 2
 
 
 def index_keys(
-    window: Window, rows: Rows, *, raw: bool = False, only_keys: bool = False
+    window: Window,
+    rows: Rows,
+    *,
+    raw: bool = False,
+    only_keys: bool = False,
+    tags: bool = False,
 ) -> tuple[Int64, Int64]:
     """The hash of each key of some frames, and the number of its frame.
 
     In the order in which ``IndexService.buildIndex`` takes them: frame by frame, UNIQ_KEY before
-    the words of KEYS.
+    the words of KEYS, and these before the tag.
 
     Args:
         window: the frames' bytes.
         rows: where they are.
         raw: give the hashes with their sign, as 3.x stored them, and not as 4.9.3 does.
         only_keys: leave out UNIQ_KEY, which 3.x did not have.
+        tags: give the tag of each message too, as 5.4 puts it into the index.
     """
     fast = codec.kernels()
     if fast is None or fast.bad_utf8(window.address, rows, len(rows)):
-        return _plain(window, rows, raw, only_keys)
+        return _plain(window, rows, raw, only_keys, tags)
     rows = np.ascontiguousarray(rows)
     count = len(rows)
     starts, lengths = columns.property_spans(window, rows)
@@ -113,19 +120,29 @@ def index_keys(
     ids, topics = columns.topic_ids(window, rows)
     by_topic = [java.hash_code(index.key_text(topic, "")) for topic in topics]
     prefixes = np.array(by_topic, np.int64)[ids] if count else np.empty(0, np.int64)
-    most = count + int((np.maximum(lengths[fast.KEYS], 0) // _SHORTEST_KEY + 1).sum())
+    tag_prefixes = np.empty(0, np.int64)
+    if tags and count:
+        by_topic = [java.hash_code(index.tag_text(topic, "")) for topic in topics]
+        tag_prefixes = np.array(by_topic, np.int64)[ids]
+    most = 2 * count + int((np.maximum(lengths[fast.KEYS], 0) // _SHORTEST_KEY + 1).sum())
     hashes, numbers = np.empty(most, np.int64), np.empty(most, np.int64)
-    used = fast.index_keys(window.address, count, starts, lengths, prefixes, hashes, numbers, raw)
+    used = fast.index_keys(
+        *(window.address, count, starts, lengths, prefixes, tag_prefixes, hashes, numbers, raw)
+    )
     return hashes[:used], numbers[:used]
 
 
-def _plain(window: Window, rows: Rows, raw: bool, only_keys: bool) -> tuple[Int64, Int64]:
+def _plain(
+    window: Window, rows: Rows, raw: bool, only_keys: bool, tags: bool
+) -> tuple[Int64, Int64]:
     hash_of = java.hash_code if raw else java.positive_hash_code
     found: list[tuple[int, int]] = []
     for number, message in enumerate(columns.messages(window, rows, Decoding())):
         keys = [] if message.uniq_key is None or only_keys else [message.uniq_key]
         keys += props.split_keys(message.keys or "")
         found += [(hash_of(index.key_text(message.topic, key)), number) for key in keys]
+        if tags and message.tags:
+            found.append((hash_of(index.tag_text(message.topic, message.tags)), number))
     table = np.array(found, np.int64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
@@ -174,7 +191,7 @@ class Follower:
         check_crc: whether bodies are compared with their CRC.
         as_java: stop (ASK_JAVA) at frames that RocketMQ 4.9.3 may not take for messages: those of
             5.x, and those of the schedule topic with a DELAY that is not up to nine digits.
-        keys_of_3_1: give the keys that RocketMQ 3.1.3 put into its index.
+        keys: which keys the index takes (:data:`logquarry.config.IndexKeys`).
     """
 
     def __init__(
@@ -184,9 +201,9 @@ class Follower:
         most_frames: int = MOST_FRAMES,
         check_crc: bool = False,
         as_java: bool = False,
-        keys_of_3_1: bool = False,
+        keys: IndexKeys = "4.9",
     ) -> None:
-        self._keys_of_3_1 = keys_of_3_1
+        self._keys = keys
         self._check_crc = check_crc
         self._as_java = as_java
         self._levels = delay_levels_ms
@@ -208,8 +225,9 @@ class Follower:
             (:func:`logquarry.log.codec.walk`). Good until the next call.
         """
         found, after, code = self._follow(window, stop)
-        if found is not None and self._keys_of_3_1:
-            hashes, numbers = _keys_of_3_1(window, found)
+        if found is not None and self._keys != "4.9":
+            keys_of = _keys_of_3_1 if self._keys == "3.1" else _keys_of_5_4
+            hashes, numbers = keys_of(window, found)
             found = replace(found, key_hashes=hashes, key_numbers=numbers)
         return found, after, code
 
@@ -297,6 +315,14 @@ def _keys_of_3_1(window: Window, found: Followed) -> tuple[Int64, Int64]:
         (kinds == sys_flag.TRANSACTION_NOT) | (kinds == sys_flag.TRANSACTION_PREPARED)
     )
     hashes, numbers = index_keys(window, found.rows[keyed], raw=True, only_keys=True)
+    return hashes, keyed[numbers]
+
+
+def _keys_of_5_4(window: Window, found: Followed) -> tuple[Int64, Int64]:
+    """What 5.4 puts into its index: UNIQ_KEY, KEYS and the tag of all messages but ROLLBACK."""
+    flags = columns.fixed_fields(window, found.rows, ["sys_flag"])["sys_flag"]
+    keyed = np.flatnonzero(flags & sys_flag.TRANSACTION_MASK != sys_flag.TRANSACTION_ROLLBACK)
+    hashes, numbers = index_keys(window, found.rows[keyed], tags=True)
     return hashes, keyed[numbers]
 
 

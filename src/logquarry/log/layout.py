@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import re
@@ -35,6 +36,7 @@ from logquarry.format import (
     state_table,
 )
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
+from logquarry.log.log_place import LogPlace, find_missing_log, find_other_log
 
 logger = logging.getLogger(__name__)
 
@@ -138,12 +140,14 @@ class StoreLayout:
         self.config = config or StoreConfig()
         self.ignored: list[str] = []
         self.writer_end: int | None = None
-        present = {entry.name for entry in filesystem.list("") if entry.is_dir}
+        self._names = filesystem.list("")
+        present = {entry.name for entry in self._names if entry.is_dir}
         if SALVAGE in present:
             raise StoreNotFound(
                 f"{filesystem.root}: a salvage into it was not finished: remove it and begin anew"
             )
         if not present & {COMMIT_LOG, CONSUME_QUEUE}:
+            self._require_log_here(())
             raise StoreNotFound(
                 f"{filesystem.root}: not a store: it has neither {COMMIT_LOG}/ nor {CONSUME_QUEUE}/"
             )
@@ -166,6 +170,12 @@ class StoreLayout:
         except PermissionError as error:
             raise StoreNotFound(f"{os.fsdecode(location)}: cannot be read: {error}") from error
 
+    def with_config(self, config: StoreConfig) -> StoreLayout:
+        """The same files as another configuration describes them."""
+        other = copy.copy(self)
+        other.config = config
+        return other
+
     @property
     def root(self) -> str:
         """Path or URL of the store."""
@@ -184,12 +194,43 @@ class StoreLayout:
 
     @cached_property
     def commit_log(self) -> FileSequence:
-        """The files of the commit log."""
+        """The files of the commit log.
+
+        Raises:
+            UnsupportedStore: if files of the log are in other folders of the store.
+        """
         files = self._numbered(COMMIT_LOG)
+        self._require_log_here(files)
         size = self.config.mapped_file_size_commit_log or _size_of(files)
         # RocketMQ's is an int. Positions in a file are 32 bits wide here too: what lies further
         # on is no part of any log.
         return FileSequence(files, min(size, java.INT_MAX))
+
+    def _require_log_here(self, files: tuple[StoreFile, ...]) -> None:
+        bases = [file.base for file in files]
+        other = find_other_log(self.filesystem, self._names, self.config, bases)
+        if other is not None:
+            raise other.error(self.root)
+
+    @property
+    def other_log(self) -> LogPlace | None:
+        """Where the log is if ``commitlog/`` does not hold it (all); None if it does."""
+        bases = [file.base for file in self.list_commit_log()]
+        found = find_other_log(self.filesystem, self._names, self.config, bases)
+        if found is None and not bases:
+            found = find_missing_log(self.filesystem, self._names, self.config)
+        return found
+
+    def require_log(self) -> None:
+        """Refuse a store whose log is not here: its reader would find no message.
+
+        Raises:
+            UnsupportedStore: if the log is elsewhere, or is missing.
+        """
+        if not self.commit_log.files:
+            missing = find_missing_log(self.filesystem, self._names, self.config)
+            if missing is not None:
+                raise missing.error(self.root)
 
     def log_file(self, offset: int) -> str:
         """The file of the log, below the root, in which a physical offset stands, or should."""
@@ -199,11 +240,6 @@ class StoreLayout:
             return file.path
         base = offset - offset % log.file_size if log.file_size else offset
         return f"{COMMIT_LOG}/{base:0{NAME_DIGITS}d}"
-
-    def warn_without_log(self) -> None:
-        """Say so where there is nothing to read because the log is missing: it may be elsewhere."""
-        if not self.commit_log.files and (COMMIT_LOG not in self.folders or self.queue_names):
-            logger.warning("%s: there are no files in %s/: nothing to read", self.root, COMMIT_LOG)
 
     def log_path(self, offset: int) -> str:
         """Full path of the log's file that has room for a physical offset; else of its folder."""
@@ -218,7 +254,11 @@ class StoreLayout:
     def queue_names(self) -> tuple[tuple[str, int], ...]:
         """(topic, queue id) of each consume queue, sorted."""
         names: list[tuple[str, int]] = []
-        for topic in self.filesystem.list(CONSUME_QUEUE):
+        topics = self.filesystem.list(CONSUME_QUEUE)
+        if any(topic.name == "CURRENT" and not topic.is_dir for topic in topics):
+            # The queues are in RocksDB (storeType=defaultRocksDB): its files are no stray ones.
+            topics = [topic for topic in topics if topic.is_dir]
+        for topic in topics:
             folder = f"{CONSUME_QUEUE}/{topic.name}"
             queues = self.filesystem.list(folder) if topic.is_dir else []
             for queue in queues:

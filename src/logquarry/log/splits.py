@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, TypeVar
 
+from logquarry.config import IndexKeys
 from logquarry.errors import UsageError
 from logquarry.format import rows
 from logquarry.log.codec import Window
@@ -216,11 +217,11 @@ class StretchReader:
     Args:
         layout: the store's files.
         check_crc: whether bodies are compared with their CRC.
-        keys_of_3_1: give the keys that RocketMQ 3.1.3 put into its index.
+        keys: which keys the index takes (default: as the configuration says).
     """
 
     def __init__(
-        self, layout: StoreLayout, *, check_crc: bool = True, keys_of_3_1: bool = False
+        self, layout: StoreLayout, *, check_crc: bool = True, keys: IndexKeys | None = None
     ) -> None:
         self._log = layout.commit_log
         self._reader = LogReader(layout, check_crc=check_crc)
@@ -228,7 +229,7 @@ class StretchReader:
             layout.delay_levels_ms,
             most_frames=_FRAMES_AT_ONCE,
             check_crc=check_crc,
-            keys_of_3_1=keys_of_3_1,
+            keys=keys or layout.config.index_keys,
         )
         # Room for the last frame of a stretch, which goes on beyond it.
         self._more = layout.config.max_message_size

@@ -53,7 +53,7 @@ def runs(
 ) -> Iterator[Run]:
     """The frames that may pass a filter, in physical order; those before ``stop_offset``."""
     batches.check_policy(on_damage)
-    layout.warn_without_log()
+    layout.require_log()
     selection = Selection(wanted=wanted, stop_offset=stop_offset)
     plan = plan_read(layout, selection, skip_damage=on_damage == "skip")
     events = read_in_order(layout, plan, check_crc=check_crc)

@@ -11,6 +11,7 @@ from logquarry.format import index, java, queue_entry, state_table
 from logquarry.format.index import IndexShape
 from logquarry.log.layout import StoreLayout, levels_text
 from logquarry.read.index import Index
+from logquarry.read.index_tags import with_index_tags
 
 
 def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
@@ -36,6 +37,10 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
         if layout.delay_levels_ms != config.delay_levels_ms:
             levels = levels_text(layout.delay_levels_ms)
             config = dataclasses.replace(config, message_delay_level=levels)
+        if config.index_tags is None:
+            config = dataclasses.replace(
+                config, index_tags=with_index_tags(layout).config.index_tags
+            )
     shape = shape or index.DEFAULT_SHAPE
     return dataclasses.replace(
         config,

@@ -246,8 +246,7 @@ class _SparkBuild:
         self._split_size = split_size
         self._progress = progress
         self._pause = pause
-        is_3_1 = job.config.is_3_1
-        self._follower = Follower(job.config.delay_levels_ms, keys_of_3_1=is_3_1)
+        self._follower = Follower(job.config.delay_levels_ms, keys=job.config.index_keys)
         self._store = _Store(job.layout.root, job.config)
 
     def run(self) -> Built:

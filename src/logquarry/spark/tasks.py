@@ -173,6 +173,7 @@ def plan_tasks(
 
     Raises:
         StoreNotFound, UsageError: as :func:`open_stores`.
+        UnsupportedStore: if a store keeps its log in other folders.
         MessageNotFound: if a wanted start is no longer there, and that matters.
     """
     stores: list[_Store] = []
@@ -182,8 +183,8 @@ def plan_tasks(
             start_offset=options.start.of(broker),
             stop_offset=options.stop.of(broker),
         )
+        layout.require_log()
         check_start(layout, selection, fail=options.fail_on_data_loss)
-        layout.warn_without_log()
         stores.append(_Store(location, broker, layout, selection))
     whole = sum(file.size for store in stores for file in store.layout.commit_log.files)
     size = max(options.split_size or _split_size(whole, min_tasks), _least_split(whole))

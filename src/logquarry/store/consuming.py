@@ -54,6 +54,10 @@ class Consuming(ABC):
     def _require_open(self) -> None:
         """Raise StoreUnavailable if the store was closed."""
 
+    @abstractmethod
+    def _require_consumable(self, topics: Iterable[str]) -> None:
+        """Raise UnsupportedStore if consumers of these topics would get nothing, or too much."""
+
     @property
     def _consumers(self) -> Consumers:
         # Two of them would give a queue to two consumers.
@@ -113,9 +117,11 @@ class Consuming(ABC):
         Raises:
             UsageError: if a name or a start makes no sense.
             BadFilter: if the filter cannot be understood.
+            UnsupportedStore: if the store keeps what a consumer needs in a way that is not read.
             StoreUnavailable: if the store was closed.
         """
         self._require_open()
+        self._require_consumable([topics] if isinstance(topics, str) else (topics := list(topics)))
         return self._consumers.consumer(
             group,
             topics,

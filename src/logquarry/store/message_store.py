@@ -6,7 +6,7 @@ How one is written is told in :mod:`logquarry.store.writable_store`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +26,7 @@ from logquarry.message import StoredMessage
 from logquarry.read.bulk_reads import BulkReads
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue, Queue
+from logquarry.read.fence import OtherQueues, other_queues, require_consumable, require_queue
 from logquarry.read.get_message import GetResult, TransferLimits, get_message
 from logquarry.read.index import Index
 from logquarry.read.log_end import DamageMap, known_damage, last_entries, log_bound, sound_bound
@@ -41,6 +42,7 @@ from logquarry.units import Clock, now_ms
 
 if TYPE_CHECKING:
     from logquarry.log.walk import LogReader
+    from logquarry.read.features import StoreFeatures
     from logquarry.read.log_queues import LogQueue, QueueKey
     from logquarry.store.consumer.consumers import Consumers
 
@@ -107,6 +109,8 @@ class MessageStore(BulkReads, WriteApi, Consuming):
 
         Raises:
             StoreNotFound: if there is no store, or for writing a folder with other things.
+            UnsupportedStore: if the log is not in ``commitlog/``, or for writing if the store has
+                a feature of RocketMQ that writing would harm.
             StoreUnavailable: if it cannot be had in that mode: somebody else has it open, or it
                 has to be recovered first.
         """
@@ -117,6 +121,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
         if mode != "r":
             raise UsageError(f'mode is "r" or "rw", not {mode!r}')
         layout = StoreLayout.open(path, config, storage_options)
+        layout.require_log()
         name = absolute(path).rstrip("/").rpartition("/")[2] or layout.root
         return cls(layout, broker=name if broker is None else broker)
 
@@ -151,7 +156,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
         self._files.close()
         self._log.refresh()
         self._index.refresh()
-        for name in ("_log_queues", "bound", "has_queue_files"):
+        for name in ("_log_queues", "bound", "has_queue_files", "_other_queues"):
             self.__dict__.pop(name, None)
         for queue in self._queues.values():
             queue.log_min_offset = self._log.min_offset
@@ -202,6 +207,17 @@ class MessageStore(BulkReads, WriteApi, Consuming):
         except ValueError as error:
             path = self.layout.filesystem.full_path(CHECKPOINT)
             raise CorruptFile(path, 0, str(error), kind="checkpoint") from error
+
+    @property
+    def features(self) -> StoreFeatures:
+        """What the store consists of: kinds of queues, RocksDB, timers, the writer's version.
+
+        Determined from the files at each call; docs/rocketmq-5.md says what each feature forbids.
+        """
+        from logquarry.read.features import find_features
+
+        self._require_open()
+        return find_features(self.layout)
 
     # --------------------------------------------------------------------------------------- log
     @property
@@ -284,7 +300,21 @@ class MessageStore(BulkReads, WriteApi, Consuming):
         self._require_open()
         if not self.has_queue_files:
             return self._log_queues[0].get((topic, queue_id))
-        return self._file_queue(topic, queue_id)
+        found = self._file_queue(topic, queue_id)
+        if found is None and self._other_queues.has_rocksdb:
+            return self._log_queues[0].get((topic, queue_id))
+        return found
+
+    def _readable_queue(self, topic: str, queue_id: int) -> Queue | None:
+        """One queue; refused if its messages would come wrong or not at all."""
+        if self._other_queues:
+            require_queue(self.layout, self._other_queues, topic)
+        return self.queue(topic, queue_id)
+
+    @cached_property
+    def _other_queues(self) -> OtherQueues:
+        """The queues that are no files of 20-byte entries."""
+        return other_queues(self.layout)
 
     def _file_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         found = self._queues.get((topic, queue_id))
@@ -306,7 +336,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
 
     def queue_offsets(self, topic: str, queue_id: int) -> QueueOffsets:
         """The ends of a queue; (0, 0) for one that is not there."""
-        queue = self.queue(topic, queue_id)
+        queue = self._readable_queue(topic, queue_id)
         if queue is None:
             return QueueOffsets(0, 0)
         return QueueOffsets(queue.min_offset, queue.max_offset)
@@ -333,7 +363,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
             CorruptFrame: if the first message is damaged. Damage further on ends the answer
                 before it.
         """
-        queue = self.queue(topic, queue_id)
+        queue = self._readable_queue(topic, queue_id)
         if self.has_queue_files and self._may_have_grown(queue, offset):
             self.refresh()
             queue = self.queue(topic, queue_id)
@@ -391,7 +421,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
 
         Beyond the end it is the last message's; 0 where there is none.
         """
-        queue = self.queue(topic, queue_id)
+        queue = self._readable_queue(topic, queue_id)
         if queue is None:
             return 0
         return queue.offset_by_time(
@@ -437,10 +467,13 @@ class MessageStore(BulkReads, WriteApi, Consuming):
         """How consumers reach the queues, without the caps of a ``get``."""
         return QueueAccess(
             names=self.queues,
-            queue=self.queue,
+            queue=self._readable_queue,
             read=partial(self._get, self._quick_in_bulk),
             store_time=self._log.store_time_at,
         )
+
+    def _require_consumable(self, topics: Iterable[str]) -> None:
+        require_consumable(self.layout, self._other_queues, topics)
 
     def _make_consumers(self) -> Consumers:
         return consumers_of_a_reader(

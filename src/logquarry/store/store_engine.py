@@ -46,6 +46,7 @@ from logquarry.log.layout import (
     StoreLayout,
     quarantine,
 )
+from logquarry.read.fence import Action, require_at
 from logquarry.read.log_queues import is_lmq
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe
@@ -109,6 +110,7 @@ class StoreEngine:
 
     Raises:
         StoreNotFound: if the folder holds other things.
+        UnsupportedStore: if the store has a feature that writing would harm.
         StoreUnavailable: if somebody else has the store, or it has to be recovered.
         CorruptStore: if a file is not what the format says.
     """
@@ -125,6 +127,7 @@ class StoreEngine:
         self._adopting = threading.Lock()
         self._is_closed = False
         self._dispatched_timestamp = 0
+        require_at(root, config, Action.WRITE, mode=config.recovery)
         check_folder(root)
         disk.make_folders(root)
         self._lock = StoreLock(disk, root)

@@ -252,7 +252,7 @@ class Dispatcher:
         self._arrived = arrived
         self._grown = grown
         self._follow = follow
-        self._follower = Follower(config.delay_levels_ms, keys_of_3_1=config.is_3_1)
+        self._follower = Follower(config.delay_levels_ms, keys=config.index_keys)
 
     def dispatch_until(self, offset: int | None = None) -> int:
         """Dispatch what is in the log before an offset, or all of it; how far that came.

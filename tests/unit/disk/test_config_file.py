@@ -147,3 +147,28 @@ def test_lost_consumer_offsets_are_told_of(tmp_path: Path) -> None:
     offsets = ConsumerOffsets(LocalDisk(), tmp_path)
     assert offsets.found is None and offsets.groups() == {}
     assert len(offsets.problems) == 1 and str(path) in offsets.problems[0]
+
+
+def test_members_that_are_not_known_stay(tmp_path: Path) -> None:
+    path = tmp_path / "config" / broker_config.CONSUMER_OFFSET_FILE
+    path.parent.mkdir()
+    before = (
+        '{\n\t"dataVersion":{\n\t\t"counter":7\n\t},\n\t"groupTopicMap":{\n\t\t"1":["A,\\"}"]\n\t},\n'
+        '\t"offsetTable":{\n\t\t"A@g":{0:1\n\t\t}\n\t},\n\t"pullOffsetTable":{\n\t\t"A@g":{0:3}\n\t}\n}'
+    )
+    path.write_text(before)
+    offsets = ConsumerOffsets(LocalDisk(), tmp_path)
+    head, _, tail = before.partition('"offsetTable":{\n\t\t"A@g":{0:1\n\t\t}\n\t}')
+    for offset in (5, 6):
+        offsets.commit("A", "g", 0, offset)
+        assert offsets.save() and not offsets.save()
+        after = path.read_text()
+        assert after.startswith(head) and after.endswith(tail)
+        assert broker_config.decode_consumer_offsets(after) == {("A", "g"): {0: offset}}
+    # Of what .bak alone says all stays, too.
+    path.write_text("{")
+    again = ConsumerOffsets(LocalDisk(), tmp_path)
+    again.commit("A", "g", 1, 7)
+    assert again.save()
+    assert path.read_text().endswith(tail)
+    assert broker_config.decode_consumer_offsets(path.read_text())["A", "g"] == {0: 5, 1: 7}

@@ -141,3 +141,22 @@ def test_hostile_text_takes_no_long_time(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         fastjson.decode(text)
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ('{"t":{1:2}}', '{"t":{0:9}}'),
+        ('{t:[1,{"t":2}], "b":3}', '{t:{0:9}, "b":3}'),
+        ('{"a":{"t":1},"x":"}\\",{t:","t" : 1 }', '{"a":{"t":1},"x":"}\\",{t:","t" :{0:9}}'),
+    ],
+)
+def test_replacing_a_member(document: str, expected: str) -> None:
+    assert fastjson.replace_member(document, "t", '{"t":{0:9}}') == expected
+    assert fastjson.decode(expected)["t"] == {"0": 9}
+
+
+@pytest.mark.parametrize("document", ["{}", '{"a":{"t":1}}', "[]", '"t"', '{"t"', '{"t":1'])
+def test_replacing_a_member_that_is_not_there(document: str) -> None:
+    with pytest.raises(ValueError, match="no member"):
+        fastjson.replace_member(document, "t", '{"t":1}')

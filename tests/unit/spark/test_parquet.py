@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logquarry.errors import CorruptFrame, UsageError
+from logquarry.errors import CorruptFrame, UnsupportedStore, UsageError
 from logquarry.log import schema
 from logquarry.log.splits import LogExtent, LogSplit
 from logquarry.read.selection import Part, PlaceList, QueueSlice, ReadPlan, Selection
@@ -230,12 +230,10 @@ def test_there_are_not_too_many_tasks(
     assert len(plan_tasks(options)) == 1
 
 
-def test_a_store_without_a_log_is_remarked_on(
-    store: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_store_without_a_log_is_refused(store: Path) -> None:
     shutil.rmtree(store / "commitlog")
-    assert plan_tasks(ReadOptions(paths=(str(store),))) == []
-    assert "there are no files in commitlog/" in caplog.text
+    with pytest.raises(UnsupportedStore, match="knows of messages"):
+        plan_tasks(ReadOptions(paths=(str(store),)))
 
 
 def test_small_queues_share_a_task(tmp_path: Path) -> None:

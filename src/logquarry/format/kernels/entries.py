@@ -6,7 +6,7 @@ import numpy as np
 
 from logquarry.format import index, java, properties, queue_entry
 from logquarry.format.kernels.bytes import Array, java_hash_on, kernel
-from logquarry.format.kernels.properties import KEYS, UNIQ_KEY
+from logquarry.format.kernels.properties import KEYS, TAGS, UNIQ_KEY
 from logquarry.format.native import load_i32, load_u8, prefetch, store_i32, store_i64
 from logquarry.format.request_rows import (
     FRAME_SIZE,
@@ -36,14 +36,16 @@ def index_keys(
     starts: Array,
     lengths: Array,
     prefixes: Array,
+    tag_prefixes: Array,
     hashes: Array,
     numbers: Array,
     raw: bool,
 ) -> int:
-    """Hash the keys of some frames over valid UTF-8: UNIQ_KEY, then KEYS split at spaces.
+    """Hash the keys of some frames over valid UTF-8: UNIQ_KEY, KEYS split at spaces, TAGS.
 
     ``starts`` and ``lengths`` int32 (4, n) are what :func:`parse_properties` found; ``prefixes``
-    int64 the hash of each frame's ``topic#``. ``hashes`` and ``numbers`` int64 get the hash of
+    int64 the hash of each frame's ``topic#``; ``tag_prefixes`` that of ``topic#T#``, empty if tags
+    are no keys. ``hashes`` and ``numbers`` int64 get the hash of
     each key (with its sign if ``raw``) and the number of its frame; how many is returned.
     """
     used = 0
@@ -65,6 +67,12 @@ def index_keys(
                     numbers[used] = i
                     used += 1
                 begin = np.int64(at + 1)
+        length = lengths[TAGS, i]
+        if length > 0 and len(tag_prefixes) > 0:
+            value = java_hash_on(tag_prefixes[i], address + starts[TAGS, i], length)
+            hashes[used] = value if raw else positive(value)
+            numbers[used] = i
+            used += 1
     return used
 
 

@@ -314,7 +314,7 @@ def build_here(job: BuildJob, progress: Progress | None) -> Built:
     if INDEX in job.names:
         is_3_1 = job.config.is_3_1
         index = IndexFiles(job.disk, job.folder / INDEX, shape, job.clock, counts_keys=is_3_1)
-    follower = Follower(job.config.delay_levels_ms, keys_of_3_1=job.config.is_3_1)
+    follower = Follower(job.config.delay_levels_ms, keys=job.config.index_keys)
     try:
         for run in ahead(look.runs()):
             for window, found in follow_run(follower, run):

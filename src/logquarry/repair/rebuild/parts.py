@@ -126,7 +126,7 @@ class RunSummary:
 
 def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -> list[FoundRun]:
     """What stands between two places of one file of the log, with its CRCs."""
-    reader = StretchReader(layout, keys_of_3_1=layout.config.is_3_1)
+    reader = StretchReader(layout, keys=layout.config.index_keys)
     found: list[FoundRun] = []
     for stretch, summary in reader.read_all(start, stop, STRETCH_BYTES, lambda: RunSummary(config)):
         run = summary.run(stretch)
@@ -183,8 +183,7 @@ def _again(
     Raises:
         CorruptFrame: if they are not there any more.
     """
-    is_3_1 = layout.config.is_3_1
-    reader = StretchReader(layout, check_crc=False, keys_of_3_1=is_3_1)
+    reader = StretchReader(layout, check_crc=False, keys=layout.config.index_keys)
     for start, end in spans:
         at = start
         while at < end:

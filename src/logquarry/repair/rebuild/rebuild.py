@@ -39,6 +39,7 @@ from logquarry.log.layout import (
     quarantine,
 )
 from logquarry.read.commit_log import CommitLog
+from logquarry.read.fence import Action, require
 from logquarry.read.log_end import consume_queues, last_entries
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
@@ -98,6 +99,7 @@ def rebuild(
 
     Raises:
         StoreNotFound: if there is no store.
+        UnsupportedStore: if the store has queues or an index of a kind that is not made here.
         StoreUnavailable: if a process has it open (in place), somebody else is at work in
             ``into``, or the disk fails or is full; the store is as it was.
         UsageError: for folders that cannot be meant, and for settings that are not the store's.
@@ -109,6 +111,9 @@ def rebuild(
     target = root if into is None else check_into(root, local_folder(into), names)
     settings = config or StoreConfig()
     layout = StoreLayout.open(root, settings)
+    for name, action in ((CONSUME_QUEUE, Action.REBUILD_QUEUES), (INDEX, Action.REBUILD_INDEX)):
+        if name in names:
+            require(layout, action)
     linked = [root / name for name in names if (root / name).is_symlink()]
     if into is None and apply and linked:
         raise UsageError(f"{linked[0]}: it is a link; make new ones elsewhere, with --into")

@@ -293,7 +293,7 @@ class QueueChecks:
         self.transactions = transactions
         self._config = config
         self._damage = damage
-        self._follower = Follower(config.delay_levels_ms, keys_of_3_1=config.is_3_1)
+        self._follower = Follower(config.delay_levels_ms, keys=config.index_keys)
         self._checks = {key: self._check(key, disk) for key, disk in queues.items()}
 
     def __iter__(self) -> Iterator[QueueCheck]:

@@ -17,6 +17,7 @@ from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreUnavailable
 from logquarry.log.filesystem import local_store
 from logquarry.log.layout import ABORT, COMMIT_LOG, DAMAGE, INDEX, StoreLayout
+from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe
@@ -58,6 +59,7 @@ def recover(
 
     Raises:
         StoreNotFound: if there is no store.
+        UnsupportedStore: with ``apply``, if the store has a feature that recovery would harm.
         StoreUnavailable: if a process has it open; with ``apply`` also if the plan is refused or
             the disk fails.
         UsageError: for a store that is not local, and for settings that are not its own.
@@ -65,13 +67,20 @@ def recover(
     root = local_store(path)
     settings = config or StoreConfig()
     layout = StoreLayout.open(root, settings)
+    unsupported = refusal(layout, Action.RECOVER, mode=mode)
     if not apply:
         if layout.is_live():
             raise StoreUnavailable(
                 f"{root}: the store is open in another program: what it needs can be told once "
                 "that has ended"
             )
-        return _planned(root, mode, settings, progress)
+        plan = _planned(root, mode, settings, progress)
+        if unsupported is not None:
+            reason = str(unsupported).removeprefix(f"{root}: ")
+            plan = dataclasses.replace(plan, steps=(), refused=reason)
+        return plan
+    if unsupported is not None:
+        raise unsupported
     disk = disk or LocalDisk()
     lock = StoreLock(disk, root)
     try:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.disk.locks import AbortFile, alone_in, lock_folder
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
-from logquarry.format import broker_config, queue_entry
+from logquarry.format import broker_config, fastjson, queue_entry
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import (
@@ -36,11 +36,13 @@ from logquarry.log.layout import (
     quarantine,
 )
 from logquarry.log.store_names import absolute
+from logquarry.read.fence import Action, require
 from logquarry.read.log_end import consume_queues
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.salvage.look import SalvagePlan, plan_salvage
+from logquarry.repair.salvage.other_files import LeftBehind, carried_names, carry, other_files
 from logquarry.repair.salvage.write import LogWriter
 from logquarry.signals import held
 from logquarry.units import Progress, now_ms
@@ -86,6 +88,8 @@ class Salvaged:
         into: the new store's folder; None where nothing was written.
         progress: consumers that were further than their queue now is.
         files: paths of the configuration files that were copied.
+        carried: other files and folders that were copied as they are.
+        left_behind: parts of the store that are not in the new one, and what is lost with them.
         seconds: how long it took.
     """
 
@@ -93,7 +97,14 @@ class Salvaged:
     into: str | None = None
     progress: list[MovedProgress] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    carried: list[str] = field(default_factory=list)
+    left_behind: list[LeftBehind] = field(default_factory=list)
     seconds: float = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the log is lost, and nothing that means a loss is left behind."""
+        return self.plan.is_whole and not self.left_behind
 
     def to_json(self) -> dict[str, Any]:
         """The document that docs/json.md describes."""
@@ -132,6 +143,8 @@ class Salvaged:
             },
             "consumers": [one.to_json() for one in self.progress],
             "config_files": self.files,
+            "carried": self.carried,
+            "left_behind": [one.to_json() for one in self.left_behind],
             "seconds": round(self.seconds, 3),
         }
 
@@ -162,18 +175,24 @@ def salvage(
 
     Raises:
         UsageError: if the folder is not empty, or within the store.
+        UnsupportedStore: if the store has queues that a plain store has not.
         StoreUnavailable: if a process has the store open, or the disk does not take the new one.
         CorruptStore: if queue offsets make no sense, or the store is changed meanwhile.
     """
     began = time.monotonic()
     if layout.is_live():
         raise StoreUnavailable(f"{layout.root}: a process has the store open and may be writing")
+    require(layout, Action.SALVAGE)
     if into is not None:
         check_target(layout, into)
     with bars("reading") as progress:
         plan = plan_salvage(layout, include_stale=include_stale, progress=progress, pause=pause)
     found = Salvaged(plan)
+    others = other_files(layout, plan)
+    found.carried, found.left_behind = list(others.carried), list(others.left)
     found.progress, documents = _config(layout, plan)
+    for path in others.left_config:
+        documents.pop(path, None)
     found.files = sorted(path for path in documents if path.startswith(f"{CONFIG}/"))
     if into is not None:
         found.into = str(into)
@@ -187,6 +206,9 @@ def salvage(
             for path, data in documents.items():
                 pause()
                 target.disk.replace(target.work / path, data)
+            for path in others.carried:
+                pause()
+                carry(layout, path, target.disk, target.work)
             found.seconds = time.monotonic() - began
             target.finish(found)
         finally:
@@ -265,6 +287,7 @@ def _remove_unfinished(into: Path) -> None:
     # Written before the first of them comes out.
     comes_out = (into / report).is_file() or (work / report).is_file()
     made = [COMMIT_LOG, CONSUME_QUEUE, INDEX, CONFIG, SIDECAR, CHECKPOINT]
+    made += carried_names(into)
     there = [name for name in made if os.path.lexists(into / name)]
     for name in there:
         if not comes_out or (work / name).exists():
@@ -414,7 +437,12 @@ def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress]
         documents[f"{SIDECAR}/{ORIGINALS}/{broker_config.CONSUMER_OFFSET_FILE}"] = documents[path]
         for one in moved:
             offsets[one.topic, one.group][one.queue_id] = one.now
-        documents[path] = broker_config.encode_consumer_offsets(offsets).encode()
+        text = fastjson.replace_member(
+            documents[path].decode(),
+            broker_config.OFFSET_TABLE,
+            broker_config.encode_consumer_offsets(offsets),
+        )
+        documents[path] = text.encode()
     return moved, documents
 
 

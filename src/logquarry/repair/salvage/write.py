@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from logquarry.disk.disk import Disk
 from logquarry.errors import CorruptStore
-from logquarry.format import frame, message_id, sys_flag
-from logquarry.format.rows import BODY_AT, POSITION
+from logquarry.format import frame, message_id, property_crc, sys_flag
+from logquarry.format.rows import BODY_AT, POSITION, SIZE
 from logquarry.log import columns
 from logquarry.log.layout import COMMIT_LOG, NAME_DIGITS, StoreLayout
 from logquarry.log.walk import LogReader, Run
@@ -150,6 +150,7 @@ class LogWriter:
         copy = data.copy()
         for where, values in patches:
             copy[where[:, None] + _LONG] = values.astype(">i8").view(np.uint8).reshape(-1, 8)
+        _renew_crcs(copy, at, rows[:, SIZE].astype(np.int64))
         return copy
 
     # -------------------------------------------------------------------------------------- files
@@ -173,3 +174,14 @@ class LogWriter:
             raise self._disk.refused(self._path, error) from error
         finally:
             self._disk.close(file)
+
+
+def _renew_crcs(data: Bytes, starts: Int64, sizes: Int64) -> None:
+    """Make the property CRCs of frames that were changed those of their bytes."""
+    tails = starts + sizes - property_crc.SIZE
+    prefix = np.frombuffer(property_crc.PREFIX, np.uint8)
+    carries = (data[tails[:, None] + np.arange(len(prefix))] == prefix).all(axis=1)
+    for number in np.flatnonzero(carries).tolist():
+        start, tail = int(starts[number]), int(tails[number])
+        crc = property_crc.encode(data[start:tail].tobytes())
+        data[tail : tail + property_crc.SIZE] = np.frombuffer(crc, np.uint8)

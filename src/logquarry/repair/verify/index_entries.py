@@ -127,6 +127,14 @@ class EntryChecker:
 
     def _has_keys(self, run: Run, places: Int64, numbers: Int64, hashes: Int64) -> Bools:
         """Which entries, by the numbers of their frames in a run, have the hash of a key."""
+        # Tags are right where the index has them, and never missed: a store that an older
+        # version began has none of its first messages.
+        if self._layout.config.index_tags:
+            raw, owners = index_keys(run.window, run.rows, raw=True, tags=True)
+            known = np.sort(_pairs(owners, positive(raw)))
+            tags = _among(_pairs(numbers, hashes), known)
+        else:
+            tags = np.zeros(len(hashes), np.bool_)
         raw, owners = index_keys(run.window, run.rows, raw=True)
         known = _pairs(owners, positive(raw))
         if (hashes < 0).any():
@@ -136,7 +144,7 @@ class EntryChecker:
         counted = right & ~_is_commit(run)[numbers]
         counted &= (places[numbers] > self._between[0]) & (places[numbers] < self._between[1])
         self.keys += len(_distinct(_pairs(numbers[counted], positive(hashes[counted]))))
-        return right
+        return right | tags
 
 
 class KeyCounter:

@@ -22,6 +22,7 @@ from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.follow import Followed
 from logquarry.log.layout import CONSUME_QUEUE, NAME_DIGITS, StoreLayout
 from logquarry.read.consume_queue import ConsumeQueue, Units, is_written
+from logquarry.read.fence import other_queues
 from logquarry.read.log_end import consume_queues
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.verify.findings import VerifyReport
@@ -75,6 +76,7 @@ class QueueChecker:
         self._names = set(layout.queue_names)
         self.entries = 0
         self._is_explained = False
+        self._other_queues = other_queues(layout)
         # While the log's first file is being removed, the queues are cut behind it.
         files = layout.commit_log.files
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
@@ -169,9 +171,8 @@ class QueueChecker:
         if key[0] == delay.SCHEDULE_TOPIC:
             # A time of delivery, by delay levels that need not be those we know.
             tags |= units["tags_code"] > 0
-        else:
-            # An address in ConsumeQueueExt stands in the place of the code.
-            tags |= units["tags_code"] < java.INT_MIN
+        # An address in ConsumeQueueExt stands in the place of the code.
+        tags |= units["tags_code"] < java.INT_MIN
         self.entries += int(written.sum())
         end = state.queue.max_offset
         within = (offsets < end) & (offsets >= state.queue.min_offset)
@@ -267,7 +268,8 @@ class QueueChecker:
                 folder,
                 0,
                 f"{state.messages} messages of it are in the log",
-                is_explained=self._is_explained,
+                # Batch queues and queues in RocksDB are elsewhere, and not compared.
+                is_explained=self._is_explained or self._other_queues.holds(topic),
             )
             return
         for mismatch in state.mismatches.values():

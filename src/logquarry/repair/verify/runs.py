@@ -24,6 +24,7 @@ from logquarry.log.splits import STRETCH_BYTES, Stretch, StretchReader, stretche
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.index import Index
+from logquarry.read.index_tags import with_index_tags
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.verify.index_entries import EntryStream, IndexEntries, Place
 from logquarry.write.queue_writer import QueuePart, parts_of
@@ -76,7 +77,7 @@ class CheckedRuns(Generic[G]):
         reader = LogReader(layout, bound=bound, live=live)
         self._events = guided(reader, () if live else guesses, accept)
         self._most = layout.config.max_message_size
-        self._follower = Follower(layout.delay_levels_ms)
+        self._follower = Follower(layout.delay_levels_ms, keys=layout.config.index_keys)
 
     def events(self) -> Iterator[G | Checked]:
         """Everything from the log's start to its end, in order; see :meth:`LogReader.events`."""
@@ -207,7 +208,7 @@ class SoundReader:
     """
 
     def __init__(self, layout: StoreLayout, stretch_bytes: int = STRETCH_BYTES) -> None:
-        self.layout = layout
+        self.layout = layout = with_index_tags(layout)
         self._bytes = stretch_bytes
         self._reader = StretchReader(layout)
         self._files = OpenFiles(layout)

@@ -25,6 +25,7 @@ from logquarry.log.layout import (
 )
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
+from logquarry.read.index_tags import with_index_tags
 from logquarry.read.log_end import known_damage, log_bound
 from logquarry.repair.verify.findings import VerifyReport
 from logquarry.repair.verify.index import IndexChecker
@@ -123,7 +124,7 @@ class _Verification:
         stretch_bytes: int,
         sound: SoundParts | None,
     ) -> None:
-        self.layout = layout
+        self.layout = layout = with_index_tags(layout)
         self.progress = progress
         self.stretch_bytes = stretch_bytes
         self.sound = sound

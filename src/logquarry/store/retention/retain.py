@@ -16,6 +16,7 @@ from logquarry.disk.locks import StoreLock
 from logquarry.errors import CorruptFile, StoreUnavailable
 from logquarry.log.filesystem import local_store
 from logquarry.log.layout import StoreLayout
+from logquarry.read.fence import Action, refusal, require
 from logquarry.repair.recover.entries import check_entries
 from logquarry.store.load.ledger import Ledger
 from logquarry.store.retention.plan import RetentionPlan, apply_retention, plan_retention
@@ -53,6 +54,7 @@ def retain(
 
     Raises:
         StoreNotFound: if there is no store.
+        UnsupportedStore: with ``apply``, if the store has a feature that deleting would harm.
         StoreUnavailable: with ``apply``, if a process has it open, it was not closed in order, a
             load was not finished, or the disk fails.
         UsageError: for a store that is not local.
@@ -65,6 +67,7 @@ def retain(
     if not apply:
         plan = plan_retention(layout, rules, now_ms=clock())
         return dataclasses.replace(plan, refused=_refusal(layout, root))
+    require(layout, Action.RETAIN)
     disk = disk or LocalDisk()
     lock = StoreLock(disk, root)
     try:
@@ -82,6 +85,9 @@ def retain(
 
 def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str | None:
     """Why nothing of a store may be deleted now, None if it may."""
+    unsupported = refusal(layout, Action.RETAIN)
+    if unsupported is not None:
+        return str(unsupported).removeprefix(f"{layout.root}: ")
     if not has_lock and layout.is_live():
         return "the store is open in another program: stop that one first"
     if layout.has_abort:

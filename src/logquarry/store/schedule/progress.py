@@ -103,6 +103,7 @@ class DelayProgress:
             broker_config.decode_delay_offsets,
             broker_config.encode_delay_offsets,
             aside=quarantine(root, CONFIG),
+            member=broker_config.OFFSET_TABLE,
         )
         self._mark_path = root / SIDECAR / MARK_FILE
         self._saved: Progress | None = None

@@ -1,0 +1,201 @@
+"""Finds where a store keeps its log if that is not (only) ``commitlog/``.
+
+RocketMQ 5 writes its log to several folders (``storePathCommitLog=a,b``), and DLedger writes it to
+``dledger-ID/data`` with 48 bytes before each frame. A reader that looks into ``commitlog/`` alone
+finds nothing there, or only an old part, and would report an empty store. This module turns that
+into an error that says what the store is and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from logquarry.config import StoreConfig
+from logquarry.errors import StoreNotFound, UnsupportedStore
+from logquarry.format import checkpoint
+from logquarry.log.filesystem import Entry, FileSystem
+
+DLEDGER: Final = "dledger"
+SEVERAL_LOG_PATHS: Final = "several_log_paths"
+LOG_ELSEWHERE: Final = "log_elsewhere"
+
+_COMMIT_LOG: Final = "commitlog"
+_CONSUME_QUEUE: Final = "consumequeue"
+_NAME_DIGITS: Final = 20
+_DLEDGER_FOLDER: Final = "dledger-"
+_NO_LOG: Final = frozenset(
+    {
+        *("commitlog", "consumequeue", "consumequeue_ext", "consumequeue_rocksdb", "index"),
+        *("batchconsumequeue", "config", "transaction", "timerlog", "compaction", "lost+found"),
+        *("rocksdbstore", "kvStore", "tiered", ".logquarry", ".salvage"),
+    }
+)
+"""Folders of a store's root that never hold files of the log, except ``commitlog`` itself."""
+
+_NOTHING_READ: Final = "Nothing was read or changed."
+_ADVICE: Final = {
+    DLEDGER: "Read the messages through a broker that runs with these files.",
+    SEVERAL_LOG_PATHS: (
+        "Copy or link all files of these folders into commitlog/ of a copy of the store (their "
+        "names do not collide), leave storePathCommitLog out of --config, and read the copy."
+    ),
+    LOG_ELSEWHERE: (
+        "Copy the files of the broker's storePathCommitLog into commitlog/ of a copy of the store, "
+        "or make commitlog/ a link to that folder. If the log is lost, move consumequeue/, index/ "
+        "and checkpoint away: then the store is an empty one."
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """A log that is not (only) in ``commitlog/``.
+
+    Attributes:
+        feature: :data:`DLEDGER`, :data:`SEVERAL_LOG_PATHS` or :data:`LOG_ELSEWHERE`.
+        evidence: the folders, files or settings that show it.
+        reason: what was found, as a clause.
+    """
+
+    feature: str
+    evidence: tuple[str, ...]
+    reason: str
+
+    def error(self, root: str) -> UnsupportedStore:
+        """The error of a reader or writer that needs the log."""
+        return UnsupportedStore(
+            f"{root}: {self.reason}. {_NOTHING_READ} {_ADVICE[self.feature]}",
+            feature=self.feature,
+            evidence=self.evidence,
+        )
+
+
+def setting(config: StoreConfig, name: str) -> str:
+    """A broker setting by its name in RocketMQ; empty if the configuration does not state it."""
+    return dict(config.broker_settings).get(name, "").strip()
+
+
+def is_on(config: StoreConfig, name: str) -> bool:
+    """Whether the configuration switches a broker setting on."""
+    return setting(config, name).lower() == "true"
+
+
+def find_other_log(
+    filesystem: FileSystem, names: Iterable[Entry], config: StoreConfig, bases: Sequence[int]
+) -> LogPlace | None:
+    """The place of a log outside of ``commitlog/``; None if there is no sign of one.
+
+    Reads folder names only.
+
+    Args:
+        filesystem: the store's folder.
+        names: the entries of its root.
+        config: its settings.
+        bases: physical offsets of the files in ``commitlog/``.
+
+    Raises:
+        StoreNotFound: if a folder cannot be read.
+    """
+    folders = sorted(entry.name for entry in names if entry.is_dir)
+    ledgers = tuple(
+        f"{name}/data"
+        for name in folders
+        if name.startswith(_DLEDGER_FOLDER) and _offset_names(filesystem, f"{name}/data")
+    )
+    if ledgers:
+        return LogPlace(DLEDGER, ledgers, f"its log is a DLedger log ({', '.join(ledgers)})")
+    if not bases and is_on(config, "enableDLegerCommitLog"):
+        given = ("enableDLegerCommitLog",)
+        return LogPlace(DLEDGER, given, "its configuration says that the log is a DLedger log")
+    paths = [path for path in setting(config, "storePathCommitLog").split(",") if path.strip()]
+    if len(paths) > 1:
+        reason = f"its configuration names {len(paths)} folders for the log (storePathCommitLog)"
+        return LogPlace(SEVERAL_LOG_PATHS, ("storePathCommitLog",), reason)
+    others = {
+        name: found
+        for name in folders
+        if name not in _NO_LOG
+        and not name.startswith(_DLEDGER_FOLDER)
+        and (found := _offset_names(filesystem, name))
+    }
+    parts = tuple(name for name, found in others.items() if _goes_on(bases, found))
+    if parts:
+        feature = SEVERAL_LOG_PATHS if bases or len(parts) > 1 else LOG_ELSEWHERE
+        shown = ", ".join(f"{name}/" for name in parts)
+        also = "also " if bases else ""
+        return LogPlace(
+            feature, tuple(f"{name}/" for name in parts), f"files of its log are {also}in {shown}"
+        )
+    return None
+
+
+def find_missing_log(
+    filesystem: FileSystem, names: Iterable[Entry], config: StoreConfig
+) -> LogPlace | None:
+    """The place of a log of which ``commitlog/`` holds no file; None if the store is new.
+
+    A store is new if no queue has an entry and the checkpoint names no message. Reads the first
+    entry of queues until there is one.
+
+    Args:
+        filesystem: the store's folder.
+        names: the entries of its root.
+        config: its settings.
+
+    Raises:
+        StoreNotFound: if a folder cannot be read.
+    """
+    known = _known_message(filesystem, [entry.name for entry in names if entry.is_dir])
+    if known is None:
+        return None
+    path = setting(config, "storePathCommitLog")
+    where = f" (storePathCommitLog={path})" if path else ""
+    reason = f"there is no file in {_COMMIT_LOG}/, and {known} knows of messages{where}"
+    return LogPlace(LOG_ELSEWHERE, (known,), reason)
+
+
+def _goes_on(bases: Sequence[int], found: Sequence[int]) -> bool:
+    """Whether files of another folder belong to the same log: a copy has the same offsets."""
+    return not bases or (not set(bases) & set(found) and max(found) > min(bases))
+
+
+def _offset_names(filesystem: FileSystem, folder: str) -> list[int]:
+    try:
+        entries = filesystem.list(folder)
+    except StoreNotFound:
+        # A folder that RocketMQ does not know and that may not be read, as lost+found.
+        return []
+    return [
+        int(entry.name)
+        for entry in entries
+        if not entry.is_dir
+        and len(entry.name) == _NAME_DIGITS
+        and entry.name.isascii()
+        and entry.name.isdigit()
+    ]
+
+
+def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None:
+    """A file that knows of a message in the log, None if there is none."""
+    for topic in filesystem.list(_CONSUME_QUEUE) if _CONSUME_QUEUE in folders else ():
+        for queue in filesystem.list(f"{_CONSUME_QUEUE}/{topic.name}") if topic.is_dir else ():
+            folder = f"{_CONSUME_QUEUE}/{topic.name}/{queue.name}"
+            for file in filesystem.list(folder) if queue.is_dir else ():
+                path = f"{folder}/{file.name}"
+                if not file.is_dir and file.size and _has_bytes(filesystem, path):
+                    return path
+    try:
+        times = checkpoint.decode(filesystem.read("checkpoint"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return "checkpoint" if times.physic_timestamp > 0 else None
+
+
+def _has_bytes(filesystem: FileSystem, path: str) -> bool:
+    """Whether the first entry of a queue file is there: its size is never 0."""
+    try:
+        return bool(bytes(filesystem.open(path).window(0, 20)[8:12]).strip(b"\0"))
+    except FileNotFoundError:
+        return False

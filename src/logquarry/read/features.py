@@ -1,0 +1,478 @@
+"""Determines what a store consists of: the features of RocketMQ that its files show.
+
+RocketMQ 5 stores carry files that this library reads but cannot write, and files that it does not
+read at all. :class:`StoreFeatures` names each of them with its evidence; :mod:`.fence` decides from
+them which calls a store allows.
+
+What is looked at: the names in the store's root, ``config/``, ``consumequeue/`` and a few folders
+below; ``config/topics.json``; the checkpoint; up to 64 frames that queues point to; the last 256
+entries of the newest index file with the frames that they point to; and for pending timers the
+used pages of ``timerwheel``. No file of the log is read as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any, Final, Literal
+
+from logquarry.disk.open_files import OpenFiles
+from logquarry.errors import StoreNotFound
+from logquarry.format import broker_config, fastjson, java, sys_flag
+from logquarry.format.frame import MAGIC_V2, Frame
+from logquarry.log.filesystem import Entry
+from logquarry.log.layout import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, StoreLayout
+from logquarry.log.log_place import is_on, setting
+from logquarry.read import timer_wheel
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import ConsumeQueue
+from logquarry.read.index_tags import ROCKSDB_STORE as INDEX_TAGS_SINCE
+from logquarry.read.index_tags import find_tag_entries
+
+QueueKind = Literal["simple", "batch", "rocksdb"]
+
+BATCH_QUEUES: Final = "batch_queues"
+INNER_BATCHES: Final = "inner_batches"
+ROCKSDB_QUEUES: Final = "rocksdb_queues"
+ROCKSDB_CONFIG: Final = "rocksdb_config"
+ROCKSDB_STORE: Final = "rocksdb_store"
+INDEX_TAGS: Final = "index_tags"
+TIMERS: Final = "timers"
+COMPACTION: Final = "compaction"
+TIERED: Final = "tiered"
+PROPERTY_CRC: Final = "property_crc"
+QUEUE_EXT: Final = "queue_ext"
+MULTI_DISPATCH: Final = "multi_dispatch"
+POP_RECORDS: Final = "pop_records"
+CONTROLLER: Final = "controller"
+NO_MMAP: Final = "write_without_mmap"
+LOG_PATH: Final = "log_path"
+UNKNOWN: Final = "unknown"
+
+BATCH_FOLDER: Final = "batchconsumequeue"
+ROCKSDB_FOLDERS: Final = (CONSUME_QUEUE, "consumequeue_rocksdb")
+"""Folders that hold the queues in RocksDB, if there is a file ``CURRENT`` in them."""
+CONFIG_V1: Final = ("topics", "subscriptionGroups", "consumerOffsets")
+CONFIG_V2: Final = "rdb"
+
+_CURRENT: Final = "CURRENT"
+_QUEUE_TYPE: Final = "queue.type"
+_CLEANUP: Final = "cleanup.policy"
+_LMQ: Final = "%LMQ%"
+_PROPERTY_CRC: Final = b"__CRC32#\x01"
+_CRC_BYTES: Final = 20
+_CLOSED: Final = b"\x02"
+_MOST_FRAMES: Final = 64
+_MOST_NAMES: Final = 8
+_EPOCHS: Final = "epochFileCheckpoint"
+_KNOWN: Final = frozenset(
+    {
+        *("abort", "abort.bak", "checkpoint", "commitlog", "config", "consumequeue", "index"),
+        *("lock", "lost+found", "transaction", ".logquarry", ".salvage", "consumequeue_ext"),
+        *("batchconsumequeue", "consumequeue_rocksdb", "timerlog", "compaction"),
+        *("rocksdbstore", "kvStore", "tiered", "brokerIdentity"),
+        *("brokerIdentity.bak", _EPOCHS, f"{_EPOCHS}.bak"),
+    }
+)
+_KNOWN_PREFIXES: Final = ("dledger-", "timerwheel")
+_KNOWN_CONFIG: Final = frozenset(
+    {
+        *("topics.json", "consumerOffset.json", "delayOffset.json", "subscriptionGroup.json"),
+        *("consumerFilter.json", "consumerOrderInfo.json", "messageRequestMode.json"),
+        *("topicQueueMapping.json", "lmqConsumerOffset.json", "transactionMetrics"),
+        *("timermetrics", "timercheck", "tieredStoreMetadata.json"),
+        *(*CONFIG_V1, CONFIG_V2),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One feature that a store shows.
+
+    Attributes:
+        name: its name in JSON, errors and docs/rocketmq-5.md.
+        evidence: the files and folders below the root, or the settings, that show it.
+        detail: what was found, for people.
+    """
+
+    name: str
+    evidence: tuple[str, ...]
+    detail: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object of ``info --json``."""
+        return {"name": self.name, "evidence": list(self.evidence), "detail": self.detail}
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """The version of the broker that wrote a store, as far as its files show it.
+
+    Attributes:
+        at_least: the oldest version that writes what is there; None if nothing tells.
+        before: the first version whose files would look different; None if nothing tells.
+        evidence: the files that show it.
+    """
+
+    at_least: str | None = None
+    before: str | None = None
+    evidence: tuple[str, ...] = ()
+
+    @property
+    def is_5(self) -> bool:
+        """Whether RocketMQ 5 wrote the store."""
+        return self.at_least is not None and self.at_least.startswith("5")
+
+    def __str__(self) -> str:
+        if self.at_least is None:
+            return "unknown" if self.before is None else f"before {self.before}"
+        if self.before is None:
+            return f"{self.at_least} or later"
+        return f"{self.at_least} or later, before {self.before}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object of ``info --json``."""
+        return {
+            "at_least": self.at_least,
+            "before": self.before,
+            "evidence": list(self.evidence),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFeatures:
+    """What a store consists of.
+
+    Attributes:
+        features: what was found, in a fixed order.
+        queue_kinds: topic -> kind of its queues, of each topic with a known kind.
+        writer: the version that wrote the store.
+        unknown: files and folders in the root and in ``config/`` that no RocketMQ version known
+            here writes. Nothing touches them.
+    """
+
+    features: tuple[Feature, ...]
+    queue_kinds: Mapping[str, QueueKind]
+    writer: Writer
+    unknown: tuple[str, ...]
+
+    def __contains__(self, name: object) -> bool:
+        return any(feature.name == name for feature in self.features)
+
+    def get(self, name: str) -> Feature | None:
+        """The feature of a name, None if the store does not show it."""
+        return next((feature for feature in self.features if feature.name == name), None)
+
+    def topics_of(self, kind: QueueKind) -> tuple[str, ...]:
+        """The topics with queues of a kind, sorted."""
+        return tuple(sorted(name for name, found in self.queue_kinds.items() if found == kind))
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object of ``info --json``."""
+        return {
+            "found": [feature.to_json() for feature in self.features],
+            "queue_kinds": dict(sorted(self.queue_kinds.items())),
+            "writer": self.writer.to_json(),
+            "unknown": list(self.unknown),
+        }
+
+
+def find_features(layout: StoreLayout) -> StoreFeatures:
+    """Determine the features of a store; see the head of this module for what is read.
+
+    Raises:
+        StoreNotFound: if a file or folder is there and cannot be read.
+    """
+    return _Finder(layout).find()
+
+
+def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool]:
+    """Topic -> kind of its queues, and whether the store has queues in RocksDB.
+
+    Reads folder names and ``config/topics.json``. Topics that RocksDB alone names are not known.
+    """
+    finder = _Finder(layout)
+    kinds = finder.queue_kinds()
+    return kinds, finder.has(ROCKSDB_QUEUES)
+
+
+def rocksdb_config(layout: StoreLayout) -> Feature | None:
+    """The feature of a configuration in RocksDB, None if the store has none. Reads names only."""
+    there = {entry.name for entry in layout.filesystem.list(CONFIG) if entry.is_dir}
+    evidence = tuple(f"{CONFIG}/{name}/" for name in (*CONFIG_V1, CONFIG_V2) if name in there)
+    if not evidence:
+        return None
+    return Feature(ROCKSDB_CONFIG, evidence, "topics, groups and consumer offsets are in RocksDB")
+
+
+class _Finder:
+    """Collects the features of one store."""
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self._layout = layout
+        self._config = layout.config
+        self._root = {entry.name: entry for entry in layout.filesystem.list("")}
+        self._settings = {entry.name: entry for entry in layout.filesystem.list(CONFIG)}
+        self._features: list[Feature] = []
+        self._other_log = layout.other_log
+
+    def find(self) -> StoreFeatures:
+        """All features."""
+        kinds = self.queue_kinds()
+        self._rocksdb()
+        self._index()
+        self._log_places()
+        self._timers()
+        self._compaction()
+        self._frames()
+        self._others()
+        unknown = self._unknown()
+        if unknown:
+            self._add(UNKNOWN, unknown, "files that no known version of RocketMQ writes")
+        return StoreFeatures(tuple(self._features), kinds, self._writer(), unknown)
+
+    def has(self, name: str) -> bool:
+        """Whether a feature was found so far."""
+        return any(feature.name == name for feature in self._features)
+
+    def _add(self, name: str, evidence: tuple[str, ...], detail: str) -> None:
+        self._features.append(Feature(name, evidence, detail))
+
+    def _list(self, folder: str) -> list[Entry]:
+        return self._layout.filesystem.list(folder) if self._is_folder(folder) else []
+
+    def _is_folder(self, path: str) -> bool:
+        top = self._root.get(path.partition("/")[0])
+        return top is not None and top.is_dir
+
+    # -------------------------------------------------------------------------------- queues
+    def queue_kinds(self) -> dict[str, QueueKind]:
+        """The kinds, and the features that go with them."""
+        kinds: dict[str, QueueKind] = {}
+        kinds.update({topic: "simple" for topic, _ in self._layout.queue_names})
+        in_rocksdb = tuple(
+            f"{folder}/{_CURRENT}"
+            for folder in ROCKSDB_FOLDERS
+            if any(entry.name == _CURRENT for entry in self._list(folder))
+        )
+        if in_rocksdb:
+            self._add(ROCKSDB_QUEUES, in_rocksdb, "the queues are in RocksDB")
+            # The topics with files as well are those of rocksdbCQDoubleWriteEnable.
+            kinds.update({topic: "rocksdb" for topic in self._topics if topic not in kinds})
+        elif setting(self._config, "storeType") == "defaultRocksDB":
+            self._add(ROCKSDB_QUEUES, ("storeType",), "the queues are in RocksDB")
+        folders = {entry.name for entry in self._list(BATCH_FOLDER) if entry.is_dir}
+        stated = {
+            topic
+            for topic, attributes in self._topics.items()
+            if attributes.get(_QUEUE_TYPE) == "BatchCQ"
+        }
+        if folders or stated:
+            evidence: tuple[str, ...] = (f"{BATCH_FOLDER}/",) if folders else ()
+            evidence += (f"{CONFIG}/{broker_config.TOPICS_FILE}",) if stated else ()
+            kinds.update(dict.fromkeys(folders | stated, "batch"))
+            self._add(BATCH_QUEUES, evidence, f"topics: {_names(folders | stated)}")
+        ext = "consumequeue_ext"
+        if self._list(ext) or is_on(self._config, "enableConsumeQueueExt"):
+            evidence = (f"{ext}/",) if self._list(ext) else ("enableConsumeQueueExt",)
+            self._add(QUEUE_EXT, evidence, "entries of queues point to extension units")
+        return kinds
+
+    @cached_property
+    def _topics(self) -> Mapping[str, Mapping[str, Any]]:
+        """Topic -> attributes, by ``config/topics.json``; none if it cannot be read."""
+        path = f"{CONFIG}/{broker_config.TOPICS_FILE}"
+        try:
+            table = fastjson.decode(self._layout.filesystem.read(path))["topicConfigTable"]
+            return {
+                str(name): found if isinstance(found := topic.get("attributes"), dict) else {}
+                for name, topic in table.items()
+            }
+        except (FileNotFoundError, ValueError, TypeError, LookupError, AttributeError):
+            # verify reports a file that cannot be read.
+            return {}
+
+    # -------------------------------------------------------------------------------- RocksDB
+    def _rocksdb(self) -> None:
+        config = rocksdb_config(self._layout)
+        if config is not None:
+            self._features.append(config)
+        folder = "rocksdbstore"
+        # Every 5.4 store has the folder, with an empty log and no table.
+        used = [entry for entry in self._list(folder) if _holds_data(entry)]
+        on = tuple(
+            name
+            for name in ("indexRocksDBEnable", "timerRocksDBEnable", "transRocksDBEnable")
+            if is_on(self._config, name)
+        )
+        if used or on:
+            evidence = ((f"{folder}/{used[0].name}",) if used else ()) + on
+            self._add(ROCKSDB_STORE, evidence, "index, timers or transactions are in RocksDB")
+        if any(_holds_data(entry) for entry in self._list("kvStore")):
+            detail = "pop records: messages that consumers have and did not acknowledge"
+            self._add(POP_RECORDS, ("kvStore/",), detail)
+
+    # -------------------------------------------------------------------------------- index
+    def _index(self) -> None:
+        if self._other_log is not None or not self._layout.index_files:
+            return
+        found = find_tag_entries(self._layout)
+        if found is None and INDEX_TAGS_SINCE in self._root:
+            detail = "the version that wrote it (5.4 or later) puts tags into its index"
+            self._add(INDEX_TAGS, ("rocksdbstore/",), detail)
+        elif found is not None and found.has_tags:
+            self._add(INDEX_TAGS, (found.path,), "the index has an entry for each message's tag")
+
+    # -------------------------------------------------------------------------------- log
+    def _log_places(self) -> None:
+        other = self._other_log
+        if other is not None:
+            self._add(other.feature, other.evidence, other.reason)
+        plugin = setting(self._config, "messageStorePlugIn")
+        folders = tuple(f"{name}/" for name in sorted(self._root) if name.startswith("tiered"))
+        metadata = tuple(f"{CONFIG}/{n}" for n in sorted(self._settings) if n.startswith("tiered"))
+        if folders or metadata or "Tiered" in plugin:
+            evidence = folders + metadata or ("messageStorePlugIn",)
+            detail = "messages that expired here are in the tiered storage, which is not read"
+            self._add(TIERED, evidence, detail)
+
+    def _timers(self) -> None:
+        if self._other_log is not None or self.has(ROCKSDB_STORE):
+            return
+        pending = timer_wheel.pending(self._layout)
+        if pending:
+            self._add(TIMERS, pending.evidence, pending.detail)
+
+    def _compaction(self) -> None:
+        folder = "compaction/compactionLog"
+        there = {entry.name for entry in self._list(folder) if entry.is_dir}
+        stated = {
+            topic
+            for topic, attributes in self._topics.items()
+            if attributes.get(_CLEANUP) == "COMPACTION"
+        }
+        if there or stated:
+            evidence: tuple[str, ...] = (f"{folder}/",) if there else ()
+            evidence += (f"{CONFIG}/{broker_config.TOPICS_FILE}",) if stated else ()
+            self._add(COMPACTION, evidence, f"topics: {_names(there | stated)}")
+
+    # -------------------------------------------------------------------------------- frames
+    def _frames(self) -> None:
+        copies: set[str] = {t for t, _ in self._layout.queue_names if t.startswith(_LMQ)}
+        crc = is_on(self._config, "enabledAppendPropCRC")
+        evidence = "enabledAppendPropCRC"
+        batches = ""
+        for topic, found in islice(self._sample(), _MOST_FRAMES):
+            place = self._layout.log_file(found.physical_offset)
+            if not crc and found.properties[-_CRC_BYTES:].startswith(_PROPERTY_CRC):
+                crc, evidence = True, place
+            if found.sys_flag & (sys_flag.INNER_BATCH | sys_flag.NEED_UNWRAP):
+                batches = place
+            if topic is not None and found.topic.decode("utf-8", java.UTF8_ERRORS) != topic:
+                copies.add(topic)
+        if crc:
+            self._add(PROPERTY_CRC, (evidence,), "frames carry a CRC over all their bytes")
+        if batches or self.has(BATCH_QUEUES):
+            detail = "a frame may hold several messages; it is read as one row"
+            self._add(INNER_BATCHES, (batches or f"{BATCH_FOLDER}/",), detail)
+        if copies:
+            folder = f"{CONSUME_QUEUE}/{min(copies)}/"
+            self._add(MULTI_DISPATCH, (folder,), f"queues of other topics: {_names(copies)}")
+
+    def _sample(self) -> Iterator[tuple[str | None, Frame]]:
+        """(topic of the queue, frame) of the last entry of some queues; the log's first frame."""
+        if self._other_log is not None or not self._layout.commit_log.files:
+            return
+        files = OpenFiles(self._layout)
+        log = CommitLog(self._layout, files=files)
+        first = log.outcome_at(log.min_offset, check_crc=False)
+        if isinstance(first, Frame):
+            yield None, first
+        # Queues that multi-dispatch fills are no topics of the broker, so they come first.
+        names = dict(sorted(self._layout.queue_names, key=lambda key: key[0] in self._topics))
+        for topic, queue_id in names.items():
+            queue = ConsumeQueue(
+                self._layout, topic, queue_id, log_min_offset=log.min_offset, files=files
+            )
+            entry = queue.last_entry
+            if entry is not None:
+                found = log.outcome_at(entry.physical_offset, check_crc=False)
+                if isinstance(found, Frame):
+                    yield topic, found
+
+    # -------------------------------------------------------------------------------- the rest
+    def _others(self) -> None:
+        if _EPOCHS in self._root or is_on(self._config, "enableControllerMode"):
+            evidence = (_EPOCHS,) if _EPOCHS in self._root else ("enableControllerMode",)
+            self._add(CONTROLLER, evidence, "a controller elects the master; epochs cut the log")
+        if is_on(self._config, "writeWithoutMmap"):
+            self._add(NO_MMAP, ("writeWithoutMmap",), "the log is written without maps")
+        path = setting(self._config, "storePathCommitLog").rstrip("/")
+        if path and "," not in path and not self._is_own_log(path):
+            self._add(LOG_PATH, ("storePathCommitLog",), f"the broker keeps the log in {path}")
+
+    def _is_own_log(self, path: str) -> bool:
+        """Whether a path of a configuration means ``commitlog/`` here; the store may be a copy."""
+        root = setting(self._config, "storePathRootDir").rstrip("/")
+        folder = self._layout.root.rstrip("/").rpartition("/")[2]
+        return path in (
+            f"{root}/commitlog",
+            self._layout.filesystem.full_path("commitlog"),
+        ) or f"/{path}".endswith(f"/{folder}/commitlog")
+
+    def _unknown(self) -> tuple[str, ...]:
+        other = () if self._other_log is None else self._other_log.evidence
+        found = [
+            name
+            for name in sorted(self._root)
+            if name not in _KNOWN
+            and not name.startswith((*_KNOWN_PREFIXES, "tiered"))
+            and f"{name}/" not in other
+        ]
+        for name in sorted(self._settings):
+            if name.removesuffix(".bak") not in _KNOWN_CONFIG:
+                found.append(f"{CONFIG}/{name}")
+        return tuple(found)
+
+    # -------------------------------------------------------------------------------- version
+    def _writer(self) -> Writer:
+        try:
+            page = self._layout.filesystem.read(CHECKPOINT)
+        except (FileNotFoundError, StoreNotFound):
+            page = b""
+        if page[40:48].strip(b"\0"):
+            return Writer("5.5.0", None, (f"{CHECKPOINT} at 40",))
+        if "rocksdbstore" in self._root or self.has(INDEX_TAGS):
+            evidence = "rocksdbstore/" if "rocksdbstore" in self._root else f"{INDEX}/"
+            return Writer("5.4.0", None, (evidence,))
+        folders = ("timerwheel", BATCH_FOLDER, "compaction")
+        signs: list[str] = [name for name in folders if name in self._root]
+        signs += [f"{CONFIG}/{n}" for n in ("timercheck", "timermetrics") if n in self._settings]
+        if any(self._topics.values()):
+            signs.append(f"{CONFIG}/{broker_config.TOPICS_FILE}")
+        for _, found in islice(self._sample(), _MOST_FRAMES):
+            if found.magic == MAGIC_V2:
+                signs.append(self._layout.log_file(found.physical_offset))
+                break
+        if signs:
+            return Writer("5.0.0", "5.4.0", tuple(signs))
+        if f"{broker_config.TOPICS_FILE}" in self._settings:
+            # 5.x writes "attributes" for each topic, and starts a timer wheel by default.
+            return Writer(None, "5.0.0", (f"{CONFIG}/{broker_config.TOPICS_FILE}",))
+        return Writer()
+
+
+def _holds_data(entry: Entry) -> bool:
+    """Whether a file of a RocksDB folder holds records: a table, or a log that is not empty."""
+    if entry.is_dir:
+        return False
+    return entry.name.endswith(".sst") or (entry.name.endswith(".log") and entry.size > 0)
+
+
+def _names(topics: set[str]) -> str:
+    names = sorted(topics)
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

@@ -1,0 +1,174 @@
+"""What a salvage copies beside the log, and what of a store it leaves behind.
+
+The new store is a plain one: log, queue files, index. Files that name messages by queue offset stay
+right and are copied as they are. Files that name physical offsets are copied only if no frame has
+moved. Everything else is left behind, and the salvage lists it with the loss that it means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from logquarry.disk.disk import Disk
+from logquarry.log.layout import CONFIG, StoreLayout
+from logquarry.read import features as names
+from logquarry.read import timer_wheel
+from logquarry.read.features import Feature, find_features
+from logquarry.repair.salvage.look import SalvagePlan
+
+POP: Final = "kvStore"
+COMPACTED: Final = "compaction"
+_CHUNK: Final = 4 << 20
+_ALIGNED: Final = 4096
+
+_LOST: Final = {
+    names.ROCKSDB_QUEUES: "the queues become files: run the broker with storeType=default",
+    names.ROCKSDB_CONFIG: "copied as it is, but a broker with storeType=default reads JSON files: "
+    "create the topics again",
+    names.ROCKSDB_STORE: "index, timers and transactions in RocksDB are not carried over",
+    names.QUEUE_EXT: "the extension units of the queues; the broker filters by the messages",
+    names.TIERED: "messages that are only in the tiered storage are not read",
+    names.CONTROLLER: "the epochs of the controller: the new store begins as one without them",
+    names.UNKNOWN: "not known to be a part of a store; copy them if you need them",
+}
+"""Feature -> what is lost with its files."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """A part of a store that is not in the new one.
+
+    Attributes:
+        feature: its name (docs/rocketmq-5.md).
+        paths: files and folders below the store's root.
+        reason: what is lost with it.
+    """
+
+    feature: str
+    paths: tuple[str, ...]
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object of ``salvage --json``."""
+        return {"feature": self.feature, "paths": list(self.paths), "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class OtherFiles:
+    """The files of a store beside log, queues, index and the documents in ``config/``.
+
+    Attributes:
+        carried: folders and files below the root that are copied, with all that is in them.
+        left: what is not.
+        left_config: files of ``config/`` that would be wrong without what is left behind.
+    """
+
+    carried: tuple[str, ...]
+    left: tuple[LeftBehind, ...]
+    left_config: frozenset[str]
+
+
+def other_files(layout: StoreLayout, plan: SalvagePlan) -> OtherFiles:
+    """Decide what of a store is copied beside its log, and what is left behind."""
+    found = find_features(layout)
+    carried: list[str] = []
+    left = [
+        LeftBehind(feature.name, feature.evidence, f"{feature.detail}: {_LOST[feature.name]}")
+        for feature in found.features
+        if feature.name in _LOST
+    ]
+    left_config: set[str] = set()
+    timers = tuple(_timer_files(layout))
+    moved = any(piece.to != piece.start for piece in plan.pieces)
+    if not moved:
+        carried += timers
+    elif timers:
+        # Without the wheel, timercheck would tell the broker that the messages of its queue are in
+        # there. Without all three files the broker begins at the start of the queue.
+        left_config.add(timer_wheel.CHECK)
+        pending = found.get(names.TIMERS)
+        if pending is not None:
+            reason = (
+                f"{pending.detail}: the broker fills a new wheel from their queue, and delivers "
+                "again what it had delivered of that queue"
+            )
+            left.append(LeftBehind(names.TIMERS, timers, reason))
+    if layout.filesystem.list(POP):
+        carried.append(POP)
+    compacted: Feature | None = found.get(names.COMPACTION)
+    if compacted is not None and layout.filesystem.list(COMPACTED):
+        carried.append(COMPACTED)
+    for entry in layout.filesystem.list(CONFIG):
+        if entry.is_dir:
+            carried.append(f"{CONFIG}/{entry.name}")
+    return OtherFiles(tuple(carried), tuple(left), frozenset(left_config))
+
+
+def carried_names(folder: Path) -> list[str]:
+    """The names in a folder that a salvage may have copied there from a store's root."""
+    return sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.name in (POP, COMPACTED, timer_wheel.LOG) or path.name.startswith(timer_wheel.WHEEL)
+    )
+
+
+def _timer_files(layout: StoreLayout) -> Iterator[str]:
+    for entry in layout.filesystem.list(""):
+        if entry.name.startswith(timer_wheel.WHEEL) or entry.name == timer_wheel.LOG:
+            yield entry.name
+
+
+def carry(layout: StoreLayout, path: str, disk: Disk, root: Path) -> None:
+    """Copy a file, or a folder with all that is in it, into a new store.
+
+    Args:
+        layout: the store.
+        path: of the file or folder, below its root.
+        disk: what the new store is on.
+        root: the new store's folder.
+
+    Raises:
+        StoreUnavailable: if the disk does not take it.
+    """
+    entries = layout.filesystem.list(path)
+    if not entries:
+        try:
+            _copy(layout, path, disk, root / path)
+        except FileNotFoundError:
+            # A folder, or gone since.
+            disk.make_folders(root / path)
+        return
+    for entry in entries:
+        carry(layout, f"{path}/{entry.name}", disk, root)
+
+
+def _copy(layout: StoreLayout, path: str, disk: Disk, target: Path) -> None:
+    view = layout.open_file(path)
+    if not view.size:
+        # There is nothing to allocate.
+        disk.make_folders(target.parent)
+        try:
+            disk.let_go(disk.open(target, create=True))
+        except OSError as error:
+            raise disk.refused(target, error) from error
+        disk.sync_names(target.parent)
+        return
+    descriptor = disk.make_file(target, view.size)
+    try:
+        position = 0
+        while (position := view.next_data(position)) < view.size:
+            position -= position % _ALIGNED
+            length = min(_CHUNK, view.size - position)
+            data = view.window(position, length)[:length]
+            if any(data):
+                disk.write_all(descriptor, data, position)
+            position += length
+        disk.sync(descriptor, target)
+    except OSError as error:
+        raise disk.refused(target, error) from error
+    finally:
+        disk.let_go(descriptor)

@@ -1,0 +1,135 @@
+"""The stores that real brokers of RocketMQ 5 wrote: tests/data/rocketmq5.tar.xz (oracle/v5)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.golden_data import unpack
+
+ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq5.tar.xz"
+
+WRITE, RECOVER, QUEUES, INDEX, RETAIN = "write", "recover", "queues", "index", "retain"
+ALL = frozenset({WRITE, RECOVER, QUEUES, INDEX, RETAIN})
+NONE: frozenset[str] = frozenset()
+
+REFUSED: dict[str, frozenset[str]] = {
+    "5.1.4-batchcq": ALL,
+    "5.1.4-plain": NONE,
+    "5.3.3-kill": NONE,
+    "5.3.3-plain": NONE,
+    "5.3.3-rocksdb": ALL - {INDEX},
+    "5.4.0-plain": NONE,
+    "5.5.0-batchcq": ALL,
+    "5.5.0-compaction": ALL - {QUEUES, INDEX},
+    "5.5.0-controller": ALL - {QUEUES, INDEX},
+    "5.5.0-cqext": ALL - {INDEX, RETAIN},
+    "5.5.0-kill": NONE,
+    "5.5.0-lmq": ALL - {INDEX, RETAIN},
+    "5.5.0-no-mmap": NONE,
+    "5.5.0-plain": NONE,
+    "5.5.0-pop-kv": NONE,
+    "5.5.0-propcrc": frozenset({WRITE}),
+    "5.5.0-rocksdb": ALL - {INDEX},
+    "5.5.0-rocksdb-config-v2": ALL - {INDEX},
+    "5.5.0-rocksdb-double": ALL - {INDEX},
+    "5.5.0-rocksdb-more": ALL,
+    "5.5.0-tiered": ALL,
+    "5.5.0-timer": NONE,
+}
+"""Scenario -> what is refused, of the stores whose log can be read."""
+
+ELSEWHERE = {"5.5.0-dledger": "dledger", "5.5.0-multipath": "several_log_paths"}
+"""Scenario -> feature, of the stores whose log is not in ``commitlog/``."""
+
+FEATURES: dict[str, set[str]] = {
+    "5.1.4-batchcq": {"batch_queues", "inner_batches"},
+    "5.1.4-plain": set(),
+    "5.3.3-kill": set(),
+    "5.3.3-plain": set(),
+    "5.3.3-rocksdb": {"rocksdb_config", "rocksdb_queues", "timers"},
+    "5.4.0-plain": {"index_tags"},
+    "5.5.0-batchcq": {"batch_queues", "index_tags", "inner_batches"},
+    "5.5.0-compaction": {"compaction", "index_tags"},
+    "5.5.0-controller": {"controller", "index_tags", "timers"},
+    "5.5.0-cqext": {"index_tags", "queue_ext", "timers"},
+    "5.5.0-dledger": {"dledger"},
+    "5.5.0-kill": {"index_tags"},
+    "5.5.0-lmq": {"index_tags", "multi_dispatch"},
+    "5.5.0-multipath": {"several_log_paths"},
+    "5.5.0-no-mmap": {"index_tags", "timers"},
+    "5.5.0-plain": {"index_tags"},
+    "5.5.0-pop-kv": {"index_tags", "pop_records"},
+    "5.5.0-propcrc": {"index_tags", "property_crc", "timers"},
+    "5.5.0-rocksdb": {"index_tags", "rocksdb_config", "rocksdb_queues", "timers"},
+    "5.5.0-rocksdb-config-v2": {"index_tags", "rocksdb_config", "rocksdb_queues", "timers"},
+    "5.5.0-rocksdb-double": {"index_tags", "rocksdb_queues", "timers"},
+    "5.5.0-rocksdb-more": {"index_tags", "rocksdb_store"},
+    "5.5.0-tiered": {"index_tags", "tiered", "timers"},
+    "5.5.0-timer": {"index_tags", "timers"},
+}
+"""Scenario -> the features that are found."""
+
+
+class FileState(NamedTuple):
+    """What must not change of a file or folder."""
+
+    data: bytes | None
+    mode: int
+    modified: int
+
+
+def unpack_rocketmq5(target: Path) -> Path:
+    """Unpacks the stores; the folder that holds 5.5.0-plain/ and so on."""
+    unpack(ARCHIVE, target)
+    return target / "rocketmq5"
+
+
+def state_of(root: Path) -> dict[str, FileState]:
+    """All files and folders of a store with bytes, modes and modification times."""
+    found = {}
+    for path in [root, *root.rglob("*")]:
+        status = path.stat()
+        data = _content(path) if path.is_file() else None
+        found[str(path.relative_to(root))] = FileState(data, status.st_mode, status.st_mtime_ns)
+    return found
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file, without its holes: the files of timers and DLedger are large."""
+    parts = []
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        end = os.fstat(descriptor).st_size
+        at = 0
+        while at < end:
+            try:
+                at = os.lseek(descriptor, at, os.SEEK_DATA)
+            except OSError:
+                break
+            hole = os.lseek(descriptor, at, os.SEEK_HOLE)
+            data = os.pread(descriptor, hole - at, at)
+            if data.strip(b"\0"):
+                parts.append(b"%d:" % at + data)
+            at = hole
+        parts.append(b"%d" % end)
+    finally:
+        os.close(descriptor)
+    return b"".join(parts)
+
+
+def expected_frames(scenario: Path) -> list[dict[str, Any]]:
+    """Each frame of the log, as the broker's decoder gives it."""
+    lines = (scenario / "expected.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def broker_queues(scenario: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """(topic, queue id) -> what the broker said of the queue."""
+    found = {}
+    for name, queue in json.loads((scenario / "queues.json").read_text("utf-8")).items():
+        topic, _, queue_id = name.rpartition("/")
+        found[topic, int(queue_id)] = queue
+    return found

@@ -1,0 +1,558 @@
+"""Stores of real RocketMQ 5 brokers: what is read of them, and that nothing harms them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.config import StoreConfig
+from logquarry.errors import UnsupportedStore
+from logquarry.format import property_crc
+from logquarry.ingest.load import plan_load
+from logquarry.ingest.staging import LoadPlan
+from logquarry.log.layout import StoreLayout
+from logquarry.read.features import find_features
+from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.salvage.salvage import salvage
+from logquarry.repair.verify.verify import verify_store
+from tests.cli.helpers import run
+from tests.conformance.golden_facts import SOUND, WITH_LOG
+from tests.conformance.rocketmq5 import (
+    ELSEWHERE,
+    FEATURES,
+    INDEX,
+    QUEUES,
+    RECOVER,
+    REFUSED,
+    RETAIN,
+    WRITE,
+    broker_queues,
+    expected_frames,
+    state_of,
+    unpack_rocketmq5,
+)
+
+RULES = lq.RetentionRules(keep_bytes=0)
+UNDERSTOOD = sorted(name for name in REFUSED if not REFUSED[name])
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack_rocketmq5(tmp_path_factory.mktemp("rocketmq5"))
+
+
+@pytest.fixture
+def copied(stores: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of a store that a test may change."""
+
+    def copy(name: str) -> Path:
+        return _copied(stores / name / "store", tmp_path / name)
+
+    return copy
+
+
+def _copied(source: Path, target: Path) -> Path:
+    def copy_file(name: str, to: str) -> str:
+        # Byte by byte the holes of timerwheel would be 38 MB of zeros.
+        with Path(name).open("rb") as file, Path(to).open("wb") as out:
+            size = Path(name).stat().st_size
+            out.truncate(size)
+            while (data := file.read(1 << 16)) != b"":
+                if data.strip(b"\0"):
+                    out.seek(file.tell() - len(data))
+                    out.write(data)
+        shutil.copystat(name, to)
+        return to
+
+    shutil.copytree(source, target, copy_function=copy_file)
+    return target
+
+
+# ----------------------------------------------------------------------------------- features
+def test_every_store_is_here(stores: Path) -> None:
+    assert sorted(path.name for path in stores.iterdir()) == sorted({*REFUSED, *ELSEWHERE})
+
+
+@pytest.mark.parametrize("name", sorted(FEATURES))
+def test_features(name: str, stores: Path) -> None:
+    root = stores / name / "store"
+    found = find_features(StoreLayout.open(root))
+    assert {feature.name for feature in found.features} == FEATURES[name]
+    assert found.unknown == ()
+    assert found.writer.is_5
+    expected = {"5.1": ("5.0.0", "5.4.0"), "5.3": ("5.0.0", "5.4.0")}
+    if name[:3] in expected:
+        assert (found.writer.at_least, found.writer.before) == expected[name[:3]]
+    else:
+        assert found.writer.at_least in ("5.4.0", "5.5.0") and found.writer.before is None
+    for feature in found.features:
+        for path in feature.evidence:
+            assert (root / path).exists(), (feature.name, path)
+
+
+@pytest.mark.parametrize("name", sorted(FEATURES))
+def test_info_shows_features(name: str, stores: Path) -> None:
+    store, code = stores / name / "store", 4 if name in ELSEWHERE else 0
+    document = json.loads(run("info", store, "--json", code=code).stdout)
+    assert {one["name"] for one in document["features"]["found"]} == FEATURES[name]
+    shown = run("info", store, code=code).stdout
+    assert "written by  RocketMQ 5." in shown
+    assert all(f"{feature}: " in shown for feature in FEATURES[name])
+
+
+def test_kinds_of_queues(stores: Path) -> None:
+    with lq.MessageStore.open(stores / "5.5.0-batchcq" / "store") as store:
+        assert store.features.queue_kinds == {"BatchCq": "batch", "Plain": "simple"}
+        assert store.features.topics_of("batch") == ("BatchCq",)
+
+
+@pytest.mark.parametrize("name", [*SOUND, *(f"unclean/{name}" for name in WITH_LOG)])
+def test_stores_of_4_9_and_3_have_none(name: str, golden: Path) -> None:
+    found = find_features(StoreLayout.open(golden / name / "store"))
+    assert {feature.name for feature in found.features} <= {"multi_dispatch"}
+    assert found.unknown == () and not found.writer.is_5
+
+
+def test_timers_that_wait(stores: Path) -> None:
+    feature = find_features(StoreLayout.open(stores / "5.5.0-timer" / "store")).get("timers")
+    assert feature is not None and feature.detail.startswith("15 timer messages")
+
+
+def test_unknown_files_are_named(copied: Callable[[str], Path]) -> None:
+    root = copied("5.3.3-plain")
+    (root / "backup").mkdir()
+    (root / "config" / "ours.json").write_text("{}")
+    # A copy of a log file is no second path of the log.
+    shutil.copy(root / "commitlog" / ("0" * 20), root / "backup" / ("0" * 20))
+    found = find_features(StoreLayout.open(root))
+    assert found.unknown == ("backup", "config/ours.json")
+    lq.MessageStore.open(root, mode="rw").close()
+    assert (root / "config" / "ours.json").read_text() == "{}"
+
+
+# ----------------------------------------------------------------------------------- refusals
+@pytest.mark.parametrize("name", sorted({*REFUSED, *ELSEWHERE}))
+def test_refusals_change_nothing(name: str, copied: Callable[[str], Path], tmp_path: Path) -> None:
+    refused = REFUSED.get(name, frozenset({WRITE, RECOVER, QUEUES, INDEX, RETAIN}))
+    root = copied(name)
+    before = state_of(root)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"topic": "Orders", "body": "QQ==", "tags": "a"}\n')
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        peer = f"127.0.0.1:{closed.getsockname()[1]}"
+        calls: dict[str, list[Callable[[], object]]] = {
+            WRITE: [
+                lambda: lq.MessageStore.open(root, mode="rw"),
+                lambda: plan_load(LoadPlan(path=str(root))),
+                lambda: _fails("import", rows, root),
+                lambda: _fails("serve-master", root, "--listen", "127.0.0.1:0"),
+                lambda: _fails("replicate", peer, "--into", root, "--once"),
+            ],
+            RECOVER: [
+                lambda: lq.recover(root, apply=True),
+                lambda: _fails("recover", root, "--apply"),
+            ],
+            QUEUES: [lambda: rebuild(root, apply=True, index=False)],
+            INDEX: [lambda: rebuild(root, apply=True, queues=False)],
+            RETAIN: [lambda: lq.retain(root, RULES, apply=True)],
+        }
+        if refused & {QUEUES, INDEX}:
+            calls[QUEUES].append(lambda: _fails("rebuild", root, "--in-place", "--apply"))
+        for action in refused:
+            for call in calls[action]:
+                with pytest.raises(UnsupportedStore) as raised:
+                    call()
+                assert raised.value.feature in FEATURES[name]
+                assert raised.value.evidence and str(root) in str(raised.value)
+                assert state_of(root) == before, (action, name)
+
+
+def _fails(*arguments: object) -> None:
+    """Run a command that is refused; raises what the same call in Python raises."""
+    result = run(*arguments, code=4)
+    root = next(str(a) for a in arguments[1:] if isinstance(a, Path) and a.is_dir())
+    with pytest.raises(UnsupportedStore) as raised:
+        lq.recover(root, apply=True) if arguments[0] == "recover" else lq.MessageStore.open(
+            root, mode="rw"
+        )
+    if arguments[0] != "rebuild":
+        assert str(raised.value) in result.stderr.replace("\n", " ")
+    raise raised.value
+
+
+@pytest.mark.parametrize("name", sorted({*REFUSED, *ELSEWHERE}))
+def test_plans_say_that_they_would_be_refused(name: str, stores: Path) -> None:
+    store = stores / name / "store"
+    if name in ELSEWHERE:
+        run("recover", store, code=4)
+        run("retain", store, "--keep-bytes", "1", code=4)
+        return
+    plan = lq.recover(store)
+    assert (plan.refused is not None) == (RECOVER in REFUSED[name])
+    if plan.refused is not None:
+        assert not plan.steps
+        assert "refused: it cannot be recovered" in run("recover", store, code=4).stdout
+    refused = lq.retain(store, RULES).refused or ""
+    assert refused.startswith("it cannot have expired files deleted") == (RETAIN in REFUSED[name])
+
+
+@pytest.mark.parametrize("name", UNDERSTOOD)
+def test_recovery_of_4_9_is_not_for_5(name: str, copied: Callable[[str], Path]) -> None:
+    root = copied(name)
+    before = state_of(root)
+    with pytest.raises(UnsupportedStore, match="cuts the log") as raised:
+        lq.recover(root, mode="rocketmq", apply=True)
+    assert raised.value.feature == "recovery_mode"
+    with pytest.raises(UnsupportedStore, match="cuts the log"):
+        lq.MessageStore.open(root, mode="rw", config=StoreConfig(recovery="rocketmq"))
+    assert state_of(root) == before
+
+
+def test_the_error_survives_pickling() -> None:
+    error = UnsupportedStore("text", feature="tiered", evidence=("tiered/",))
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.feature, again.evidence) == ("text", "tiered", ("tiered/",))
+
+
+@pytest.mark.parametrize("name", UNDERSTOOD)
+def test_what_is_understood_is_written(name: str, copied: Callable[[str], Path]) -> None:
+    root = copied(name)
+    there = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    with lq.MessageStore.open(root) as store:
+        frames = [message.physical_offset for message in store.scan()]
+    with lq.MessageStore.open(root, mode="rw") as store:
+        put = store.put(lq.Message("Orders", b"new", keys="new", tags="TagNew"))
+        assert store.wait_dispatched(timeout=20)
+    with lq.MessageStore.open(root) as store:
+        assert [m.physical_offset for m in store.scan()] == [*frames, put.physical_offset]
+        assert store.get("Orders", 0, put.queue_offset).messages[0].body == b"new"
+    report = verify_store(StoreLayout.open(root))
+    assert not report.findings
+    # The index goes on with the keys that it had: UNIQ_KEY, KEYS and, since 5.4, the tag.
+    has_tags = name >= "5.4"
+    assert ("index_tags" in FEATURES[name]) == has_tags
+    with lq.MessageStore.open(root) as store:
+        assert len(store.query("Orders", "T#TagNew")) == int(has_tags)
+    kept = root / ".logquarry" / "quarantine"
+    for path, data in there.items():
+        aside = kept / path.relative_to(root)
+        # A crash leaves files of the log that were made ahead, all zeros.
+        assert path.exists() or path.name == "abort" or aside.exists() or not data.strip(b"\0")
+
+
+def test_multi_dispatch_is_written_if_it_is_switched_on(copied: Callable[[str], Path]) -> None:
+    config = StoreConfig(enable_multi_dispatch=True, enable_lmq=True)
+    root = copied("5.5.0-lmq")
+    with lq.MessageStore.open(root, config=config) as store:
+        before = {key: store.queue_offsets(*key) for key in store.queues()}
+    lq.MessageStore.open(root, mode="rw", config=config).close()
+    assert not lq.recover(root, config=config).is_needed
+    with lq.MessageStore.open(root, config=config) as store:
+        assert {key: store.queue_offsets(*key) for key in store.queues()} == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "feature"),
+    [
+        ({"storeType": "defaultRocksDB"}, "rocksdb_queues"),
+        ({"storePathCommitLog": "/a,/b"}, "several_log_paths"),
+        ({"storePathCommitLog": "/elsewhere/log"}, "log_path"),
+        ({"enabledAppendPropCRC": "true"}, "property_crc"),
+        ({"enableControllerMode": True}, "controller"),
+        ({"enableConsumeQueueExt": True}, "queue_ext"),
+        ({"messageStorePlugIn": "org.apache.rocketmq.tieredstore.TieredMessageStore"}, "tiered"),
+        ({"timerRocksDBEnable": True}, "rocksdb_store"),
+    ],
+)
+def test_what_the_configuration_says(
+    settings: dict[str, object], feature: str, copied: Callable[[str], Path]
+) -> None:
+    root = copied("5.3.3-plain")
+    before = state_of(root)
+    config = StoreConfig.from_mapping(settings)
+    with pytest.raises(UnsupportedStore) as raised:
+        lq.MessageStore.open(root, mode="rw", config=config)
+    assert raised.value.feature == feature
+    assert state_of(root) == before
+
+
+def test_a_path_that_means_this_store_is_no_other(copied: Callable[[str], Path]) -> None:
+    root = copied("5.3.3-plain")
+    for path in (f"{root}/commitlog", f"{root.name}/commitlog", "/data/rmq/commitlog"):
+        settings = {"storePathCommitLog": path, "storePathRootDir": "/data/rmq"}
+        config = StoreConfig.from_mapping(settings)
+        lq.MessageStore.open(root, mode="rw", config=config).close()
+
+
+# ----------------------------------------------------------------------------------- reading
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_the_log_is_read(name: str, stores: Path) -> None:
+    expected = expected_frames(stores / name) if "kill" not in name else None
+    with lq.MessageStore.open(stores / name / "store") as store:
+        found = list(store.scan())
+    if expected is not None:
+        assert [m.physical_offset for m in found] == [one["physicalOffset"] for one in expected]
+        assert [m.topic for m in found] == [one["topic"] for one in expected]
+        assert [m.queue_offset for m in found] == [one["queueOffset"] for one in expected]
+    rows = run("messages", stores / name / "store", "--jsonl").stdout.splitlines()
+    assert len(rows) == len(found) > 0
+
+
+@pytest.mark.parametrize("name", sorted(n for n in REFUSED if "kill" not in n))
+def test_queues_are_read_as_by_the_broker_or_refused(name: str, stores: Path) -> None:
+    has_lmq = name == "5.5.0-lmq"
+    config = StoreConfig(enable_multi_dispatch=has_lmq, enable_lmq=has_lmq)
+    with lq.MessageStore.open(stores / name / "store", config=config) as store:
+        for (topic, queue_id), queue in broker_queues(stores / name).items():
+            if queue["class"] == "BatchConsumeQueue":
+                for call in (store.get, store.queue_offsets):
+                    with pytest.raises(UnsupportedStore, match="batch queues"):
+                        call(topic, queue_id)
+                with pytest.raises(UnsupportedStore, match="batch queues"):
+                    store.offset_by_time(topic, queue_id, 0)
+                with pytest.raises(UnsupportedStore, match="batch queues"):
+                    store.consumer("g", topic)
+                continue
+            assert store.queue_offsets(topic, queue_id).max == queue["maxOffset"], topic
+            found, offset = [], 0
+            while offset < queue["maxOffset"]:
+                answer = store.get(topic, queue_id, offset)
+                found += [[m.queue_offset, m.physical_offset] for m in answer.messages]
+                offset = answer.next_offset
+            # LMQ queues name messages of other topics; compaction topics lose some in the broker.
+            if not topic.startswith("%LMQ%") and name != "5.5.0-compaction":
+                assert found == [unit[:2] for unit in queue["units"]]
+            assert len(found) == len(queue["units"])
+
+
+def test_queues_of_multi_dispatch_in_rocksdb_are_refused_without_the_setting(stores: Path) -> None:
+    root = stores / "5.5.0-rocksdb" / "store"
+    with lq.MessageStore.open(root) as store:
+        for call in (store.get, store.queue_offsets):
+            with pytest.raises(UnsupportedStore, match="enableMultiDispatch"):
+                call("%LMQ%any", 0)
+    with lq.MessageStore.open(root, config=StoreConfig(enable_multi_dispatch=True)) as store:
+        assert store.queue_offsets("%LMQ%any", 0) == (0, 0)
+
+
+def test_consumers_do_not_begin_where_rocksdb_knows_better(stores: Path) -> None:
+    with (
+        lq.MessageStore.open(stores / "5.5.0-rocksdb" / "store") as store,
+        pytest.raises(UnsupportedStore, match="offsets of its consumer groups"),
+    ):
+        store.consumer("g", "Orders")
+
+
+@pytest.mark.parametrize("name", sorted(ELSEWHERE))
+def test_a_log_elsewhere_is_an_error(name: str, stores: Path, tmp_path: Path) -> None:
+    root, feature = stores / name / "store", ELSEWHERE[name]
+    before = state_of(root)
+    for command in (["messages"], ["info"], ["stats"], ["verify"], ["salvage"]):
+        assert "its log" in run(*command, root, code=4).stderr
+    run("export", root, "--format", "jsonl", "--to", tmp_path / "out", code=4)
+    run("report", root, "--html", tmp_path / "page.html", code=4)
+    with pytest.raises(UnsupportedStore) as raised:
+        lq.MessageStore.open(root)
+    assert raised.value.feature == feature
+    assert state_of(root) == before
+
+
+def test_several_paths_are_read_once_they_are_one(
+    copied: Callable[[str], Path], stores: Path
+) -> None:
+    root = copied("5.5.0-multipath")
+    (root / "commitlog").mkdir()
+    first = root / "clA" / ("0" * 20)
+    shutil.move(first, root / "commitlog")
+    with pytest.raises(UnsupportedStore, match="also in clA/, clB/"):
+        lq.MessageStore.open(root)
+    for folder in ("clA", "clB"):
+        for file in (root / folder).iterdir():
+            shutil.move(file, root / "commitlog")
+        (root / folder).rmdir()
+    expected = expected_frames(stores / "5.5.0-multipath")
+    with lq.MessageStore.open(root) as store:
+        assert [m.physical_offset for m in store.scan()] == [e["physicalOffset"] for e in expected]
+    assert not verify_store(StoreLayout.open(root)).findings
+
+
+def test_a_log_on_another_disk(copied: Callable[[str], Path], stores: Path, tmp_path: Path) -> None:
+    root = copied("5.3.3-plain")
+    (root / "commitlog").rename(tmp_path / "other-disk")
+    before = state_of(root)
+    config = StoreConfig.from_mapping({"storePathCommitLog": str(tmp_path / "other-disk")})
+    for settings in (None, config):
+        with pytest.raises(UnsupportedStore, match="knows of messages") as raised:
+            lq.MessageStore.open(root, mode="rw", config=settings)
+        assert raised.value.feature == "log_elsewhere"
+        with pytest.raises(UnsupportedStore, match="knows of messages"):
+            lq.recover(root, apply=True, config=settings)
+        # Salvage says what is lost, and is no success.
+        assert not salvage(StoreLayout.open(root, settings)).plan.is_whole
+    assert state_of(root) == before
+    (root / "commitlog").symlink_to(tmp_path / "other-disk")
+    with lq.MessageStore.open(root) as store:
+        assert len(list(store.scan())) == len(expected_frames(stores / "5.3.3-plain"))
+
+
+def test_a_new_store_has_no_log_elsewhere(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    lq.MessageStore.open(root, mode="rw").close()
+    for path in (root / "commitlog").iterdir():
+        path.unlink()
+    with lq.MessageStore.open(root) as store:
+        assert not list(store.scan())
+
+
+# ----------------------------------------------------------------------------------- salvage
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_salvage_carries_what_it_can_and_lists_the_rest(
+    name: str, stores: Path, tmp_path: Path
+) -> None:
+    root, into = stores / name / "store", tmp_path / "new"
+    before = state_of(root)
+    if "batch_queues" in FEATURES[name]:
+        run("salvage", root, "--into", into, code=4)
+        assert state_of(root) == before and not into.exists()
+        return
+    document = json.loads(run("salvage", root, "--json", code=LEAVES.get(name, 0)).stdout)
+    result = run("salvage", root, "--into", into, code=LEAVES.get(name, 0))
+    left = {one["feature"] for one in document["left_behind"]}
+    assert bool(left) == (name in LEAVES)
+    assert left == FEATURES[name] & LEFT_BEHIND
+    assert all(f"left behind: {feature} " in result.stdout for feature in left)
+    assert state_of(root) == before
+    with lq.MessageStore.open(root) as old, lq.MessageStore.open(into) as new:
+        assert [m.body for m in new.scan()] == [m.body for m in old.scan()]
+    for path in document["carried"]:
+        assert _files(into / path) == _files(root / path)
+    # Each pending timer stays: its wheel, its log and where they end go together.
+    assert (root / "timerwheel").exists() == (into / "timerwheel").exists()
+    if (root / "config" / "timercheck").exists():
+        check = Path("config") / "timercheck"
+        assert (into / check).read_bytes() == (root / check).read_bytes()
+    assert "tags" not in name or not verify_store(StoreLayout.open(into)).has_damage
+
+
+LEFT_BEHIND = {
+    *("rocksdb_queues", "rocksdb_config", "rocksdb_store", "queue_ext", "tiered", "controller")
+}
+LEAVES = dict.fromkeys((name for name in REFUSED if FEATURES[name] & LEFT_BEHIND), 1)
+
+
+def _files(path: Path) -> dict[str, bytes]:
+    if path.is_file():
+        return {"": path.read_bytes()}
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def test_timers_of_frames_that_moved_are_left_behind(
+    copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    root, into = copied("5.5.0-timer"), tmp_path / "new"
+    with lq.MessageStore.open(root) as store:
+        second = list(store.scan())[1].physical_offset
+    log = root / "commitlog" / ("0" * 20)
+    data = bytearray(log.read_bytes())
+    data[:second] = bytes(second)
+    log.write_bytes(data)
+    found = salvage(StoreLayout.open(root), into)
+    assert any(piece.to != piece.start for piece in found.plan.pieces)
+    (left,) = found.left_behind
+    assert left.feature == "timers" and left.reason.startswith("15 timer messages")
+    for name in ("config/timercheck", "timerwheel", "timerlog"):
+        assert not (into / name).exists()
+
+
+def test_property_crcs_of_frames_that_moved_are_renewed(
+    copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    root, into = copied("5.5.0-propcrc"), tmp_path / "new"
+    assert set(_crcs(root)) == {True}
+    log = root / "commitlog" / ("0" * 20)
+    data = bytearray(log.read_bytes())
+    with lq.MessageStore.open(root) as store:
+        second = list(store.scan())[1].physical_offset
+    data[:second] = bytes(second)
+    log.write_bytes(data)
+    salvage(StoreLayout.open(root), into)
+    crcs = _crcs(into)
+    assert crcs and set(crcs) == {True}
+
+
+def _crcs(root: Path) -> list[bool | None]:
+    """Whether the property CRC of each frame is right."""
+    found = []
+    layout = StoreLayout.open(root)
+    with lq.MessageStore.open(root) as store:
+        for message in store.scan():
+            file = layout.commit_log.at(message.physical_offset)
+            assert file is not None
+            at = message.physical_offset - file.base
+            frame = (root / file.path).read_bytes()[at : at + message.size]
+            found.append(property_crc.is_sound(frame))
+    return found
+
+
+# ----------------------------------------------------------------------------- index with tags
+@pytest.mark.parametrize("name", sorted(name for name in REFUSED if name != "5.5.0-no-mmap"))
+def test_sound_stores_verify_clean(name: str, stores: Path) -> None:
+    report = verify_store(StoreLayout.open(stores / name / "store"))
+    assert not report.has_damage, report.findings
+
+
+@pytest.mark.parametrize("name", ["5.5.0-plain", "5.5.0-timer", "5.3.3-plain", "5.1.4-plain"])
+def test_a_rebuilt_index_has_the_bytes_of_the_broker(
+    name: str, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    root = copied(name)
+    rebuild(root, into=tmp_path / "built")
+    theirs = [path.read_bytes() for path in sorted((root / "index").iterdir())]
+    ours = [path.read_bytes() for path in sorted((tmp_path / "built" / "index").iterdir())]
+    assert ours == theirs
+
+
+def test_a_lost_index_is_made_with_tags(copied: Callable[[str], Path], stores: Path) -> None:
+    root = copied("5.5.0-plain")
+    with lq.MessageStore.open(root) as store:
+        count = len(store.query("Orders", "T#TagA"))
+    (theirs,) = (root / "index").iterdir()
+    data = theirs.read_bytes()
+    shutil.rmtree(root / "index")
+    # 5.4 and later make rocksdbstore/ in each store.
+    rebuild(root, apply=True, queues=False, config=_shape(stores / "5.5.0-plain"))
+    (ours,) = (root / "index").iterdir()
+    assert ours.read_bytes() == data and count > 0
+
+
+def test_a_recovered_index_has_tags(copied: Callable[[str], Path]) -> None:
+    root = copied("5.5.0-kill")
+    lq.recover(root, apply=True)
+    assert not verify_store(StoreLayout.open(root)).findings
+    assert find_features(StoreLayout.open(root)).get("index_tags") is not None
+
+
+def test_an_index_of_an_older_version_that_got_tags_later(
+    copied: Callable[[str], Path], stores: Path
+) -> None:
+    root = copied("5.3.3-plain")
+    config = dataclasses.replace(_shape(stores / "5.3.3-plain"), index_tags=True)
+    with lq.MessageStore.open(root, mode="rw", config=config) as store:
+        for _ in range(3):
+            store.put(lq.Message("Orders", b"new", keys="new", tags="TagNew"))
+        assert store.wait_dispatched(timeout=20)
+    assert find_features(StoreLayout.open(root)).get("index_tags") is not None
+    assert not verify_store(StoreLayout.open(root)).findings
+
+
+def _shape(scenario: Path) -> StoreConfig:
+    return StoreConfig.from_file(scenario / "broker.conf")
