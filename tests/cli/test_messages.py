@@ -265,9 +265,9 @@ def test_torn_tail(golden: Path) -> None:
 def test_a_store_whose_log_is_missing_is_remarked_on(small_store: Path) -> None:
     shutil.rmtree(small_store / "commitlog")
     result = run("messages", small_store)
-    assert not result.stdout and "there are no files in commitlog/" in result.stderr
+    assert not result.stdout and "no files in commitlog/" in result.stderr
     (small_store / "commitlog").mkdir()
-    assert "there are no files" in run("messages", small_store, "--jsonl").stderr
+    assert "no files in" in run("messages", small_store, "--jsonl").stderr
     shutil.rmtree(small_store / "consumequeue")
     # A store that is new has no messages, and lacks nothing.
     assert not run("messages", small_store).stderr

@@ -1,7 +1,8 @@
-"""A run of frames as Arrow columns, in two twins: kernels, and the plain codec in a loop.
+"""Frames as Arrow columns, by compiled kernels or by the reference codec.
 
-Only what is asked for is decoded. Text that is not UTF-8 (rare: something other than a RocketMQ
-client wrote it) takes the plain way for its whole batch, where bad bytes become U+FFFD as in Java.
+Only the requested columns are decoded. If a frame's topic or properties are not UTF-8 (not written
+by a RocketMQ client), the reference decodes the property columns of the whole batch; invalid bytes
+become U+FFFD as in Java.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _FIXED: Final = {
     for name, at in ((field, shift + at) for field, at in layout.offsets.items())
     if name in schema.NAMES
 }
-"""Columns that are fields of fixed width: what their place counts from, and the place."""
+"""Columns that are fields of fixed width: the part of the frame, and the position in it."""
 _MS: Final = 1_000
-"""Microseconds in a millisecond: Arrow's timestamps against RocketMQ's."""
+"""Microseconds in a millisecond: Arrow's timestamps are in microseconds, RocketMQ's in ms."""
 
 _MAX_TOPICS: Final = 4096
 _TOPIC_TABLE: Final = 4 * _MAX_TOPICS
@@ -44,10 +45,10 @@ _EXACT: Final = schema.EXACT_PROPERTIES.name
 _WHOLE_PROPERTIES: Final = frozenset({"properties", _EXACT})
 _PROPERTY_COLUMNS: Final = _WHOLE_PROPERTIES | {"tags", "keys", "uniq_key", "tags_code"}
 _SMALLEST_PAIR: Final = 4
-"""Bytes of the shortest property with its separator."""
+"""Bytes of the shortest property with its separators."""
 
 MOST_CONTENT: Final = 8 << 20
-"""Bytes of decompressed bodies that are in memory at one time, unless a single one is larger."""
+"""Most bytes of decompressed bodies in memory at one time. A larger body is decoded alone."""
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -58,13 +59,13 @@ class Decoding:
     """How frames become columns.
 
     Attributes:
-        columns: which ones, in order.
-        broker: what the column of that name says.
-        delay_levels_ms: for the tags code of delayed messages.
-        decompress: whether ``body`` is the content instead of what is stored.
-        decompress_limit: bytes that one body may turn into.
-        on_bad_body: told of a body that does not decompress (physical offset, why); it then stays
-            as stored. May raise.
+        columns: names of the columns, in order.
+        broker: value of the column ``broker``.
+        delay_levels_ms: delay of each level, for the tags code of delayed messages.
+        decompress: whether ``body`` is the decompressed content instead of the stored bytes.
+        decompress_limit: most bytes of one decompressed body.
+        on_bad_body: called with (physical offset, reason) for a body that does not decompress; it
+            may raise. If it returns, the body stays as stored.
     """
 
     columns: Sequence[str] = schema.NAMES
@@ -80,13 +81,13 @@ class Decoding:
 def record_batch(
     window: Window, rows: Rows, decoding: Decoding, *, bodies: pa.Array | None = None
 ) -> pa.RecordBatch:
-    """Some frames of a window as a batch, in the order of ``rows``.
+    """Decode frames of a window to a batch, in the order of ``rows``.
 
     Args:
         window: the bytes.
         rows: the frames.
         decoding: how they become columns.
-        bodies: the column ``body``, where :func:`contents` has made it.
+        bodies: the column ``body`` if :func:`contents` has already made it.
 
     Raises:
         LogquarryError: if a column takes more than 2 GiB.
@@ -99,14 +100,14 @@ def record_batch(
     return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow_schema(decoding.columns))
 
 
-# --------------------------------------------------------------------------------- the plain way
+# --------------------------------------------------------------------------------- the reference
 def messages(window: Window, rows: Rows, decoding: Decoding) -> list[StoredMessage]:
-    """Some frames of a window as message objects."""
+    """Decode frames of a window to message objects."""
     found: list[StoredMessage] = []
     for position in rows[:, r.POSITION].tolist():
         outcome = window.decode(position, check_crc=False)
         if not isinstance(outcome, frame.Frame):
-            raise AssertionError("a row stands for a frame that was found sound")
+            raise AssertionError("the walk found a sound frame here, the reference does not")
         found.append(
             StoredMessage(outcome, broker=decoding.broker, delay_levels_ms=decoding.delay_levels_ms)
         )
@@ -143,7 +144,7 @@ def _plain_column(name: str, decoded: list[StoredMessage], decoding: Decoding) -
 
 
 def _exact_properties(message: StoredMessage) -> bytes | None:
-    """The property string, None where it is what the properties in their order make."""
+    """The property string, or None if encoding the decoded properties gives the same bytes."""
     data = message.frame.properties
     return None if props.encode(message.properties).encode() == data else data
 
@@ -153,12 +154,12 @@ def _too_large() -> LogquarryError:
 
 
 def _wrapped(value: int) -> int:
-    """A 64-bit product as the kernels have it: hostile timestamps wrap, they do not raise."""
+    """A 64-bit product that wraps as in the kernels: hostile timestamps must not raise."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def body_of(message: StoredMessage, decoding: Decoding) -> bytes:
-    """The body as stored, or its content, as ``decoding`` says."""
+    """The body as stored or decompressed, as ``decoding`` asks."""
     if not decoding.decompress:
         return message.body
     return _content(message.body, message.sys_flag, message.physical_offset, decoding)
@@ -174,9 +175,9 @@ def _content(body: bytes, sys_flag: int, physical_offset: int, decoding: Decodin
 
 
 def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Iterator[pa.Array]:
-    """The contents of bodies, of all frames in turn, as arrays of at most ``most`` bytes.
+    """Decompress the bodies of all frames in order, as arrays of at most ``most`` bytes.
 
-    A body that is larger makes an array alone. Where nothing is compressed, there is one array.
+    A larger body makes an array alone. If no body is compressed, there is one array.
 
     Raises:
         LogquarryError: if an array takes more than 2 GiB.
@@ -202,10 +203,11 @@ def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Itera
 def pieces(
     window: Window, rows: Rows, decoding: Decoding, most: int | None = None
 ) -> Iterator[tuple[Rows, pa.Array | None]]:
-    """Some frames in pieces whose bodies take at most ``most`` bytes (MOST_CONTENT) as content.
+    """Cut frames into pieces whose decompressed bodies take at most ``most`` bytes (MOST_CONTENT).
 
-    With each piece comes the column ``body`` for :func:`record_batch`; None where ``decoding``
-    leaves bodies as they are stored: then a window bounds them, and there is one piece.
+    Yields:
+        Each piece with its column ``body`` for :func:`record_batch`. If ``decoding`` does not
+        decompress, there is one piece and the column is None: the window bounds its size.
     """
     if not decoding.decompress or "body" not in decoding.columns:
         yield rows, None
@@ -224,10 +226,10 @@ def _binary(data: bytearray, ends: list[int]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, offsets, pa.py_buffer(data)])
 
 
-# ---------------------------------------------------------------------------------- the fast way
+# ------------------------------------------------------------------------------------ the kernels
 @dataclass(frozen=True, slots=True)
 class _GatherPlan:
-    """What the gather kernel takes for some fixed fields."""
+    """Arguments of the gather kernel for some fixed fields."""
 
     narrow: tuple[str, ...]
     wide: tuple[str, ...]
@@ -256,7 +258,7 @@ def _gather_plan(names: tuple[str, ...], ms: bool) -> _GatherPlan:
 
 
 class _Fast:
-    """One run of frames, with what several columns share reckoned once."""
+    """Columns of one run of frames by kernels; work that columns share is done once."""
 
     def __init__(self, window: Window, rows: Rows, decoding: Decoding) -> None:
         kernels = codec.kernels()
@@ -360,7 +362,7 @@ class _Fast:
         total, nulls = self.k.offsets_of(lengths, count, offsets, validity)
         if total < 0:
             raise _too_large()
-        # Arrow's pool reuses large pieces of memory, where NumPy would ask the system each time.
+        # Arrow's pool reuses large buffers; NumPy would allocate them from the system each time.
         data = pa.allocate_buffer(total)
         self.k.copy_spans(self.address, starts, count, offsets, data.address)
         return pa.Array.from_buffers(
@@ -387,7 +389,7 @@ class _Fast:
         lengths = np.empty((4, self.count), np.int32)
         longest = int(self.rows[:, r.PROPS_LENGTH].max(initial=0)) if want_pairs else 0
         total = int(self.rows[:, r.PROPS_LENGTH].sum(dtype=np.int64)) if want_pairs else 0
-        # Every pair takes four bytes with its separator, the last of a string one less.
+        # Each pair takes at least four bytes with its separators; the last one of a string three.
         pairs = np.empty((4, total // _SMALLEST_PAIR + self.count + 1), np.int32)
         pair_offsets = np.empty(self.count + 1, np.int32)
         size = 1 << max(4, (2 * (longest // _SMALLEST_PAIR + 1)).bit_length())
@@ -471,9 +473,10 @@ class _Fast:
         return pa.MapArray.from_arrays(pa.array(pair_offsets), keys, values)
 
     def _exact_properties(self) -> pa.Array:
-        """Strings whose pairs do not fill them: something is left out, or comes twice.
+        """The property strings that encoding their pairs does not reproduce.
 
-        Only of strings that are UTF-8: others come the plain way.
+        Their length differs: empty or repeated properties are missing among the pairs. Only for
+        strings that are UTF-8; the reference decodes the others.
         """
         assert self._pairs is not None
         pairs, ends = self._pairs
@@ -481,7 +484,7 @@ class _Fast:
         pair_ends = np.cumsum(pairs[1, :used] + pairs[3, :used], dtype=np.int64)
         sums = np.concatenate(([0], pair_ends))[ends]
         count = np.diff(ends)
-        # A separator in each pair, and one between two.
+        # One separator in each pair, and one between two pairs.
         made = np.diff(sums) + np.maximum(2 * count - 1, 0)
         starts, lengths = np.empty(self.count, np.int32), np.empty(self.count, np.int32)
         self.k.spans_of(self.rows, self.count, r.PROPS_AT, r.PROPS_LENGTH, starts, lengths)
@@ -505,7 +508,7 @@ class _Fast:
 
 
 def topic_ids(window: Window, rows: Rows) -> tuple[Int32, list[str]]:
-    """A number for each frame's topic, and the topics by number."""
+    """Number the topics of frames: a number for each frame, and the topics by number."""
     fast = codec.kernels()
     if fast is None:
         numbers: dict[bytes, int] = {}
@@ -518,7 +521,7 @@ def topic_ids(window: Window, rows: Rows) -> tuple[Int32, list[str]]:
     table = np.full(_TOPIC_TABLE, -1, np.int32)
     known = fast.intern_topics(window.address, rows, len(rows), table, found, ids)
     if known < 0:
-        # More topics than the small table holds: size it by the frames.
+        # More topics than the small table holds: size the table by the number of frames.
         found = np.empty((len(rows), 2), np.int32)
         table = np.full(1 << (2 * len(rows)).bit_length(), -1, np.int32)
         known = fast.intern_topics(window.address, rows, len(rows), table, found, ids)
@@ -539,7 +542,7 @@ def _text(data: bytes) -> str:
 
 
 def fixed_fields(window: Window, rows: Rows, names: Sequence[str]) -> dict[str, Any]:
-    """Columns of fixed width as NumPy arrays by name; timestamps in milliseconds."""
+    """Decode fields of fixed width to NumPy arrays by name; timestamps in milliseconds."""
     if codec.kernels_enabled():
         return _Fast(window, rows, Decoding()).numbers(names, ms=True)
     decoded = messages(window, rows, Decoding())
@@ -551,7 +554,7 @@ def fixed_fields(window: Window, rows: Rows, names: Sequence[str]) -> dict[str, 
 def tags_codes(
     window: Window, rows: Rows, decoding: Decoding
 ) -> tuple[Int64, npt.NDArray[np.bool_]]:
-    """The tags code of each frame, and whether it has KEYS or a UNIQ_KEY."""
+    """The tags code of each frame, and whether the frame has KEYS or a UNIQ_KEY."""
     fast = codec.kernels()
     if fast is not None and not fast.bad_utf8(window.address, rows, len(rows)):
         run = _Fast(window, rows, decoding)
@@ -563,14 +566,14 @@ def tags_codes(
 
 
 def property_spans(window: Window, rows: Rows) -> tuple[Int32, Int32]:
-    """Where the kernels find TAGS, KEYS, UNIQ_KEY and DELAY: starts and lengths, -1 for none."""
+    """Positions of TAGS, KEYS, UNIQ_KEY and DELAY by kernel: starts and lengths, -1 for none."""
     return _Fast(window, rows, Decoding()).all_property_spans()
 
 
 def suspect_rows(window: Window, rows: Rows) -> list[int]:
     """Frames whose topic or properties hold NUL bytes or are not UTF-8.
 
-    The body's CRC does not cover them: a torn page shows here, if at all.
+    The CRC covers only the body, so a torn page in the topic or properties shows only here.
     """
     fast = codec.kernels()
     if fast is not None:

@@ -1,4 +1,4 @@
-"""The columns of a message: one table, from which Arrow's and Spark's schemas come."""
+"""The columns of a message: one table, from which the Arrow and Spark schemas derive."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Column:
 
     Attributes:
         name: as in DataFrames, Parquet files and JSON lines.
-        spark: its type as Spark writes it.
-        meaning: what it says, in a few words.
+        spark: Spark's type.
+        meaning: a short description for the docs.
         optional: whether messages may lack it.
     """
 
@@ -62,7 +62,7 @@ EXACT_PROPERTIES: Final = Column(
     "the property string, where it says more than the properties in their order",
     optional=True,
 )
-"""Of no table that users see: what an export needs to lose nothing."""
+"""In no table that users see: an export needs it to lose nothing."""
 
 _BY_NAME = {column.name: column for column in COLUMNS}
 
@@ -85,14 +85,14 @@ def arrow_types() -> dict[str, pa.DataType]:
 
 
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
-    """``names`` as a tuple.
+    """Check a selection of columns and return it as a tuple.
 
     Raises:
-        UsageError: if there is none, one is no column, or one comes twice.
+        UsageError: if it is empty, names an unknown column, or names a column twice.
     """
     result = tuple(names)
     if not result:
-        # Arrow's batches without columns have no rows either: not even a count would be right.
+        # An Arrow batch without columns has no row count either.
         raise UsageError("no column is named; to count messages, physical_offset alone will do")
     for name in result:
         if name not in _BY_NAME:
@@ -103,7 +103,7 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def arrow_schema(names: Sequence[str] = NAMES) -> pa.Schema:
-    """The Arrow schema of some columns. All are nullable, as Spark's are."""
+    """The Arrow schema of some columns. All are nullable, as in Spark."""
     return _arrow_schema(tuple(names))
 
 
