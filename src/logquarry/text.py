@@ -1,8 +1,7 @@
-"""Text for people, on a terminal and on a page: sizes, times, and what messages hold.
+"""Text for people, on a terminal or a page: sizes, times, and the content of messages.
 
-What a store holds was written by anybody. Escape sequences in it could move the cursor, change
-the window's title or hide text, so that nothing of it reaches a terminal before
-:func:`printable` has seen it.
+The content of a store is untrusted. Escape sequences in it could move the cursor, change the
+window's title or hide text. So all of it passes :func:`printable` before it reaches a terminal.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ _BINARY_SHARE = 0.3
 
 
 def printable(text: str) -> str:
-    """``text`` with everything that is no visible character escaped, as Python writes it.
+    """Escape all characters that are not visible, as Python does.
 
-    Control and format characters (bidirectional overrides too), line ends and lone surrogates
-    come out as ``\\x1b``, ``\\u202e`` and so on.
+    Control and format characters (also bidirectional overrides), line ends and lone surrogates
+    become ``\\x1b``, ``\\u202e`` and so on.
     """
     if text.isprintable():
         return text
@@ -31,30 +30,30 @@ def printable(text: str) -> str:
 
 
 def size_text(count: int | None) -> str:
-    """``1.5 GiB``; a dash for None."""
+    """A size as ``1.5 GiB``; a dash for None."""
     if count is None:
         return "-"
     value = float(count)
     for unit in _UNITS:
-        # What rounds to the next unit is of that unit.
+        # A value that rounds up to 1024 takes the next unit.
         if round(value, 1) < _STEP or unit == _UNITS[-1]:
             return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= _STEP
-    raise AssertionError("the last unit takes any size")
+    raise AssertionError("the last unit accepts any size")
 
 
 def count_text(count: int | None) -> str:
-    """``2,628,118``; a dash for None."""
+    """A number as ``2,628,118``; a dash for None."""
     return "-" if count is None else f"{count:,}"
 
 
 def plural(count: int, what: str, many: str | None = None) -> str:
-    """``1 file``, ``2 files``."""
+    """A number with its noun: ``1 file``, ``2 files``."""
     return f"{count:,} {what if count == 1 else many or what + 's'}"
 
 
 def time_text(ms: int | None) -> str:
-    """A time as ISO 8601 in UTC; the bare number where no calendar has it, a dash for None."""
+    """A time as ISO 8601 in UTC; the number if no calendar has that time; a dash for None."""
     if ms is None:
         return "-"
     try:
@@ -64,7 +63,7 @@ def time_text(ms: int | None) -> str:
 
 
 def duration_text(ms: int) -> str:
-    """``350 ms``, ``12.3 s``, ``4 min 10 s``, ``3 h 5 min``, ``2 d 4 h``."""
+    """A duration as ``350 ms``, ``12.3 s``, ``4 min 10 s``, ``3 h 5 min`` or ``2 d 4 h``."""
     if ms < _SECOND_MS:
         return f"{ms} ms"
     if round(ms / _SECOND_MS, 1) < _MINUTE_MS / _SECOND_MS:
@@ -81,7 +80,7 @@ def duration_text(ms: int) -> str:
 
 
 def bin_text(width_ms: int) -> str:
-    """The width of a time bin: ``minute``, ``5 minutes``, ``100 ms``."""
+    """The width of a time bin as ``minute``, ``5 minutes`` or ``100 ms``."""
     for unit, name in (
         (86_400_000, "day"),
         (3_600_000, "hour"),
@@ -95,17 +94,17 @@ def bin_text(width_ms: int) -> str:
 
 
 def shown(text: str, most: int = 60) -> str:
-    """:func:`printable` text, cut where it is very long."""
+    """:func:`printable` text, shortened to ``most`` characters."""
     text = printable(text)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def preview(body: bytes, most: int = 100) -> str:
-    """The first characters of a body, as text in quotes or as hex."""
+    """The start of a body, as text in quotes or as hex."""
     if not body:
         return "(empty)"
     head = body[: 4 * most]
-    # A character may be cut in two at the end of the head, and then is no bad one.
+    # The cut may split a character, which is then no invalid byte.
     whole = len(head) == len(body)
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(head, final=whole)
     odd = sum(not (c.isprintable() or c in "\r\n\t") or c == "\ufffd" for c in text[:most])
@@ -117,7 +116,7 @@ def preview(body: bytes, most: int = 100) -> str:
 
 
 def width(text: str) -> int:
-    """Columns that a printable text takes on a terminal."""
+    """Columns of a printable text on a terminal."""
     if text.isascii():
         return len(text)
     return sum(
@@ -127,11 +126,11 @@ def width(text: str) -> int:
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Rows of cells as lines with aligned columns.
+    """Format rows of cells as lines with aligned columns.
 
     Args:
-        rows: cells; every row has as many.
-        right: columns that are aligned to the right.
+        rows: cells; all rows have the same number.
+        right: numbers of the columns to align right.
     """
     if not rows:
         return []

@@ -1,4 +1,4 @@
-"""Sizes and times as people write them, on the command line and in options."""
+"""Parsing of sizes and times as users write them on the command line and in options."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 
 def byte_count(text: str) -> int:
-    """Bytes of ``1048576``, ``1m`` or ``1.5 MB``; units are powers of 1024, as Spark's are.
+    """Parse ``1048576``, ``1m`` or ``1.5 MB`` to bytes; units are powers of 1024, as in Spark.
 
     Raises:
-        UsageError: if it is no such size, or below one byte.
+        UsageError: if it is no size, or below one byte.
     """
     pattern = r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(?:i?b)?"
     match = re.fullmatch(pattern, text.strip(), re.I | re.A)
@@ -27,9 +27,9 @@ def byte_count(text: str) -> int:
 
 
 def time_ms(text: str) -> int:
-    """Milliseconds since 1970 of a number of them, or of an ISO 8601 time (UTC without a zone).
+    """Parse milliseconds since 1970, or an ISO 8601 time (UTC if it has no zone).
 
-    Parts of a millisecond are rounded up, as whole ones are compared.
+    Fractions of a millisecond are rounded up.
 
     Raises:
         UsageError: if it is neither.

@@ -1,4 +1,4 @@
-"""CRC-32 of bytes, by the quickest there is: zlib-ng's, where that is installed."""
+"""CRC-32 by the fastest available library: zlib-ng if it is installed, else zlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a consumer says of the tags it wants: ``paid || sent``, or ``*``."""
+"""Tag expressions of consumers: ``paid || sent``, or ``*``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ SEPARATOR: Final = "||"
 ANY: Final = "*"
 
 _BLANKS: Final = "".join(map(chr, range(0x21)))
-"""What Java's ``trim`` takes off."""
+"""The characters that Java's ``trim`` removes."""
 
 
 def parse(expression: str | None) -> frozenset[str] | None:
-    """The tags of a subscription; None for any (``FilterAPI.buildSubscriptionData``).
+    """Parse a tag expression; None means any tag (``FilterAPI.buildSubscriptionData``).
 
-    Only as the whole expression does ``*`` mean any; among others it is a tag like them. Where
-    RocketMQ finds nothing between separators, and refuses, any is what is meant here.
+    ``*`` means any tag only as the whole expression; between separators it is an ordinary tag. An
+    expression without any tag, which RocketMQ rejects, means any tag here.
     """
     if expression is None or expression == ANY:
         return None

@@ -172,4 +172,4 @@ def test_what_the_system_says_to_a_close_is_logged(
     descriptor = disk.make_file(tmp_path / "file", 10)
     disk.fail("close")
     disk.let_go(descriptor)
-    assert "not closed in order" in caplog.text
+    assert "closing a file failed" in caplog.text
