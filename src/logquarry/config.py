@@ -1,4 +1,4 @@
-"""Settings of a store: those that fix its bytes, and those that tune its operation.
+"""Settings of a store: its file sizes and formats, and the tuning of its operation.
 
 Names are ``MessageStoreConfig``'s in snake_case. RocketMQ's own spellings (``broker.conf``, JSON)
 are parsed here and nowhere else. Configurations are frozen; to change one, make a new object
@@ -142,7 +142,7 @@ class StoreConfig(LayoutConfig):
             index.
         max_message_size: most bytes of a frame, and of the wire form of a batch. Default (0):
             4 MiB, or 512 KiB in dialect 3.1.
-        store_host: the store host of messages that do not bring one.
+        store_host: the store host of messages that have none.
         topic_check: which topics a put accepts: ``"store"`` any name that is safe as a folder name,
             ``"rocketmq-broker"`` the characters that RocketMQ's broker accepts.
         broker_role: ``ASYNC_MASTER``, ``SYNC_MASTER`` or ``SLAVE``, which accepts no messages.
@@ -169,7 +169,7 @@ class StoreConfig(LayoutConfig):
             writes the checkpoint too.
         message_index_enable: whether to index keys.
         slave_timeout: how long a put on a ``SYNC_MASTER`` waits for a slave.
-        ha_slave_fallbehind_max: a put waits only for slaves at most this many bytes behind.
+        ha_slave_fallbehind_max: a put waits only for slaves with a lag of at most this many bytes.
         ha_send_heartbeat_interval: after this time without traffic, master and slave send a
             heartbeat.
         ha_housekeeping_interval: after this time without traffic, the connection counts as lost.

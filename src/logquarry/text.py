@@ -1,4 +1,4 @@
-"""Text for people, on a terminal or a page: sizes, times, and the content of messages.
+"""Text of sizes, times and messages for people, and the sizes and times that they write.
 
 The content of a store is untrusted. Escape sequences in it could move the cursor, change the
 window's title or hide text. So all of it passes :func:`printable` before it reaches a terminal.
@@ -7,15 +7,21 @@ window's title or hide text. So all of it passes :func:`printable` before it rea
 from __future__ import annotations
 
 import codecs
+import math
+import re
 import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from logquarry.errors import UsageError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEP = 1024
 _SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 _BINARY_SHARE = 0.3
+_SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 
 def printable(text: str) -> str:
@@ -143,3 +149,37 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[st
             cells.append(fill + cell if i in right else cell + fill)
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def byte_count(text: str) -> int:
+    """Parse ``1048576``, ``1m`` or ``1.5 MB`` to bytes; units are powers of 1024, as in Spark.
+
+    Raises:
+        UsageError: if it is no size, or below one byte.
+    """
+    pattern = r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(?:i?b)?"
+    match = re.fullmatch(pattern, text.strip(), re.I | re.A)
+    size = int(float(match[1]) * (1 << _SHIFTS[match[2].lower()])) if match else 0
+    if size < 1:
+        raise UsageError(f"takes a size such as 64m, not {text!r}")
+    return size
+
+
+def time_ms(text: str) -> int:
+    """Parse milliseconds since 1970, or an ISO 8601 time (UTC if it has no zone).
+
+    Fractions of a millisecond are rounded up.
+
+    Raises:
+        UsageError: if it is neither.
+    """
+    if re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"takes milliseconds or an ISO 8601 time, not {text!r}") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    whole = moment.replace(microsecond=0)
+    return round(whole.timestamp()) * 1000 + math.ceil(moment.microsecond / 1000)

@@ -67,7 +67,7 @@ def _close_all() -> None:
         try:
             thing.close()
         except Exception:
-            # Go on with the other stores; there is no caller to raise to.
+            # The other stores must be closed too, and there is no caller to raise to.
             logger.exception("a store could not be closed cleanly at exit")
 
 

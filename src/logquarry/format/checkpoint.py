@@ -36,5 +36,5 @@ def decode(data: bytes) -> Checkpoint:
         ValueError: if there are fewer than 24 bytes.
     """
     if len(data) < LAYOUT.size:
-        raise ValueError(f"a checkpoint has at least {LAYOUT.size} bytes, not {len(data)}")
+        raise ValueError(f"{len(data)} bytes instead of the {LAYOUT.size} of a checkpoint")
     return Checkpoint(*LAYOUT.struct.unpack_from(data, 0))

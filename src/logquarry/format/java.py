@@ -1,4 +1,4 @@
-"""Java's arithmetic, hashes and iteration orders that RocketMQ's bytes depend on.
+"""Java's arithmetic, hashes, CRC and iteration orders that RocketMQ's bytes depend on.
 
 ``String.hashCode`` gives tags codes and index slots. ``HashMap``'s iteration order decides the
 order of properties when RocketMQ rewrites a property string.
@@ -9,6 +9,11 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable
 from typing import Final
+
+try:
+    from zlib_ng.zlib_ng import crc32 as _crc32
+except ImportError:
+    from zlib import crc32 as _crc32
 
 INT_MAX = 0x7FFFFFFF
 INT_MIN = -0x80000000
@@ -84,9 +89,13 @@ def positive_hash_code(text: str) -> int:
     return 0 if value > INT_MAX else value
 
 
-def body_crc(crc32: int) -> int:
+crc32 = _crc32
+"""CRC-32 by the fastest available library: zlib-ng if it is installed, else zlib."""
+
+
+def body_crc(crc: int) -> int:
     """The CRC as the frame stores it: ``UtilAll.crc32`` clears the sign bit."""
-    return crc32 & INT_MAX
+    return crc & INT_MAX
 
 
 def table_size_for(count: int) -> int:

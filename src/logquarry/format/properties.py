@@ -1,4 +1,8 @@
-r"""The property string of a message: ``key \x01 value \x02 key \x01 value``.
+r"""The property string of a message, keys, and tag expressions of consumers.
+
+::
+
+    key \x01 value \x02 key \x01 value
 
 Follows ``MessageDecoder.string2messageProperties`` and ``messageProperties2String`` of 4.9.3. The
 parser is lenient: it skips a segment that is not ``key \x01 value`` with both sides non-empty, and
@@ -36,6 +40,10 @@ INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
 INNER_MULTI_QUEUE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
 
 KEY_SEPARATOR: Final = " "
+TAG_SEPARATOR: Final = "||"
+ANY_TAG: Final = "*"
+_TRIMMED: Final = "".join(map(chr, range(0x21)))
+"""The characters that Java's ``trim`` removes."""
 
 
 def decode(text: str) -> dict[str, str]:
@@ -69,3 +77,15 @@ def encode(properties: Mapping[str, str], *, is_closed: bool = False) -> str:
 def split_keys(keys: str) -> list[str]:
     """Split a ``KEYS`` property to single keys, as the index does (without empty ones)."""
     return [key for key in keys.split(KEY_SEPARATOR) if key]
+
+
+def parse_tags(expression: str | None) -> frozenset[str] | None:
+    """Parse a tag expression; None means any tag (``FilterAPI.buildSubscriptionData``).
+
+    ``*`` means any tag only as the whole expression; between separators it is an ordinary tag. An
+    expression without any tag, which RocketMQ rejects, means any tag here.
+    """
+    if expression is None or expression == ANY_TAG:
+        return None
+    words = (word.strip(_TRIMMED) for word in expression.split(TAG_SEPARATOR))
+    return frozenset(word for word in words if word) or None

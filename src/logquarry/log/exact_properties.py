@@ -4,7 +4,7 @@ A map has no doubled separators, no repeated keys, no empty values and no bytes 
 Sound stores hold such strings, and an import must restore them. So the export lists each string
 that encoding the map does not reproduce in the file's own metadata, which readers of tables never
 see. Such strings are rare except from clients before 4.9.3: theirs all end with a separator, and
-the list marks that without a copy of the string.
+the list records such a string without copying it.
 
 ::
 

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.errors import UsageError
-from logquarry.format import java, tags
+from logquarry.format import java
 from logquarry.format import properties as props
 from logquarry.log import columns
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
 
-TAG_SEPARATOR = tags.SEPARATOR
+TAG_SEPARATOR = props.TAG_SEPARATOR
 """Re-exported for spark/, which does not import format/."""
 
 
@@ -247,7 +247,7 @@ def tag_expression(text: str | None, what: str = "tags") -> frozenset[str] | Non
     Raises:
         UsageError: if the expression names no tag.
     """
-    found = tags.parse(text)
-    if found is None and text is not None and text != tags.ANY:
+    found = props.parse_tags(text)
+    if found is None and text is not None and text != props.ANY_TAG:
         raise UsageError(f"{what} names nothing: {text!r}")
     return found

@@ -2,7 +2,7 @@
 
 The result equals :meth:`logquarry.message.StoredMessage.to_json`, but is made from the columns of a
 whole run, several times as fast. A line is UTF-8 and safe on a terminal: control characters are
-escaped, also those that JSON allows.
+escaped, also if JSON allows them unescaped.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from logquarry.message import JSON_NAMES
 REDACTIONS: Final = ("body", "properties", "hosts")
 
 _REDACTED: Final = {
-    # Derived values go too if they could be guessed back: the CRC of a body that is a telephone
-    # number, the hash of a tag.
+    # Derived values are hidden too if they give the value away: the CRC of a body that is a
+    # telephone number, the hash of a tag.
     "body": frozenset({"body", "body_crc"}),
     "properties": frozenset(
         {"properties", "properties_string", "tags", "keys", "uniq_key", "tags_code"}

@@ -61,15 +61,15 @@ def check_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
     """
     found = tuple(given)
     if not found:
-        raise UsageError("no column is named; to count messages, offset alone will do")
+        raise UsageError("no column is named; to count messages, name offset")
     known = names(headers=headers)
     for name in found:
         if name == HEADERS and not headers:
-            raise UsageError(f"the column {HEADERS} is there with includeHeaders=true alone")
+            raise UsageError(f"the column {HEADERS} needs includeHeaders=true")
         if name not in known:
             raise UsageError(f"there is no column {name!r}; Kafka's are {', '.join(known)}")
     if len(set(found)) != len(found):
-        raise UsageError(f"a column comes twice in {', '.join(found)}")
+        raise UsageError(f"a column is named twice in {', '.join(found)}")
     return found
 
 

@@ -57,7 +57,7 @@ def _always(guess: Guess) -> bool:
 def guided(
     reader: LogReader, guesses: Iterable[G], accept: Callable[[G], bool] = _always
 ) -> Iterator[Event | G]:
-    """Walk the whole log in order and take guesses where they fit.
+    """Walk the whole log in order, and take the guesses that fit.
 
     Args:
         reader: the walk; see :meth:`LogReader.events`. Its store must have no live writer.
@@ -226,5 +226,5 @@ def _span(window: Window, place: int, size: int, code: int, path: str) -> Damage
         reason = codec.damage_reason(window, place, check_crc=True)
     else:
         kind = DamageKind.TRUNCATED.label
-        reason = "a blank, or a file that ends early, where the queue has a message"
+        reason = "a blank, or the end of a short file, in place of the queue's message"
     return DamagedSpan(window.base + place, size, kind, reason, path)

@@ -93,12 +93,12 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     result = tuple(names)
     if not result:
         # An Arrow batch without columns has no row count either.
-        raise UsageError("no column is named; to count messages, physical_offset alone will do")
+        raise UsageError("no column is named; to count messages, name physical_offset")
     for name in result:
         if name not in _BY_NAME:
             raise UsageError(f"there is no column {name!r}; the columns are {', '.join(NAMES)}")
     if len(set(result)) != len(result):
-        raise UsageError(f"a column comes twice in {', '.join(result)}")
+        raise UsageError(f"a column is named twice in {', '.join(result)}")
     return result
 
 

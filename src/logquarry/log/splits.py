@@ -231,7 +231,7 @@ class StretchReader:
             check_crc=check_crc,
             keys_of_3_1=keys_of_3_1,
         )
-        # Room for the last frame of a stretch, which may go on after its end.
+        # Room for the last frame of a stretch, which may reach beyond its end.
         self._more = layout.config.max_message_size
 
     def read(self, start: int, stop: int, each: Each, *, resync: bool) -> Stretch | None:

@@ -27,11 +27,11 @@ from logquarry.format.frame import FIXED_SIZE_V1, DamageKind
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, SIZE, TABLE_FULL
 from logquarry.log import codec
 from logquarry.log.codec import Rows, Window
-from logquarry.log.filesystem import FileView, GoneFile
+from logquarry.log.filesystem import GoneFile
 from logquarry.log.layout import StoreFile, StoreLayout
+from logquarry.log.log_bytes import LogBytes
 
 DEFAULT_BATCH_BYTES = 4 << 20
-_SEARCH_BYTES = 1 << 20
 _LEAST_ROWS = 1024
 _TAIL_RETRIES = 3
 _TAIL_RETRY_SECONDS = 0.01
@@ -126,12 +126,6 @@ class ExpiredSpan:
 Event = Run | BlankSpan | DamagedSpan | ExpiredSpan | LogEnd
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenFile:
-    file: StoreFile
-    view: FileView
-
-
 class LogReader:
     """Walks the commit log of a store.
 
@@ -160,7 +154,7 @@ class LogReader:
         self.check_crc = check_crc
         self.batch_bytes = max(1, batch_bytes)
         self.live = live
-        self._open_file: _OpenFile | None = None
+        self._log = LogBytes(layout, check_crc=check_crc, batch_bytes=self.batch_bytes)
         durable = None if bound is None else layout.durable_end
         self._is_durable = bound is not None and durable is not None and bound <= durable
         self._searched: tuple[int, int | None] | None = None
@@ -183,10 +177,10 @@ class LogReader:
                 skips the bytes before it without an event.
         """
         position = self.files.start if start is None else max(start, self.files.start)
-        if resync and not self._begins_stretch(position):
+        if resync and not self._log.is_boundary(position):
             limit = self.files.end if stop is None else stop
-            here = min(self._stretch_end(position), limit)
-            found = self._find(position, here)
+            here = min(self._log.next_boundary(position), limit)
+            found = self._log.find(position, here)
             if found is None and here >= limit:
                 return
             position = here if found is None else found
@@ -223,44 +217,18 @@ class LogReader:
             elif event is not None:
                 return
 
-    def data_end(self, start: int, stop: int | None = None) -> int:
-        """One past the last byte that is not zero, ``start`` if all are zero.
-
-        Args:
-            start: physical offset of the first byte to check.
-            stop: end, exclusive (default: the end of the last file).
-        """
-        last = start
-        for file in self.files.files:
-            if file.base + self.files.file_size <= start:
-                continue
-            if stop is not None and file.base >= stop:
-                break
-            at = max(0, start - file.base)
-            end_at = min(self._size(file), self.files.file_size)
-            if stop is not None:
-                end_at = min(end_at, stop - file.base)
-            view = self._view(file)
-            while at < end_at:
-                at = view.next_data(at)
-                if at >= end_at:
-                    break
-                window = self._window(file, at, _SEARCH_BYTES)
-                piece = min(window.length, end_at - at, _SEARCH_BYTES)
-                end = codec.last_nonzero(window, 0, piece)
-                if end:
-                    last = max(last, file.base + at + end)
-                at += piece
-        return last
-
     @property
     def forgets_damage(self) -> bool:
         """Whether reports never depend on damage earlier in the walk, except for a torn tail."""
         return self.bound is None or self._is_durable
 
+    def data_end(self, start: int, stop: int | None = None) -> int:
+        """See :meth:`LogBytes.data_end`."""
+        return self._log.data_end(start, stop)
+
     def find(self, start: int, stop: int) -> int | None:
-        """The first sound frame between two offsets, or file there that starts with a blank."""
-        return self._find(start, stop)
+        """See :meth:`LogBytes.find`."""
+        return self._log.find(start, stop)
 
     def window(self, offset: int, length: int) -> Window:
         """Bytes of the log from an offset on, at most up to the end of their file.
@@ -271,7 +239,7 @@ class LogReader:
         file = self.files.at(offset)
         if file is None:
             raise ValueError(f"{self.layout.root}: no file of the log has offset {offset}")
-        return self._window(file, offset - file.base, length)
+        return self._log.window(file, offset - file.base, length)
 
     def _cap(self, limit: int | None) -> int | None:
         if self.bound is None:
@@ -280,20 +248,13 @@ class LogReader:
 
     def _behind(self, position: int) -> Iterator[Event]:
         """The damage or blank at the end of a range; the next range skips it by resync."""
-        if self._begins_stretch(position) or position >= self.files.end:
+        if self._log.is_boundary(position) or position >= self.files.end:
             return
         if self.bound is not None and position >= self.bound:
             return
         event, _ = self._step(position, position + 1)
         if isinstance(event, DamagedSpan | BlankSpan):
             yield event
-
-    def _begins_stretch(self, offset: int) -> bool:
-        """Whether a file starts here, or a gap between two files."""
-        file = self.files.at(offset)
-        if file is not None:
-            return file.base == offset
-        return self.files.at(offset - 1) is not None
 
     # ------------------------------------------------------------------------------- one step
     def _step(
@@ -307,7 +268,7 @@ class LogReader:
         if file is not None and self._is_expired(file):
             after = file.base + self.files.file_size
             return ExpiredSpan(position, after - position), after
-        if file is None or position - file.base >= self._size(file):
+        if file is None or position - file.base >= self._log.size(file):
             return self._broken(position, self._missing_reason(file), look_ahead=look_ahead)
         at = position - file.base
         rows = codec.empty_rows(self._rows_hint)
@@ -315,13 +276,13 @@ class LogReader:
         stop = min(end, at + self.batch_bytes)
         if limit is not None:
             stop = min(stop, limit - file.base)
-        window = self._window(file, at, min(stop - at + FIXED_SIZE_V1, self.batch_bytes))
+        window = self._log.window(file, at, min(stop - at + FIXED_SIZE_V1, self.batch_bytes))
         shift = window.base - file.base
         count, after, code = codec.walk(
             window, at - shift, stop - shift, rows, check_crc=self.check_crc
         )
         if count == 0 and code == NEED_MORE:
-            window, code = self._grown(file, at)
+            window, code = self._log.whole_frame(file, at)
             if code == NEED_MORE:
                 why = (DamageKind.TRUNCATED.label, "the file ends early")
                 return self._broken(position, why, look_ahead=look_ahead)
@@ -348,15 +309,15 @@ class LogReader:
 
     def _is_expired(self, file: StoreFile) -> bool:
         """Whether a file and all files before it are gone: retention deletes from the start."""
-        if not file.size or not isinstance(self._view(file), GoneFile):
+        if not file.size or not isinstance(self._log.view(file), GoneFile):
             return False
         left = self.layout.list_commit_log()
         return bool(left) and left[0].base > file.base
 
     def _missing_reason(self, file: StoreFile | None) -> tuple[str, str]:
-        if file is not None and file.size and isinstance(self._view(file), GoneFile):
+        if file is not None and file.size and isinstance(self._log.view(file), GoneFile):
             return MISSING_FILE, "the file was deleted while the log was read"
-        if file is not None and (size := self._size(file)):
+        if file is not None and (size := self._log.size(file)):
             return (
                 DamageKind.TRUNCATED.label,
                 f"the file ends after {size} of {self.files.file_size} bytes",
@@ -372,7 +333,7 @@ class LogReader:
         if self.bound is not None and position >= self.bound:
             return LogEnd(position), position
         kind, reason = why
-        path = self._path_at(position)
+        path = self._log.path_at(position)
         if self.bound is not None and not self._is_durable and not self._goes_on(position):
             length = self.bound - position
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
@@ -382,7 +343,7 @@ class LogReader:
             event, after = self._step(position, None)
             if event is not None:
                 return event, after
-        here = self._stretch_end(position)
+        here = self._log.next_boundary(position)
         if found is not None:
             after = min(found, here)
             return DamagedSpan(position, after - position, kind, reason, path), after
@@ -393,14 +354,14 @@ class LogReader:
             if self._is_durable:
                 return DamagedSpan(position, length, kind, reason, path), self.bound
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
-        if self.data_end(position) <= position:
+        if self._log.data_end(position) <= position:
             # Only zeros follow: there is no frame that a writer may still finish.
             return LogEnd(position), position
         if self.live and self._heals(position):
             event, after = self._step(position, None)
             if event is not None:
                 return event, after
-        last = min(self.data_end(position), here)
+        last = min(self._log.data_end(position), here)
         if kind == DamageKind.ZEROED.label:
             reason = "zeros, and then bytes that are no frame"
         else:
@@ -420,7 +381,7 @@ class LogReader:
         file = self.files.at(position)
         if file is None or file.size == 0:
             return False
-        _, code = self._grown(file, position - file.base)
+        _, code = self._log.whole_frame(file, position - file.base)
         return code in (REACHED_STOP, BLANK)
 
     def _goes_on(self, position: int) -> bool:
@@ -432,7 +393,7 @@ class LogReader:
         for file in reversed(self.files.files):
             if file.base <= position:
                 return False
-            if file.size >= size and any(self._view(file).window(0, size)[:size]):
+            if file.size >= size and any(self._log.view(file).window(0, size)[:size]):
                 return True
         return False
 
@@ -443,99 +404,7 @@ class LogReader:
             if begun <= start and (found is None or start <= found):
                 return found
         limit = self.files.end if self.bound is None else min(self.bound, self.files.end)
-        found = self._find(start, limit)
+        found = self._log.find(start, limit)
         # Remembered, so that several files without a frame are not searched repeatedly.
         self._searched = None if self.live else (start, found)
         return found
-
-    def _stretch_end(self, position: int) -> int:
-        """End of the file with ``position``, or of the gap between two files."""
-        file = self.files.at(position)
-        if file is not None:
-            return file.base + self.files.file_size
-        return next((f.base for f in self.files.files if f.base > position), self.files.end)
-
-    def _path_at(self, position: int) -> str:
-        file = self.files.at(position)
-        return self.layout.filesystem.full_path(file.path if file else "commitlog")
-
-    # ---------------------------------------------------------------------------- bytes and files
-    def _view(self, file: StoreFile) -> FileView:
-        if self._open_file is None or self._open_file.file is not file:
-            # One map at a time; earlier maps live as long as their windows.
-            try:
-                view = self.layout.open_file(file.path)
-            except FileNotFoundError:
-                # A live broker's retention may delete the file after the listing.
-                view = GoneFile(self.layout.filesystem.full_path(file.path))
-            self._open_file = _OpenFile(file, view)
-        return self._open_file.view
-
-    def _size(self, file: StoreFile) -> int:
-        """Bytes of the file that still exist."""
-        return min(file.size, self._view(file).size) if file.size else 0
-
-    def _window(self, file: StoreFile, at: int, length: int) -> Window:
-        data = self._view(file).window(at, length)
-        # Bytes after the file's room are no part of the log.
-        data = data[: max(0, self.files.file_size - at)]
-        return Window.of(data, file.base + at, self.files.file_size - at)
-
-    def _grown(self, file: StoreFile, at: int) -> tuple[Window, int]:
-        """A window with the whole frame at ``at``, and the verdict on it."""
-        window = self._window(file, at, FIXED_SIZE_V1)
-        size = 0
-        if window.length >= BLANK_LAYOUT.size:
-            size, _ = BLANK_LAYOUT.struct.unpack_from(window.data.data, 0)
-        window = self._window(file, at, max(FIXED_SIZE_V1, min(size, self.files.file_size - at)))
-        _, _, code = codec.walk(window, 0, 1, codec.empty_rows(1), check_crc=self.check_crc)
-        return window, code
-
-    def _find(self, start: int, limit: int) -> int | None:
-        """The first sound frame, or file that starts with a blank, in ``[start, limit)``."""
-        for index, file in enumerate(self.files.files):
-            if file.base + self.files.file_size <= start or self._size(file) == 0:
-                continue
-            if file.base >= limit:
-                break
-            at = max(0, start - file.base)
-            if at == 0 and index and self._starts_with_blank(file):
-                return file.base
-            found = self._find_in(file, at, min(limit - file.base, self._size(file)))
-            if found is not None:
-                return file.base + found
-        return None
-
-    def _starts_with_blank(self, file: StoreFile) -> bool:
-        _, code = self._grown(file, 0)
-        return code == BLANK
-
-    def _find_in(self, file: StoreFile, at: int, stop: int) -> int | None:
-        view = self._view(file)
-        while at < stop:
-            # The head of a frame may end in the hole, as it contains zeros.
-            data = view.next_data(at)
-            if data >= stop:
-                return None
-            at = max(at, data - FIXED_SIZE_V1)
-            window = self._window(file, at, min(stop - at + FIXED_SIZE_V1, self.batch_bytes))
-            # Search piece by piece, so that later holes are skipped too.
-            piece = min(stop - at, _SEARCH_BYTES)
-            place, code = codec.find_frame(window, 0, piece, check_crc=self.check_crc)
-            if code == REACHED_STOP:
-                return at + place
-            if code != NEED_MORE:
-                at += piece
-                continue
-            if window.length == self._view(file).size - at:
-                # The window holds the whole file: the frame's rest does not exist.
-                at += place + 1
-                continue
-            if place == 0:
-                window, code = self._grown(file, at)
-                if code == REACHED_STOP:
-                    return at
-                at += 1
-            else:
-                at += place
-        return None
