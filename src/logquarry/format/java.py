@@ -83,7 +83,7 @@ def hash_code(text: str) -> int:
 
 
 def positive_hash_code(text: str) -> int:
-    """``IndexFile.indexKeyHashMethod``: the absolute hash, or 0 if it has no absolute value."""
+    """``IndexFile.indexKeyHashMethod``: the hash without its sign, 0 for ``Integer.MIN_VALUE``."""
     value = abs(hash_code(text))
     # QUIRK: Math.abs(Integer.MIN_VALUE) is negative in Java, and RocketMQ uses 0 instead.
     return 0 if value > INT_MAX else value

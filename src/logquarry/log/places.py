@@ -200,7 +200,7 @@ def _window(view: FileView, file: StoreFile, at: int, length: int, room: int) ->
 def _whole_frames(
     view: FileView, file: StoreFile, window: Window, offsets: Offsets, start: int, room: int
 ) -> tuple[int, Window]:
-    """Find how many of the frames lie whole in the window; at least the first one does.
+    """Count the frames that lie entirely in the window; at least the first one does.
 
     Returns:
         The number of the first frame for the next window, and the window. The window is enlarged

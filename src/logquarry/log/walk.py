@@ -8,8 +8,8 @@ The log ends at the end of the unbroken chain, or at ``bound`` if that is larger
 shut down cleanly. Sound frames after the end are stale: an earlier recovery truncated the log.
 Without a bound (after a crash, or beside a live writer) every sound frame counts.
 
-If the bound does not exceed the durable offset (:mod:`logquarry.format.durable_mark`), any break
-before it is damage within the log, and the log goes on after the damage as long as its chain does.
+If the durable offset (:mod:`logquarry.format.durable_mark`) is at or above the bound, no break
+before the bound ends the log: the walk reports damage and continues after it.
 
 QUIRK: in the last file of a store that was shut down cleanly, a break of the chain is the log's
 end, though the queues may name messages after it. RocketMQ's recovery truncates the log there, in

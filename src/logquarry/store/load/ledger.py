@@ -162,7 +162,7 @@ class Ledger:
         write_document(self._disk, self._path(load), load.to_json())
 
     def forget(self, load: LoadId) -> None:
-        """Delete the record of a load that is not repeated."""
+        """Delete the record of a load that will not be repeated."""
         self._disk.remove(self._path(load))
 
     def intent(self) -> Intent | None:
