@@ -262,7 +262,7 @@ def test_the_end_of_the_interpreter_closes_and_does_not_hang(tmp_path: Path) -> 
         from logquarry.disk import lifetime
         from logquarry.disk.allocate import AllocateMappedFileService
         from logquarry.disk.disk import LocalDisk
-        from logquarry.store.flush.timed_flush import FlushRealTimeService
+        from logquarry.write.flush import FlushRealTimeService
         from logquarry.write.flush import GroupCommitService
         from logquarry.disk.mapped_file_queue import MappedFileQueue
         from logquarry.disk.locks import AbortFile, StoreLock

@@ -119,7 +119,7 @@ class Consumers:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise StoreUnavailable("the store is closed")
+            raise StoreUnavailable("the store was closed")
 
     def save(self) -> None:
         """Write the committed offsets.

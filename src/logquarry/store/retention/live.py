@@ -151,7 +151,7 @@ class LiveRetention:
 
     def _require_open(self) -> None:
         if self._is_ended:
-            raise StoreUnavailable(f"{self._root}: the store is closed")
+            raise StoreUnavailable(f"{self._root}: the store was closed")
 
     def _cut_queue(self, key: QueueKey, last_base: int) -> None:
         writer = self._queues.writers.get(key)

@@ -97,7 +97,7 @@ def test_a_transaction_ends_once(root: Path, clock: FakeClock) -> None:
         with t:
             t.commit()
             for again in (t.commit, t.rollback, t.leave_open):
-                with pytest.raises(UsageError, match="over"):
+                with pytest.raises(UsageError, match="already ended"):
                     again()
         with pytest.raises(UsageError, match="once"):
             t.__enter__()
