@@ -21,7 +21,7 @@ from logquarry.disk.lifetime import abandon_in_children
 from logquarry.errors import StoreUnavailable
 from logquarry.log.layout import ABORT, LOCK
 
-AT_WORK: Final = "a salvage or rebuild is running there"
+AT_WORK: Final = "a salvage or rebuild is at work there"
 
 
 def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int | None:

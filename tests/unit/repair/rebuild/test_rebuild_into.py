@@ -50,7 +50,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     first.start()
     assert begun.wait(60)
     try:
-        with pytest.raises(StoreUnavailable, match="a salvage or rebuild is running there"):
+        with pytest.raises(StoreUnavailable, match="a salvage or rebuild is at work there"):
             rebuild(root, into=into)
         with pytest.raises(StoreUnavailable, match="at work"):
             finish_into(root, into, NAMES, note=tmp_path / "note.json")
