@@ -91,17 +91,17 @@ class LayoutConfig:
     @property
     def queue_file_size(self) -> int | None:
         """Bytes of a queue file in whole entries (``getMappedFileSizeConsumeQueue``)."""
-        return _whole_units(self.mapped_file_size_consume_queue, queue_entry.UNIT_SIZE)
+        return _whole_entries(self.mapped_file_size_consume_queue, queue_entry.UNIT_SIZE)
 
     @property
     def state_table_file_size(self) -> int | None:
         """Bytes of a state table file in whole entries."""
-        return _whole_units(self.tran_state_table_mapped_file_size, state_table.UNIT_SIZE)
+        return _whole_entries(self.tran_state_table_mapped_file_size, state_table.UNIT_SIZE)
 
     @property
     def redo_log_file_size(self) -> int | None:
         """Bytes of a redo log file in whole entries."""
-        return _whole_units(self.tran_redo_log_mapped_file_size, queue_entry.UNIT_SIZE)
+        return _whole_entries(self.tran_redo_log_mapped_file_size, queue_entry.UNIT_SIZE)
 
     @property
     def index_shape(self) -> index.IndexShape | None:
@@ -368,8 +368,8 @@ class StoreConfig(LayoutConfig):
         return cls.from_mapping(values)
 
 
-def _whole_units(size: int | None, unit: int) -> int | None:
-    return None if size is None else -(-size // unit) * unit
+def _whole_entries(size: int | None, entry_size: int) -> int | None:
+    return None if size is None else -(-size // entry_size) * entry_size
 
 
 def _snake_case(name: str) -> str:

@@ -237,7 +237,7 @@ class StoreLayout:
         # The topic may come from a message; it must not lead to a path outside the store.
         named = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
         files = self._numbered(f"{CONSUME_QUEUE}/{topic}/{queue_id}") if named else ()
-        return _units_of(files, queue_entry.UNIT_SIZE, self.config.queue_file_size)
+        return _of_entries(files, queue_entry.UNIT_SIZE, self.config.queue_file_size)
 
     @property
     def has_state_table(self) -> bool:
@@ -247,15 +247,17 @@ class StoreLayout:
     @cached_property
     def state_table(self) -> FileSequence:
         """The files of the transaction state table."""
-        return self._units(STATE_TABLE, state_table.UNIT_SIZE, self.config.state_table_file_size)
+        return self._of_3_x(STATE_TABLE, state_table.UNIT_SIZE, self.config.state_table_file_size)
 
     @cached_property
     def redo_log(self) -> FileSequence:
         """The files of the transaction redo log."""
-        return self._units(REDO_LOG, queue_entry.UNIT_SIZE, self.config.redo_log_file_size)
+        return self._of_3_x(REDO_LOG, queue_entry.UNIT_SIZE, self.config.redo_log_file_size)
 
-    def _units(self, folder: str, unit: int, stated: int | None) -> FileSequence:
-        return _units_of(self._numbered(folder) if self.has_state_table else (), unit, stated)
+    def _of_3_x(self, folder: str, entry_size: int, stated: int | None) -> FileSequence:
+        return _of_entries(
+            self._numbered(folder) if self.has_state_table else (), entry_size, stated
+        )
 
     @cached_property
     def index_files(self) -> tuple[Entry, ...]:
@@ -353,10 +355,10 @@ class StoreLayout:
             logger.warning("%s: not a store file, ignored", self.filesystem.full_path(path))
 
 
-def _units_of(files: tuple[StoreFile, ...], unit: int, stated: int | None) -> FileSequence:
+def _of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None) -> FileSequence:
     size = stated or _size_of(files)
     # If the largest file holds no whole entry, a file has room for one.
-    return FileSequence(files, max(unit, size // unit * unit))
+    return FileSequence(files, max(entry_size, size // entry_size * entry_size))
 
 
 def _size_of(files: tuple[StoreFile, ...]) -> int:
@@ -448,24 +450,24 @@ def _delays(layout: StoreLayout, queue_id: int) -> Iterator[int]:
         except FileNotFoundError:
             continue
         for position in range(0, len(data) - queue_entry.UNIT_SIZE + 1, queue_entry.UNIT_SIZE):
-            unit = queue_entry.decode_at(data, position)
-            if not unit.is_written:
+            entry = queue_entry.decode_at(data, position)
+            if not entry.is_written:
                 break
-            at = log.at(unit.physical_offset)
-            if unit.is_filler or at is None:
+            at = log.at(entry.physical_offset)
+            if entry.is_filler or at is None:
                 continue
-            found = _store_time(layout, at.path, at.base, unit)
-            if found is not None and 0 < unit.tags_code - found <= _LONGEST_MS:
-                yield unit.tags_code - found
+            found = _store_time(layout, at.path, at.base, entry)
+            if found is not None and 0 < entry.tags_code - found <= _LONGEST_MS:
+                yield entry.tags_code - found
 
 
 def _store_time(
-    layout: StoreLayout, path: str, base: int, unit: queue_entry.QueueEntry
+    layout: StoreLayout, path: str, base: int, entry: queue_entry.QueueEntry
 ) -> int | None:
     try:
-        window = layout.open_file(path).window(unit.physical_offset - base, unit.size)
+        window = layout.open_file(path).window(entry.physical_offset - base, entry.size)
     except FileNotFoundError:
         return None
-    data = bytes(window[: unit.size])
-    outcome = frame.decode_at(data, 0, base=unit.physical_offset, check_crc=False)
+    data = bytes(window[: entry.size])
+    outcome = frame.decode_at(data, 0, base=entry.physical_offset, check_crc=False)
     return outcome.store_timestamp if isinstance(outcome, frame.Frame) else None
