@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from logquarry.store.consumer.consumer import Consumer
     from logquarry.store.consumer.progress import OffsetEstimate
     from logquarry.store.message_store import MessageStore, QueueOffsets
+    from logquarry.store.retention.offline import retain
     from logquarry.store.retention.plan import RetentionPlan
-    from logquarry.store.retention.retain import retain
     from logquarry.store.retention.rules import RetentionRules
     from logquarry.store.stats import StoreStats
     from logquarry.store.store_state import StoreState
@@ -101,7 +101,7 @@ _HOMES = {
     "TransactionEnd": "logquarry.dialect31.prepared",
     "TransactionState": "logquarry.store.transaction.transaction",
     "recover": "logquarry.repair.recover.recover",
-    "retain": "logquarry.store.retention.retain",
+    "retain": "logquarry.store.retention.offline",
 }
 
 

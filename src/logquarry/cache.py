@@ -1,6 +1,6 @@
-"""Where this package may keep files between runs: the Java shim, compiled kernels.
+"""Folders in which this package keeps files between runs: the Java shim, compiled kernels.
 
-Nothing in a cache folder is needed: losing it costs a moment on the next run.
+A cache folder may be deleted at any time; the next run then takes a moment longer.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 
 
 def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
-    """Folders to try, best first; the caller takes the first one that does what it needs.
+    """Candidate folders, best first; the caller takes the first that it can use.
 
     The first is LOGQUARRY_CACHE_DIR, else logquarry/ under XDG_CACHE_HOME, else
-    ~/.cache/logquarry. It may not exist, not be writable or not allow execution. Then comes a
-    folder for temporary files, made when it is asked for, that belongs to this user alone.
+    ~/.cache/logquarry. It may be missing, read-only or mounted noexec. The second is a temporary
+    folder that only this user can write; it is created when the iterator reaches it.
     """
     environ = os.environ if environ is None else environ
     own, xdg = environ.get("LOGQUARRY_CACHE_DIR"), environ.get("XDG_CACHE_HOME")
     if own:
         yield Path(own).absolute()
-    elif xdg and Path(xdg).is_absolute():  # the XDG specification has relative ones ignored
+    elif xdg and Path(xdg).is_absolute():  # the XDG specification ignores relative paths
         yield Path(xdg) / "logquarry"
     else:
         home = Path(environ.get("HOME") or "~").expanduser()
@@ -36,10 +36,10 @@ def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """The first of `cache_folders` that can be written to; it exists on return.
+    """The first writable folder of `cache_folders`; it exists on return.
 
     Raises:
-        OSError: if not even a temporary folder can be made.
+        OSError: if not even a temporary folder can be created.
     """
     return next(folder for folder in cache_folders(environ) if _made(folder))
 
@@ -53,10 +53,10 @@ def _made(folder: Path) -> bool:
 
 
 def _temporary_folder() -> Path:
-    """A folder under the system's temporary one; the same on each run where that is safe.
+    """A folder below the system's temporary folder; the same one on each run if that is safe.
 
-    Its name can be guessed and /tmp is everyone's, so one that another user made, or may write to,
-    is left alone: programs are run from here.
+    Its name is predictable and any user can write to /tmp. So a folder that another user created
+    or may write to is not used: programs are run from it.
     """
     parent = tempfile.gettempdir()
     folder = Path(parent) / f"logquarry-{os.getuid()}"
@@ -79,6 +79,6 @@ def _folder_of_this_process(parent: str) -> Path:
 
 
 def _remove(folder: Path, owner: int) -> None:
-    # A forked child ends too, and its parent still works here.
+    # A forked child exits too, while its parent still uses the folder.
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Settings of a store: what fixes its bytes, and what only tunes the work on it.
+"""Settings of a store: its file sizes and formats, and the tuning of its operation.
 
-Names are ``MessageStoreConfig``'s in snake_case. RocketMQ's own spellings (``broker.conf``,
-JSON) are parsed here, at the edge, and nowhere else. Configurations are frozen; a change is a new
-object (:func:`dataclasses.replace`).
+Names are ``MessageStoreConfig``'s in snake_case. RocketMQ's own spellings (``broker.conf``, JSON)
+are parsed here and nowhere else. Configurations are frozen; to change one, make a new object
+(:func:`dataclasses.replace`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ their sign; UNIQ_KEY and those words; these and the tag."""
 FLUSH_DISK_TYPES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
 DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
-"""Bytes of a commit log file where neither files nor settings say (``mappedFileSizeCommitLog``)."""
+"""Bytes of a commit log file if neither files nor settings fix it (``mappedFileSizeCommitLog``)."""
 
 _MOST_MESSAGE_BYTES: Final = {"4.9": 4 << 20, "3.1": 512 << 10}
 _DELAY_LEVELS: Final = {"4.9": delay.DEFAULT_LEVELS, "3.1": delay.LEVELS_3}
-"""What the two dialects have where the settings do not say."""
+"""Defaults that differ between the two dialects."""
 
 STORE_SETTINGS: Final = frozenset(
     {
@@ -81,18 +81,18 @@ _ABOVE_ZERO: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutConfig:
-    """What fixes the bytes. ``None`` means: as the files that are there say.
+    """Settings that fix the bytes. ``None`` means: inferred from the existing files.
 
     Attributes:
         mapped_file_size_commit_log: bytes of a commit log file (RocketMQ: 1 GiB).
-        mapped_file_size_consume_queue: bytes of a queue file, rounded up to whole units
+        mapped_file_size_consume_queue: bytes of a queue file, rounded up to whole entries
             (RocketMQ: 6,000,000).
         max_hash_slot_num: slots of an index file (RocketMQ: 5,000,000).
-        max_index_num: entries of an index file, the unused entry 0 included
+        max_index_num: entries of an index file, including the unused entry 0
             (RocketMQ: 20,000,000).
         tran_state_table_mapped_file_size: bytes of a file of the 3.x state table
             (RocketMQ: 48,000,000).
-        tran_redo_log_mapped_file_size: bytes of a file of its redo log (RocketMQ: 40,000,000).
+        tran_redo_log_mapped_file_size: bytes of a file of the 3.x redo log (RocketMQ: 40,000,000).
         index_tags: whether the index has an entry for each message's tag, as RocketMQ 5.4 and
             later write it. A new store has none.
     """
@@ -112,28 +112,28 @@ class LayoutConfig:
                 continue
             if value is not None and value <= 0:
                 raise UsageError(f"{field.name} is {value}, and must be above 0")
-            # RocketMQ's are ints, and what is reckoned from one is to stay within 64 bits.
+            # RocketMQ's sizes are ints, and offset arithmetic must stay within 64 bits.
             if value is not None and value > java.INT_MAX:
                 raise UsageError(f"{field.name} is {value}, and must not be above {java.INT_MAX}")
 
     @property
     def queue_file_size(self) -> int | None:
-        """Bytes of a queue file in whole units (``getMappedFileSizeConsumeQueue``)."""
-        return _whole_units(self.mapped_file_size_consume_queue, queue_entry.UNIT_SIZE)
+        """Bytes of a queue file in whole entries (``getMappedFileSizeConsumeQueue``)."""
+        return _whole_entries(self.mapped_file_size_consume_queue, queue_entry.UNIT_SIZE)
 
     @property
     def state_table_file_size(self) -> int | None:
-        """Bytes of a file of the state table in whole units."""
-        return _whole_units(self.tran_state_table_mapped_file_size, state_table.UNIT_SIZE)
+        """Bytes of a state table file in whole entries."""
+        return _whole_entries(self.tran_state_table_mapped_file_size, state_table.UNIT_SIZE)
 
     @property
     def redo_log_file_size(self) -> int | None:
-        """Bytes of a file of the redo log in whole units."""
-        return _whole_units(self.tran_redo_log_mapped_file_size, queue_entry.UNIT_SIZE)
+        """Bytes of a redo log file in whole entries."""
+        return _whole_entries(self.tran_redo_log_mapped_file_size, queue_entry.UNIT_SIZE)
 
     @property
     def index_shape(self) -> index.IndexShape | None:
-        """The shape of index files where both numbers are stated."""
+        """The shape of index files, if a setting fixes it."""
         if self.max_hash_slot_num is None and self.max_index_num is None:
             return None
         return index.IndexShape(
@@ -144,90 +144,89 @@ class LayoutConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreConfig(LayoutConfig):
-    """The settings of a store. Defaults are RocketMQ 4.9.3's.
+    """The settings of a store. Defaults are RocketMQ 4.9.3's; times are in milliseconds.
 
     Attributes:
-        dialect: what a writer writes: ``"4.9"``, or ``"3.1"`` for the store of RocketMQ 3.1.3 with
-            its transaction state table (docs/dialect-3.1.md). Readers know both without it.
-        message_delay_level: delay of each level, level 1 first; where it is not stated, the 18
-            levels of 4.9.3, or the 16 of 3.1.3.
-        max_msgs_num_batch: most messages that one index query gives.
+        dialect: the format that a writer writes: ``"4.9"``, or ``"3.1"`` for RocketMQ 3.1.3 with
+            its transaction state table (docs/dialect-3.1.md). Readers recognise both.
+        message_delay_level: delay of each level, level 1 first. Default: the 18 levels of 4.9.3,
+            or the 16 of 3.1.3.
+        max_msgs_num_batch: most messages of one index query.
         max_transfer_count_on_message_in_memory: most messages of one ``get``.
         max_transfer_bytes_on_message_in_memory: most bytes of one ``get``.
-        max_transfer_count_on_message_in_disk: the same further back in the log than
-            ``access_message_in_memory_max_ratio`` percent of the machine's memory.
-        max_transfer_bytes_on_message_in_disk: likewise.
-        access_message_in_memory_max_ratio: percent of memory taken for page cache.
-        enable_multi_dispatch: whether INNER_MULTI_DISPATCH puts a message into further queues.
-        enable_lmq: whether those of them that start with ``%LMQ%`` all have the queue id 0.
-        decompress_limit: bytes that one compressed body may turn into.
-        recovery: what is done to a store that was not closed in order: ``"safe"`` loses nothing
-            that stands whole in the log, ``"rocketmq"`` does what RocketMQ would, and as it does
-            also to one that was.
-        check_crc_on_recover: whether the last three files of the log are compared with the CRCs of
-            their bodies when a store is opened that was closed in order, and whatever
-            ``"rocketmq"`` reads when it recovers.
-        message_index_safe: whether ``"rocketmq"`` goes back as far as the index may lack messages.
-        max_message_size: most bytes of a frame, and of the wire form of a batch; where it is not
-            stated (0), 4 MiB, and 512 KiB in dialect 3.1.
-        store_host: what a message without a store host of its own gets.
-        topic_check: what a topic to be written may be: ``"store"`` for any name that is safe as
-            a folder's, ``"rocketmq-broker"`` for the letters that RocketMQ's broker takes.
-        broker_role: ``ASYNC_MASTER``, ``SYNC_MASTER`` or ``SLAVE``, which takes no messages.
-        os_page_cache_busy_time_out_mills: how long one put may hold the log before others are
-            refused.
-        flush_disk_type: ``ASYNC_FLUSH``, or ``SYNC_FLUSH``: a put waits until it is on the disk.
-        sync_flush_timeout: how long it waits for that, in milliseconds as all times here.
-        flush_interval_commit_log: pause between two flushes of the log that nobody waits for.
-        flush_commit_log_timed: whether such a flush keeps to the interval also when puts come.
-        flush_commit_log_least_pages: least pages of 4 KiB that such a flush is for.
-        flush_commit_log_thorough_interval: how often one takes whatever there is.
-        commit_interval_commit_log: the same for commits of the transient store pool.
-        commit_commit_log_least_pages: likewise.
-        commit_commit_log_thorough_interval: likewise.
-        transient_store_pool_enable: write to memory first, and to the log's files from there.
-            Only with ASYNC_FLUSH, and not on a slave.
-        transient_store_pool_size: buffers, each as large as a file of the log.
+        max_transfer_count_on_message_in_disk: most messages of one ``get`` further back in the log
+            than ``access_message_in_memory_max_ratio`` percent of the machine's memory.
+        max_transfer_bytes_on_message_in_disk: most bytes of such a ``get``.
+        access_message_in_memory_max_ratio: percent of memory assumed to be page cache.
+        enable_multi_dispatch: whether INNER_MULTI_DISPATCH adds a message to further queues.
+        enable_lmq: whether further queues whose names start with ``%LMQ%`` all have queue id 0.
+        decompress_limit: most bytes of one decompressed body.
+        recovery: how to recover a store that was not shut down cleanly. ``"safe"`` loses no sound
+            frame of the log. ``"rocketmq"`` does what RocketMQ does, also after a clean shutdown.
+        check_crc_on_recover: whether to compare bodies with their CRCs: in the last three log files
+            when opening a store that was shut down cleanly, and in all that the recovery
+            ``"rocketmq"`` reads.
+        message_index_safe: whether the recovery ``"rocketmq"`` starts early enough to complete the
+            index.
+        max_message_size: most bytes of a frame, and of the wire form of a batch. Default (0):
+            4 MiB, or 512 KiB in dialect 3.1.
+        store_host: the store host of messages that have none.
+        topic_check: which topics a put accepts: ``"store"`` any name that is safe as a folder name,
+            ``"rocketmq-broker"`` the characters that RocketMQ's broker accepts.
+        broker_role: ``ASYNC_MASTER``, ``SYNC_MASTER`` or ``SLAVE``, which accepts no messages.
+        os_page_cache_busy_time_out_mills: if one put holds the log longer, other puts are refused.
+        flush_disk_type: ``ASYNC_FLUSH``, or ``SYNC_FLUSH``: each put waits for its flush.
+        sync_flush_timeout: how long a put waits for its flush.
+        flush_interval_commit_log: pause between two background flushes of the log.
+        flush_commit_log_timed: whether background flushes keep the interval also during puts.
+        flush_commit_log_least_pages: a background flush waits for this many pages of 4 KiB.
+        flush_commit_log_thorough_interval: how often a flush ignores that minimum.
+        commit_interval_commit_log: pause between two commits of the transient store pool.
+        commit_commit_log_least_pages: a commit waits for this many pages of 4 KiB.
+        commit_commit_log_thorough_interval: how often a commit ignores that minimum.
+        transient_store_pool_enable: write to memory first, and to the log's files from there. Only
+            with ASYNC_FLUSH, and not on a slave.
+        transient_store_pool_size: number of buffers, each as large as a log file.
         fast_fail_if_no_buffer_in_store_pool: refuse puts while no buffer is free.
-        warm_mapped_file_enable: bring all pages of a file into memory when it is made.
-        flush_least_pages_when_warm_mapped_file: has no use here: a warm file is populated, not
-            written.
+        warm_mapped_file_enable: load all pages of a new file into memory.
+        flush_least_pages_when_warm_mapped_file: without effect: warming reads pages, it does not
+            write them.
         flush_interval_consume_queue: pause between two flushes of the queues.
-        flush_consume_queue_least_pages: as for the log.
-        flush_consume_queue_thorough_interval: likewise; then the checkpoint is written too.
-        message_index_enable: whether keys are put into an index.
+        flush_consume_queue_least_pages: a queue flush waits for this many pages of 4 KiB.
+        flush_consume_queue_thorough_interval: how often a queue flush ignores that minimum; it then
+            writes the checkpoint too.
+        message_index_enable: whether to index keys.
         slave_timeout: how long a put on a ``SYNC_MASTER`` waits for a slave.
-        ha_slave_fallbehind_max: bytes that a slave may be behind to be waited for.
-        ha_send_heartbeat_interval: after how long without a word master and slave say one.
-        ha_housekeeping_interval: after how long without a word the other side counts as gone.
+        ha_slave_fallbehind_max: a put waits only for slaves with a lag of at most this many bytes.
+        ha_send_heartbeat_interval: after this time without traffic, master and slave send a
+            heartbeat.
+        ha_housekeeping_interval: after this time without traffic, the connection counts as lost.
         ha_transfer_batch_size: most bytes of the log that a master sends at once.
-        clean_expired_files: whether a store that is open to be written deletes what has expired.
-            RocketMQ always does; here nothing goes that nobody asked for (docs/retention.md).
-        file_reserved_time: hours after which a file of the log has expired, counted from the store
-            time of its last message; older half messages are given up.
-        delete_when: the hours of the day, with ``;`` between them, in which expired files go.
-        disk_max_used_space_ratio: percent of the disk: where it is fuller, expired files go at any
-            hour.
-        clean_file_forcibly_enable: whether files go that have not expired, where the disk is more
-            than 85 % full. (RocketMQ: true.)
-        clean_resource_interval: pause between two looks at what has expired.
-        delete_commit_log_files_interval: pause between two files of the log.
-        delete_files_batch_max: most files of the log that one look deletes.
-        flush_consumer_offset_interval: how often the offsets of consumers are written.
-        deliver_delayed: whether a store that is opened to be written delivers delayed messages
-            from then on. Otherwise it does when it is told to
-            (:meth:`~logquarry.store.write_api.WriteApi.start_delivery`).
-        flush_delay_offset_interval: how often it is saved how far that has come.
-        transaction_time_out: age of a half message from which on a check asks for it.
-        transaction_check_max: how often it is asked for before it is given up.
-        transaction_check_interval: pause between two checks.
-        check_transaction_message_timer_interval: pause between two checks of open transactions,
-            in dialect 3.1.
-        check_transaction_message_atleast_interval: how old a transaction is at least that is
-            checked.
-        broker_settings: (name, value) of the broker's settings that logquarry does not act on but
-            that decide which files the store consists of; ``from_mapping`` and ``from_file`` fill
-            it. The store's features are determined from it.
+        clean_expired_files: whether an open writer deletes expired files. RocketMQ always does;
+            here it must be switched on (docs/retention.md).
+        file_reserved_time: hours until a log file expires, counted from the store time of its last
+            message; older half messages are abandoned too.
+        delete_when: hours of the day, separated by ``;``, in which expired files are deleted.
+        disk_max_used_space_ratio: above this percentage of disk use, expired files are deleted at
+            any hour.
+        clean_file_forcibly_enable: whether files that have not expired are deleted too if the disk
+            is more than 85 % full. (RocketMQ: true.)
+        clean_resource_interval: pause between two searches for expired files.
+        delete_commit_log_files_interval: pause between the deletion of two log files.
+        delete_files_batch_max: most log files that one search deletes.
+        flush_consumer_offset_interval: how often consumer offsets are written.
+        deliver_delayed: whether a writer delivers delayed messages from its opening on. Otherwise
+            :meth:`~logquarry.store.write_api.WriteApi.start_delivery` starts the delivery.
+        flush_delay_offset_interval: how often the progress of the delivery is written.
+        transaction_time_out: age from which a half message is checked.
+        transaction_check_max: most checks of a half message before it is abandoned.
+        transaction_check_interval: pause between two rounds of checks.
+        check_transaction_message_timer_interval: pause between two rounds of checks in dialect 3.1.
+        check_transaction_message_atleast_interval: least age of a transaction to be checked, in
+            dialect 3.1.
+        broker_settings: (name, value) of broker settings that logquarry does not use but that
+            decide which files the store consists of. ``from_mapping`` and ``from_file`` fill it,
+            and the store's features are determined from it.
     """
 
     dialect: str = DIALECTS[0]
@@ -315,10 +314,10 @@ class StoreConfig(LayoutConfig):
             raise UsageError(f"disk_max_used_space_ratio is {ratio}, and must be from 1 to 100")
 
     def _check_3_1(self) -> None:
-        """Refuse what RocketMQ 3.1.3 does not have.
+        """Reject settings that RocketMQ 3.1.3 does not have.
 
         Raises:
-            UsageError: if a setting asks for it.
+            UsageError: if one of them is set.
         """
         lacking = {
             "enable_multi_dispatch": self.enable_multi_dispatch,
@@ -327,16 +326,16 @@ class StoreConfig(LayoutConfig):
         }
         for name, is_wanted in lacking.items():
             if is_wanted:
-                raise UsageError(f"{name}: dialect 3.1 has no such thing")
+                raise UsageError(f"{name}: dialect 3.1 does not support it")
         if self.recovery == "rocketmq":
             raise UsageError(
-                "recovery 'rocketmq' is that of 4.9.3, which knows nothing of the state table of "
+                "recovery 'rocketmq' is that of 4.9.3, which does not know the state table of "
                 "dialect 3.1"
             )
 
     @property
     def is_3_1(self) -> bool:
-        """Whether a writer writes as RocketMQ 3.1.3 did."""
+        """Whether a writer writes the format of RocketMQ 3.1.3."""
         return self.dialect == "3.1"
 
     @property
@@ -364,11 +363,10 @@ class StoreConfig(LayoutConfig):
     def from_mapping(cls, values: Mapping[str, Any]) -> StoreConfig:
         """Settings by RocketMQ's names or ours.
 
-        Names that this version has no use for are skipped (a ``broker.conf`` is full of them) and
-        logged.
+        Unknown names are skipped and logged at debug level (a ``broker.conf`` is full of them).
 
         Raises:
-            UsageError: if a value is not what its setting takes.
+            UsageError: if a value has the wrong type.
         """
         known = {field.name: field for field in fields(cls) if field.name != "broker_settings"}
         settings: dict[str, Any] = {}
@@ -388,7 +386,7 @@ class StoreConfig(LayoutConfig):
         """Settings from a ``broker.conf`` (lines ``name=value``) or a JSON object.
 
         Raises:
-            UsageError: if the file cannot be read or understood.
+            UsageError: if the file cannot be read or parsed.
         """
         try:
             text = Path(path).read_text("utf-8")
@@ -412,12 +410,12 @@ class StoreConfig(LayoutConfig):
         return cls.from_mapping(values)
 
 
-def _whole_units(size: int | None, unit: int) -> int | None:
-    return None if size is None else -(-size // unit) * unit
+def _whole_entries(size: int | None, entry_size: int) -> int | None:
+    return None if size is None else -(-size // entry_size) * entry_size
 
 
 def _snake_case(name: str) -> str:
-    # RocketMQ wrote "maped" for years; both spellings are in use.
+    # RocketMQ misspelled "mapped" as "maped" for years; both spellings are in use.
     name = re.sub(r"(^m|M)aped", r"\1apped", name)
     name = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
     name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
@@ -426,7 +424,7 @@ def _snake_case(name: str) -> str:
 
 def _converted(name: str, kind: str, value: Any) -> Any:
     if kind.startswith("int"):
-        # bool is an int to Python, but true is no size.
+        # bool is an int in Python, but true is no size.
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         if value is None and kind.endswith("None"):

@@ -1,29 +1,29 @@
-"""What can go wrong, as one tree of exceptions.
+"""All exceptions that this package raises, as one tree.
 
 ::
 
     LogquarryError
-    ├── UsageError            an option or argument that makes no sense (CLI exit code 2)
-    │   └── BadFilter         ... an SQL92 filter: column and reason
-    ├── SourceNotReadable     what is to be imported cannot be read, or is no export (exit code 3)
-    ├── BadRow                ... or one of its rows is no message: path, number, reason (code 1)
+    ├── UsageError            invalid option or argument (CLI exit code 2)
+    │   └── BadFilter         invalid SQL92 filter: column and reason
+    ├── SourceNotReadable     an import's source cannot be read, or is no export (exit code 3)
+    ├── BadRow                a row of an import is no message: path, number, reason (code 1)
     ├── JavaNotFound          no Java that Spark can run on (in spark/java.py)
-    ├── ReplicationError      a master and a slave cannot go on (exit code 4)
-    │   ├── ProtocolViolation   the other side sends what the protocol has not got
-    │   └── LogsDiverged        a slave's log is no beginning of its master's
-    └── StoreError            something about a store
+    ├── ReplicationError      a master and a slave cannot continue (exit code 4)
+    │   ├── ProtocolViolation   the peer sent bytes that violate the protocol
+    │   └── LogsDiverged        a slave's log is no prefix of its master's
+    └── StoreError            a problem with a store
         ├── StoreNotFound     there is no store at that path, or it cannot be read (exit code 3)
         ├── StoreUnavailable  closed, read-only, busy, poisoned or refused (exit code 4)
         │   └── UnsupportedStore  the store has a feature that the call cannot handle
         ├── MessageRejected   the message was not stored: illegal or too large
-        ├── MessageNotFound   no message stands where one was asked for
-        ├── DecompressionError   a body does not decompress, or to too much
-        └── CorruptStore      bytes that are not what the format says (exit code 1)
+        ├── MessageNotFound   there is no message at the given place
+        ├── DecompressionError   a body does not decompress, or exceeds the limit
+        └── CorruptStore      bytes that violate the format (exit code 1)
             ├── CorruptFrame  ... in the commit log: path, offset, kind and reason
             └── CorruptFile   ... in any other file of the store
 
-Exceptions say that a thing was not done. Outcomes that are part of normal work (an offset past the
-end of a queue, a torn tail) are values, never exceptions.
+An exception means that an operation was not done. Outcomes of normal work (an offset past the end
+of a queue, a torn tail) are values, never exceptions.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from typing import Any
 
 
 class LogquarryError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base of all exceptions that this package raises deliberately."""
 
 
 class UsageError(LogquarryError, ValueError):
-    """An argument, option or configuration value that cannot be meant."""
+    """An invalid argument, option or configuration value."""
 
 
 class BadFilter(UsageError):
-    """An SQL92 filter that cannot be understood.
+    """An invalid SQL92 filter.
 
     Attributes:
         expression: the filter.
-        column: where it ends to make sense, from 1.
-        reason: what is wrong there, in words.
+        column: column of the error, from 1.
+        reason: a description.
     """
 
     def __init__(self, expression: str, column: int, reason: str) -> None:
@@ -59,17 +59,17 @@ class BadFilter(UsageError):
 
 
 class SourceNotReadable(LogquarryError):
-    """What is to be imported is not there, cannot be read, or is not what an export writes."""
+    """The source of an import is missing, cannot be read, or was not written by an export."""
 
 
 class BadRow(LogquarryError):
-    """A row that is to be imported is no message, or none that the store takes.
+    """A row of an import is no message, or the store rejects it.
 
     Attributes:
         path: the file.
-        unit: what ``number`` counts there: line or row.
-        number: of the row, from 1.
-        reason: what is wrong, in words.
+        unit: what ``number`` counts: ``line`` or ``row``.
+        number: number of the row, from 1.
+        reason: a description.
     """
 
     def __init__(self, path: str, unit: str, number: int, reason: str) -> None:
@@ -84,14 +84,14 @@ class BadRow(LogquarryError):
 
 
 class ReplicationError(LogquarryError):
-    """A master and a slave cannot go on with each other."""
+    """A master and a slave cannot continue with each other."""
 
 
 class ProtocolViolation(ReplicationError):
-    """The other side of a connection sends what no master or slave would.
+    """The peer sent bytes that violate the protocol.
 
     Attributes:
-        events: what came before it with the same bytes, and counts.
+        events: valid events that were decoded from the same bytes before the violation.
     """
 
     def __init__(self, message: str, *, events: Any = ()) -> None:
@@ -100,10 +100,10 @@ class ProtocolViolation(ReplicationError):
 
 
 class LogsDiverged(ReplicationError):
-    """A slave's log is no beginning of its master's: it is ahead of it, or has other bytes.
+    """A slave's log is no prefix of its master's: it is longer, or has other bytes.
 
     Attributes:
-        offset: from where on, as far as that is known.
+        offset: physical offset of the first difference, as far as known.
     """
 
     def __init__(self, message: str, *, offset: int) -> None:
@@ -115,13 +115,13 @@ class LogsDiverged(ReplicationError):
 
 
 class StoreError(LogquarryError):
-    """Something about a store or its files."""
+    """A problem with a store or its files."""
 
 
 class StoreNotFound(StoreError):
     """No store at the path, or its files cannot be read.
 
-    Not an ``OSError``, so that "there is no store" is never taken for a failing disk.
+    It is no ``OSError``, so that a missing store is never mistaken for a failing disk.
     """
 
 
@@ -131,8 +131,8 @@ class StoreUnavailable(StoreError):
     Attributes:
         status: RocketMQ's put status: SERVICE_NOT_AVAILABLE, OS_PAGECACHE_BUSY or
             CREATE_MAPEDFILE_FAILED.
-        appended: of a ``put_many`` that came to an end in the middle: the result for the messages
-            that are in the log, else None. They are the first ones of the call.
+        appended: if a ``put_many`` failed in the middle, the result of the messages that are in the
+            log (the first ones of the call); else None.
     """
 
     def __init__(self, message: str, *, status: str = "SERVICE_NOT_AVAILABLE") -> None:
@@ -163,12 +163,11 @@ class MessageRejected(StoreError):
 
     Attributes:
         status: RocketMQ's put status: MESSAGE_ILLEGAL or PROPERTIES_SIZE_EXCEEDED; UNKNOWN_ERROR
-            where multi-dispatch makes the message too large.
-        reason: our word: too_large, properties, truncated, larger_than_file, topic, hosts or
-            delay.
-        index: of a message of ``put_many``: its number, else None.
-        appended: as :class:`StoreUnavailable` has it; only where multi-dispatch makes a message
-            too large. Every other refusal comes before the first message is appended.
+            if multi-dispatch makes the message too large.
+        reason: our code: too_large, properties, truncated, larger_than_file, topic, hosts or delay.
+        index: number of the message in a ``put_many``, else None.
+        appended: as in :class:`StoreUnavailable`; only if multi-dispatch makes a message too large.
+            Every other rejection happens before the first message is appended.
     """
 
     def __init__(self, message: str, *, status: str, reason: str, index: int | None = None) -> None:
@@ -179,7 +178,7 @@ class MessageRejected(StoreError):
         self.appended: Any = None
 
     def of_message(self, index: int) -> MessageRejected:
-        """The same, said of a message of many."""
+        """The same rejection for message ``index`` of a ``put_many``."""
         text = f"message {index}: {self}"
         return MessageRejected(text, status=self.status, reason=self.reason, index=index)
 
@@ -188,21 +187,21 @@ class MessageRejected(StoreError):
 
 
 class MessageNotFound(StoreError, LookupError):
-    """No message stands where one was asked for: outside the log, or not at a frame's start."""
+    """There is no message at the given place: outside the log, or not at a frame's start."""
 
 
 class DecompressionError(StoreError, ValueError):
-    """The body is not what its flag says, or is larger than the limit."""
+    """The body does not decompress as its flag promises, or exceeds the limit."""
 
 
 class CorruptStore(StoreError):
-    """Bytes that are not what the format says, with the place where they stand.
+    """Bytes that violate the format, with their place.
 
     Attributes:
-        path: the file, as a string.
-        offset: for commit log files the physical offset, for others the position in the file.
-        kind: a short stable word (the ``kind`` of a verify finding).
-        reason: what is wrong, in words.
+        path: the file.
+        offset: physical offset in the commit log; position in any other file.
+        kind: a short stable code (the ``kind`` of a verify finding).
+        reason: a description.
     """
 
     def __init__(self, path: str, offset: int, reason: str, *, kind: str = "corrupt") -> None:
@@ -213,8 +212,8 @@ class CorruptStore(StoreError):
         self.kind = kind
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions with keyword arguments do not survive pickling by default, and these cross
-        # from Spark's workers to the driver.
+        # Exceptions with keyword arguments do not survive pickling by default, and Spark pickles
+        # these from its workers to the driver.
         return _rebuild_corrupt, (type(self), self.path, self.offset, self.reason, self.kind)
 
 

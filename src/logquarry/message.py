@@ -1,7 +1,7 @@
-"""A message as users meet it: :class:`Message` to put, :class:`StoredMessage` to read.
+"""Messages: :class:`Message` to put, :class:`StoredMessage` as read from a store.
 
-The latter wraps the frame as it stands in the log and decodes the rest (text, properties, hosts,
-ids) when asked. Attributes carry the names of the columns of DataFrames and of the JSON lines.
+A StoredMessage wraps the frame from the log and decodes text, properties, hosts and ids on demand.
+Its attributes have the names of the DataFrame columns and JSON members.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _new = tuple.__new__
 
 
 class _Fields(NamedTuple):
-    """The fields of :class:`Message` in their order."""
+    """The fields of :class:`Message`, in order."""
 
     topic: str
     body: bytes | bytearray | memoryview
@@ -45,33 +45,35 @@ class _Fields(NamedTuple):
 
 
 class Message(_Fields):
-    """A message to put. What its fields may hold is checked by the store that takes it.
+    """A message to put. The store validates its fields when it is put.
 
     Attributes:
-        topic: its topic.
-        body: the body, as it is to be stored.
-        queue_id: queue of the topic. RocketMQ takes a negative one too.
+        topic: the topic.
+        body: the body, stored as given.
+        queue_id: queue of the topic. RocketMQ accepts negative ids too.
         tags: the TAGS property.
-        keys: the KEYS property: keys with spaces between them.
+        keys: the KEYS property: keys separated by spaces.
         properties: further properties; ``None`` for none.
-        properties_string: the property string, written as given. ``properties`` (or else what the
-            string says) then only serves where the store has to make the string anew: for a
-            delay, and for multi-dispatch.
+        properties_string: the property string, written as given. ``properties`` (or else the
+            decoded string) is then used only if the store has to rewrite the string: for a delay,
+            and for multi-dispatch.
         delay_level: the DELAY property, 0 for none.
-        wait_store_ok: whether the put waits for flush and replica; WAIT is only written if not.
-        flag: the application's own bits.
-        sys_flag: RocketMQ's bits (:mod:`logquarry.format.sys_flag`); those of the hosts' families
-            are set by the store.
-        queue_offset: of a 3.1 rollback its number in the state table. Others get theirs.
+        wait_store_ok: whether the put waits for flush and replica. WAIT is written only if False.
+        flag: the application's bits.
+        sys_flag: RocketMQ's bits (:mod:`logquarry.format.sys_flag`). The store sets the bits of the
+            host families.
+        queue_offset: for a rollback of 3.1, its number in the state table. The store sets it for
+            all other messages.
         born_timestamp: in milliseconds; ``None`` for the store's clock.
         born_host: the producer, ``ip:port`` or ``[ip]:port``, or 8 or 20 bytes as in a frame.
         store_host: the broker, likewise; ``None`` for ``StoreConfig.store_host``.
-        reconsume_times: how often consumers sent it back.
-        prepared_transaction_offset: of a COMMIT or ROLLBACK: where its half message stands.
+        reconsume_times: how often consumers sent the message back.
+        prepared_transaction_offset: for a COMMIT or ROLLBACK, the physical offset of its half
+            message.
     """
 
-    # A tuple: it cannot be changed, it is made in a third of the time that a frozen dataclass
-    # takes, and many of them are turned into columns at once.
+    # A tuple: immutable, created in a third of the time of a frozen dataclass, and quickly
+    # transposed to columns.
     __slots__ = ()
 
     def __new__(
@@ -95,7 +97,7 @@ class Message(_Fields):
         reconsume_times: int = 0,
         prepared_transaction_offset: int = 0,
     ) -> Self:
-        """A message of some fields, the others by default."""
+        """Make a message; omitted fields get their defaults."""
         return _new(
             cls,
             (
@@ -123,7 +125,7 @@ class Message(_Fields):
         return Message._make, (tuple(self),)
 
     def all_properties(self) -> dict[str, str]:
-        """Every property in the order of the string that is made of them.
+        """All properties, in the order in which they are encoded.
 
         That is the order of ``properties`` (else of the string), then KEYS, TAGS, WAIT, DELAY.
         """
@@ -146,10 +148,10 @@ class Message(_Fields):
 
 
 class StoredMessage:
-    """One message of a store. Immutable; equal if the frames are.
+    """A message read from a store. Immutable; equal if the frames are equal.
 
     Attributes:
-        broker: name of the store it comes from.
+        broker: name of the store that it comes from.
     """
 
     def __init__(
@@ -165,7 +167,7 @@ class StoredMessage:
 
     @property
     def frame(self) -> Frame:
-        """The message as it stands in the log."""
+        """The frame from the log."""
         return self._frame
 
     @cached_property
@@ -185,7 +187,7 @@ class StoredMessage:
 
     @property
     def physical_offset(self) -> int:
-        """Where the frame starts in the commit log."""
+        """Physical offset of the frame in the commit log."""
         return self.frame.physical_offset
 
     @property
@@ -200,12 +202,12 @@ class StoredMessage:
 
     @property
     def store_timestamp(self) -> int:
-        """When the store took it, in milliseconds since 1970."""
+        """Time at which the store stored it, in milliseconds since 1970."""
         return self.frame.store_timestamp
 
     @property
     def born_timestamp(self) -> int:
-        """When the producer made it, in milliseconds since 1970."""
+        """Time at which the producer created it, in milliseconds since 1970."""
         return self.frame.born_timestamp
 
     @cached_property
@@ -220,12 +222,12 @@ class StoredMessage:
 
     @property
     def sys_flag(self) -> int:
-        """RocketMQ's own bits (:mod:`logquarry.format.sys_flag`)."""
+        """RocketMQ's bits (:mod:`logquarry.format.sys_flag`)."""
         return self.frame.sys_flag
 
     @property
     def flag(self) -> int:
-        """The application's own bits."""
+        """The application's bits."""
         return self.frame.flag
 
     @property
@@ -235,12 +237,12 @@ class StoredMessage:
 
     @property
     def reconsume_times(self) -> int:
-        """How often consumers sent it back."""
+        """How often consumers sent the message back."""
         return self.frame.reconsume_times
 
     @property
     def prepared_transaction_offset(self) -> int:
-        """Of a committed or rolled back message: where its half message stands."""
+        """For a committed or rolled back message, the physical offset of its half message."""
         return self.frame.prepared_transaction_offset
 
     @property
@@ -265,28 +267,28 @@ class StoredMessage:
 
     @property
     def keys(self) -> str | None:
-        """The KEYS property: keys with spaces between them."""
+        """The KEYS property: keys separated by spaces."""
         return self.properties.get(props.KEYS)
 
     @property
     def uniq_key(self) -> str | None:
-        """The UNIQ_KEY property: the id the client gave it."""
+        """The UNIQ_KEY property: the client's id."""
         return self.properties.get(props.UNIQ_KEY)
 
     @cached_property
     def tags_code(self) -> int:
-        """What the dispatcher puts in the consume queue unit."""
+        """The tags code in the message's queue entry."""
         return delay.tags_code(
             self.topic, self.properties, self.frame.store_timestamp, self._delay_levels_ms
         )
 
     @property
     def is_dispatched(self) -> bool:
-        """Whether the message takes a place in a consume queue (not PREPARED, not ROLLBACK)."""
+        """Whether the message gets a queue entry (not PREPARED, not ROLLBACK)."""
         return sys_flag.advances_queue(self.frame.sys_flag)
 
     def content(self, *, limit: int = compression.DEFAULT_LIMIT) -> bytes:
-        """The body, decompressed where SYSFLAG says so.
+        """The body, decompressed if SYSFLAG marks it as compressed.
 
         Raises:
             DecompressionError: if it does not decompress, or to more than ``limit`` bytes.
@@ -297,7 +299,7 @@ class StoredMessage:
         """The message as the object of one JSON line.
 
         Args:
-            body: what to put in the place of the stored body (its content, say).
+            body: replaces the stored body, for example by its content.
         """
         document: dict[str, Any] = {name: getattr(self, name) for name in JSON_NAMES}
         document["properties"] = dict(self.properties)
@@ -346,4 +348,4 @@ JSON_NAMES = (
     "uniq_key",
     "body",
 )
-"""Names of a JSON line, in order."""
+"""Members of a JSON line, in order."""

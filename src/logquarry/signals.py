@@ -1,9 +1,8 @@
-"""Interrupts (Ctrl-C, SIGTERM) that wait for a moment when they break nothing.
+"""Holds back interrupts (Ctrl-C, SIGTERM) until a moment at which they break nothing.
 
-An import says exactly how many messages it has put. py4j has one connection a thread: an exception
-in the middle of a call leaves the answer of that call in it, which the next one takes for its own:
-it fails with a page of Python, or waits for ever. And files of an export that are half in place are
-better put in place whole.
+An import reports exactly how many messages it has put. py4j has one connection per thread: an
+exception inside a call leaves that call's answer in the connection, and the next call then fails
+or hangs. And an export should not stop while its files are half in place.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Held:
-    """Signals that came while :func:`held` had them wait."""
+    """Signals that arrived while :func:`held` held them back."""
 
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}
@@ -27,39 +26,39 @@ class Held:
         self._came: int | None = None
 
     def hold(self) -> None:
-        """Have them wait from here on. Only the main thread can."""
+        """Start to hold signals back. Has an effect only in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
             handler = signal.getsignal(number)
             self._before[number] = handler
-            # What is ignored, or ends the process at once, does so as before.
+            # Ignored signals, and those with the default action, keep their effect.
             if callable(handler):
                 self._handlers[number] = handler
                 signal.signal(number, self._note)
 
     def release(self) -> None:
-        """Have the handlers back that were there before, also where somebody has set others."""
+        """Restore the previous handlers, also over handlers set meanwhile."""
         for number, handler in self._before.items():
             if handler is not None:
                 signal.signal(number, handler)
 
     def check(self) -> None:
-        """Do now what a signal that has come asks for: mostly, raise."""
+        """Run the handler of a signal that arrived; usually that raises."""
         if self._came is not None:
             number, self._came = self._came, None
             self._handlers[number](number, None)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._came is not None:
-            # Whoever asks twice means it.
+            # A second signal is not held back.
             self._handlers[number](number, frame)
         self._came = number
 
 
 @contextmanager
 def held() -> Iterator[Held]:
-    """Have interrupts wait for the end of the block, or for :meth:`Held.check` within it."""
+    """Hold interrupts back until the end of the block, or until :meth:`Held.check` in it."""
     waiting = Held()
     waiting.hold()
     try:

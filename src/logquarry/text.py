@@ -1,29 +1,34 @@
-"""Text for people, on a terminal and on a page: sizes, times, and what messages hold.
+"""Text of sizes, times and messages for people, and the sizes and times that they write.
 
-What a store holds was written by anybody. Escape sequences in it could move the cursor, change
-the window's title or hide text, so that nothing of it reaches a terminal before
-:func:`printable` has seen it.
+The content of a store is untrusted. Escape sequences in it could move the cursor, change the
+window's title or hide text. So all of it passes :func:`printable` before it reaches a terminal.
 """
 
 from __future__ import annotations
 
 import codecs
+import math
+import re
 import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from logquarry.errors import UsageError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEP = 1024
 _SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 _BINARY_SHARE = 0.3
+_SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 
 def printable(text: str) -> str:
-    """``text`` with everything that is no visible character escaped, as Python writes it.
+    """Escape all characters that are not visible, as Python does.
 
-    Control and format characters (bidirectional overrides too), line ends and lone surrogates
-    come out as ``\\x1b``, ``\\u202e`` and so on.
+    Control and format characters (also bidirectional overrides), line ends and lone surrogates
+    become ``\\x1b``, ``\\u202e`` and so on.
     """
     if text.isprintable():
         return text
@@ -31,30 +36,30 @@ def printable(text: str) -> str:
 
 
 def size_text(count: int | None) -> str:
-    """``1.5 GiB``; a dash for None."""
+    """A size as ``1.5 GiB``; a dash for None."""
     if count is None:
         return "-"
     value = float(count)
     for unit in _UNITS:
-        # What rounds to the next unit is of that unit.
+        # A value that rounds up to 1024 takes the next unit.
         if round(value, 1) < _STEP or unit == _UNITS[-1]:
             return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= _STEP
-    raise AssertionError("the last unit takes any size")
+    raise AssertionError("the last unit accepts any size")
 
 
 def count_text(count: int | None) -> str:
-    """``2,628,118``; a dash for None."""
+    """A number as ``2,628,118``; a dash for None."""
     return "-" if count is None else f"{count:,}"
 
 
 def plural(count: int, what: str, many: str | None = None) -> str:
-    """``1 file``, ``2 files``."""
+    """A number with its noun: ``1 file``, ``2 files``."""
     return f"{count:,} {what if count == 1 else many or what + 's'}"
 
 
 def time_text(ms: int | None) -> str:
-    """A time as ISO 8601 in UTC; the bare number where no calendar has it, a dash for None."""
+    """A time as ISO 8601 in UTC; the number if no calendar has that time; a dash for None."""
     if ms is None:
         return "-"
     try:
@@ -64,7 +69,7 @@ def time_text(ms: int | None) -> str:
 
 
 def duration_text(ms: int) -> str:
-    """``350 ms``, ``12.3 s``, ``4 min 10 s``, ``3 h 5 min``, ``2 d 4 h``."""
+    """A duration as ``350 ms``, ``12.3 s``, ``4 min 10 s``, ``3 h 5 min`` or ``2 d 4 h``."""
     if ms < _SECOND_MS:
         return f"{ms} ms"
     if round(ms / _SECOND_MS, 1) < _MINUTE_MS / _SECOND_MS:
@@ -81,7 +86,7 @@ def duration_text(ms: int) -> str:
 
 
 def bin_text(width_ms: int) -> str:
-    """The width of a time bin: ``minute``, ``5 minutes``, ``100 ms``."""
+    """The width of a time bin as ``minute``, ``5 minutes`` or ``100 ms``."""
     for unit, name in (
         (86_400_000, "day"),
         (3_600_000, "hour"),
@@ -95,17 +100,17 @@ def bin_text(width_ms: int) -> str:
 
 
 def shown(text: str, most: int = 60) -> str:
-    """:func:`printable` text, cut where it is very long."""
+    """:func:`printable` text, shortened to ``most`` characters."""
     text = printable(text)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def preview(body: bytes, most: int = 100) -> str:
-    """The first characters of a body, as text in quotes or as hex."""
+    """The start of a body, as text in quotes or as hex."""
     if not body:
         return "(empty)"
     head = body[: 4 * most]
-    # A character may be cut in two at the end of the head, and then is no bad one.
+    # The cut may split a character, which is then no invalid byte.
     whole = len(head) == len(body)
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(head, final=whole)
     odd = sum(not (c.isprintable() or c in "\r\n\t") or c == "\ufffd" for c in text[:most])
@@ -117,7 +122,7 @@ def preview(body: bytes, most: int = 100) -> str:
 
 
 def width(text: str) -> int:
-    """Columns that a printable text takes on a terminal."""
+    """Columns of a printable text on a terminal."""
     if text.isascii():
         return len(text)
     return sum(
@@ -127,11 +132,11 @@ def width(text: str) -> int:
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Rows of cells as lines with aligned columns.
+    """Format rows of cells as lines with aligned columns.
 
     Args:
-        rows: cells; every row has as many.
-        right: columns that are aligned to the right.
+        rows: cells; all rows have the same number.
+        right: numbers of the columns to align right.
     """
     if not rows:
         return []
@@ -144,3 +149,37 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[st
             cells.append(fill + cell if i in right else cell + fill)
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def byte_count(text: str) -> int:
+    """Parse ``1048576``, ``1m`` or ``1.5 MB`` to bytes; units are powers of 1024, as in Spark.
+
+    Raises:
+        UsageError: if it is no size, or below one byte.
+    """
+    pattern = r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(?:i?b)?"
+    match = re.fullmatch(pattern, text.strip(), re.I | re.A)
+    size = int(float(match[1]) * (1 << _SHIFTS[match[2].lower()])) if match else 0
+    if size < 1:
+        raise UsageError(f"takes a size such as 64m, not {text!r}")
+    return size
+
+
+def time_ms(text: str) -> int:
+    """Parse milliseconds since 1970, or an ISO 8601 time (UTC if it has no zone).
+
+    Fractions of a millisecond are rounded up.
+
+    Raises:
+        UsageError: if it is neither.
+    """
+    if re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"takes milliseconds or an ISO 8601 time, not {text!r}") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    whole = moment.replace(microsecond=0)
+    return round(whole.timestamp()) * 1000 + math.ceil(moment.microsecond / 1000)

@@ -1,6 +1,6 @@
-"""Names for the integers that must not be mixed up, and who is told of two of them.
+"""Types for integers that must not be mixed up, the progress callback, and the clock.
 
-``position`` is a place within a file, ``offset`` a place within the log or a queue.
+A ``position`` is a place within a file; an ``offset`` is a place within the log or a queue.
 """
 
 from __future__ import annotations
@@ -13,30 +13,29 @@ PhysicalOffset = NewType("PhysicalOffset", int)
 """Byte offset in the commit log, counted over all its files."""
 
 QueueOffset = NewType("QueueOffset", int)
-"""Index of a unit in a consume queue (RocketMQ: logic offset / 20)."""
+"""Index of an entry in a consume queue (RocketMQ: logic offset / 20)."""
 
 TagsCode = NewType("TagsCode", int)
-"""What a consume queue unit carries besides offset and size: Java's hash of the tags, or for a
-delayed message its delivery time."""
+"""Third field of a queue entry: Java's hash of the tags, or a delayed message's delivery time."""
 
 MessageId = NewType("MessageId", str)
 """Upper-case hex of store host and physical offset: 32 characters, 56 with an IPv6 host."""
 
 Progress = Callable[[int, int], None]
-"""What long work calls now and then: (how much is done, of how much)."""
+"""Callback of long operations: (amount done, total amount)."""
 
 
 # --------------------------------------------------------------------------------------------------
-# The time as stores tell it: milliseconds since 1970 (``System.currentTimeMillis()``).
+# Time: milliseconds since 1970 (``System.currentTimeMillis()``)
 
 Clock = Callable[[], int]
-"""Gives the time in milliseconds."""
+"""Returns the time in milliseconds."""
 
 _NS_PER_MS: Final = 1_000_000
-# Looked up once: each put asks.
+# Looked up once: each put calls it.
 _time_ns = time.time_ns
 
 
 def now_ms() -> int:
-    """The time, in milliseconds."""
+    """The current time in milliseconds."""
     return _time_ns() // _NS_PER_MS

@@ -81,7 +81,7 @@ def test_as_a_document(store: Path) -> None:
 def test_a_disk_that_has_room(store: Path) -> None:
     result = run("retain", store, "--max-disk-ratio", "100%", "--apply")
     assert "nothing has expired" in result.stdout
-    assert "may be 100.0%" in result.stdout
+    assert "100.0% are allowed" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import logquarry
 ROOT = Path(logquarry.__file__).parent
 
 LAYERS = (
-    "errors units values text cache signals",
+    "errors units documents text cache signals",
     "format",
     "protocol",
     "config message",

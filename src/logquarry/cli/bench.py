@@ -13,7 +13,7 @@ from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.errors import UsageError
-from logquarry.values import byte_count
+from logquarry.text import byte_count
 
 _HELP = {
     "put": "Single puts. Each message is made within the clock.",

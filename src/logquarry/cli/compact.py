@@ -48,7 +48,7 @@ def compact(
     from logquarry.cli.export import named_values
     from logquarry.errors import UsageError
     from logquarry.spark.compaction import compact as merge
-    from logquarry.values import byte_count
+    from logquarry.text import byte_count
 
     out = Output(quiet=quiet)
     try:

@@ -137,7 +137,7 @@ def prepared(
         delta_export,
         iceberg_export,
     )
-    from logquarry.values import byte_count
+    from logquarry.text import byte_count
 
     if flags.max_bytes is not None:
         try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
-from logquarry import text, values
+from logquarry import text
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Filters(NamedTuple):
         Raises:
             UsageError: if one makes no sense.
         """
-        from logquarry.format import tags
+        from logquarry.format.properties import TAG_SEPARATOR
         from logquarry.log import filters as scan_filters
 
         queues = scan_filters.names(_parts(self.queue), "--queue")
@@ -134,7 +134,7 @@ class Filters(NamedTuple):
             queue_offsets=None if self.queue_offset is None else offset_range(self.queue_offset),
             keys=scan_filters.names(self.key or None, "--key"),
             tags=scan_filters.tag_expression(
-                tags.SEPARATOR.join(self.tag) if self.tag else None, "--tag"
+                TAG_SEPARATOR.join(self.tag) if self.tag else None, "--tag"
             ),
             since_ms=since,
             until_ms=until,
@@ -213,7 +213,7 @@ def time_ms(option: str, word: str) -> int:
         UsageError: if it is none.
     """
     try:
-        found = values.time_ms(word)
+        found = text.time_ms(word)
     except UsageError as error:
         raise UsageError(f"{option} {error}") from None
     if word.isdigit() and 0 < found < _LEAST_PLAUSIBLE_MS:

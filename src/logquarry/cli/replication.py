@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from logquarry import text, values
+from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.errors import ReplicationError, UsageError
@@ -357,8 +357,8 @@ def serve_master(
     size = settings.ha_transfer_batch_size
     serves = MasterOptions(
         limits=TransferLimits(
-            transfer_size=size if transfer_size is None else values.byte_count(transfer_size),
-            bytes_per_second=None if rate is None else values.byte_count(rate),
+            transfer_size=size if transfer_size is None else text.byte_count(transfer_size),
+            bytes_per_second=None if rate is None else text.byte_count(rate),
         ),
         times=ha_times(settings),
         full_history=full_history,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from logquarry import text, values
+from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.errors import UsageError
@@ -68,7 +68,7 @@ def retain(
     out = Output(quiet=quiet)
     rules = _rules(older_than, max_disk_ratio, keep_bytes, max_files)
     settings = options.store_config(config)
-    from logquarry.store.retention.retain import retain as retain_store
+    from logquarry.store.retention.offline import retain as retain_store
 
     with out.progress("deleting") as progress:
         plan = retain_store(
@@ -101,7 +101,7 @@ def _rules(
         raise UsageError("say what may go: --older-than, --max-disk-ratio or --keep-bytes")
     age = _parsed("--older-than", older_than, duration_ms)
     ratio = _parsed("--max-disk-ratio", max_disk_ratio, disk_ratio)
-    keep = _parsed("--keep-bytes", keep_bytes, values.byte_count)
+    keep = _parsed("--keep-bytes", keep_bytes, text.byte_count)
     return RetentionRules(older_than_ms=age, max_disk_ratio=ratio, keep_bytes=keep, most_files=most)
 
 

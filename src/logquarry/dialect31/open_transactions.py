@@ -1,10 +1,10 @@
-"""Which transactions are open, as the frames of the log tell it, one after the other.
+"""Open transactions of 3.x, from the log's frames or from the state table and redo log.
 
-A PREPARED message has the unit of its QUEUEOFFSET, as far as that can be: producers name it when
-they end the transaction. A COMMIT or ROLLBACK ends the transaction whose PREPARED message it names
-by its place in the log, if it is of the same producer group; the first one counts. (RocketMQ looks
-only at the unit whose number the end brings along, and passes over all ends of transactions whose
-units it has numbered anew.)
+A PREPARED message has the state table entry with the number in its QUEUEOFFSET, if that number is
+plausible: producers name it when they end the transaction. A COMMIT or ROLLBACK names a PREPARED
+message by its physical offset and ends its transaction if the producer group is the same; the first
+one counts. (RocketMQ checks only the entry whose number the COMMIT or ROLLBACK names, and so skips
+all that name transactions whose entries it has renumbered.)
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from logquarry.log.walk import LogReader
 from logquarry.read.commit_log import CommitLog
 
 MOST_LOST: Final = 1 << 20
-"""PREPARED messages that may be missing in front of one. No CRC covers a number, and each one that
-is missing takes a unit."""
+"""Most PREPARED messages that may be missing before one. No CRC covers the number, and each missing
+message takes an entry."""
 
 
 class OpenTransaction(NamedTuple):
-    """A transaction that has not ended.
+    """An open transaction.
 
     Attributes:
-        number: its unit's in the state table.
-        physical_offset: where its PREPARED message stands in the log.
-        size: bytes of that.
-        store_seconds: when it was stored.
-        group_hash: of its producer group.
+        number: number of its entry in the state table.
+        physical_offset: physical offset of its PREPARED message.
+        size: bytes of the PREPARED message.
+        store_seconds: its store time in seconds.
+        group_hash: hash of its producer group.
     """
 
     number: int
@@ -57,11 +57,11 @@ class OpenTransaction(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a frame does to the table.
+    """The change that a frame makes to the state table.
 
     Attributes:
-        number: of the unit that it writes; those missing before it are to stand for nothing.
-        unit: the unit, None where only the state changes.
+        number: number of the entry to write; missing entries before it become fillers.
+        unit: the entry, None if only the state changes.
         state: its state.
     """
 
@@ -71,15 +71,15 @@ class Change(NamedTuple):
 
 
 class TransactionBook:
-    """Keeps which transactions are open.
+    """Tracks the open transactions along the log.
 
     Args:
-        next_number: the number that comes next; None where any may.
-        known_until: where the last message that it knows of ends in the log.
+        next_number: the number of the next entry; None if any number may come.
+        known_until: physical offset after the last known PREPARED message.
 
     Attributes:
-        open: by the places of their PREPARED messages.
-        next_number: as above.
+        open: open transactions by the physical offset of their PREPARED messages.
+        next_number: the number of the next entry.
     """
 
     def __init__(self, next_number: int | None = None, known_until: int = 0) -> None:
@@ -91,7 +91,7 @@ class TransactionBook:
         return iter(sorted(self.open.values()))
 
     def take(self, frame: TransactionFrame) -> Change | None:
-        """The next frame of the log; what it changes, None if nothing."""
+        """Take the next frame of the log; returns the change to the table, or None."""
         if not frame.is_prepared:
             return self._end(frame)
         number = self._number_of(frame)
@@ -104,9 +104,9 @@ class TransactionBook:
         return Change(number, unit, unit.state)
 
     def _number_of(self, frame: TransactionFrame) -> int:
-        """The number of a PREPARED message: its own, if one may come there."""
+        """The number of a PREPARED message: its own if plausible, else the next one."""
         expected = self.next_number
-        # Each number took a message, at its least.
+        # Each missing number belongs to a message, which takes at least these bytes.
         room = (frame.physical_offset - self._known_until) // FIXED_SIZE_V1
         if expected is None:
             return frame.number if 0 <= frame.number <= room else 0
@@ -122,9 +122,9 @@ class TransactionBook:
 
 
 def filler(before: StateUnit) -> StateUnit:
-    """A unit for a message that the log has lost, to stand in front of another one's.
+    """An entry for a message that the log has lost, to fill the table before another entry.
 
-    Nobody asks for it, and RocketMQ takes it for one that has ended.
+    It is never used, and RocketMQ treats its transaction as ended.
     """
     return StateUnit(
         before.physical_offset,
@@ -136,21 +136,21 @@ def filler(before: StateUnit) -> StateUnit:
 
 
 # --------------------------------------------------------------------------------------------------
-# What state table and redo log hold when a store is opened that was closed in order.
+# State table and redo log of a store that was shut down cleanly
 #
-# Whether they agree with the log is looked at where a difference may come from: in the last files
-# of the log, and between the two. Any difference is for a recovery, which reads all of the log.
+# They are compared with the last files of the log, and with each other. If they differ, the store
+# needs a recovery, which reads the whole log.
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionsFound:
-    """State table and redo log.
+    """The content of state table and redo log.
 
     Attributes:
-        table_end: the number in the table that comes next.
-        redo_end: units of the redo log, those of files that are gone included.
-        open: the transactions that have not ended, by the places of their PREPARED messages.
-        known_until: where the last message of the table ends in the log.
+        table_end: the number of the next entry of the table.
+        redo_end: entries of the redo log, including those in deleted files.
+        open: open transactions by the physical offset of their PREPARED messages.
+        known_until: physical offset after the last message of the table.
     """
 
     table_end: int = 0
@@ -160,7 +160,7 @@ class TransactionsFound:
 
 
 def open_in(table: UnitFiles) -> dict[int, OpenTransaction]:
-    """The transactions that are open in a table, by the places of their PREPARED messages."""
+    """The open transactions of a table, by the physical offset of their PREPARED messages."""
     found = {}
     for at in np.flatnonzero(table.units["state"] == TRANSACTION_PREPARED).tolist():
         offset, size, seconds, group, _ = table.units[at].item()
@@ -169,7 +169,7 @@ def open_in(table: UnitFiles) -> dict[int, OpenTransaction]:
 
 
 def found_in(table: UnitFiles, redo: UnitFiles) -> TransactionsFound:
-    """What a sound table and redo log come to."""
+    """The content of a sound table and redo log."""
     known = 0
     if len(table.units):
         real = table.units[table.units["size"] != FILLER_SIZE]
@@ -179,18 +179,18 @@ def found_in(table: UnitFiles, redo: UnitFiles) -> TransactionsFound:
 
 
 def find_transactions(layout: StoreLayout, start: int, stop: int) -> TransactionsFound | str:
-    """What state table and redo log hold; or, in words, why they have to be recovered.
+    """Read state table and redo log; returns their content, or why they need a recovery.
 
     Args:
         layout: the store's files.
-        start: physical offset from which on the log is compared with them,
-        stop: and where it ends.
+        start: physical offset from which to compare the log with them.
+        stop: the log's end.
     """
     table, redo = read_table(layout), read_redo(layout)
     fault = table.fault or redo.fault
     log_start = layout.commit_log.start
     if fault is None and not layout.has_state_table and stop > log_start:
-        fault = "it has no state table, and its log may have transactions"
+        fault = "there is no state table, but the log may have transactions"
     if fault is None:
         opened = open_in(table)
         fault = _differs_from_redo(layout, opened, redo.units, log_start)
@@ -206,7 +206,7 @@ def find_transactions(layout: StoreLayout, start: int, stop: int) -> Transaction
 def _differs_from_redo(
     layout: StoreLayout, opened: Mapping[int, OpenTransaction], redo: Units, log_start: int
 ) -> str | None:
-    """Where the table says something else than the redo log, None if it does not."""
+    """The first difference between table and redo log, None if there is none."""
     is_prepared = redo["tags_code"] == PREPARED_TAG
     begun = redo["physical_offset"][is_prepared].astype(np.int64)
     ended = redo["tags_code"][~is_prepared].astype(np.int64)
@@ -214,12 +214,12 @@ def _differs_from_redo(
     there = np.fromiter(opened, np.int64, len(opened))
     lacking = np.setdiff1d(still, there)
     if len(lacking):
-        return f"{STATE_TABLE}: the transaction at {lacking[0]} is open, and not so in the table"
+        return f"{STATE_TABLE}: the transaction at {lacking[0]} is open, but not in the table"
     there = there[there >= log_start]
     unknown = np.setdiff1d(there, begun)
     if len(unknown):
-        return f"{REDO_LOG}: the transaction at {unknown[0]} is in the table, and not in it"
-    # What names a transaction may be of another group, and so not its end.
+        return f"{REDO_LOG}: the transaction at {unknown[0]} is in the table, but not in it"
+    # A message that names the transaction ends it only if its group is the same.
     log = CommitLog(layout)
     for offset in np.intersect1d(there, ended).tolist():
         for place in redo["physical_offset"][~is_prepared][ended == offset].tolist():
@@ -228,23 +228,23 @@ def _differs_from_redo(
                 continue
             frame = frame_of(outcome)
             if frame is not None and frame.group_hash == opened[offset].group_hash:
-                return f"{STATE_TABLE}: the transaction at {offset} has ended, and is open there"
+                return f"{STATE_TABLE}: the transaction at {offset} has ended, but is open there"
     return None
 
 
 def _foreign_unit(table: UnitFiles, frames: list[TransactionFrame], start: int) -> str | None:
-    """Units of the table that are of no PREPARED message, or lacking; None where all are right."""
+    """The first entry that fits no PREPARED message, or is missing; None if there is none."""
     units = table.units
     mine = {frame.unit()[:4] for frame in frames if frame.is_prepared}
     for at in np.flatnonzero(units["physical_offset"] >= start).tolist():
         unit = StateUnit(*units[at].item())
         if unit.size != FILLER_SIZE and unit[:4] not in mine:
-            return f"{STATE_TABLE}: unit {table.first + at} is not what any message says"
+            return f"{STATE_TABLE}: entry {table.first + at} fits no message of the log"
     book = TransactionBook()
     for frame in frames:
         book.take(frame)
     if (book.next_number or 0) > table.end:
-        return f"{STATE_TABLE}: it ends at unit {table.end}, and the log has later numbers"
+        return f"{STATE_TABLE}: it ends at entry {table.end}, but the log has later numbers"
     return None
 
 
@@ -254,13 +254,13 @@ def _differs_from_log(
     frames: list[TransactionFrame],
     start: int,
 ) -> str | None:
-    """Where table and redo log say something else than a part of the log up to its end."""
+    """The first difference from the frames of the log's last part, None if there is none."""
     units = redo[redo["physical_offset"] >= start]
     wanted = [frame.redo_unit() for frame in frames]
     if [tuple(unit) for unit in units.tolist()] != [tuple(unit) for unit in wanted]:
-        return f"{REDO_LOG}: it does not have what the log has from {start} on"
+        return f"{REDO_LOG}: it differs from the log from {start} on"
     book = TransactionBook(0)
-    # What was open before the part, by the table: an end of it in the part is missing there.
+    # Transactions open before this part, by the table; the part may end them.
     before = {offset: one for offset, one in opened.items() if offset < start}
     book.open.update(before)
     for frame in frames:
@@ -268,7 +268,5 @@ def _differs_from_log(
     for offset in book.open.keys() | opened.keys():
         ours, theirs = book.open.get(offset), opened.get(offset)
         if ours is None or theirs is None or ours[1:] != theirs[1:]:
-            return (
-                f"{STATE_TABLE}: it does not say of the transaction at {offset} what the log says"
-            )
+            return f"{STATE_TABLE}: the transaction at {offset} differs from the log"
     return None

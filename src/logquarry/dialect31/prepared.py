@@ -1,7 +1,7 @@
-"""What users do with the transactions of dialect 3.1: begin, commit, roll back, and check.
+"""The user's side of transactions in dialect 3.1: begin, commit, roll back, and check.
 
-A commit or rollback is a message that is made of the PREPARED one, as the broker of 3.x made it. It
-names that one by its place in the log; a rollback brings the number in the state table, too.
+A commit or rollback is a copy of the PREPARED message, as the broker of 3.x made it. It names that
+message by its physical offset; a rollback also has the number in the state table.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class PreparedTransaction(NamedTuple):
 
     Attributes:
         message: its PREPARED message.
-        number: of its unit in the state table.
-        store_seconds: when it was stored, as that unit says.
+        number: number of its entry in the state table.
+        store_seconds: its store time in seconds, from that entry.
         group_hash: hash of its producer group.
     """
 
@@ -54,7 +54,7 @@ class PreparedTransaction(NamedTuple):
 
     @property
     def physical_offset(self) -> int:
-        """Where its PREPARED message stands in the log: what names the transaction."""
+        """Physical offset of its PREPARED message, which identifies the transaction."""
         return self.message.physical_offset
 
 
@@ -65,13 +65,13 @@ class PreparedTransactions:
     """The transactions of a store in dialect 3.1. Any thread may use it.
 
     Args:
-        table: knows which are open.
+        table: knows the open transactions.
         put: puts a message.
-        read: gives the frame at a place of the log, None if none stands there.
-        wait_dispatched: waits until the table has what the log has before a place.
-        stored: makes of a frame what users get.
-        clock: the store's, in milliseconds.
-        least_age_ms: how old a transaction is at least that is checked.
+        read: reads the frame at a physical offset, None if there is none.
+        wait_dispatched: waits until the table covers the log.
+        stored: wraps a frame for users.
+        clock: the store's clock, in milliseconds.
+        least_age_ms: least age of a transaction to be checked.
     """
 
     def __init__(
@@ -97,15 +97,15 @@ class PreparedTransactions:
         self._ending: set[int] = set()
 
     def begin(self, message: Message, group: str | None = None) -> PutResult:
-        """Put a PREPARED message: nobody consumes it before it is committed.
+        """Put a PREPARED message; it is not consumed until it is committed.
 
         Args:
             message: the message.
-            group: the producer group, which ends it; by default the message's PGROUP.
+            group: the producer group; by default the message's PGROUP.
 
         Returns:
-            Where it stands: its ``physical_offset`` names the transaction, its ``queue_offset`` is
-            the number in the state table.
+            The result of the put: ``physical_offset`` identifies the transaction, ``queue_offset``
+            is the number in the state table.
 
         Raises:
             StoreUnavailable, MessageRejected: as a put.
@@ -115,7 +115,7 @@ class PreparedTransactions:
         if group is not None:
             values[props.PRODUCER_GROUP] = group
         if not values.get(props.PRODUCER_GROUP):
-            # RocketMQ 3.1.3 does not start on a store that has such a message, after a crash.
+            # After a crash RocketMQ 3.1.3 does not start on a store with such a message.
             raise UsageError("a transaction needs a producer group (PGROUP)")
         values[props.TRANSACTION_PREPARED] = _TRUE
         flags = message.sys_flag & ~sys_flag.TRANSACTION_MASK | sys_flag.TRANSACTION_PREPARED
@@ -132,16 +132,16 @@ class PreparedTransactions:
         )
 
     def open(self) -> tuple[PreparedTransaction, ...]:
-        """The transactions that have not ended, by their numbers in the table."""
+        """The open transactions, by their numbers in the table."""
         self._wait_dispatched()
         found = (self._prepared(known) for known in self._table.open_transactions())
         return tuple(transaction for transaction in found if transaction is not None)
 
     def commit(self, transaction: PreparedTransaction | int) -> PutResult:
-        """Commit a transaction: its message comes to its queue.
+        """Commit a transaction: put its message to its queue.
 
         Args:
-            transaction: it, or where its PREPARED message stands.
+            transaction: the transaction, or the physical offset of its PREPARED message.
 
         Raises:
             StoreUnavailable, MessageRejected: as a put.
@@ -154,11 +154,11 @@ class PreparedTransactions:
         return self.end(transaction, TransactionEnd.ROLLBACK)
 
     def end(self, transaction: PreparedTransaction | int, end: TransactionEnd) -> PutResult:
-        """End a transaction one way or the other; see :meth:`commit`."""
+        """End a transaction either way; see :meth:`commit`."""
         offset = transaction if isinstance(transaction, int) else transaction.physical_offset
         self._wait_dispatched()
         with self._lock:
-            # Of what was ended before and is not open any more nothing has to be known.
+            # Drop the offsets of transactions that the table no longer lists as open.
             self._ending = {place for place in self._ending if self._table.find(place) is not None}
             known = self._table.find(offset)
             if known is None or offset in self._ending:
@@ -185,24 +185,24 @@ class PreparedTransactions:
 
     # ----------------------------------------------------------------------------------- check
     def set_listener(self, listener: Listener | None) -> None:
-        """Have a function asked about transactions that stay open (``gotoCheck``).
+        """Set the function that checks call for open transactions (``gotoCheck``).
 
-        It says how the transaction ends, or None if that is not known yet; then it is asked again
-        at the next check. It may also end it itself. What it raises is logged.
+        It returns how the transaction ends, or None if that is not known yet; the next check then
+        calls it again. It may also end the transaction itself. Its exceptions are logged.
         """
         self._listener = listener
 
     def check(self) -> int:
-        """Ask the listener about each open transaction that is old enough; how many were.
+        """Call the listener for each open transaction that is old enough; returns their number.
 
-        The store does that on its own, every ``check_transaction_message_timer_interval``.
+        The store runs this every ``check_transaction_message_timer_interval``.
         """
         listener = self._listener
         if listener is None:
             return 0
         asked = 0
         for transaction in self.open():
-            # QUIRK: in RocketMQ the seconds times 1000 overflow, and no age is too young.
+            # QUIRK: in RocketMQ the seconds times 1000 overflow, so the age never prevents a check.
             if self._clock() - transaction.store_seconds * _MS < self._least_age_ms:
                 continue
             asked += 1
@@ -220,11 +220,11 @@ class PreparedTransactions:
 
 
 def _end_of(frame: Frame, number: int, end: TransactionEnd) -> Message:
-    """The message that ends a transaction (``EndTransactionProcessor`` of 3.x)."""
+    """Make the message that ends a transaction (``EndTransactionProcessor`` of 3.x)."""
     values = props.decode_bytes(frame.properties)
     order = java.hash_map_order(values, _FRESH_TABLE)
     string = props.encode({name: values[name] for name in order}, is_closed=True)
-    # The string keeps them; a commit is not delayed, and waits as any put does.
+    # The string keeps both properties; but a commit is not delayed, and waits like any put.
     values.pop(props.DELAY, None)
     values.pop(props.WAIT, None)
     is_commit = end is TransactionEnd.COMMIT
@@ -246,12 +246,12 @@ def _end_of(frame: Frame, number: int, end: TransactionEnd) -> Message:
 
 
 class CheckService(Service):
-    """Checks now and then which transactions stay open (the timer of ``TransactionStateService``).
+    """Checks open transactions periodically (the timer of ``TransactionStateService``).
 
     Args:
-        check: does it.
-        health: of the store.
-        interval_ms: pause between two checks. The first one is a minute after the start.
+        check: runs a check.
+        health: health of the store.
+        interval_ms: pause between two checks. The first one runs a minute after the start.
     """
 
     def __init__(self, check: Callable[[], int], health: Health, interval_ms: int) -> None:
@@ -260,6 +260,6 @@ class CheckService(Service):
         self._pause_ms = interval_ms
 
     def run_once(self) -> None:
-        """Check."""
+        """Run a check."""
         self.interval_ms = self._pause_ms
         self._check()

@@ -1,4 +1,4 @@
-"""State table and redo log, written: what the dispatcher tells of the log's transactions."""
+"""Writes state table and redo log: the dispatcher passes them the log's transactions."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _FILLERS_AT_ONCE: Final = 1 << 14
 
 
 class StateTableKeeper:
-    """Keeps the state table and the redo log of a store. Written by the dispatcher alone.
+    """Writes the state table and the redo log of a store. Only the dispatcher writes.
 
     Args:
-        disk: what they are on.
-        root: the store.
-        table_size: bytes of a file of the table,
-        redo_size: and of the redo log.
-        found: what they hold, up to the log's end.
-        log_end: where the log ends: what stands before it they have.
+        disk: the store's disk.
+        root: the store's folder.
+        table_size: bytes of a state table file.
+        redo_size: bytes of a redo log file.
+        found: their content, up to the log's end.
+        log_end: the log's end; frames before it are already in both.
     """
 
     def __init__(
@@ -58,34 +58,34 @@ class StateTableKeeper:
         self._book = TransactionBook(next_number, found.known_until)
         self._book.open.update(found.open)
         self._known_until = self._table_until = log_end
-        # Users ask beside the dispatcher's thread, and others flush.
+        # Users read beside the dispatcher's thread, and other threads flush.
         self._lock = threading.Lock()
         self._changed: set[MappedFile] = set()
-        # Held while files whose states were changed are synced, so that none of them goes away.
+        # Held while changed files are synced, so that retention does not delete them.
         self._syncing = threading.Lock()
 
     @property
     def next_number(self) -> int:
-        """The number in the table that comes next."""
+        """The number of the next entry of the table."""
         with self._lock:
             return self._book.next_number or 0
 
     def open_transactions(self) -> list[OpenTransaction]:
-        """What is open, by number; of what was dispatched."""
+        """The open transactions of the dispatched log, by number."""
         with self._lock:
             return list(self._book)
 
     def find(self, physical_offset: int) -> OpenTransaction | None:
-        """The open transaction whose PREPARED message stands at a place, None without one."""
+        """The open transaction whose PREPARED message is at an offset, None if there is none."""
         with self._lock:
             return self._book.open.get(physical_offset)
 
     # -------------------------------------------------------------------------------- dispatch
     def follow(self, window: Window, run: Followed) -> None:
-        """Some more frames of the log. What is known of them is passed over.
+        """Take further frames of the log. Known frames are skipped.
 
         Raises:
-            StoreUnavailable: if a file cannot be made.
+            StoreUnavailable: if a file cannot be created.
         """
         requests = run.requests
         if int(requests.physical_offset[-1]) < self._known_until:
@@ -98,7 +98,7 @@ class StateTableKeeper:
     def _take(self, frame: TransactionFrame) -> None:
         end = frame.physical_offset + frame.size
         with self._lock:
-            # A frame that finds no room comes again, and then perhaps only the redo log lacks it.
+            # If there was no room the frame is passed again; then the table may already have it.
             if frame.physical_offset >= self._table_until:
                 self._tell_table(frame)
                 self._table_until = end
@@ -146,10 +146,10 @@ class StateTableKeeper:
 
     # ----------------------------------------------------------------------------------- files
     def flush(self, least_pages: int = 0) -> None:
-        """Bring to the disk what was appended; with 0 also the states that were changed.
+        """Sync appended entries; with ``least_pages`` 0 also changed states.
 
         Raises:
-            StoreUnavailable: if a sync failed, now or before.
+            StoreUnavailable: if this or an earlier sync failed.
         """
         if least_pages == 0:
             with self._syncing:
@@ -170,11 +170,11 @@ class StateTableKeeper:
             raise
 
     def remove_until(self, name: str, last_base: int) -> None:
-        """Delete the first files of one of the two, up to the one that begins at a place.
+        """Delete the leading files of the table or the redo log.
 
         Args:
-            name: STATE_TABLE or REDO_LOG. No message of the units in these files is in the log.
-            last_base: where the last file that goes begins.
+            name: STATE_TABLE or REDO_LOG. The messages of these files' entries are deleted.
+            last_base: base of the last file to delete.
 
         Raises:
             StoreUnavailable: if the disk fails.
@@ -187,7 +187,7 @@ class StateTableKeeper:
             try:
                 self._table.remove_until(last_base)
             finally:
-                # Whoever ends one of the others finds no unit to say so in.
+                # Transactions whose entries are deleted cannot be ended any more.
                 first = self._table.bases[0] // UNIT_SIZE if self._table.bases else 0
                 still = self._book.open.items()
                 self._book.open = {at: one for at, one in still if one.number >= first}
@@ -224,28 +224,28 @@ def _append(files: MappedFileQueue, units: bytes) -> None:
 def _last_file(files: MappedFileQueue, start: int) -> MappedFile:
     file = files.last_file(create=True, start_offset=start)
     if file is None:
-        raise StoreUnavailable(f"{files.folders[0]}: the next file was not made in time")
+        raise StoreUnavailable(f"{files.folders[0]}: the next file was not created in time")
     return file
 
 
 # --------------------------------------------------------------------------------------------------
-# What dialect 3.1 has besides when a store is opened to be written.
+# Opening a store of dialect 3.1 for writing
 
 _READ_FILES: Final = 3
-"""The last files of the log, which RocketMQ reads through the buffer when it opens a store."""
+"""RocketMQ reads this many last files of the log through the buffer when it opens a store."""
 
 
 def open_state_table(
     disk: Disk, root: Path, config: StoreConfig, found: TransactionsFound, log_end: int
 ) -> StateTableKeeper:
-    """State table and redo log of a store, to be written.
+    """Open state table and redo log for writing.
 
     Args:
-        disk: what they are on.
-        root: the store.
+        disk: the store's disk.
+        root: the store's folder.
         config: its settings, with all sizes.
-        found: what they hold.
-        log_end: where the log ends.
+        found: their content.
+        log_end: the log's end.
 
     Raises:
         StoreUnavailable: if a file cannot be opened.
@@ -256,7 +256,7 @@ def open_state_table(
 
 
 def scratch_of(root: Path, config: StoreConfig, log_end: int) -> ScratchBuffer:
-    """The buffer of frames, as RocketMQ's recovery leaves it."""
+    """The buffer for encoding frames, with the content that RocketMQ's recovery leaves in it."""
     scratch = ScratchBuffer(config.max_message_size)
     layout = StoreLayout.open(root, config)
     files = [file for file in layout.commit_log.files if file.base < log_end]

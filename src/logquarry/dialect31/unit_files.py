@@ -1,4 +1,4 @@
-"""The units of the state table and of the redo log as their files hold them."""
+"""Reads the entries of state table and redo log, and the log's transaction frames."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ REDO_DTYPE: Final = queue_entry.LAYOUT.dtype()
 
 @dataclass(frozen=True, slots=True)
 class UnitFiles:
-    """A sequence of units.
+    """A sequence of entries.
 
     Attributes:
-        units: those that stand before the first one that is none.
-        first: number of the first one.
-        fault: why the files are not what they should be, None if they are.
+        units: the entries before the first invalid one.
+        first: number of the first entry.
+        fault: what is wrong with the files, None if nothing is.
     """
 
     units: Units
@@ -42,17 +42,17 @@ class UnitFiles:
 
     @property
     def end(self) -> int:
-        """The number that comes next."""
+        """The number of the next entry."""
         return self.first + len(self.units)
 
 
 def read_table(layout: StoreLayout) -> UnitFiles:
-    """The state table of a store."""
+    """Read the state table of a store."""
     return _read(layout, layout.state_table, TABLE_DTYPE)
 
 
 def read_redo(layout: StoreLayout) -> UnitFiles:
-    """The redo log of a store."""
+    """Read the redo log of a store."""
     return _read(layout, layout.redo_log, REDO_DTYPE)
 
 
@@ -80,7 +80,7 @@ def _read(layout: StoreLayout, sequence: FileSequence, dtype: np.dtype[np.void])
             rest = units[count:]
             if fault is None and (not is_last or rest.tobytes().strip(b"\0")):
                 at = file.base + count * dtype.itemsize
-                fault = f"{file.path}: there is no unit at {at}, and others stand behind it"
+                fault = f"{file.path}: no valid entry at {at}, but entries follow it"
             break
     joined = np.concatenate(parts) if parts else np.empty(0, dtype)
     return UnitFiles(joined, first, fault)
@@ -97,9 +97,9 @@ def _files_fault(sequence: FileSequence) -> str | None:
     files, size = sequence.files, sequence.file_size
     for file in files:
         if file.size != size and (file.size or file is not files[-1]):
-            return f"{file.path} has {file.size} bytes, and {size} belong there"
+            return f"{file.path} has {file.size} bytes instead of {size}"
         if file.base % size:
-            return f"{file.path} is no place where a file of {size} bytes begins"
+            return f"{file.path}: no file of {size} bytes can begin at that offset"
     for before, after in pairwise(files):
         if after.base - before.base != size:
             return f"a file is missing between {before.path} and {after.path}"
@@ -107,10 +107,10 @@ def _files_fault(sequence: FileSequence) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# What of the log concerns transactions.
+# Transaction frames of the log
 
 PREPARED_TAG: Final = -1
-"""What the redo log has in place of a tags code for a PREPARED message."""
+"""Value in place of a tags code in redo log entries of PREPARED messages."""
 _GROUP: Final = props.PRODUCER_GROUP.encode()
 _MS: Final = 1_000
 
@@ -120,12 +120,12 @@ class TransactionFrame(NamedTuple):
 
     Attributes:
         kind: its transaction type, as in SYSFLAG.
-        physical_offset: where it stands.
+        physical_offset: its physical offset.
         size: bytes of the frame.
         number: its QUEUEOFFSET.
-        prepared_offset: where the PREPARED message stands that it ends.
+        prepared_offset: physical offset of the PREPARED message that it ends.
         store_timestamp: in milliseconds.
-        group_hash: of its producer group, 0 without one.
+        group_hash: hash of its producer group, 0 without one.
     """
 
     kind: int
@@ -142,22 +142,22 @@ class TransactionFrame(NamedTuple):
         return self.kind == sys_flag.TRANSACTION_PREPARED
 
     def unit(self, state: int = sys_flag.TRANSACTION_PREPARED) -> StateUnit:
-        """Its unit in the state table."""
-        # Java cuts what is beyond 2038 off likewise, and no CRC covers the time.
+        """Its entry in the state table."""
+        # Java truncates times after 2038 likewise, and no CRC covers the time.
         seconds = java.to_int(self.store_timestamp // _MS)
         return StateUnit(self.physical_offset, self.size, seconds, self.group_hash, state)
 
     def redo_unit(self) -> QueueEntry:
-        """Its unit in the redo log."""
+        """Its entry in the redo log."""
         tag = PREPARED_TAG if self.is_prepared else self.prepared_offset
         return QueueEntry(self.physical_offset, self.size, tag)
 
 
 def transaction_frames(window: Window, rows: Rows) -> list[TransactionFrame]:
-    """Those of some frames that concern transactions, in their order."""
+    """The transaction frames among some frames, in their order."""
     if not len(rows):
         return []
-    # It brings pyarrow, which whoever looks at a store of 4.x can do without.
+    # Imported here: it loads pyarrow, which a store of 4.x does not need.
     from logquarry.log import columns
 
     flags = columns.fixed_fields(window, rows, ["sys_flag"])["sys_flag"]
@@ -165,7 +165,7 @@ def transaction_frames(window: Window, rows: Rows) -> list[TransactionFrame]:
     found = []
     for position, size in rows[chosen][:, [POSITION, SIZE]].tolist():
         decoded = window.decode(position, check_crc=False)
-        assert isinstance(decoded, Frame), "a row stands for a frame that was found sound"
+        assert isinstance(decoded, Frame), "the walk found a sound frame here"
         frame = frame_of(decoded)
         assert frame is not None and frame[1:3] == (window.base + position, size)
         found.append(frame)
@@ -173,7 +173,7 @@ def transaction_frames(window: Window, rows: Rows) -> list[TransactionFrame]:
 
 
 def frame_of(frame: Frame) -> TransactionFrame | None:
-    """What a frame says of a transaction, None if nothing."""
+    """The transaction data of a frame, None if it has no transaction type."""
     kind = sys_flag.transaction_type(frame.sys_flag)
     if kind == sys_flag.TRANSACTION_NOT:
         return None
@@ -192,7 +192,7 @@ def frame_of(frame: Frame) -> TransactionFrame | None:
 
 
 def frames_between(reader: LogReader, start: int, stop: int) -> Iterator[TransactionFrame]:
-    """Those of a part of the log."""
+    """The transaction frames in a range of the log."""
     for event in reader.events(start, stop):
         if isinstance(event, Run):
             yield from transaction_frames(event.window, event.rows)

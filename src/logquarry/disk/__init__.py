@@ -1,1 +1,1 @@
-"""The files of a store that is written: disk port, locks, small files, mapped files."""
+"""The files that a writer keeps: disk port, locks, small files, mapped files."""

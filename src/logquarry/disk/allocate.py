@@ -1,7 +1,7 @@
-"""Makes the log's next file while the one before it is written (``AllocateMappedFileService``).
+"""Creates the log's next file ahead of its first write (``AllocateMappedFileService``).
 
-A put that comes to a file's end then finds the next one made, allocated, durable and, by option,
-warm. At the end the file that nobody took is deleted, as RocketMQ does.
+A put that reaches the end of a file then finds the next one created, allocated, durable and, by
+option, warm. At shutdown the service deletes the file that was not used, as RocketMQ does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SLOW_MS: Final = 500
 
 
 class _Request:
-    """A file to be made: begun, then done; ``file`` or ``error`` is there then."""
+    """A file to create. After ``done`` it has ``file`` or ``error``."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
@@ -36,14 +36,14 @@ class _Request:
 
 
 class AllocateMappedFileService(Service):
-    """Makes the files of commit logs, one ahead.
+    """Creates the files of commit logs, one ahead.
 
     Args:
-        disk: what they are on.
-        pool: gives the buffers that are written to first, in transient mode.
-        warm: bring the pages of each file into memory (``warmMapedFileEnable``).
-        fast_fail: make no file while no buffer is free (``fastFailIfNoBufferInStorePool``);
-            otherwise a file without a buffer is written through its map.
+        disk: the store's disk.
+        pool: in transient mode, the buffers that puts write to first.
+        warm: load the pages of each file into memory (``warmMapedFileEnable``).
+        fast_fail: create no file while no buffer is free (``fastFailIfNoBufferInStorePool``);
+            otherwise puts write a file without a buffer through its map.
         timeout_ms: how long :meth:`take` waits.
     """
 
@@ -66,19 +66,19 @@ class AllocateMappedFileService(Service):
         self._clock = clock
         self._change = threading.Lock()
         self._requests: dict[Path, _Request] = {}
-        # The last one that was taken, until the next is.
+        # The file that was taken last, until the next one is.
         self._handed: _Request | None = None
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
-        """The file at a path; the one that follows is made next.
+        """Take the file at ``path``, and request ``following`` next.
 
         Returns:
-            None if it was not made in time (a later call finds it), or with ``fast_fail`` if no
+            None if it was not created in time (a later call gets it), or with ``fast_fail`` if no
             buffer is free.
 
         Raises:
-            StoreUnavailable: if it cannot be made (the next call tries again: there may be room
-                then), or the service was stopped.
+            StoreUnavailable: if it cannot be created (the next call tries again: there may be room
+                by then), or the service was stopped.
         """
         self.health.require_writable()
         if self.is_stopping:
@@ -86,13 +86,13 @@ class AllocateMappedFileService(Service):
         handed = self._handed
         if handed is not None:
             if handed.path == path:
-                # Whoever took it was interrupted (Ctrl-C) before it was a file of the queue.
+                # An interrupt (Ctrl-C) came after the last take, before the queue had the file.
                 return handed.file
             self._requests.pop(handed.path, None)
         with self._change:
             request = self._requests.get(path)
             if request is not None and request.error is not None:
-                # It failed when it was made ahead. That was then.
+                # Creating it ahead failed; try again.
                 request = None
             if request is None:
                 if self._fast_fail and self._pool is not None and not self._pool.available:
@@ -103,7 +103,7 @@ class AllocateMappedFileService(Service):
                 self._ask_for(following, size)
         self.wakeup()
         if not request.done.wait(self._timeout_ms / 1000):
-            logger.warning("%s: not made in %d ms", path, self._timeout_ms)
+            logger.warning("%s: not created within %d ms", path, self._timeout_ms)
             return None
         if request.error is None:
             self._handed = request
@@ -114,7 +114,7 @@ class AllocateMappedFileService(Service):
         return request.file
 
     def _ask_for(self, path: Path, size: int) -> _Request:
-        # One step: Ctrl-C before or after it leaves nothing half asked for.
+        # A single statement, so that Ctrl-C cannot leave half a request.
         request = self._requests[path] = _Request(path, size)
         return request
 
@@ -127,7 +127,7 @@ class AllocateMappedFileService(Service):
         return self._pool.available > len(self._not_begun())
 
     def run_once(self) -> None:
-        """Make the files that were asked for."""
+        """Create the requested files."""
         while not self.is_stopping:
             with self._change:
                 request = next(iter(self._not_begun()), None)
@@ -147,22 +147,22 @@ class AllocateMappedFileService(Service):
                 if self._warm:
                     request.file.warm()
             except StoreUnavailable as error:
-                logger.warning("%s: cannot be made: %s", request.path, error)
+                logger.warning("%s: cannot be created: %s", request.path, error)
                 request.error = error
             except Exception as error:
-                request.error = self.health.poison(f"{request.path}: cannot be made: {error!r}")
+                request.error = self.health.poison(f"{request.path}: cannot be created: {error!r}")
                 raise
             finally:
                 request.done.set()
             if (spent := self._clock() - started) > _SLOW_MS:
-                logger.warning("%s: making it took %d ms", request.path, spent)
+                logger.warning("%s: creating it took %d ms", request.path, spent)
 
     def run_last(self) -> None:
-        """Delete the files that nobody took."""
+        """Delete the files that were not used."""
         self.discard()
 
     def discard(self) -> None:
-        """Delete the files that nobody took, and forget what was asked for."""
+        """Delete the files that were not used, and drop all requests."""
         with self._change:
             requests = [r for r in self._requests.values() if r is not self._handed]
             self._handed = None
@@ -172,14 +172,14 @@ class AllocateMappedFileService(Service):
             if request in not_begun:
                 request.error = StoreUnavailable(f"{request.path}: it is not needed any more")
                 request.done.set()
-            # One that is being made right now is soon there.
+            # The service is creating this file now; wait for it.
             elif not request.done.wait(self._timeout_ms / 1000):
-                logger.warning("%s: left where it is, it takes too long to make", request.path)
+                logger.warning("%s: left in place, creating it takes too long", request.path)
             if request.file is None:
                 continue
             if request.file.is_named():
                 with contextlib.suppress(StoreUnavailable):
-                    # In a poisoned store it stays, empty as it is.
+                    # In a poisoned store the empty file stays.
                     request.file.delete()
             else:
                 request.file.close()

@@ -1,9 +1,8 @@
-"""A small document in ``config/`` that is written again and again (``ConfigManager``).
+"""The JSON files in ``config/`` of a store: consumer offsets, topics, delay offsets, groups.
 
-RocketMQ writes such a file without a sync, and in steps between which there is none. Here the file
-is replaced by a rename after its bytes are on the disk, and what it said before is kept as
-``.bak``, where RocketMQ looks too: at any moment, and after any power cut, one of the two can be
-read.
+RocketMQ's ``ConfigManager`` writes such a file without a sync, in several steps. Here a rename
+replaces the file after its bytes are on the disk, and the document before is kept as ``.bak``,
+which RocketMQ reads too. So after any power cut one of the two is readable.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ BACKUP = ".bak"
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig(Generic[T]):
-    """What a file in ``config/`` was found to say.
+    """A document read from ``config/``.
 
     Attributes:
-        value: that; None where there is none, or nothing that can be read.
-        path: the file that said it, None likewise.
-        problems: what is wrong with each file that could not be read, with its name.
+        value: the document; None if there is no readable one.
+        path: the file that was read; None likewise.
+        problems: for each unreadable file its name and what is wrong with it.
     """
 
     value: T | None
@@ -43,16 +42,16 @@ class LoadedConfig(Generic[T]):
 
 
 class ConfigFile(Generic[T]):
-    """One file of ``config/``, which only this object writes. Any thread may save.
+    """One file in ``config/``; only this object may write it. Any thread may call :meth:`save`.
 
     Args:
-        disk: what it is on.
-        path: where it is; its folder is made when it is first saved.
-        decode: reads the document; raises ValueError where it is none.
-        encode: the document of a value.
-        aside: folder for a file that cannot be read, before the first save takes its name.
-        member: the one member of the document that ``encode`` writes. All others that are in the
-            file stay in it: RocketMQ 5 has a version and more tables there.
+        disk: the store's disk.
+        path: the file; the first save creates its folder.
+        decode: decodes the document; raises ValueError if it is invalid.
+        encode: encodes a value.
+        aside: quarantine folder for an unreadable file, used before the first save replaces it.
+        member: the one member of the document that ``encode`` writes. All other members of the file
+            stay: RocketMQ 5 keeps a version and more tables there.
     """
 
     def __init__(
@@ -75,16 +74,16 @@ class ConfigFile(Generic[T]):
         self._aside = aside
         self._saving = threading.Lock()
         self._last: bytes | None = None
-        """What the file holds, where that is a document."""
+        """The file's bytes, if they are a valid document."""
         self._unreadable: list[Path] = []
 
     @property
     def backup(self) -> Path:
-        """Where the document before the last one is kept."""
+        """Path of the document before the last save."""
         return self.path.with_name(self.path.name + BACKUP)
 
     def load(self) -> LoadedConfig[T]:
-        """Read the file, or ``.bak`` where it cannot be read. Nothing is changed."""
+        """Read the file, or ``.bak`` if the file is unreadable. Changes nothing."""
         problems: list[str] = []
         self._unreadable.clear()
         for path in (self.path, self.backup):
@@ -93,7 +92,7 @@ class ConfigFile(Generic[T]):
                 value = self._decode(data)
             except FileNotFoundError:
                 continue
-            # The decoders check what they read, but no document is worth a store that stays shut.
+            # The decoders check their input; but no document is worth a store that does not open.
             except (OSError, ValueError, TypeError, RecursionError) as error:
                 problems.append(f"{path}: {error}")
                 self._unreadable.append(path)
@@ -102,26 +101,26 @@ class ConfigFile(Generic[T]):
                 self._last = data
             self._document = data.decode("utf-8") if self._member is not None else None
             for problem in problems:
-                logger.warning("%s; %s is read instead", problem, path)
+                logger.warning("%s; reading %s instead", problem, path)
             return LoadedConfig(value, path, tuple(problems))
         for problem in problems:
             logger.warning("%s", problem)
         return LoadedConfig(None, None, tuple(problems))
 
     def save(self, value: T) -> bool:
-        """Write a value, durably; nothing is written where the file says that already.
+        """Write a value durably, unless the file holds it already.
 
         Returns:
-            Whether something was written.
+            Whether the file was written.
 
         Raises:
-            StoreUnavailable: if that cannot be done; then what was saved before is still there.
+            StoreUnavailable: if the write failed; the document before is still there.
         """
         text = self._encode(value)
         with self._saving:
             if self._member is not None and self._document is not None:
                 text = fastjson.replace_member(self._document, self._member, text)
-            # A surrogate alone is read from an escape, and goes back into one: it has no bytes.
+            # A lone surrogate comes from a JSON escape and is written back as one: it has no UTF-8.
             data = text.encode("utf-8", "backslashreplace")
             if data == self._last:
                 return False
@@ -138,25 +137,24 @@ class ConfigFile(Generic[T]):
 
 
 # --------------------------------------------------------------------------------------------------
-# How far each group has come in each queue: ``config/consumerOffset.json``.
+# Consumer offsets: ``config/consumerOffset.json`` (``ConsumerOffsetManager``)
 #
-# One table for everybody who keeps such progress: consumers, and the checks of transactions
-# (``ConsumerOffsetManager``). What is committed is in memory; :meth:`ConsumerOffsets.save` brings
-# it to the disk.
+# Consumers and the transaction checks share one table. ConsumerOffsets.commit changes memory only;
+# ConsumerOffsets.save writes the file.
 
 
 class ConsumerOffsets:
-    """The offsets of all groups of one store. Any thread may use it.
+    """The committed queue offsets of all consumer groups of one store. Any thread may use it.
 
     Args:
-        disk: what the file is on.
-        root: the store.
-        sync_log: brings the log to the disk; None where nothing is saved, or nobody writes it.
+        disk: the store's disk.
+        root: the store's folder.
+        sync_log: syncs the log; None if offsets are never saved, or the log has no writer.
 
     Attributes:
-        found: the file that was read, None where there was none that can be read.
-        problems: what is wrong with each file that could not be read. A store whose consumers
-            have a past that nobody can read is not one whose consumers start anew.
+        found: the file that was read, None if there is no readable one.
+        problems: what is wrong with each unreadable file. If the offsets are unreadable, consumers
+            must not start from the beginning as new groups would.
     """
 
     def __init__(
@@ -179,22 +177,22 @@ class ConsumerOffsets:
         self._offsets = loaded.value if loaded.value is not None else {}
 
     def of(self, topic: str, group: str) -> dict[int, int]:
-        """Queue id -> next queue offset, as committed; none for a group that never was."""
+        """Queue id -> committed queue offset; empty for an unknown group."""
         with self._lock:
             return dict(self._offsets.get((topic, group), {}))
 
     def groups(self) -> dict[tuple[str, str], dict[int, int]]:
-        """(topic, group) -> the same, of all."""
+        """(topic, group) -> queue id -> committed queue offset, of all groups."""
         with self._lock:
             return {key: dict(offsets) for key, offsets in self._offsets.items()}
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Note, in memory, which queue offset is next."""
+        """Record the next queue offset of a group, in memory."""
         with self._lock:
             self._offsets.setdefault((topic, group), {})[queue_id] = offset
 
     def update(self, offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
-        """Have, in memory, the offsets of some groups in place of those that they had.
+        """Replace the offsets of some groups, in memory.
 
         Args:
             offsets: (topic, group) -> queue id -> next queue offset.
@@ -203,13 +201,13 @@ class ConsumerOffsets:
             self._offsets |= {key: dict(of_group) for key, of_group in offsets.items()}
 
     def save(self) -> bool:
-        """Write all that was committed, durably; whether there was something to write.
+        """Write all committed offsets durably; returns whether the file changed.
 
-        The log is brought to the disk before, for what is committed by then: no offset on the disk
-        leaves a message behind that a power cut could take.
+        Syncs the log first: an offset on the disk must not pass a message that a power cut could
+        take.
 
         Raises:
-            StoreUnavailable: if that cannot be done; then what was saved before is still there.
+            StoreUnavailable: if the write failed; the offsets saved before are still there.
         """
         with self._saving:
             offsets = self.groups()
@@ -219,20 +217,20 @@ class ConsumerOffsets:
 
 
 # --------------------------------------------------------------------------------------------------
-# The tables of ``config/`` that a slave has of its master (``SlaveSynchronize``).
+# The tables that a slave copies from its master (``SlaveSynchronize``)
 #
-# As RocketMQ's slave takes them: topics and subscription groups as a whole, where their version is
-# another one; consumer offsets group by group, over those that are there; delay progress as a
-# whole. What cannot be read replaces nothing.
+# As RocketMQ's slave does: topics and subscription groups replace the whole table if their version
+# differs; consumer offsets replace those of their groups; delay offsets replace the whole table. An
+# invalid document replaces nothing.
 
 
 class ConfigTable(NamedTuple):
-    """One of them.
+    """A table of ``config/``.
 
     Attributes:
-        file: its name in ``config/``.
-        decode: reads the document; raises ValueError where it is none.
-        encode: the document of what was read.
+        file: its file name.
+        decode: decodes the document; raises ValueError if it is invalid.
+        encode: encodes the decoded document.
         member: the one member that is taken; None for the whole document.
     """
 
@@ -277,12 +275,12 @@ def config_file(disk: Disk, root: Path, table: ConfigTable) -> ConfigFile[Any]:
 
 
 class ConfigTables:
-    """The tables of a slave's store. Any thread may bring them.
+    """The tables of a slave's store. Any thread may store a table.
 
     Args:
-        disk: what the store is on.
-        root: its folder.
-        consumer_offsets: gives the offsets that the store's own consumers go on with.
+        disk: the store's disk.
+        root: the store's folder.
+        consumer_offsets: gives the offsets that the store's own consumers use.
     """
 
     def __init__(
@@ -294,14 +292,14 @@ class ConfigTables:
         self._taking = threading.Lock()
 
     def take(self, table: ConfigTable, document: bytes) -> bool:
-        """Have what a master's table says, durably; whether anything was written.
+        """Store a master's table durably; returns whether a file changed.
 
         Raises:
-            ValueError: if the document is none of that table; nothing is changed.
-            StoreUnavailable: if it cannot be written; then what was there is there still.
+            ValueError: if the document is invalid; nothing changes.
+            StoreUnavailable: if the write failed; the table before is still there.
         """
         came = table.decode(document)
-        # What cannot be encoded is to be found before a file is touched, too.
+        # Encode it too before any file changes: encoding may fail.
         table.encode(came)
         with self._taking:
             self._disk.health.require_writable()
@@ -315,7 +313,7 @@ class ConfigTables:
 
     def _take_consumer_offsets(self, came: dict[tuple[str, str], dict[int, int]]) -> bool:
         if not came:
-            # A file that says nothing would say of groups whose offsets are lost that they are new.
+            # An empty file would make groups whose offsets were lost look new.
             return False
         offsets = self._consumer_offsets()
         offsets.update(came)
@@ -330,38 +328,35 @@ def _is_same_version(file: ConfigFile[Any], loaded: LoadedConfig[Any], came: Any
 
 
 # --------------------------------------------------------------------------------------------------
-# How far consumers and deliveries are, as the files in ``config/`` of any store say.
-#
-# Read by whoever tells of it; who consumes or delivers keeps these files
-# (:mod:`logquarry.disk.config_file`).
+# Reading offsets of any store, also one that has no writer
 
 
 def consumer_offsets(
     layout: StoreLayout, level: int = logging.WARNING
 ) -> dict[tuple[str, str], dict[int, int]]:
-    """(topic, group) -> queue id -> next queue offset; empty where no file tells.
+    """(topic, group) -> queue id -> next queue offset; empty without a readable file.
 
     Args:
         layout: the store's files.
-        level: at which it is logged that a file cannot be understood.
+        level: log level for an invalid file.
     """
     decode = broker_config.decode_consumer_offsets
     return _read(layout, broker_config.CONSUMER_OFFSET_FILE, decode, level) or {}
 
 
 def delay_offsets(layout: StoreLayout, level: int = logging.WARNING) -> dict[int, int] | None:
-    """Delay level -> next queue offset of its queue; None where no file tells.
+    """Delay level -> next queue offset of its queue; None without a readable file.
 
     Args:
         layout: the store's files.
-        level: at which it is logged that the file cannot be understood.
+        level: log level for an invalid file.
     """
     decode = broker_config.decode_delay_offsets
     return _read(layout, broker_config.DELAY_OFFSET_FILE, decode, level)
 
 
 def _read(layout: StoreLayout, name: str, decode: Callable[[bytes], T], level: int) -> T | None:
-    # The one before it is read where it cannot be, as by those who keep them.
+    # Falls back to .bak, as ConfigFile.load does.
     for path in (f"{CONFIG}/{name}", f"{CONFIG}/{name}{BACKUP}"):
         try:
             return decode(layout.filesystem.read(path))

@@ -1,13 +1,12 @@
-"""The port through which a store is written: each method of the first part is one system call.
+"""The port for all writes to a store; each method of its first part is one system call.
 
-Faults are injected here, and a model of what a power cut leaves is kept here: a test double
-subclasses :class:`LocalDisk`, and fails, counts or records any call.
+Tests subclass :class:`LocalDisk` to inject faults, or to model the state after a power cut.
 
-What is written through a map goes only into files whose every block is allocated
-(:meth:`Disk.make_file`): a store to a hole on a full disk is SIGBUS and the end of the process,
-while ``posix_fallocate`` says ENOSPC in words. Syncs are ``fdatasync`` on the one descriptor that
-a file keeps: it covers the stores through the map, releases the GIL (``mmap.flush`` does not),
-and hears of a failed write-back even when that happened before the call.
+Writes through a map go only to files with all blocks allocated (:meth:`Disk.make_file`): writing to
+a hole on a full disk kills the process with SIGBUS, while ``posix_fallocate`` returns ENOSPC.
+Syncs are ``fdatasync`` on the one descriptor that a file keeps: it covers writes through the map,
+releases the GIL (``mmap.flush`` does not), and reports a failed write-back even if that happened
+before the call.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 class Disk(ABC):
     """The disk of one store.
 
-    Methods of the first part raise OSError. Those of the second, made of them, raise
-    StoreUnavailable; and where a sync fails they poison :attr:`health`.
+    The methods of the first part raise OSError. Those of the second part combine them, raise
+    StoreUnavailable, and poison :attr:`health` if a sync fails.
 
     Attributes:
         health: whether the store may still be written.
@@ -48,14 +47,14 @@ class Disk(ABC):
         self.health = Health()
         abandon_in_children(self.health)
 
-    # ------------------------------------------------------------------------- one call each
+    # ------------------------------------------------------------------------- system calls
     @abstractmethod
     def open(self, path: Path, *, create: bool = False, exclusive: bool = False) -> int:
-        """A descriptor to read and write; made if ``create``, and only made if ``exclusive``."""
+        """Open a file for reading and writing; ``exclusive`` requires that it is new."""
 
     @abstractmethod
     def close(self, descriptor: int) -> None:
-        """Let go of a descriptor."""
+        """Close a descriptor."""
 
     @abstractmethod
     def size(self, descriptor: int) -> int:
@@ -63,74 +62,74 @@ class Disk(ABC):
 
     @abstractmethod
     def allocate(self, descriptor: int, size: int) -> None:
-        """Give the file blocks for its first ``size`` bytes, and that size if it has less.
+        """Allocate blocks for the file's first ``size`` bytes, and extend it to that size.
 
-        Bytes that are there stay.
+        Existing bytes stay.
         """
 
     @abstractmethod
     def map(self, descriptor: int, size: int) -> mmap.mmap:
-        """The file's first ``size`` bytes, shared and writable, but not with forked children."""
+        """Map the first ``size`` bytes, shared and writable, but not in forked children."""
 
     @abstractmethod
     def read(self, descriptor: int, count: int, position: int) -> bytes:
-        """At most ``count`` bytes from a position."""
+        """Read at most ``count`` bytes from a position."""
 
     @abstractmethod
     def write(self, descriptor: int, data: memoryview | bytes, position: int) -> int:
-        """Write at a position; how many bytes were written."""
+        """Write at a position; returns the number of bytes written."""
 
     @abstractmethod
     def fdatasync(self, descriptor: int) -> None:
-        """Wait until the file's bytes are on the disk."""
+        """Sync the file's bytes."""
 
     @abstractmethod
     def fsync(self, descriptor: int) -> None:
-        """Wait until the file's bytes and all of its facts are on the disk."""
+        """Sync the file's bytes and metadata."""
 
     @abstractmethod
     def sync_folder(self, folder: Path) -> None:
-        """Wait until the names in a folder are on the disk."""
+        """Sync the names in a folder."""
 
     @abstractmethod
     def make_folder(self, folder: Path) -> None:
-        """Make one folder; its parent must be there."""
+        """Create one folder; its parent must exist."""
 
     @abstractmethod
     def rename(self, path: Path, to: Path) -> None:
-        """Give a file another name, in place of a file that had it."""
+        """Rename a file, replacing a file of the new name."""
 
     @abstractmethod
     def link(self, path: Path, to: Path) -> None:
-        """Give a file a second name, which nobody has."""
+        """Give a file a second name, which must be free."""
 
     @abstractmethod
     def unlink(self, path: Path) -> None:
-        """Take a name away."""
+        """Remove a name."""
 
     @abstractmethod
     def list(self, folder: Path) -> list[str]:
-        """The names of the files (not the folders) in a folder, sorted; none if it is not there."""
+        """Sorted names of the files (not folders) in a folder; empty if it does not exist."""
 
     @abstractmethod
     def is_linked(self, descriptor: int) -> bool:
-        """Whether an open file still has any name."""
+        """Whether an open file still has a name."""
 
     @abstractmethod
     def is_named(self, descriptor: int, path: Path) -> bool:
-        """Whether an open file is the one that a path leads to."""
+        """Whether ``path`` leads to an open file."""
 
     @abstractmethod
     def next_data(self, descriptor: int, position: int) -> int | None:
-        """The first place from ``position`` on that may hold data, None if there is none."""
+        """The first position from ``position`` on that may hold data, None if there is none."""
 
-    # ------------------------------------------------------------------------- made of them
+    # ------------------------------------------------------------------------- combined calls
     def make_file(self, path: Path, size: int) -> int:
-        """A new file of zeros with all its blocks, durable, and its descriptor.
+        """Create a file of zeros with all its blocks, durably; returns its descriptor.
 
         Raises:
-            StoreUnavailable: if it cannot be made (a full disk, a name that is taken); then
-                nothing is left of it.
+            StoreUnavailable: if it cannot be created (disk full, name in use); nothing is left of
+                it.
         """
         self.health.require_writable()
         self.make_folders(path.parent)
@@ -141,7 +140,7 @@ class Disk(ABC):
         try:
             self.allocate(descriptor, size)
         except OSError as error:
-            # ext4 leaves a file of the size that did fit.
+            # ext4 leaves a file as large as the blocks that did fit.
             self._discard(descriptor, path)
             raise self.refused(path, error) from error
         try:
@@ -156,10 +155,10 @@ class Disk(ABC):
         return descriptor
 
     def make_folders(self, folder: Path) -> None:
-        """A folder and what it is in, as far as they are not there; durable.
+        """Create a folder and its missing parents, durably.
 
         Raises:
-            StoreUnavailable: if one cannot be made, or a file has its name.
+            StoreUnavailable: if one cannot be created, or a file has its name.
         """
         missing = []
         while not folder.is_dir():
@@ -169,16 +168,16 @@ class Disk(ABC):
             try:
                 self.make_folder(made)
             except OSError as error:
-                # Another thread may have made it just now.
+                # Another thread may have created it.
                 if not made.is_dir():
                     raise self.refused(made, error) from error
             self.sync_names(made.parent)
 
     def names_in(self, folder: Path) -> Sequence[str]:
-        """What :meth:`list` says.
+        """Sorted names of the files in a folder; see :meth:`list`.
 
         Raises:
-            StoreUnavailable: if the folder cannot be read, or is none.
+            StoreUnavailable: if the folder cannot be read, or is no folder.
         """
         try:
             return self.list(folder)
@@ -186,7 +185,7 @@ class Disk(ABC):
             raise self.refused(folder, error) from error
 
     def write_all(self, descriptor: int, data: memoryview | bytes, position: int) -> None:
-        """Write all of it, however many calls that takes. Raises OSError."""
+        """Write all bytes, in as many calls as that takes. Raises OSError."""
         view = memoryview(data)
         while view:
             count = self.write(descriptor, view, position)
@@ -195,17 +194,17 @@ class Disk(ABC):
             view, position = view[count:], position + count
 
     def let_go(self, descriptor: int) -> None:
-        """Close a descriptor, whatever the system says to that: what counts was synced before."""
+        """Close a descriptor and only log an error: all that matters was synced before."""
         try:
             self.close(descriptor)
         except OSError as error:
-            logger.warning("a file was not closed in order: %s", error)
+            logger.warning("closing a file failed: %s", error)
 
     def sync(self, descriptor: int, path: Path) -> None:
-        """Wait until a file's bytes are on the disk.
+        """Sync a file's bytes.
 
         Raises:
-            StoreUnavailable: if that failed, now or before: a failed sync is never tried again.
+            StoreUnavailable: if this or an earlier sync failed; a failed sync is never retried.
         """
         self.health.require_writable()
         try:
@@ -214,7 +213,7 @@ class Disk(ABC):
             raise self._sync_failed(path, error) from error
 
     def sync_names(self, folder: Path) -> None:
-        """Wait until a folder's names are on the disk; see :meth:`sync`."""
+        """Sync a folder's names; see :meth:`sync`."""
         self.health.require_writable()
         try:
             self.sync_folder(folder)
@@ -222,10 +221,10 @@ class Disk(ABC):
             raise self._sync_failed(folder, error) from error
 
     def replace(self, path: Path, data: bytes) -> None:
-        """Write a small file whole, durably, in place of the one before.
+        """Write a small file as a whole, durably, replacing the one before.
 
         Raises:
-            StoreUnavailable: if that cannot be done; then the one before is still there.
+            StoreUnavailable: if the write failed; the file before is still there.
         """
         made = path.with_name(f"{path.name}.new")
         self.make_folders(path.parent)
@@ -242,21 +241,20 @@ class Disk(ABC):
         self.sync_names(path.parent)
 
     def sync_parent(self, folder: Path) -> None:
-        """Wait until the name of a folder itself is on the disk, where one may look at its parent.
+        """Sync the name of a folder in its parent, if the parent is readable.
 
-        Of a folder that was there already nobody knows that: who made it may have died before its
-        sync.
+        The process that created the folder may have crashed before syncing its name.
         """
         if os.access(folder.parent, os.R_OK):
             self.sync_names(folder.parent)
 
     def set_aside(self, path: Path, folder: Path) -> Path:
-        """Move a file to a folder, durably: its new path.
+        """Move a file to a quarantine folder, durably; returns its new path.
 
-        The name stays, with a number behind it where there is one of that name.
+        If the folder has a file of that name, the new name gets a number.
 
         Raises:
-            StoreUnavailable: if that cannot be done.
+            StoreUnavailable: if the move failed.
         """
         self.make_folders(folder)
         target, number = folder / path.name, 0
@@ -264,16 +262,16 @@ class Disk(ABC):
             number += 1
             target = folder / f"{path.name}.{number}"
         self.move(path, target)
-        logger.warning("%s: set aside as %s", path, target)
+        logger.warning("%s: moved to %s", path, target)
         return target
 
     def move(self, path: Path, to: Path) -> None:
-        """Give a file another name, durably; on another disk a copy of it, in place of none.
+        """Rename a file durably, or copy it if the new path is on another disk.
 
         Parts of a store may be links to other disks.
 
         Raises:
-            StoreUnavailable: if that cannot be done.
+            StoreUnavailable: if the move failed.
         """
         try:
             self.rename(path, to)
@@ -285,7 +283,7 @@ class Disk(ABC):
         self.sync_names(path.parent)
 
     def _copy_over(self, path: Path, to: Path) -> None:
-        """Copy a file to another disk under a name that nobody reads, and take it away here."""
+        """Copy a file to another disk under a temporary name, rename it, and delete the source."""
         made = to.with_name(f"{to.name}.new")
         self.remove(made)
         try:
@@ -301,10 +299,10 @@ class Disk(ABC):
             raise self.refused(to, error) from error
 
     def copy(self, path: Path, position: int, length: int, target: Path) -> None:
-        """Copy bytes of a file to a new one, durably.
+        """Copy bytes of a file to a new file, durably.
 
         Raises:
-            StoreUnavailable: if that cannot be done.
+            StoreUnavailable: if the copy failed.
         """
         try:
             source = self.open(path)
@@ -330,10 +328,10 @@ class Disk(ABC):
             self.let_go(source)
 
     def remove(self, path: Path) -> None:
-        """Take a file away, durably; nothing happens if it is not there.
+        """Delete a file durably; does nothing if it does not exist.
 
         Raises:
-            StoreUnavailable: if that cannot be done.
+            StoreUnavailable: if the deletion failed.
         """
         try:
             self.unlink(path)
@@ -344,26 +342,26 @@ class Disk(ABC):
         self.sync_names(path.parent)
 
     def refused(self, path: Path, error: OSError) -> StoreUnavailable:
-        """The error for a call that failed and left all as it was."""
+        """The exception for a failed call that changed nothing."""
         if error.errno in _NO_ROOM:
-            return StoreUnavailable(f"{path}: there is no room for it: {error.strerror}")
+            return StoreUnavailable(f"{path}: no room on the disk: {error.strerror}")
         return StoreUnavailable(f"{path}: {error.strerror or error}")
 
     def _sync_failed(self, path: Path, error: OSError) -> StoreUnavailable:
         return self.health.poison(f"{path}: sync failed: {error.strerror or error}")
 
     def _discard(self, descriptor: int, path: Path) -> None:
-        """Take away a file that could not be made, durably: nobody could open the store with it.
+        """Delete a file that could not be allocated, durably: it would keep the store from opening.
 
         Raises:
-            StoreUnavailable: if it stays, or may come back. The store is poisoned then, so that it
-                is recovered when it is opened next.
+            StoreUnavailable: if it stays, or may come back after a crash. The store is poisoned
+                then, so that the next opening recovers it.
         """
         self.let_go(descriptor)
         try:
             self.unlink(path)
         except OSError as error:
-            reason = f"{path}: could not be made, and not be taken away: {error.strerror or error}"
+            reason = f"{path}: cannot be allocated, and not be deleted: {error.strerror or error}"
             raise self.health.poison(reason) from error
         self.sync_names(path.parent)
 
@@ -389,13 +387,13 @@ class LocalDisk(Disk):
         if sys.platform != "darwin":
             os.posix_fallocate(descriptor, 0, size)
         else:
-            # macOS has no such call; writing the zeros does the same.
+            # macOS has no such call; writing zeros has the same effect.
             for position in range(os.fstat(descriptor).st_size, size, len(_ZEROS)):
                 self.write_all(descriptor, memoryview(_ZEROS)[: size - position], position)
 
     def map(self, descriptor: int, size: int) -> mmap.mmap:
         """See :meth:`Disk.map`."""
-        # From 3.13 on a map can do without a descriptor of its own.
+        # From Python 3.13 on a map needs no descriptor of its own.
         options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
         mapped = mmap.mmap(descriptor, size, **options)
         if hasattr(mmap, "MADV_DONTFORK"):

@@ -1,12 +1,12 @@
-"""What happens to an open store when its process forks, or the interpreter ends.
+"""Ends an open store in forked children, and closes it when the interpreter exits.
 
-A forked child has the store's objects, and neither its maps (``MADV_DONTFORK``) nor its threads,
-and the files are its parent's to write. So in a child all of it is ended: each question raises
-StoreUnavailable, and the descriptors go, the lock's among them: it would hold the lock as long as
-the child lives, also when the parent is dead.
+A forked child has the store's objects, but neither its maps (``MADV_DONTFORK``) nor its threads,
+and only the parent may write the files. So the child abandons the store: every call raises
+StoreUnavailable, and the descriptors are closed. Among them is the lock's descriptor: the child
+would hold the lock as long as it lives, even after the parent's death.
 
-When the interpreter ends, stores that nobody closed are closed, so that nothing has to be
-recovered the next time.
+At interpreter exit stores that are still open are closed, so that the next opening needs no
+recovery.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ logger = logging.getLogger(__name__)
 
 
 class Abandonable(Protocol):
-    """What is of no use in a forked child."""
+    """An object that must not be used in a forked child."""
 
     def abandon_in_child(self) -> None:
-        """Let go, in the child, of what is the parent's. Must take no locks, and not raise."""
+        """Release the parent's resources in the child. Must take no locks and not raise."""
 
 
 class Closable(Protocol):
-    """What is to be closed."""
+    """An object to close at exit."""
 
     def close(self) -> None:
-        """Close it; once more does nothing."""
+        """Close it; further calls do nothing."""
 
 
 _NOT_IN_CHILDREN: Final[weakref.WeakSet[Abandonable]] = weakref.WeakSet()
@@ -39,25 +39,25 @@ _OPEN: Final[dict[int, Closable]] = {}
 
 
 def abandon_in_children(thing: Abandonable) -> None:
-    """Have something abandoned in each child that this process forks. Keeps nothing alive."""
+    """Abandon ``thing`` in each child that this process forks. Holds only a weak reference."""
     _NOT_IN_CHILDREN.add(thing)
 
 
 def stays(thing: Abandonable) -> None:
-    """Take back :func:`abandon_in_children`."""
+    """Undo :func:`abandon_in_children`."""
     _NOT_IN_CHILDREN.discard(thing)
 
 
 def close_at_exit(thing: Closable) -> None:
-    """Have something closed when the interpreter ends; kept alive until :func:`was_closed`.
+    """Close ``thing`` at interpreter exit, last registered first.
 
-    What was registered last is closed first.
+    Keeps ``thing`` alive until :func:`was_closed`.
     """
     _OPEN[id(thing)] = thing
 
 
 def was_closed(thing: Closable) -> None:
-    """Say that it need not be closed any more."""
+    """Undo :func:`close_at_exit`: ``thing`` is closed."""
     _OPEN.pop(id(thing), None)
 
 
@@ -67,12 +67,12 @@ def _close_all() -> None:
         try:
             thing.close()
         except Exception:
-            # The others are to be closed too, and nobody is left to be told.
-            logger.exception("a store was not closed in order")
+            # The other stores must be closed too, and there is no caller to raise to.
+            logger.exception("a store could not be closed cleanly at exit")
 
 
 def _abandon_all() -> None:
-    # The exit of a child is none of the parent's.
+    # The child's exit must not close the parent's stores.
     _OPEN.clear()
     for thing in list(_NOT_IN_CHILDREN):
         thing.abandon_in_child()

@@ -1,7 +1,7 @@
-"""Who may make something in a folder that is no store: a lock on the folder itself.
+"""Locks: on a store (``lock`` and ``abort``), and on a folder that is no store yet.
 
-Nothing is left of it, in the folder or elsewhere, and it goes with its process. A store has a lock
-of its own (:mod:`logquarry.disk.locks`), which Java knows.
+A folder lock leaves no file behind and ends with its process. The store lock follows RocketMQ, so
+that it excludes Java too.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ AT_WORK: Final = "a salvage or rebuild is at work there"
 
 
 def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int | None:
-    """A lock on a folder, held until the descriptor is closed; None where there are no locks.
+    """Lock a folder until the returned descriptor is closed; None if locks are not supported.
 
     Args:
         folder: the folder.
-        at_work: what is said of it if somebody has the lock.
+        at_work: the error's text if another process holds the lock.
 
     Raises:
-        FileNotFoundError: if it is not there, or went while this waited for nobody.
-        StoreUnavailable: if somebody has the lock.
+        FileNotFoundError: if the folder does not exist (any more).
+        StoreUnavailable: if another process holds the lock.
     """
     while True:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Somebody may have put another folder in its place since it was opened.
+            # Another process may have replaced the folder since it was opened.
             if os.path.samestat(os.fstat(descriptor), os.stat(folder)):  # noqa: PTH116
                 return descriptor
         except BlockingIOError:
@@ -49,7 +49,7 @@ def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int |
             os.close(descriptor)
             raise
         except OSError:
-            # Not every file system that is mounted has locks.
+            # Not every mounted file system supports locks.
             os.close(descriptor)
             return None
         os.close(descriptor)
@@ -57,10 +57,10 @@ def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int |
 
 @contextmanager
 def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
-    """Make a folder, and have it for oneself for as long as the block takes.
+    """Create a folder and lock it for the duration of the block.
 
     Raises:
-        StoreUnavailable: if somebody else is at work there, or it cannot be made.
+        StoreUnavailable: if another process holds the lock, or the folder cannot be created.
     """
     while True:
         is_new = not folder.exists()
@@ -75,7 +75,7 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
             descriptor = lock_folder(folder)
             break
         except FileNotFoundError:
-            # Who made it, and had nothing to leave in it, took it away again.
+            # Another process created the folder, had nothing to leave in it, and removed it.
             continue
         except OSError as error:
             raise disk.refused(folder, error) from error
@@ -87,14 +87,14 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Who may write a store: ``lock``, and ``abort``, which tells whether the last one closed it.
+# The lock of a store, and ``abort``, which shows whether the store was shut down cleanly
 #
-# The lock is one on byte 0 of ``lock``, which excludes Java's ``tryLock(0, 1)`` and is excluded by
-# it. It belongs to the open file (``F_OFD_SETLK``): a second opener in the same process is refused
-# too, and closing some other descriptor of the file does not drop it, as with plain ``lockf``.
+# The lock covers byte 0 of ``lock`` and excludes Java's ``tryLock(0, 1)``. It belongs to the open
+# file (``F_OFD_SETLK``): it also excludes a second opener in the same process, and closing another
+# descriptor of the file does not release it, as it would with plain ``lockf``.
 #
-# It is taken before anything of the store is read. (Java takes it only after its recovery has
-# acted: reliability.md, rule 1.)
+# A writer takes it before it reads anything of the store. (Java takes it only after its recovery
+# has changed files.)
 
 _CONTENT: Final = b"lock"
 _HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
@@ -104,11 +104,11 @@ _PROC: Final = Path("/proc")
 
 
 class StoreLock:
-    """The lock of a store, taken.
+    """The lock of a store; making the object takes it.
 
     Raises:
-        StoreUnavailable: if somebody holds it, by pid where that can be told; or if there is no
-            lock to be had. Nothing has been changed then.
+        StoreUnavailable: if another process holds it (with its pid if known), or locking is not
+            possible. Nothing has changed then.
     """
 
     def __init__(self, disk: Disk, root: Path) -> None:
@@ -133,7 +133,7 @@ class StoreLock:
         try:
             if not existed:
                 disk.sync_names(root)
-            # What Java's start() writes. Nobody reads it.
+            # Java's start() writes these bytes; no program reads them.
             if disk.read(self._descriptor, len(_CONTENT), 0) != _CONTENT:
                 disk.write_all(self._descriptor, _CONTENT, 0)
         except OSError as error:
@@ -146,11 +146,11 @@ class StoreLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether the lock is still held, by this process."""
+        """Whether this process still holds the lock."""
         return self._descriptor >= 0
 
     def release(self) -> None:
-        """Let others open the store; once more does nothing."""
+        """Release the lock; further calls do nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             self._disk.let_go(descriptor)
@@ -164,10 +164,11 @@ class StoreLock:
 
 
 class AbortFile:
-    """The file that is there while a store is open.
+    """The file ``abort``, which exists while a store is open.
 
-    Who finds it at opening knows that the last one did not close the store, and recovers. So it
-    is made before anything is changed, and taken away after all is flushed, both durably.
+    If a writer finds it at opening, the last writer did not shut down cleanly, and the store is
+    recovered. So a writer creates it before any change and deletes it after the last flush, both
+    durably.
     """
 
     def __init__(self, disk: Disk, root: Path) -> None:
@@ -176,14 +177,14 @@ class AbortFile:
 
     @property
     def exists(self) -> bool:
-        """Whether it is there."""
+        """Whether the file exists."""
         return self.path.exists()
 
     def make(self) -> None:
-        """Make it; nothing happens if it is there.
+        """Create it; does nothing if it exists.
 
         Raises:
-            StoreUnavailable: if that failed: then nothing of the store may be changed.
+            StoreUnavailable: if that failed; nothing of the store may be changed then.
         """
         try:
             self._disk.let_go(self._disk.open(self.path, create=True))
@@ -192,10 +193,10 @@ class AbortFile:
         self._disk.sync_names(self.path.parent)
 
     def remove(self) -> None:
-        """Take it away: the store is closed in order.
+        """Delete it: the store is shut down cleanly.
 
         Raises:
-            StoreUnavailable: if that failed, or the store is poisoned: the next opening recovers.
+            StoreUnavailable: if that failed, or the store is poisoned; the next opening recovers.
         """
         self._disk.health.require_writable()
         self._disk.remove(self.path)
@@ -204,17 +205,17 @@ class AbortFile:
 def _take(descriptor: int) -> None:
     command = getattr(fcntl, "F_OFD_SETLK", None)
     if command is None:
-        # Where there is no such lock (macOS), one of the process is better than none.
+        # macOS has no locks of open files; a lock of the process is better than none.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
     else:
         fcntl.fcntl(descriptor, command, _BYTE_0)
 
 
 def _holders(descriptor: int) -> list[int]:
-    """The processes that hold a lock on a file, as far as this one may look at them.
+    """The processes that hold a lock on a file, if this process may see them.
 
-    A lock of an open file names no pid, but the process that has the file open tells that the
-    file is locked: ``lock: 1: OFDLCK ADVISORY WRITE ...`` in /proc/PID/fdinfo/FD.
+    A lock of an open file has no pid. But /proc/PID/fdinfo/FD of the process that opened the file
+    has a line ``lock: 1: OFDLCK ADVISORY WRITE ...``.
     """
     wanted = os.fstat(descriptor)
     found = []
@@ -232,5 +233,5 @@ def _is_locked_by(process: Path, name: str, wanted: os.stat_result) -> bool:
             return False
         return "lock:" in (process / "fdinfo" / name).read_text()
     except OSError:
-        # Closed since, or a file that is on no disk.
+        # The process closed it meanwhile, or it is not a file on a disk.
         return False

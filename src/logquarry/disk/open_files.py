@@ -1,7 +1,8 @@
-"""Pages of a map: brought into memory, and kept there. All of it as far as the system lets.
+"""Reading parts of many store files, and keeping pages of maps in memory.
 
-Through the C library, whose calls release the GIL; those of ``mmap`` objects do not, and filling
-a gigabyte takes a fifth of a second.
+:class:`OpenFiles` keeps the files open that were read last. The functions on pages call the C
+library, whose calls release the GIL; the methods of ``mmap`` objects do not, and populating a
+gigabyte takes a fifth of a second.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _STEP: Final = 8 << 20
 
 
 def address_of(mapped: mmap.mmap) -> int:
-    """Where a writable map begins. Keeps nothing alive."""
+    """Address of a writable map. Keeps no reference to it."""
     return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
 
 
 def populate(address: int, size: int) -> bool:
-    """Bring pages into memory, writable (``MADV_POPULATE_WRITE``, Linux 5.14)."""
-    # In steps: one call over a gigabyte holds the lock of the process' memory for long.
+    """Load pages into memory, writable (``MADV_POPULATE_WRITE``, Linux 5.14)."""
+    # In steps: one call for a gigabyte would hold the process's memory map lock for long.
     return all(
         _call("madvise", address + at, min(_STEP, size - at), _POPULATE_WRITE)
         for at in range(0, size, _STEP)
@@ -35,17 +36,17 @@ def populate(address: int, size: int) -> bool:
 
 
 def lock(address: int, size: int) -> bool:
-    """Keep pages in memory; False where the limit of locked memory does not let it."""
+    """Lock pages in memory; False if the limit of locked memory is reached."""
     return _call("mlock", address, size)
 
 
 def unlock(address: int, size: int) -> bool:
-    """Let the system have the pages when it wants them."""
+    """Unlock pages."""
     return _call("munlock", address, size)
 
 
 def leave_mapped(mapped: mmap.mmap) -> None:
-    """Never unmap a map: in a forked child something else may lie at its place by then."""
+    """Never unmap a map: in a forked child its address range may have been reused."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
 
 
@@ -65,16 +66,16 @@ def _libc() -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# The files of a store that are open at the moment: bytes by path and position.
+# Open files of a store
 
 MOST_OPEN: Final = 128
-"""Files open at once: each map holds a descriptor, and a broker has thousands of queue files."""
+"""Most files open at once: each map holds a descriptor, and a broker has many queue files."""
 
 
 class OpenFiles:
-    """Reads parts of files and keeps the ones last used open.
+    """Reads parts of files and keeps the files open that were used last.
 
-    What was read stays good as long as somebody holds it, also after its file was closed here or
+    Returned bytes stay valid while the caller holds them, also after the file was closed here or
     deleted by the broker.
     """
 
@@ -84,10 +85,10 @@ class OpenFiles:
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
 
     def read(self, path: str, position: int, length: int) -> memoryview:
-        """``length`` bytes from ``position``; fewer where the file ends, none if it is gone.
+        """Read ``length`` bytes from ``position``; fewer at the file's end, none if it is gone.
 
         Raises:
-            StoreNotFound: if the file is there and cannot be read.
+            StoreNotFound: if the file exists and cannot be read.
         """
         file = self._open.get(path)
         if file is None:
@@ -105,7 +106,7 @@ class OpenFiles:
         return file.read(position, length)
 
     def window(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
-        """More than was asked for, if it costs nothing: where it begins, and the bytes."""
+        """The window that holds the range, possibly larger: its position in the file, its bytes."""
         self.read(path, position, length)
         file = self._open.get(path)
         return (position, memoryview(b"")) if file is None else file.window
@@ -114,23 +115,23 @@ class OpenFiles:
         """The whole file, None if it is gone.
 
         Raises:
-            StoreNotFound: if the file is there and cannot be read.
+            StoreNotFound: if the file exists and cannot be read.
         """
         self.read(path, 0, 0)
         file = self._open.get(path)
         return None if file is None else file.view
 
     def forget(self, path: str) -> None:
-        """Open a file anew when it is read next: it has grown, or is another one."""
+        """Reopen a file at its next read: it has grown or was replaced."""
         self._open.pop(path, None)
 
     def close(self) -> None:
-        """Close all of them; they are opened again, as they are then, when they are read."""
+        """Close all files; the next read opens a file again."""
         self._open.clear()
 
 
 class _OpenFile:
-    """One file with the window that was read last: for a local file that is all of it."""
+    """One file with the window that was read last; for a local file the whole file."""
 
     def __init__(self, view: FileView) -> None:
         self.view = view
@@ -147,7 +148,7 @@ class _OpenFile:
             return memoryview(b"")
         at = position - self._start
         if at < 0 or at + length > len(self._data):
-            # All of a map is at hand, whatever of it is asked for.
+            # A map is taken whole, regardless of the requested part.
             self._start = 0 if self.view.is_mapped else position
             self._data, at = self.view.window(self._start, length), position - self._start
         return self._data[at : at + length]

@@ -1,4 +1,4 @@
-"""A file of one page that is written in place: the checkpoint, and the durable mark."""
+"""Files of one page that are overwritten in place: the checkpoint and the durable offset."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from logquarry.format.durable_mark import DurableMark
 
 
 class PageFile:
-    """A small file of a fixed size, opened to be written; made of zeros if it is not there.
+    """A small file of fixed size, open for writing; created with zeros if it does not exist.
 
     Args:
-        disk: what it is on.
-        path: where it is.
-        size: its bytes; a shorter one is made as long.
+        disk: the store's disk.
+        path: the file.
+        size: its bytes; a shorter file is extended.
 
     Raises:
-        StoreUnavailable: if it cannot be opened or made.
+        StoreUnavailable: if it cannot be opened or created.
     """
 
     def __init__(self, disk: Disk, path: Path, size: int) -> None:
@@ -45,7 +45,7 @@ class PageFile:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """What belongs to opening it: where that fails the file is closed.
+        """Close the file if the block, which belongs to opening it, fails.
 
         Raises:
             StoreUnavailable: in place of an OSError.
@@ -61,27 +61,27 @@ class PageFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is open still, in this process."""
+        """Whether the file is still open in this process."""
         return self._descriptor >= 0
 
     def read(self, count: int) -> bytes:
-        """At most so many bytes from its start. Raises OSError."""
+        """Read at most ``count`` bytes from its start. Raises OSError."""
         return self._disk.read(self._descriptor, count, 0)
 
     def write(self, data: bytes) -> None:
-        """Write its first bytes, which are on the disk some time later. Raises OSError."""
+        """Write its first bytes without a sync. Raises OSError."""
         self._disk.write_all(self._descriptor, data, 0)
 
     def sync(self) -> None:
-        """Wait until what was written is on the disk.
+        """Sync the written bytes.
 
         Raises:
-            StoreUnavailable: if that failed, now or before; the store is poisoned then.
+            StoreUnavailable: if this or an earlier sync failed; the store is poisoned then.
         """
         self._disk.sync(self._descriptor, self.path)
 
     def write_durably(self, data: bytes) -> None:
-        """Write its first bytes and wait until they are on the disk.
+        """Write its first bytes and sync them.
 
         Raises:
             StoreUnavailable: if that failed; the store is poisoned then.
@@ -94,7 +94,7 @@ class PageFile:
         self.sync()
 
     def close(self) -> None:
-        """Let go of it, without a sync; once more does nothing."""
+        """Close the file without a sync; further calls do nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             self._disk.let_go(descriptor)
@@ -107,33 +107,33 @@ class PageFile:
 
 
 # --------------------------------------------------------------------------------------------------
-# The checkpoint of a store that is written (``StoreCheckpoint``).
+# The checkpoint (``StoreCheckpoint``)
 #
-# Three times that say up to which message the log, the queues and the index are on the disk. They
-# are a promise to the next recovery, so that each is set only after the sync that makes it true,
-# and the file is written after that, in this order and never the reverse:
+# Its three times name the message up to which the log, the queues and the index are on the disk.
+# The next recovery relies on them. So each time is set only after the sync that makes it true, and
+# the file is written last:
 #
 #     log synced -> physic; queues synced -> logics; index file synced -> index; checkpoint synced
 #
-# The 24 bytes lie in one sector and are written in place, as RocketMQ has it: what a power cut
-# leaves is the one or the other.
+# The 24 bytes lie in one sector and are overwritten in place, as in RocketMQ: a power cut leaves
+# either the old or the new times.
 
 
 class CheckpointFile:
-    """The checkpoint file, opened to be written; made if it is not there.
+    """The checkpoint file, open for writing; created if it does not exist.
 
     Args:
-        disk: what it is on.
-        path: where it is.
+        disk: the store's disk.
+        path: the file.
 
     Attributes:
-        physic_timestamp: store time up to which the log is on the disk.
-        logics_timestamp: the same of all queues.
-        index_timestamp: the same of the index. RocketMQ sets it only when an index file is full.
-        before_write: told, before the times are written, which ones they replace.
+        physic_timestamp: store time up to which the log is on the disk, in ms.
+        logics_timestamp: likewise for all queues.
+        index_timestamp: likewise for the index. RocketMQ sets it only when an index file is full.
+        before_write: called with the times on the disk and the new times before each write.
 
     Raises:
-        StoreUnavailable: if it cannot be opened or made.
+        StoreUnavailable: if it cannot be opened or created.
     """
 
     def __init__(self, disk: Disk, path: Path) -> None:
@@ -152,10 +152,10 @@ class CheckpointFile:
         return Checkpoint(self.physic_timestamp, self.logics_timestamp, self.index_timestamp)
 
     def flush(self) -> None:
-        """Write the times and wait until they are on the disk.
+        """Write the times and sync them.
 
         Raises:
-            StoreUnavailable: if that failed, now or before; the store is poisoned then.
+            StoreUnavailable: if this or an earlier sync failed; the store is poisoned then.
         """
         self._disk.health.require_writable()
         with self._writing:
@@ -165,30 +165,30 @@ class CheckpointFile:
             self._on_disk = times
 
     def close(self) -> None:
-        """Let go of the file, without a flush."""
+        """Close the file without a flush."""
         self._file.close()
 
 
 # --------------------------------------------------------------------------------------------------
-# The durable mark of a store that is written (:mod:`logquarry.format.durable_mark`).
+# The durable offset (:mod:`logquarry.format.durable_mark`)
 #
-# It is moved after each sync of the log, and synced itself only before the checkpoint is written:
-# what a power cut leaves of it is too low at worst, never too high.
+# Each sync of the log moves it; the file itself is synced only before the checkpoint is written.
+# So after a power cut the durable offset may be too low, but never too high.
 
 logger = logging.getLogger(__name__)
 
 
 class DurableFile:
-    """The file of the mark, made if it is not there.
+    """The file of the durable offset; created if it does not exist.
 
     Args:
-        disk: what it is on.
-        path: where it is.
-        offset: up to where the log is on the disk.
-        checkpoint: what the checkpoint says.
+        disk: the store's disk.
+        path: the file.
+        offset: the log's durable offset.
+        checkpoint: the times of the checkpoint.
 
     Raises:
-        StoreUnavailable: if it cannot be made or written.
+        StoreUnavailable: if it cannot be created or written.
     """
 
     def __init__(self, disk: Disk, path: Path, offset: int, checkpoint: Checkpoint) -> None:
@@ -202,13 +202,13 @@ class DurableFile:
 
     @property
     def offset(self) -> int:
-        """Up to where the log is said to be on the disk."""
+        """The durable offset in the file."""
         return self._mark.offset
 
     def move(self, offset: int) -> None:
-        """The log was synced up to an offset. Where that cannot be noted the old mark stays true.
+        """Raise the durable offset after a sync of the log; the old one stays if the write fails.
 
-        Not synced: a mark that is lost is only a lower one.
+        Not synced: losing the write only leaves a lower offset.
         """
         with self._writing:
             if offset <= self._mark.offset or not self._file.is_open:
@@ -218,20 +218,22 @@ class DurableFile:
                 self._file.write(durable_mark.encode(self._mark))
             except OSError as error:
                 self._mark = before
-                logger.warning("%s: the mark stays at %d: %s", self.path, before.offset, error)
+                logger.warning(
+                    "%s: durable offset stays at %d: %s", self.path, before.offset, error
+                )
 
     def sync(self) -> None:
-        """Bring the mark to the disk as well, for whoever cannot do with a lower one.
+        """Sync the file, for callers that must not find a lower offset after a power cut.
 
         Raises:
-            StoreUnavailable: if the sync failed, now or before; the store is poisoned then.
+            StoreUnavailable: if this or an earlier sync failed; the store is poisoned then.
         """
         with self._writing:
             if self._file.is_open:
                 self._file.sync()
 
     def expect(self, before: Checkpoint, after: Checkpoint) -> None:
-        """The checkpoint is about to be written: the mark is good before and after that.
+        """Make the durable offset valid for the checkpoint before and after its next write.
 
         Raises:
             StoreUnavailable: if it cannot be written or synced; the store is poisoned then.
@@ -241,6 +243,6 @@ class DurableFile:
             self._file.write_durably(durable_mark.encode(self._mark))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._writing:
             self._file.close()

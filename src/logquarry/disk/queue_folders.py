@@ -1,17 +1,17 @@
-"""Second names for the log's files, so that none of them is lost with its first.
+"""The folders of a queue of files, and second names that protect the log's files.
 
-A Java store that is opened on a store in use is refused by the lock, but only after its recovery
-has acted (reliability.md, rule 1): it lists the log's files, walks them to their end, and deletes
-those behind it, among them the one that was made ahead and was empty when it looked. By the time
-it deletes it, this writer may be writing to it, and have acknowledged what it wrote.
+:class:`QueueFolders` finds and places files (``MultiPathMappedFileQueue``). :class:`NameGuard`
+protects files against a Java store that is opened on a store in use: the lock refuses it, but only
+after its recovery has changed files. That recovery lists the log's files, walks the log to its end,
+and deletes the files after it, among them the file created ahead, which was empty at that time. By
+then this writer may have written to that file and acknowledged messages.
 
-So each file that is written to has a hard link in ``.logquarry/names/``, beside the log's folder:
+So each file that is written has a hard link in ``.logquarry/names/``, beside the log's folder:
 
     STORE/commitlog/00000000000000065536   STORE/.logquarry/names/commitlog/00000000000000065536
 
-A file whose first name is gone gets it back, the same file with all that is in it: at the next
-check, at the end, or when the store is opened after a crash. A store that is closed in order has no
-such links.
+If the first name of a file is gone, the writer restores it from the link, with the same content: at
+the next check, at shutdown, or at the opening after a crash. A clean shutdown removes the links.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAMES: Final = "names"
 
 
 class NameGuard:
-    """The second names of the files of one log."""
+    """The second names (hard links) of the files of one log."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -43,10 +43,10 @@ class NameGuard:
         self._folders: set[Path] = set()
 
     def guard(self, path: Path) -> None:
-        """Give a file its second name, in place of a file that had it.
+        """Give a file its second name, replacing an older link.
 
-        Where the file system knows no hard links the file stays as it is: a sync then tells when
-        it has lost its name.
+        If the file system has no hard links, the file has none; a sync then detects that its name
+        is gone.
         """
         with self._change:
             with contextlib.suppress(OSError):
@@ -58,19 +58,19 @@ class NameGuard:
                     self._folders.add(link.parent)
                 self._disk.link(path, link)
             except FileNotFoundError:
-                # Deleted in this moment: the caller looks whether it is there.
+                # The file was deleted at this moment; the caller checks that.
                 return
             except OSError as error:
-                logger.info("%s: it gets no second name: %s", path, error.strerror)
+                logger.info("%s: no second name: %s", path, error.strerror)
                 return
             self._paths = (*self._paths, path)
 
     def release(self, path: Path) -> None:
-        """Take the second name away, durably: the file is to be deleted, or nobody can lose it.
+        """Remove the second name durably, before the file is deleted or when it is safe.
 
         Raises:
-            StoreUnavailable: if the disk fails: with a second name that comes back after a crash
-                the file would too.
+            StoreUnavailable: if the disk fails: a second name that returns after a crash would
+                restore the file.
         """
         with self._change:
             link = link_of(path)
@@ -82,29 +82,29 @@ class NameGuard:
                 self._disk.sync_names(link.parent)
 
     def check(self) -> list[Path]:
-        """Give files that lost their first name that name back: which ones.
+        """Restore the first name of files that lost it; returns their paths.
 
         Raises:
-            StoreUnavailable: if that cannot be done; the store is poisoned then.
+            StoreUnavailable: if that failed; the store is poisoned then.
         """
         with self._change:
             lost = [path for path in self._paths if not path.exists()]
             for path in lost:
                 link = link_of(path)
                 if link.exists():
-                    # With the file its folder may have gone.
+                    # The folder may be gone with the file.
                     self._disk.make_folders(path.parent)
                 try:
                     self._disk.link(link, path)
                 except OSError as error:
-                    reason = f"{path}: somebody deleted it, and it cannot come back"
+                    reason = f"{path}: another program deleted it, and it cannot be restored"
                     raise self._disk.health.poison(f"{reason}: {error.strerror}") from error
                 self._disk.sync_names(path.parent)
-                logger.warning("%s: somebody deleted it while it was in use; it is back", path)
+                logger.warning("%s: another program deleted it; restored from its link", path)
             return lost
 
     def _drop(self, path: Path) -> bool:
-        """Take a second name away; whether there was one. Raises OSError if it stays."""
+        """Remove a second name; returns whether it existed. Raises OSError if it stays."""
         self._paths = tuple(other for other in self._paths if other != path)
         try:
             self._disk.unlink(link_of(path))
@@ -113,25 +113,25 @@ class NameGuard:
         return True
 
     def close(self) -> None:
-        """Check, and take all second names away.
+        """Check, and remove all second names.
 
-        Where the check fails they stay, for the next opening.
+        If the check fails they stay, for the next opening.
         """
         with contextlib.suppress(StoreUnavailable):
             self.check()
             for path in self._paths:
-                # Not durably: one that comes back is that of a file which is there.
+                # Without a sync: a link that returns belongs to a file that exists.
                 with contextlib.suppress(OSError):
                     self._drop(path)
 
     def restore(self, folders: Iterable[Path]) -> list[Path]:
-        """Finish what a crash left: files that have only their second name get the first back.
+        """Restore, after a crash, files that have only their second name.
 
         Returns:
-            Which ones.
+            Their paths.
 
         Raises:
-            StoreUnavailable: if that cannot be done.
+            StoreUnavailable: if that failed.
         """
         back = []
         for folder in folders:
@@ -145,26 +145,26 @@ class NameGuard:
 
 
 def link_of(path: Path) -> Path:
-    """Where the second name of a file is, if it has one."""
+    """Path of a file's second name."""
     folder = path.parent
     return folder.parent / SIDECAR / _NAMES / folder.name / path.name
 
 
 # --------------------------------------------------------------------------------------------------
-# Where the files of a queue are, and where the next ones go (``MultiPathMappedFileQueue``).
+# Folders of a queue of files (``MultiPathMappedFileQueue``)
 
 
 class QueueFolders:
-    """The folders of one queue of files, mostly one.
+    """The folders of one queue of files, usually one folder.
 
     Args:
-        disk: what they are on.
-        folders: where files are found and made.
-        read_only: folders with files that are read, and never added to.
-        full_folders: says which folders have no room for another file.
+        disk: the store's disk.
+        folders: folders to find files in, and to create files in.
+        read_only: folders to find files in only.
+        full_folders: gives the folders without room for another file.
 
     Attributes:
-        folders: where files are found and made, sorted.
+        folders: the writable folders, sorted.
     """
 
     def __init__(
@@ -175,8 +175,8 @@ class QueueFolders:
         read_only: Sequence[Path] = (),
         full_folders: Callable[[], Collection[Path]] = tuple,
     ) -> None:
-        # QUIRK: Java sorts the paths as text and takes the file's number modulo their count, so
-        # that one more path moves where the next files go. What is there is found anyway.
+        # QUIRK: Java sorts the paths as text and takes the file's number modulo their count, so one
+        # more path changes the folder of later files. Existing files are found regardless.
         given = (folders,) if isinstance(folders, Path) else tuple(folders)
         self.folders = tuple(sorted(set(given), key=str))
         self._read_only = frozenset(read_only)
@@ -184,16 +184,16 @@ class QueueFolders:
         self._disk = disk
 
     def find(self, file_size: int, *, gaps: bool = False) -> dict[int, Path]:
-        """The files that are there, by their bases in order. Other names are passed over.
+        """Find the existing files, by base in order. Other names are skipped.
 
         Args:
-            file_size: bytes of each.
+            file_size: bytes of each file.
             gaps: whether files may be missing between others.
 
         Raises:
             CorruptFile: if a file is longer than ``file_size``, or shorter and not the last, or
-                if there is a gap between them.
-            StoreUnavailable: if a folder or file cannot be looked at.
+                if there is a gap.
+            StoreUnavailable: if a folder or file cannot be read.
         """
         found: dict[int, Path] = {}
         for folder in {*self.folders, *self._read_only}:
@@ -208,7 +208,7 @@ class QueueFolders:
             except OSError as error:
                 raise self._disk.refused(found[base], error) from error
             if size > file_size or (size < file_size and base != bases[-1]):
-                reason = f"it has {size} bytes, and {file_size} belong there"
+                reason = f"it has {size} bytes instead of {file_size}"
                 raise CorruptFile(str(found[base]), 0, reason)
         for before, base in pairwise(bases):
             if base - before != file_size and not (gaps and base - before > file_size):
@@ -217,7 +217,7 @@ class QueueFolders:
         return {base: found[base] for base in bases}
 
     def path_of(self, base: int, file_size: int) -> Path:
-        """Where the file that begins at ``base`` is to be made."""
+        """Path at which to create the file that begins at ``base``."""
         name = f"{base:0{NAME_DIGITS}d}"
         if len(self.folders) == 1:
             return self.folders[0] / name

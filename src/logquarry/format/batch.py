@@ -1,11 +1,11 @@
-"""The wire form of a batch: what a client sends as the body of one batch request.
+"""The wire form of a batch: the body of a client's batch request.
 
-Per message, big-endian, one after the other (``MessageDecoder.encodeMessage``)::
+Per message, big-endian, consecutive (``MessageDecoder.encodeMessage``)::
 
     | TOTALSIZE 4 | MAGICCODE 4 | BODYCRC 4 | FLAG 4 | BODYLEN 4 | BODY |
     | PROPERTIESLEN 2 | PROPERTIES |
 
-Clients write 0 for magic and CRC, and the store reads over them.
+Clients write 0 for magic and CRC; the store ignores both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ assert FIXED_SIZE == 22
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """One message of a batch; topic and queue are the batch's."""
+    """One message of a batch. The batch has the topic and the queue."""
 
     body: bytes
     properties: bytes = b""
@@ -46,7 +46,7 @@ class BatchItem:
 
 
 def encode(items: Iterable[BatchItem]) -> bytes:
-    """The wire form of some messages.
+    """Encode messages to the wire form.
 
     Raises:
         ValueError: if a field does not fit its width.
@@ -63,10 +63,10 @@ def encode(items: Iterable[BatchItem]) -> bytes:
 
 
 def decode(data: bytes) -> Iterator[BatchItem]:
-    """The messages of a wire form, one after the other.
+    """Decode the messages of a wire form.
 
     Raises:
-        ValueError: where the bytes end within an item or its lengths contradict each other.
+        ValueError: if the bytes end inside an item, or lengths contradict each other.
     """
     position = 0
     while position < len(data):

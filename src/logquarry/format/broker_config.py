@@ -1,7 +1,7 @@
-"""The tables a broker keeps in ``config/``: delayOffset, consumerOffset, topics, subscriptionGroup.
+"""The JSON tables in a broker's ``config/``: delay and consumer offsets, topics, groups.
 
-Each document has one decoder and one encoder over :mod:`logquarry.format.fastjson`. Decoders say
-what is wrong with a document and never guess.
+Each document has one decoder and one encoder over :mod:`logquarry.format.fastjson`. Decoders raise
+ValueError with the reason and never guess.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SUBSCRIPTION_GROUP_FILE = "subscriptionGroup.json"
 OFFSET_TABLE = "offsetTable"
 """The table of ``consumerOffset.json`` and of ``delayOffset.json``."""
 DATA_VERSION = "dataVersion"
-"""Names the version of a table that has one: another one says that the table is another one."""
+"""Member with a table's version. A different version means a different table."""
 
 _GROUP_SEPARATOR = "@"
 _WHOLE = re.compile("-?[0-9]{1,19}")
@@ -43,7 +43,7 @@ def decode_delay_offsets(text: str | bytes) -> dict[int, int]:
 
 
 def encode_delay_offsets(offsets: Mapping[int, int]) -> str:
-    """The document as a broker writes it."""
+    """Encode the document as a broker does."""
     return fastjson.encode({OFFSET_TABLE: dict(offsets)})
 
 
@@ -59,7 +59,7 @@ def decode_consumer_offsets(text: str | bytes) -> dict[tuple[str, str], dict[int
 
 
 def encode_consumer_offsets(offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> str:
-    """The document as a broker writes it."""
+    """Encode the document as a broker does."""
     table = {f"{topic}{_GROUP_SEPARATOR}{group}": dict(v) for (topic, group), v in offsets.items()}
     return fastjson.encode({OFFSET_TABLE: table})
 
@@ -88,7 +88,7 @@ def _topics(document: Any) -> dict[str, TopicConfig]:
 def encode_topics(
     topics: Mapping[str, TopicConfig], *, counter: int = 0, timestamp_ms: int = 0
 ) -> str:
-    """The document as a broker writes it, with the version it carries."""
+    """Encode the document as a broker does, with its version."""
     table = {
         name: {
             "order": topic.order,
@@ -106,14 +106,14 @@ def encode_topics(
 
 
 def decode_topic_document(text: str | bytes) -> dict[str, Any]:
-    """All that ``topics.json`` says, with its version and what no :class:`TopicConfig` has."""
+    """Decode and check ``topics.json``, including members that :class:`TopicConfig` lacks."""
     document = _versioned(text)
     _topics(document)
     return document
 
 
 def decode_subscription_group_document(text: str | bytes) -> dict[str, Any]:
-    """All that ``subscriptionGroup.json`` says (``SubscriptionGroupManager``)."""
+    """Decode and check ``subscriptionGroup.json`` (``SubscriptionGroupManager``)."""
     document = _versioned(text)
     for name, entry in _table(document, "subscriptionGroupTable").items():
         if not isinstance(entry, dict):
@@ -122,7 +122,7 @@ def decode_subscription_group_document(text: str | bytes) -> dict[str, Any]:
 
 
 def _versioned(text: str | bytes) -> dict[str, Any]:
-    """A document with a version."""
+    """Decode a document and check that it has a version."""
     document = fastjson.decode(text)
     for name, value in _table(document, DATA_VERSION).items():
         _whole(value, name)
@@ -143,12 +143,12 @@ def _int_table(table: Any, name: str) -> dict[int, int]:
 
 
 def _whole(value: Any, name: str) -> int:
-    """A JSON number or a key as an integer of at most 64 bits."""
+    """A JSON number or key as a signed 64-bit integer."""
     found = None
     if isinstance(value, int) and not isinstance(value, bool):
         found = value
     elif isinstance(value, str) and _WHOLE.fullmatch(value):
         found = int(value)
     if found is None or not java.LONG_MIN <= found <= java.LONG_MAX:
-        raise ValueError(f"{name!r} holds {value!r} where a whole number belongs")
+        raise ValueError(f"{name!r} holds {value!r} instead of a whole number")
     return found

@@ -1,4 +1,4 @@
-"""The checkpoint page (``StoreCheckpoint``): 4,096 bytes, three times at their start."""
+"""The checkpoint file (``StoreCheckpoint``): 4,096 bytes that start with three times."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Checkpoint(NamedTuple):
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
-    """The whole page."""
+    """Encode the whole file."""
     return LAYOUT.struct.pack(*checkpoint).ljust(FILE_SIZE, b"\0")
 
 
 def decode(data: bytes) -> Checkpoint:
-    """The times of a page.
+    """Decode the times.
 
     Raises:
         ValueError: if there are fewer than 24 bytes.
     """
     if len(data) < LAYOUT.size:
-        raise ValueError(f"{len(data)} bytes, and a checkpoint takes {LAYOUT.size}")
+        raise ValueError(f"{len(data)} bytes instead of the {LAYOUT.size} of a checkpoint")
     return Checkpoint(*LAYOUT.struct.unpack_from(data, 0))

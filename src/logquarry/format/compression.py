@@ -1,4 +1,4 @@
-"""Compressed bodies: zlib as 4.9.3 writes them, LZ4 and Zstandard frames from 4.9.8 on."""
+"""Decompression of bodies: zlib (RocketMQ 4.9.3), LZ4 and Zstandard frames (from 4.9.8 on)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from logquarry.errors import DecompressionError
 from logquarry.format import sys_flag
 
 DEFAULT_LIMIT: Final = 64 << 20
-"""Bytes that one body may decompress to: a bomb is an error, not an empty machine."""
+"""Most bytes of one decompressed body, so that a zip bomb is an error and exhausts no memory."""
 
 
 def is_compressed(flag: int) -> bool:
@@ -19,10 +19,10 @@ def is_compressed(flag: int) -> bool:
 
 
 def decompress(body: bytes, flag: int, *, limit: int = DEFAULT_LIMIT) -> bytes:
-    """The content of a body stored with SYSFLAG ``flag``; the body itself if not compressed.
+    """Decompress a body stored with SYSFLAG ``flag``; returns it unchanged if not compressed.
 
     Raises:
-        DecompressionError: on bytes that do not decompress, or to more than ``limit`` bytes.
+        DecompressionError: if the bytes do not decompress, or to more than ``limit`` bytes.
     """
     if not is_compressed(flag) or not body:
         return body

@@ -1,4 +1,4 @@
-"""Delay levels and the tags code that the dispatcher reckons from a frame."""
+"""Delay levels, and the tags code that the dispatcher computes from a frame."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from logquarry.format import properties as props
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 LEVELS_3: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m"
-"""Those of 3.1.3."""
+"""The levels of RocketMQ 3.1.3."""
 
 _MOST_DIGITS = 10
 
@@ -36,17 +36,17 @@ def tags_code(
     store_timestamp: int,
     levels_ms: tuple[int, ...],
 ) -> int:
-    """The tags code of a frame, as ``CommitLog.checkMessageAndReturnSize`` reckons it.
+    """The tags code of a frame (``CommitLog.checkMessageAndReturnSize``).
 
-    The hash of TAGS; for a message with a DELAY in the schedule topic the time of its delivery.
-    Where Java would fail on a DELAY that is no number, the hash stays.
+    It is the hash of TAGS; for a message with a DELAY in the schedule topic it is the delivery
+    time. If DELAY is not a number (Java would fail), it is the hash.
     """
     tags = properties.get(props.TAGS)
     code = java.hash_code(tags) if tags else 0
     delay = properties.get(props.DELAY)
     if delay is not None and topic == SCHEDULE_TOPIC:
         level = parse_int(delay)
-        # Java caps the level first: where the table is empty none is left, and the hash stays.
+        # Java caps the level first: without levels it becomes 0, and the hash stays.
         level = 0 if level is None else min(level, len(levels_ms))
         if level > 0:
             code = java.to_long(store_timestamp + levels_ms[level - 1])
@@ -54,12 +54,12 @@ def tags_code(
 
 
 def parse_int(text: str) -> int | None:
-    """``Integer.parseInt``, or None where it throws."""
+    """``Integer.parseInt``, or None if that throws."""
     digits = text[1:] if text[:1] in ("+", "-") else text
-    # Java looks at single chars, and so knows no digits beyond the BMP.
+    # Java checks single chars, and so accepts no digits beyond the BMP.
     if not digits.isdecimal() or max(digits) > "\uffff":
         return None
-    # Longer ones are no int, and Python refuses to read very long ones.
+    # Longer numbers are no int, and Python refuses to parse very long ones.
     digits = digits.lstrip("0") or "0"
     if len(digits) > _MOST_DIGITS:
         return None

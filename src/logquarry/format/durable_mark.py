@@ -1,11 +1,10 @@
-"""The durable mark: up to where a log was on the disk when this store last wrote to it.
+"""The file with the log's durable offset: ``.logquarry/durable``, unknown to RocketMQ.
 
-A file of ours (``.logquarry/durable``), which RocketMQ knows nothing of. What is bad before the
-mark was good once, and has rotted; what is bad behind it is what a crash tears. A sector holds all
-of it, so that a power cut leaves the one or the other.
+Damage before the durable offset is rot: the bytes were good once. Damage after it may come from a
+crash. The content fits one sector, so a power cut leaves either the old or the new content.
 
-Whether the mark still speaks of this log is told by the checkpoint: a RocketMQ that opens the
-store writes that anew. The mark names the checkpoint before and after the write it was made for.
+A RocketMQ that opens the store rewrites the checkpoint, and the durable offset is then stale. So
+the file names the checkpoint before and after the write that it was made for.
 """
 
 from __future__ import annotations
@@ -29,31 +28,31 @@ LAYOUT: Final = Layout(
     Field("index_after", "q", "index"),
 )
 SIZE: Final = LAYOUT.size + 4
-"""With the CRC-32 of the fields behind them."""
+"""With the CRC-32 after the fields."""
 FILE_SIZE: Final = 4096
 assert LAYOUT.size == 64
 
 
 class DurableMark(NamedTuple):
-    """What the file says."""
+    """The durable offset and the checkpoints that it is valid for."""
 
     offset: int
     before: Checkpoint
     after: Checkpoint
 
     def speaks_of(self, checkpoint: Checkpoint) -> bool:
-        """Whether the store that has this checkpoint is the one that the mark was made for."""
+        """Whether the durable offset is valid for a store with this checkpoint."""
         return checkpoint in (self.before, self.after)
 
 
 def encode(mark: DurableMark) -> bytes:
-    """The mark's bytes."""
+    """Encode the content, without padding."""
     data = LAYOUT.struct.pack(MAGIC, mark.offset, *mark.before, *mark.after)
     return data + zlib.crc32(data).to_bytes(4, "big")
 
 
 def decode(data: bytes) -> DurableMark | None:
-    """The mark, None where these bytes are none (a torn or strange file)."""
+    """Decode the content; None if it is torn or foreign."""
     if len(data) < SIZE:
         return None
     magic, offset, *times = LAYOUT.struct.unpack_from(data, 0)

@@ -1,7 +1,7 @@
-"""fastjson's dialect of JSON, in which brokers keep ``config/*.json``.
+"""fastjson's dialect of JSON, in which brokers write ``config/*.json``.
 
-Two things set it apart: integer keys stand without quotes, and the pretty printer puts entries
-with integer keys on one line. Decoding takes strict JSON too.
+It differs from JSON in two ways: integer keys have no quotes, and the pretty printer writes entries
+with integer keys on one line. The decoder accepts strict JSON too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# A string that never ends is one token up to the end: a new try at each of its quotes would take
-# time with the square of the length.
+# An unterminated string is one token up to the end: retrying at each quote would take quadratic
+# time.
 _STRING = r'"(?:\\.|[^"\\])*(?:"|\\?\Z)'
 _TOKEN = re.compile(_STRING + r"|([{,]\s*)(-?[\w$]+)(\s*:)", re.DOTALL)
 _BRACKET = re.compile(_STRING + r"|[\[{}\]]", re.DOTALL)
@@ -72,7 +72,7 @@ def _member_span(document: str, name: str) -> tuple[int, int]:
 
 
 def decode(text: str | bytes) -> Any:
-    """The value of a document; keys without quotes become strings.
+    """Decode a document; keys without quotes become strings.
 
     Raises:
         ValueError: if it is neither JSON nor fastjson's dialect, or nested too deeply.
@@ -90,19 +90,19 @@ def decode(text: str | bytes) -> Any:
         deepest = max(deepest, depth)
     if deepest > MAX_NESTING:
         raise ValueError(f"nested {deepest} deep, more than {MAX_NESTING}")
-    # Strict JSON has no key to quote, and to look for one takes much longer than to read it.
+    # Try strict JSON first: the search for unquoted keys takes much longer than parsing.
     with contextlib.suppress(ValueError):
         return json.loads(text)
     return json.loads(_TOKEN.sub(quote, text))
 
 
 def encode(value: Any) -> str:
-    """The document as fastjson's ``toJSONString(value, prettyFormat=true)`` writes it.
+    """Encode a document as fastjson's ``toJSONString(value, prettyFormat=true)``.
 
-    Mappings with ``int`` keys are written with bare keys, as brokers have them.
+    Integer keys are written without quotes, as brokers do.
 
     Raises:
-        ValueError: if a number in it is none (NaN) or infinite: JSON has no such.
+        ValueError: if a number is NaN or infinite: JSON has no such numbers.
     """
     return "".join(_pretty(value, 0))
 

@@ -1,7 +1,6 @@
-"""One table per format, from which everything else about the format is derived.
+"""Tables of fixed-width fields, from which struct, offsets, dtype and docs of a format derive.
 
-A :class:`Layout` is a list of big-endian :class:`Field` s of fixed width. From it come the
-``struct.Struct``, the offset of each field, the NumPy dtype and the table in the documentation.
+A :class:`Layout` is a list of big-endian :class:`Field` objects.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ class Field:
     """One fixed-width big-endian field.
 
     Attributes:
-        name: our name for it, PEP 8.
+        name: our name, in snake_case.
         code: its ``struct`` code (``b h i q`` are signed, ``I`` is unsigned).
-        meaning: what it says, in a few words, with RocketMQ's own name where it differs.
+        meaning: a short description for the docs, with RocketMQ's name if it differs.
     """
 
     name: str
@@ -33,12 +32,12 @@ class Field:
 
     @property
     def width(self) -> int:
-        """Bytes the field takes."""
+        """Bytes of the field."""
         return _WIDTHS[self.code]
 
 
 class Layout:
-    """Fixed-width fields in the order they stand on disk."""
+    """Fixed-width fields in their order on disk."""
 
     def __init__(self, name: str, *fields: Field) -> None:
         self.name = name
@@ -52,13 +51,13 @@ class Layout:
             position += field.width
 
     def dtype(self) -> np.dtype[np.void]:
-        """The same layout as a packed big-endian NumPy dtype."""
+        """The layout as a packed big-endian NumPy dtype."""
         import numpy as np
 
         return np.dtype([(field.name, _DTYPES[field.code]) for field in self.fields])
 
     def markdown(self) -> str:
-        """The layout as a Markdown table for the documentation."""
+        """The layout as a Markdown table for the docs."""
         lines = ["| offset | field | bytes | meaning |", "|---|---|---|---|"]
         lines += [
             f"| {self.offsets[field.name]} | {field.name} | {field.width} | {field.meaning} |"

@@ -1,11 +1,11 @@
-"""The index file (``IndexFile``, ``IndexHeader``): a hash table of keys, chained backwards.
+"""The index file (``IndexFile``, ``IndexHeader``): a hash table of keys with backward chains.
 
 ::
 
     | header 40 | slots: slot_count x 4 | entries: max_entries x 20 |
 
-A slot holds the number of the newest entry of its chain, an entry the number of the one before.
-Numbers start at 1: entry 0 is never used, and ``entry_count`` in the header starts at 1 too.
+A slot holds the number of its chain's newest entry, and an entry the number of the one before it.
+Numbers start at 1: entry 0 is never used, and the header's ``entry_count`` starts at 1.
 """
 
 from __future__ import annotations
@@ -60,26 +60,26 @@ class IndexEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IndexShape:
-    """What fixes the layout of an index file: ``maxHashSlotNum`` and ``maxIndexNum``."""
+    """Slots and entries of an index file: ``maxHashSlotNum`` and ``maxIndexNum``."""
 
     slots: int = DEFAULT_SLOTS
     entries: int = DEFAULT_ENTRIES
 
     @property
     def file_size(self) -> int:
-        """Bytes of a whole file."""
+        """Bytes of the whole file."""
         return HEADER.size + self.slots * SLOT.size + self.entries * ENTRY.size
 
     def slot_position(self, key_hash: int) -> int:
-        """Where the slot of a hash stands.
+        """Position of the slot of a hash.
 
-        4.9.3's hashes are never negative. 3.x stored them raw and took the slot of their absolute
-        value.
+        Hashes of 4.9.3 are never negative. 3.x stored them with their sign and took the slot of
+        the absolute value.
         """
         return HEADER.size + abs(key_hash) % self.slots * SLOT.size
 
     def entry_position(self, number: int) -> int:
-        """Where the entry of a number stands."""
+        """Position of an entry by its number."""
         return HEADER.size + self.slots * SLOT.size + number * ENTRY.size
 
 
@@ -87,7 +87,7 @@ DEFAULT_SHAPE: Final = IndexShape()
 
 
 def key_text(topic: str, key: str) -> str:
-    """What is hashed for a key (``IndexService.buildKey``)."""
+    """The text that is hashed for a key (``IndexService.buildKey``)."""
     return f"{topic}#{key}"
 
 
@@ -97,28 +97,28 @@ def tag_text(topic: str, tag: str) -> str:
 
 
 def key_hash(topic: str, key: str) -> int:
-    """The hash an entry carries, never negative (``IndexFile.indexKeyHashMethod``)."""
+    """The hash in an entry, never negative (``IndexFile.indexKeyHashMethod``)."""
     return java.positive_hash_code(key_text(topic, key))
 
 
 def decode_header(data: bytes | memoryview) -> IndexHeader:
-    """The header at the start of a file; an ``entry_count`` of 0 or less counts as 1."""
+    """Decode the header; an ``entry_count`` of 0 or less counts as 1."""
     header = IndexHeader(*HEADER.struct.unpack_from(data, 0))
-    # QUIRK: IndexHeader.load() sets the count to 1 in memory only, so that a file without keys
-    # has 0 on disk.
+    # QUIRK: IndexHeader.load() sets the count to 1 in memory only, so a file without keys has 0 on
+    # disk.
     return header._replace(entry_count=max(1, header.entry_count))
 
 
 def encode_header(header: IndexHeader) -> bytes:
-    """The 40 bytes of a header."""
+    """Encode a header."""
     return HEADER.struct.pack(*header)
 
 
 def decode_entry(data: bytes | memoryview, position: int) -> IndexEntry:
-    """The entry at a position."""
+    """Decode the entry at a position in the file."""
     return IndexEntry(*ENTRY.struct.unpack_from(data, position))
 
 
 def encode_entry(entry: IndexEntry) -> bytes:
-    """The 20 bytes of an entry."""
+    """Encode an entry."""
     return ENTRY.struct.pack(*entry)

@@ -1,7 +1,7 @@
-"""Java's arithmetic and orders that RocketMQ's bytes depend on.
+"""Java's arithmetic, hashes, CRC and iteration orders that RocketMQ's bytes depend on.
 
-``String.hashCode`` makes tags codes and index slots; ``HashMap``'s iteration order decides how
-RocketMQ writes a property string that it makes anew; signed wraps are everywhere.
+``String.hashCode`` gives tags codes and index slots. ``HashMap``'s iteration order decides the
+order of properties when RocketMQ rewrites a property string.
 """
 
 from __future__ import annotations
@@ -9,6 +9,11 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable
 from typing import Final
+
+try:
+    from zlib_ng.zlib_ng import crc32 as _crc32
+except ImportError:
+    from zlib import crc32 as _crc32
 
 INT_MAX = 0x7FFFFFFF
 INT_MIN = -0x80000000
@@ -24,30 +29,30 @@ _MOST_DIGITS = 18
 
 
 def digits(text: str) -> int:
-    """The number that ASCII digits say, NO_NUMBER where it is none or has more than 18 of them.
+    """The number in ASCII digits, NO_NUMBER if it is none or has more than 18 digits.
 
-    Numbers in a store come from anybody, and Python refuses to read very long ones.
+    Numbers in a store are untrusted, and Python refuses to parse very long ones.
     """
     plain = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
     return int(text) if plain else NO_NUMBER
 
 
 def to_int(value: int) -> int:
-    """``value`` wrapped to a signed 32-bit integer, as Java's ``(int)`` does."""
+    """Wrap to a signed 32-bit integer, as Java's ``(int)``."""
     value &= 0xFFFFFFFF
     return value - 0x100000000 if value & 0x80000000 else value
 
 
 def to_long(value: int) -> int:
-    """``value`` wrapped to a signed 64-bit integer, as Java's arithmetic on ``long`` does."""
+    """Wrap to a signed 64-bit integer, as Java's arithmetic on ``long``."""
     value &= 0xFFFFFFFFFFFFFFFF
     return value - 0x10000000000000000 if value >> 63 else value
 
 
 UTF8_ERRORS: Final = "logquarry-java"
-"""For ``bytes.decode("utf-8", ...)``: bad bytes become U+FFFD as in ``new String(bytes, UTF_8)``.
+"""Error handler for decoding UTF-8: invalid bytes become U+FFFD as in ``new String(bytes, UTF_8)``.
 
-Python's ``replace`` gives one for each byte of an encoded surrogate half, Java one for all three.
+For an encoded surrogate Python's ``replace`` gives one U+FFFD per byte, Java one for all three.
 """
 
 
@@ -78,15 +83,19 @@ def hash_code(text: str) -> int:
 
 
 def positive_hash_code(text: str) -> int:
-    """``IndexFile.indexKeyHashMethod``: the absolute hash, 0 for the one that has none."""
+    """``IndexFile.indexKeyHashMethod``: the hash without its sign, 0 for ``Integer.MIN_VALUE``."""
     value = abs(hash_code(text))
-    # QUIRK: Math.abs(Integer.MIN_VALUE) is negative in Java, and RocketMQ puts 0 in its place.
+    # QUIRK: Math.abs(Integer.MIN_VALUE) is negative in Java, and RocketMQ uses 0 instead.
     return 0 if value > INT_MAX else value
 
 
-def body_crc(crc32: int) -> int:
+crc32 = _crc32
+"""CRC-32 by the fastest available library: zlib-ng if it is installed, else zlib."""
+
+
+def body_crc(crc: int) -> int:
     """The CRC as the frame stores it: ``UtilAll.crc32`` clears the sign bit."""
-    return crc32 & INT_MAX
+    return crc & INT_MAX
 
 
 def table_size_for(count: int) -> int:
@@ -99,15 +108,15 @@ def table_size_for(count: int) -> int:
 
 
 def hash_map_order(keys: Iterable[str], table_size: int = 16) -> list[str]:
-    """The order in which a ``java.util.HashMap`` iterates over ``keys`` inserted in their order.
+    """The iteration order of a ``java.util.HashMap`` with ``keys`` inserted in their order.
+
+    A bucket keeps its insertion order, also when a resize splits it in two. A bucket that gets a
+    ninth entry doubles a table smaller than 64. In larger tables Java turns it into a tree; that is
+    not modelled, as it takes nine colliding names.
 
     Args:
         keys: distinct keys, in insertion order.
         table_size: 16 for ``new HashMap<>()``, :func:`table_size_for` for a copy of a map.
-
-    A bucket keeps its insertion order (also over a resize, which splits it in two and keeps the
-    order of each half). A bucket that gets a ninth entry doubles a table smaller than 64; the
-    trees that larger tables grow there are not modelled, as it takes nine colliding names.
     """
     buckets: list[list[tuple[int, str]]] = [[] for _ in range(table_size)]
     for count, key in enumerate(keys, 1):

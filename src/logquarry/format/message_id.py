@@ -1,4 +1,4 @@
-"""Hosts in frames, and the message id made of a store host and a physical offset.
+"""Hosts in frames, and the message id, which joins a store host and a physical offset.
 
 Follows ``MessageDecoder.createMessageId`` and ``decodeMessageId``: address (4 or 16 bytes), port
 (4), physical offset (8), as upper-case hex.
@@ -23,9 +23,9 @@ _MAPPED_V4 = bytes(10) + b"\xff\xff"
 
 
 def host_text(data: bytes) -> str:
-    """``ip:port`` of 8 bytes, ``[ip]:port`` of 20, written as ``InetAddress.getHostAddress``.
+    """Format a host of 8 bytes as ``ip:port``, of 20 as ``[ip]:port`` (``getHostAddress``).
 
-    Java writes all eight groups of an IPv6 address, and an IPv4-mapped one as IPv4.
+    Java writes all eight groups of an IPv6 address, and an IPv4-mapped address as IPv4.
     """
     address, port = data[:-4], _PORT.unpack(data[-4:])[0]
     if len(address) == 16:
@@ -37,7 +37,7 @@ def host_text(data: bytes) -> str:
 
 
 def host_bytes(text: str) -> bytes:
-    """Address and port of ``ip:port`` or ``[ip]:port`` as a frame stores them: 8 or 20 bytes."""
+    """Parse ``ip:port`` or ``[ip]:port`` to the 8 or 20 bytes in a frame."""
     address, separator, port = text.rpartition(":")
     try:
         if not separator:
@@ -51,12 +51,12 @@ def host_bytes(text: str) -> bytes:
 
 
 def encode(store_host: bytes, physical_offset: int) -> str:
-    """The message id of a frame whose store host field holds ``store_host``."""
+    """The message id of a frame with the host field ``store_host``."""
     return (store_host + _OFFSET.pack(physical_offset)).hex().upper()
 
 
 def decode(message_id: str) -> tuple[str, int]:
-    """Store host and physical offset that a message id names."""
+    """The store host and the physical offset in a message id."""
     if len(message_id) not in (ID_LENGTH_V4, ID_LENGTH_V6):
         raise UsageError(
             f"not a message id: {message_id!r} has {len(message_id)} characters, "

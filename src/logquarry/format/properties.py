@@ -1,9 +1,13 @@
-r"""The property string of a message: ``key \x01 value \x02 key \x01 value``.
+r"""The property string of a message, keys, and tag expressions of consumers.
 
-Follows ``MessageDecoder.string2messageProperties`` and ``messageProperties2String`` of 4.9.3.
-The parser is lenient: a segment that is no ``key \x01 value`` with both sides non-empty is
-skipped, and of duplicate keys the last value wins. Only the length of the string is a matter of
-soundness, never what stands in it.
+::
+
+    key \x01 value \x02 key \x01 value
+
+Follows ``MessageDecoder.string2messageProperties`` and ``messageProperties2String`` of 4.9.3. The
+parser is lenient: it skips a segment that is not ``key \x01 value`` with both sides non-empty, and
+of duplicate keys the last value wins. A frame is sound regardless of the string's content; only
+the length counts.
 """
 
 from __future__ import annotations
@@ -36,10 +40,14 @@ INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
 INNER_MULTI_QUEUE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
 
 KEY_SEPARATOR: Final = " "
+TAG_SEPARATOR: Final = "||"
+ANY_TAG: Final = "*"
+_TRIMMED: Final = "".join(map(chr, range(0x21)))
+"""The characters that Java's ``trim`` removes."""
 
 
 def decode(text: str) -> dict[str, str]:
-    """The properties in the order in which their keys first appear."""
+    """Decode the properties, in the order in which their keys first appear."""
     result: dict[str, str] = {}
     for segment in text.split(PROPERTY_SEPARATOR):
         key, separator, value = segment.partition(NAME_VALUE_SEPARATOR)
@@ -49,16 +57,16 @@ def decode(text: str) -> dict[str, str]:
 
 
 def decode_bytes(data: bytes) -> dict[str, str]:
-    """The same from the bytes of a frame; bytes that are not UTF-8 become U+FFFD, as in Java."""
+    """Decode the properties in a frame; bytes that are not UTF-8 become U+FFFD, as in Java."""
     return decode(data.decode("utf-8", java.UTF8_ERRORS))
 
 
 def encode(properties: Mapping[str, str], *, is_closed: bool = False) -> str:
-    """The string RocketMQ writes.
+    """Encode properties as RocketMQ does, in their order.
 
     Args:
-        properties: what it says, in its order.
-        is_closed: whether a separator ends it too, as in 3.x. 4.9.3 writes none there.
+        properties: the properties.
+        is_closed: whether a separator also ends the string, as in 3.x.
     """
     text = PROPERTY_SEPARATOR.join(
         f"{key}{NAME_VALUE_SEPARATOR}{value}" for key, value in properties.items()
@@ -67,5 +75,17 @@ def encode(properties: Mapping[str, str], *, is_closed: bool = False) -> str:
 
 
 def split_keys(keys: str) -> list[str]:
-    """The single keys of a ``KEYS`` property, as the index takes them (empty ones are skipped)."""
+    """Split a ``KEYS`` property to single keys, as the index does (without empty ones)."""
     return [key for key in keys.split(KEY_SEPARATOR) if key]
+
+
+def parse_tags(expression: str | None) -> frozenset[str] | None:
+    """Parse a tag expression; None means any tag (``FilterAPI.buildSubscriptionData``).
+
+    ``*`` means any tag only as the whole expression; between separators it is an ordinary tag. An
+    expression without any tag, which RocketMQ rejects, means any tag here.
+    """
+    if expression is None or expression == ANY_TAG:
+        return None
+    words = (word.strip(_TRIMMED) for word in expression.split(TAG_SEPARATOR))
+    return frozenset(word for word in words if word) or None

@@ -1,4 +1,4 @@
-"""The 20-byte unit of a consume queue (``ConsumeQueue``)."""
+"""The 20-byte entry of a consume queue (``ConsumeQueue``)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ DEFAULT_UNITS_PER_FILE: Final = 300_000
 assert UNIT_SIZE == 20
 
 FILLER_SIZE: Final = java.INT_MAX
-"""The size in the units that pad a first file made at an offset above 0."""
+"""Size field of the entries that pad the first file of a queue that starts above offset 0."""
 
 
 class QueueEntry(NamedTuple):
-    """One unit."""
+    """One entry."""
 
     physical_offset: int
     size: int
@@ -30,14 +30,15 @@ class QueueEntry(NamedTuple):
 
     @property
     def is_written(self) -> bool:
-        """Whether RocketMQ counts the unit as present (``offset >= 0 && size > 0``)."""
+        """Whether RocketMQ counts the entry as present (``offset >= 0 && size > 0``)."""
         return self.physical_offset >= 0 and self.size > 0
 
     @property
     def is_filler(self) -> bool:
-        """Whether the unit stands for no message: it pads a file (``ConsumeQueue.fillPreBlank``).
+        """Whether the entry pads a file and names no message (``ConsumeQueue.fillPreBlank``).
 
-        No frame is of that size. The physical offset is mostly 0; see docs/salvage.md.
+        No frame has that size. The physical offset is 0, except for fillers that a salvage wrote;
+        see docs/salvage.md.
         """
         return self.size == FILLER_SIZE
 
@@ -46,10 +47,10 @@ FILLER = QueueEntry(0, FILLER_SIZE, 0)
 
 
 def encode(entry: QueueEntry) -> bytes:
-    """The 20 bytes of a unit."""
+    """Encode an entry."""
     return LAYOUT.struct.pack(*entry)
 
 
 def decode_at(data: bytes | memoryview, position: int) -> QueueEntry:
-    """The unit at ``position``."""
+    """Decode the entry at ``position``."""
     return QueueEntry(*LAYOUT.struct.unpack_from(data, position))

@@ -1,7 +1,7 @@
-"""The 24-byte unit of the transaction state table of 3.x (``TransactionStateService``).
+"""The 24-byte entry of the transaction state table of 3.x (``TransactionStateService``).
 
-A PREPARED message has one unit, whose number is the message's QUEUEOFFSET. The unit stays, and its
-state says how the transaction has ended.
+Each PREPARED message has one entry, whose number is the message's QUEUEOFFSET. The entry is never
+removed; its state shows whether the transaction was committed or rolled back.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ assert STATE_AT == 20
 
 STATES: Final = (TRANSACTION_PREPARED, TRANSACTION_COMMIT, TRANSACTION_ROLLBACK)
 FILLER_SIZE: Final = java.INT_MAX
-"""The size in units that stand for no message: those of messages that the log has lost."""
+"""Size field of entries without a message: the log has lost their messages."""
 
 
 class StateUnit(NamedTuple):
-    """One unit."""
+    """One entry."""
 
     physical_offset: int
     size: int
@@ -42,25 +42,25 @@ class StateUnit(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Whether RocketMQ counts the unit as present."""
+        """Whether RocketMQ counts the entry as present."""
         return self.physical_offset >= 0 and self.size > 0 and self.state in STATES
 
     @property
     def is_open(self) -> bool:
-        """Whether the transaction has not ended."""
+        """Whether the transaction is neither committed nor rolled back."""
         return self.state == TRANSACTION_PREPARED
 
 
 def encode(unit: StateUnit) -> bytes:
-    """The 24 bytes of a unit."""
+    """Encode an entry."""
     return LAYOUT.struct.pack(*unit)
 
 
 def decode_at(data: bytes | memoryview, position: int) -> StateUnit:
-    """The unit at ``position``."""
+    """Decode the entry at ``position``."""
     return StateUnit(*LAYOUT.struct.unpack_from(data, position))
 
 
 def group_hash(group: str | None) -> int:
-    """What a unit has for a producer group: ``String.hashCode``, 0 without a group."""
+    """The hash of a producer group in an entry: ``String.hashCode``, 0 without a group."""
     return java.hash_code(group or "")

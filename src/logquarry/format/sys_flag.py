@@ -1,4 +1,4 @@
-"""The bits of SYSFLAG (``MessageSysFlag``), from 4.9.3 and, for readers, from 4.9.8 and 5.x."""
+"""The bits of SYSFLAG (``MessageSysFlag``): those of 4.9.3, and for readers of 4.9.8 and 5.x."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def transaction_type(sys_flag: int) -> int:
 
 
 def advances_queue(sys_flag: int) -> bool:
-    """Whether a frame of this flag takes a place in its consume queue (NOT and COMMIT do)."""
+    """Whether a frame with this flag gets a queue entry (transaction types NOT and COMMIT)."""
     return transaction_type(sys_flag) in (TRANSACTION_NOT, TRANSACTION_COMMIT)

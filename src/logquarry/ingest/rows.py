@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from logquarry.errors import BadRow, DecompressionError, SourceNotReadable, UsageError
 from logquarry.format import compression, java, message_id, sys_flag
-from logquarry.format.crc import crc32
+from logquarry.format.java import crc32
 from logquarry.log import codec
 from logquarry.log.filesystem import without_file_scheme
 from logquarry.write.outgoing_arrow import binary_spans

@@ -1,4 +1,7 @@
-"""Work that goes on beside its use: kernels let go of the interpreter, two cores do both."""
+"""From the walk's events to record batches and messages: damage policy, filters, columns.
+
+:func:`ahead` prepares the next item on a second thread: kernels release the GIL.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,10 @@ _END: Final = object()
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:
-    """The items in their order; each is made while the one before it is looked at.
+    """Yield the items in their order; a thread makes the next one while the caller uses this one.
 
-    What making one raises comes here. Whoever stops early waits for the one that is being made.
+    An exception from making an item is raised here. If the caller stops early, the generator waits
+    for the item that the thread is making.
     """
     source = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
@@ -37,40 +41,40 @@ def ahead(items: Iterable[T]) -> Iterator[T]:
 
 
 # --------------------------------------------------------------------------------------------------
-# From events of the walk to record batches: what to do about damage, filters, columns.
+# Damage policy
 
 OnDamage = Literal["default", "stop", "skip", "fail"]
-"""What to do where bytes are no frames.
+"""What a read does at bytes that are no frames.
 
-``default``: a torn tail is the log's end, any other damage an error. ``stop``: the first damage
-of any kind is the end. ``skip``: go on at the next sound frame, and count. ``fail``: an error,
-also for a torn tail.
+``default``: a torn tail ends the log, any other damage is an error. ``stop``: the first damage of
+any kind ends the log. ``skip``: the read goes on at the next sound frame and counts the damage.
+``fail``: any damage is an error, also a torn tail.
 """
 
 BAD_COMPRESSION = "bad_compression"
-"""Kind of a body that does not decompress although its flag says so."""
+"""Kind of a body that does not decompress although its flag is set."""
 
 MOST_CONTENT = 64 << 20
-"""Bytes of decompressed bodies in one batch, unless a single one is larger."""
+"""Most bytes of decompressed bodies in one batch. A larger body makes a batch alone."""
 
 
 @dataclass(slots=True)
 class DamageLog:
-    """What was passed over, in the order it was met."""
+    """The damage that a read skipped, in the order of the log."""
 
     spans: list[DamagedSpan] = field(default_factory=list)
 
     @property
     def length(self) -> int:
-        """Bytes in all."""
+        """Bytes of all spans together."""
         return sum(span.length for span in self.spans)
 
 
 def check_policy(text: str, choices: tuple[str, ...] = get_args(OnDamage)) -> OnDamage:
-    """``text`` as a policy.
+    """Check the name of a damage policy.
 
     Raises:
-        UsageError: if it is none.
+        UsageError: if ``text`` is not one of ``choices``.
     """
     if text not in choices or text not in get_args(OnDamage):
         raise UsageError(f"on damage {text!r}: takes {', '.join(choices)}")
@@ -78,7 +82,7 @@ def check_policy(text: str, choices: tuple[str, ...] = get_args(OnDamage)) -> On
 
 
 def as_error(span: DamagedSpan) -> CorruptFrame:
-    """A damaged span as the exception that names it."""
+    """The exception for a damaged span, with its file and offset."""
     reason = f"{span.kind}: {span.reason} ({span.length} bytes up to the next sound frame)"
     if span.is_tail:
         reason = f"{span.kind}: {span.reason} (the last {span.length} bytes of the log)"
@@ -88,15 +92,15 @@ def as_error(span: DamagedSpan) -> CorruptFrame:
 def sound_runs(
     events: Iterable[Event], on_damage: OnDamage, damage: DamageLog | None = None
 ) -> Iterator[Run]:
-    """The runs of frames among some events.
+    """The runs of frames among the walk's events.
 
     Args:
         events: from :class:`~logquarry.log.walk.LogReader`.
-        on_damage: what to do about damage.
-        damage: gets every span met.
+        on_damage: what to do at damage.
+        damage: collects every damaged span.
 
     Raises:
-        CorruptFrame: on damage, as ``on_damage`` says.
+        CorruptFrame: at damage, if ``on_damage`` makes it an error.
     """
     for event in events:
         if isinstance(event, Run):
@@ -113,9 +117,9 @@ def sound_runs(
 def record_batches(
     runs: Iterable[Run], decoding: Decoding, wanted: MessageFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of some runs that pass a filter; batches without any are left out.
+    """Decode the messages that pass a filter; a run without such messages makes no batch.
 
-    A run is one batch, or several where its bodies decompress to more than MOST_CONTENT.
+    A run makes one batch, or several if its decompressed bodies take more than MOST_CONTENT bytes.
     """
     for run in runs:
         rows = run.rows
@@ -133,7 +137,7 @@ def _bounded(window: Window, rows: Rows, decoding: Decoding) -> Iterator[pa.Reco
 def messages(
     runs: Iterable[Run], decoding: Decoding, wanted: MessageFilter | None = None
 ) -> Iterator[StoredMessage]:
-    """The same as message objects."""
+    """Decode the messages that pass a filter, as objects."""
     for run in runs:
         rows = run.rows
         if wanted is not None:
@@ -143,15 +147,15 @@ def messages(
 
 @dataclass(frozen=True, slots=True)
 class BadBodies:
-    """What is done about a body that does not decompress: it is damage like any other.
+    """The damage policy for bodies that do not decompress.
 
-    Where damage is skipped the message is there, and its body as it is stored: the span has no
-    length, as nothing is passed over.
+    If damage is skipped, the message keeps its body as stored, and the recorded span has length 0
+    because no frame was skipped.
 
     Attributes:
         layout: the store's files.
-        on_damage: what to do about damage.
-        damage: gets a span for each.
+        on_damage: what to do at damage.
+        damage: collects a span for each such body.
     """
 
     layout: StoreLayout
@@ -159,7 +163,7 @@ class BadBodies:
     damage: DamageLog | None = None
 
     def __call__(self, offset: int, reason: str) -> None:
-        """For :attr:`Decoding.on_bad_body`.
+        """The callback for :attr:`Decoding.on_bad_body`.
 
         Raises:
             CorruptFrame: unless damage is skipped.

@@ -1,8 +1,8 @@
-"""The bulk operations over log bytes, in two twins with one signature.
+"""Bulk operations over log bytes, each as a reference in Python and a compiled kernel.
 
-:func:`kernels_enabled` picks numba's (:mod:`logquarry.format.kernels`) or plain Python's, which
-is the reference (:mod:`logquarry.format.frame`) in a loop. ``LOGQUARRY_KERNELS=off`` switches the
-kernels off; without numba they are off by themselves.
+The reference loops over :mod:`logquarry.format.frame`; the kernels are in
+:mod:`logquarry.format.kernels` (numba). ``LOGQUARRY_KERNELS=off`` selects the reference; without
+numba the reference is used too.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ Rows = npt.NDArray[np.int32]
 
 @cache
 def kernels() -> ModuleType | None:
-    """The kernel module, or None where it is switched off or cannot be had."""
+    """The kernel module, or None if it is switched off or numba is missing."""
     if os.environ.get(SWITCH, "").lower() in ("off", "0", "no", "false"):
         return None
     try:
         from logquarry.format import kernels as module
     except ImportError as error:
-        logger.warning("numba is not there (%s): reading with plain Python, slowly", error)
+        logger.warning("numba is missing (%s): reading with the slow Python reference", error)
         return None
     return module
 
 
 def kernels_enabled() -> bool:
-    """Whether the fast twins are in use."""
+    """Whether the kernels are in use."""
     return kernels() is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Bytes of one log file, and where they stand.
+    """Bytes of one log file and their place in the log.
 
     Attributes:
         data: the bytes.
-        base: physical offset of the first one.
-        end: index at which the file ends; beyond ``len(data)`` where there is more of it.
+        base: physical offset of the first byte.
+        end: index at which the file ends; larger than ``len(data)`` if the file goes on.
     """
 
     data: npt.NDArray[np.uint8]
@@ -64,39 +64,40 @@ class Window:
 
     @classmethod
     def of(cls, data: bytes | memoryview, base: int, end: int | None = None) -> Window:
-        """A window over some bytes; without ``end`` the file ends with them."""
+        """A window over ``data``; without ``end`` the file ends with the data."""
         array = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
         return cls(array, base, len(array) if end is None else end)
 
     @property
     def address(self) -> int:
-        """Address of the first byte, good for as long as the window is alive."""
+        """Address of the first byte, valid while the window is alive."""
         return int(self.data.ctypes.data)
 
     @property
     def length(self) -> int:
-        """Bytes that are there."""
+        """Bytes in the window."""
         return len(self.data)
 
     def decode(self, position: int, *, check_crc: bool = True) -> frame.Outcome:
-        """The reference's verdict on one place."""
+        """Decode one position with the reference codec."""
         return frame.decode_at(
             self.data.data, position, base=self.base, end=self.end, check_crc=check_crc
         )
 
 
 def empty_rows(count: int) -> Rows:
-    """A table for ``count`` frames, not initialised."""
+    """An uninitialised table for ``count`` frames."""
     return np.empty((count, ROW_WIDTH), np.int32)
 
 
 def walk(
     window: Window, position: int, stop: int, rows: Rows, *, check_crc: bool
 ) -> tuple[int, int, int]:
-    """Follow the chain from ``position``, taking frames that start before ``stop``.
+    """Walk the chain of frames from ``position``, taking frames that start before ``stop``.
 
-    Returns (frames taken, position behind them, code): REACHED_STOP, BLANK, NEED_MORE,
-    TABLE_FULL or a :class:`~logquarry.format.frame.DamageKind`.
+    Returns:
+        (frames taken, position after them, code). The code is REACHED_STOP, BLANK, NEED_MORE,
+        TABLE_FULL or a :class:`~logquarry.format.frame.DamageKind`.
     """
     fast = kernels()
     if fast is not None:
@@ -125,15 +126,19 @@ def walk(
 
 
 def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
-    """The verdict on one place as a code, in plain Python; fills ``row`` if it is a frame."""
+    """Judge one position with the reference codec; fill ``row`` if a sound frame starts there.
+
+    Returns:
+        A code as from :func:`walk`.
+    """
     left, here = window.end - position, window.length - position
     if left < frame.BLANK.size:
         return int(frame.DamageKind.TRUNCATED)
     if here < frame.BLANK.size:
         return NEED_MORE
     if here < left:
-        # decode_at looks at no more than a frame, so that it can be told that the file ends where
-        # it does as soon as the window holds all that it will look at.
+        # decode_at reads no further than the frame. As soon as the window holds the whole frame,
+        # the window's end can be passed as the file's end.
         needed = _bytes_needed(window, position)
         if needed > here:
             return NEED_MORE
@@ -160,7 +165,7 @@ def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
 
 
 def _bytes_needed(window: Window, position: int) -> int:
-    """How many bytes a verdict takes: the whole frame once its head is sound."""
+    """Bytes that a verdict needs: the whole frame once its head is sound."""
     view = window.data.data
     size, magic = frame.BLANK.struct.unpack_from(view, position)
     if magic not in (frame.MAGIC_V1, frame.MAGIC_V2):
@@ -181,14 +186,16 @@ def check_places(
     *,
     check_crc: bool,
 ) -> tuple[Rows, npt.NDArray[np.int32]]:
-    """The verdict on each of some places, as queue entries name them.
+    """Judge each of some positions, as consume queues and the index name them.
 
     Args:
+        window: the bytes.
         places: positions in the window.
-        sizes: the size that the frame there must have; 0 for any.
+        sizes: the size that each frame must have; 0 for any.
+        check_crc: whether to compare bodies with their CRC.
 
     Returns:
-        The rows of the sound frames, and a code for each place.
+        The rows of the sound frames, and a code for each position.
     """
     rows = empty_rows(len(places) + 1)
     codes = np.empty(len(places), np.int32)
@@ -221,11 +228,11 @@ def check_places(
 
 
 def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tuple[int, int]:
-    """The first sound frame that starts in ``[start, stop)`` (resync).
+    """Find the first sound frame that starts in ``[start, stop)`` (resync).
 
     Returns:
-        (place, REACHED_STOP) if there is one; (place, NEED_MORE) where the window ends before
-        one can tell; else (stop, TRUNCATED).
+        (position, REACHED_STOP) if there is one; (position, NEED_MORE) if the window ends before
+        the verdict; else (stop, TRUNCATED).
     """
     fast = kernels()
     row = empty_rows(1)[0]
@@ -257,7 +264,7 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
             return position, code
         position += 1
     if window.length < window.end:
-        # In the last bytes of a window a place is told by what there is of its magic.
+        # In the last bytes of a window only the first byte of a magic can be compared.
         last = min(stop, window.length - at_magic)
         for unsure in range(max(start, window.length - frame.BLANK.size + 1), last):
             if window.data[unsure + at_magic] == magics[0][0]:
@@ -268,7 +275,7 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
 
 
 def first_nonzero(window: Window, start: int, stop: int) -> int:
-    """The first place in ``[start, stop)`` whose byte is not zero, or ``stop``."""
+    """The first position in ``[start, stop)`` whose byte is not zero, or ``stop``."""
     fast = kernels()
     if fast is not None:
         return int(fast.first_nonzero(window.address, start, stop))
@@ -277,7 +284,7 @@ def first_nonzero(window: Window, start: int, stop: int) -> int:
 
 
 def last_nonzero(window: Window, start: int, stop: int) -> int:
-    """One past the last place in ``[start, stop)`` whose byte is not zero, or ``start``."""
+    """One past the last position in ``[start, stop)`` whose byte is not zero, or ``start``."""
     fast = kernels()
     if fast is not None:
         return int(fast.last_nonzero(window.address, start, stop))
@@ -287,13 +294,13 @@ def last_nonzero(window: Window, start: int, stop: int) -> int:
 
 @cache
 def crc32_address() -> int:
-    """What the kernels take for the function that reckons a CRC."""
+    """Address of the native CRC-32 function for the kernels."""
     from logquarry.format import native
 
     return native.crc32_address()
 
 
 def damage_reason(window: Window, position: int, *, check_crc: bool) -> str:
-    """What is wrong at a place, in words."""
+    """Describe the damage at a position."""
     outcome: Any = window.decode(position, check_crc=check_crc)
     return outcome.reason if isinstance(outcome, frame.Damage) else "no frame"

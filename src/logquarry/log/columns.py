@@ -1,56 +1,42 @@
-"""A run of frames as Arrow columns, in two twins: kernels, and the plain codec in a loop.
+"""Frames as Arrow columns, by compiled kernels or by the reference codec.
 
-Only what is asked for is decoded. Text that is not UTF-8 (rare: something other than a RocketMQ
-client wrote it) takes the plain way for its whole batch, where bad bytes become U+FFFD as in Java.
+Only the requested columns are decoded. If a frame's topic or properties are not UTF-8 (not written
+by a RocketMQ client), the reference decodes the property columns of the whole batch; invalid bytes
+become U+FFFD as in Java.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from logquarry.errors import DecompressionError, LogquarryError
+from logquarry.errors import DecompressionError
 from logquarry.format import delay, frame, java
 from logquarry.format import properties as props
 from logquarry.format import rows as r
 from logquarry.format.compression import DEFAULT_LIMIT, decompress, is_compressed
 from logquarry.log import codec, schema
 from logquarry.log.codec import Rows, Window
+from logquarry.log.columns_kernel import (
+    MS,
+    WHOLE_PROPERTIES,
+    Int32,
+    Int64,
+    KernelColumns,
+    too_large,
+)
 from logquarry.message import StoredMessage
 
-_FIXED: Final = {
-    name: (start, at)
-    for start, shift, layout in (
-        (r.FROM_FRAME, 0, frame.HEAD),
-        (r.FROM_STORE_TIME, 0, frame.STORE_TIME),
-        (r.FROM_BODY, -frame.TAIL.size, frame.TAIL),
-    )
-    for name, at in ((field, shift + at) for field, at in layout.offsets.items())
-    if name in schema.NAMES
-}
-"""Columns that are fields of fixed width: what their place counts from, and the place."""
-_MS: Final = 1_000
-"""Microseconds in a millisecond: Arrow's timestamps against RocketMQ's."""
-
-_MAX_TOPICS: Final = 4096
-_TOPIC_TABLE: Final = 4 * _MAX_TOPICS
 _EXACT: Final = schema.EXACT_PROPERTIES.name
-_WHOLE_PROPERTIES: Final = frozenset({"properties", _EXACT})
-_PROPERTY_COLUMNS: Final = _WHOLE_PROPERTIES | {"tags", "keys", "uniq_key", "tags_code"}
-_SMALLEST_PAIR: Final = 4
-"""Bytes of the shortest property with its separator."""
+_PROPERTY_COLUMNS: Final = WHOLE_PROPERTIES | {"tags", "keys", "uniq_key", "tags_code"}
 
 MOST_CONTENT: Final = 8 << 20
-"""Bytes of decompressed bodies that are in memory at one time, unless a single one is larger."""
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
+"""Most bytes of decompressed bodies in memory at one time. A larger body is decoded alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +44,13 @@ class Decoding:
     """How frames become columns.
 
     Attributes:
-        columns: which ones, in order.
-        broker: what the column of that name says.
-        delay_levels_ms: for the tags code of delayed messages.
-        decompress: whether ``body`` is the content instead of what is stored.
-        decompress_limit: bytes that one body may turn into.
-        on_bad_body: told of a body that does not decompress (physical offset, why); it then stays
-            as stored. May raise.
+        columns: names of the columns, in order.
+        broker: value of the column ``broker``.
+        delay_levels_ms: delay of each level, for the tags code of delayed messages.
+        decompress: whether ``body`` is the decompressed content instead of the stored bytes.
+        decompress_limit: most bytes of one decompressed body.
+        on_bad_body: called with (physical offset, reason) for a body that does not decompress; it
+            may raise. If it returns, the body stays as stored.
     """
 
     columns: Sequence[str] = schema.NAMES
@@ -80,50 +66,85 @@ class Decoding:
 def record_batch(
     window: Window, rows: Rows, decoding: Decoding, *, bodies: pa.Array | None = None
 ) -> pa.RecordBatch:
-    """Some frames of a window as a batch, in the order of ``rows``.
+    """Decode frames of a window to a batch, in the order of ``rows``.
 
     Args:
         window: the bytes.
         rows: the frames.
         decoding: how they become columns.
-        bodies: the column ``body``, where :func:`contents` has made it.
+        bodies: the column ``body`` if :func:`contents` has already made it.
 
     Raises:
         LogquarryError: if a column takes more than 2 GiB.
     """
     ready = {} if bodies is None else {"body": bodies}
     if codec.kernels_enabled():
-        arrays = _Fast(window, rows, decoding).arrays(ready)
+        arrays = _kernel_arrays(window, rows, decoding, ready)
     else:
-        arrays = _plain(window, rows, decoding, ready)
+        arrays = _reference_arrays(window, rows, decoding, ready)
     return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow_schema(decoding.columns))
 
 
-# --------------------------------------------------------------------------------- the plain way
+def _kernel_arrays(
+    window: Window, rows: Rows, decoding: Decoding, ready: dict[str, pa.Array]
+) -> list[pa.Array]:
+    run = KernelColumns(window, rows)
+    left = [name for name in decoding.columns if name not in ready]
+    properties = [name for name in left if name in _PROPERTY_COLUMNS]
+    if properties and run.has_bad_utf8:
+        decoded = messages(window, rows, decoding)
+        ready = ready | {name: _reference_column(name, decoded, decoding) for name in properties}
+    if "body" in left and decoding.decompress:
+        ready = ready | {"body": _whole_content(window, rows, decoding)}
+    if "broker" in left:
+        broker = pa.scalar(decoding.broker, pa.string())
+        ready = ready | {"broker": pa.repeat(broker, len(rows))}
+    made = run.arrays([name for name in left if name not in ready and name != "tags_code"])
+    if "tags_code" in left and "tags_code" not in ready:
+        made["tags_code"] = pa.array(_kernel_tags_codes(run, decoding))
+    return [ready[name] if name in ready else made[name] for name in decoding.columns]
+
+
+def _whole_content(window: Window, rows: Rows, decoding: Decoding) -> pa.Array:
+    found = next(contents(window, rows, decoding, java.INT_MAX))
+    if len(found) < len(rows):
+        raise too_large()
+    return found
+
+
+def _kernel_tags_codes(run: KernelColumns, decoding: Decoding) -> Int64:
+    codes, odd = run.tags_codes(decoding.delay_levels_ms)
+    if len(odd):
+        decoded = messages(run.window, run.rows[odd], decoding)
+        codes[odd] = [message.tags_code for message in decoded]
+    return codes
+
+
+# --------------------------------------------------------------------------------- the reference
 def messages(window: Window, rows: Rows, decoding: Decoding) -> list[StoredMessage]:
-    """Some frames of a window as message objects."""
+    """Decode frames of a window to message objects."""
     found: list[StoredMessage] = []
     for position in rows[:, r.POSITION].tolist():
         outcome = window.decode(position, check_crc=False)
         if not isinstance(outcome, frame.Frame):
-            raise AssertionError("a row stands for a frame that was found sound")
+            raise AssertionError("the walk found a sound frame here, the reference does not")
         found.append(
             StoredMessage(outcome, broker=decoding.broker, delay_levels_ms=decoding.delay_levels_ms)
         )
     return found
 
 
-def _plain(
+def _reference_arrays(
     window: Window, rows: Rows, decoding: Decoding, ready: dict[str, pa.Array]
 ) -> list[pa.Array]:
     decoded = messages(window, rows, decoding)
     return [
-        ready[name] if name in ready else _plain_column(name, decoded, decoding)
+        ready[name] if name in ready else _reference_column(name, decoded, decoding)
         for name in decoding.columns
     ]
 
 
-def _plain_column(name: str, decoded: list[StoredMessage], decoding: Decoding) -> pa.Array:
+def _reference_column(name: str, decoded: list[StoredMessage], decoding: Decoding) -> pa.Array:
     kind = schema.arrow_types()[name]
     values: list[Any]
     if name == "body":
@@ -135,30 +156,26 @@ def _plain_column(name: str, decoded: list[StoredMessage], decoding: Decoding) -
     else:
         values = [getattr(message, name) for message in decoded]
     if pa.types.is_timestamp(kind):
-        return pa.array([_wrapped(value * _MS) for value in values], pa.int64()).cast(kind)
+        return pa.array([_wrapped(value * MS) for value in values], pa.int64()).cast(kind)
     column = pa.array(values, kind)
     if isinstance(column, pa.ChunkedArray):
-        raise _too_large()
+        raise too_large()
     return column
 
 
 def _exact_properties(message: StoredMessage) -> bytes | None:
-    """The property string, None where it is what the properties in their order make."""
+    """The property string, or None if encoding the decoded properties gives the same bytes."""
     data = message.frame.properties
     return None if props.encode(message.properties).encode() == data else data
 
 
-def _too_large() -> LogquarryError:
-    return LogquarryError("one column of a batch takes more than 2 GiB")
-
-
 def _wrapped(value: int) -> int:
-    """A 64-bit product as the kernels have it: hostile timestamps wrap, they do not raise."""
+    """A 64-bit product that wraps as in the kernels: hostile timestamps must not raise."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def body_of(message: StoredMessage, decoding: Decoding) -> bytes:
-    """The body as stored, or its content, as ``decoding`` says."""
+    """The body as stored or decompressed, as ``decoding`` asks."""
     if not decoding.decompress:
         return message.body
     return _content(message.body, message.sys_flag, message.physical_offset, decoding)
@@ -174,9 +191,9 @@ def _content(body: bytes, sys_flag: int, physical_offset: int, decoding: Decodin
 
 
 def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Iterator[pa.Array]:
-    """The contents of bodies, of all frames in turn, as arrays of at most ``most`` bytes.
+    """Decompress the bodies of all frames in order, as arrays of at most ``most`` bytes.
 
-    A body that is larger makes an array alone. Where nothing is compressed, there is one array.
+    A larger body makes an array alone. If no body is compressed, there is one array.
 
     Raises:
         LogquarryError: if an array takes more than 2 GiB.
@@ -202,10 +219,11 @@ def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Itera
 def pieces(
     window: Window, rows: Rows, decoding: Decoding, most: int | None = None
 ) -> Iterator[tuple[Rows, pa.Array | None]]:
-    """Some frames in pieces whose bodies take at most ``most`` bytes (MOST_CONTENT) as content.
+    """Cut frames into pieces whose decompressed bodies take at most ``most`` bytes (MOST_CONTENT).
 
-    With each piece comes the column ``body`` for :func:`record_batch`; None where ``decoding``
-    leaves bodies as they are stored: then a window bounds them, and there is one piece.
+    Yields:
+        Each piece with its column ``body`` for :func:`record_batch`. If ``decoding`` does not
+        decompress, there is one piece and the column is None: the window bounds its size.
     """
     if not decoding.decompress or "body" not in decoding.columns:
         yield rows, None
@@ -219,314 +237,18 @@ def pieces(
 
 def _binary(data: bytearray, ends: list[int]) -> pa.Array:
     if len(data) > java.INT_MAX:
-        raise _too_large()
+        raise too_large()
     offsets = pa.py_buffer(np.array(ends, np.int32))
     return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, offsets, pa.py_buffer(data)])
 
 
-# ---------------------------------------------------------------------------------- the fast way
-@dataclass(frozen=True, slots=True)
-class _GatherPlan:
-    """What the gather kernel takes for some fixed fields."""
-
-    narrow: tuple[str, ...]
-    wide: tuple[str, ...]
-    from32: Int64
-    at32: Int64
-    from64: Int64
-    at64: Int64
-    factors: Int64
-
-
-@cache
-def _gather_plan(names: tuple[str, ...], ms: bool) -> _GatherPlan:
-    kinds = schema.arrow_types()
-    narrow = tuple(name for name in names if kinds[name].bit_width == 32)
-    wide = tuple(name for name in names if name not in narrow)
-    factors = [_MS if pa.types.is_timestamp(kinds[n]) and not ms else 1 for n in wide]
-    return _GatherPlan(
-        narrow,
-        wide,
-        np.array([_FIXED[name][0] for name in narrow], np.int64),
-        np.array([_FIXED[name][1] for name in narrow], np.int64),
-        np.array([_FIXED[name][0] for name in wide], np.int64),
-        np.array([_FIXED[name][1] for name in wide], np.int64),
-        np.array(factors, np.int64),
-    )
-
-
-class _Fast:
-    """One run of frames, with what several columns share reckoned once."""
-
-    def __init__(self, window: Window, rows: Rows, decoding: Decoding) -> None:
-        kernels = codec.kernels()
-        assert kernels is not None
-        self.k = kernels
-        self.window = window
-        self.rows = rows if rows.flags.c_contiguous else np.ascontiguousarray(rows)
-        self.decoding = decoding
-        self.address = window.address
-        self.count = len(rows)
-        self._properties: tuple[Int32, Int32] | None = None
-        self._pairs: tuple[Int32, Int32] | None = None
-
-    def arrays(self, made: dict[str, pa.Array]) -> list[pa.Array]:
-        names = self.decoding.columns
-        if _PROPERTY_COLUMNS.intersection(names) and self.k.bad_utf8(
-            self.address, self.rows, self.count
-        ):
-            plain = [name for name in names if name in _PROPERTY_COLUMNS]
-            decoded = messages(self.window, self.rows, self.decoding)
-            ready = made | {name: _plain_column(name, decoded, self.decoding) for name in plain}
-        else:
-            ready = made
-            if _PROPERTY_COLUMNS.intersection(names):
-                self._parse(want_pairs=not _WHOLE_PROPERTIES.isdisjoint(names))
-        ready = ready | self._fixed([name for name in names if name in _FIXED])
-        return [ready[name] if name in ready else self._MAKERS[name](self) for name in names]
-
-    # fixed fields
-    def numbers(self, names: Sequence[str], *, ms: bool = False) -> dict[str, Any]:
-        """Fixed fields by name; timestamps in microseconds, or in milliseconds with ``ms``."""
-        plan = _gather_plan(tuple(names), ms)
-        out32 = np.empty((len(plan.narrow), self.count), np.int32)
-        out64 = np.empty((len(plan.wide), self.count), np.int64)
-        self.k.gather(
-            self.address,
-            self.rows,
-            self.count,
-            plan.from32,
-            plan.at32,
-            out32,
-            plan.from64,
-            plan.at64,
-            plan.factors,
-            out64,
-        )
-        return dict(zip(plan.narrow + plan.wide, [*out32, *out64], strict=True))
-
-    def _fixed(self, names: Sequence[str]) -> dict[str, pa.Array]:
-        kinds = schema.arrow_types()
-        return {
-            name: pa.Array.from_buffers(kinds[name], self.count, [None, pa.py_buffer(values)])
-            for name, values in self.numbers(names).items()
-        }
-
-    # text
-    def _broker(self) -> pa.Array:
-        return pa.repeat(pa.scalar(self.decoding.broker, pa.string()), self.count)
-
-    def _topic(self) -> pa.Array:
-        starts, lengths = np.empty(self.count, np.int32), np.empty(self.count, np.int32)
-        if self.k.topic_spans(self.address, self.rows, self.count, starts, lengths):
-            return self._ragged(starts, lengths, self.count, pa.string())
-        ids, names = topic_ids(self.window, self.rows)
-        return pa.array(names, pa.string()).take(pa.array(ids))
-
-    def _message_id(self) -> pa.Array:
-        return self._text(
-            2 * (frame.HOST_SIZE_V6 + 8),
-            lambda offsets, out: self.k.message_ids(
-                self.address, self.rows, self.count, offsets, out
-            ),
-        )
-
-    def _born_host(self) -> pa.Array:
-        return self._host(store_host=False)
-
-    def _store_host(self) -> pa.Array:
-        return self._host(store_host=True)
-
-    def _host(self, *, store_host: bool) -> pa.Array:
-        return self._text(
-            self.k.HOST_TEXT_SIZE,
-            lambda offsets, out: self.k.host_texts(
-                self.address, self.rows, self.count, store_host, offsets, out
-            ),
-        )
-
-    def _text(self, most: int, fill: Callable[[Int32, npt.NDArray[np.uint8]], int]) -> pa.Array:
-        offsets = np.empty(self.count + 1, np.int32)
-        out = np.empty(self.count * most, np.uint8)
-        used = fill(offsets, out)
-        return pa.StringArray.from_buffers(
-            self.count, pa.py_buffer(offsets), pa.py_buffer(out[:used])
-        )
-
-    # spans of the frame
-    def _ragged(self, starts: Any, lengths: Any, count: int, kind: pa.DataType) -> pa.Array:
-        offsets = np.empty(count + 1, np.int32)
-        validity = np.zeros((count + 7) // 8, np.uint8)
-        total, nulls = self.k.offsets_of(lengths, count, offsets, validity)
-        if total < 0:
-            raise _too_large()
-        # Arrow's pool reuses large pieces of memory, where NumPy would ask the system each time.
-        data = pa.allocate_buffer(total)
-        self.k.copy_spans(self.address, starts, count, offsets, data.address)
-        return pa.Array.from_buffers(
-            kind,
-            count,
-            [pa.py_buffer(validity) if nulls else None, pa.py_buffer(offsets), data],
-            null_count=nulls,
-        )
-
-    def _body(self) -> pa.Array:
-        if self.decoding.decompress:
-            found = next(contents(self.window, self.rows, self.decoding, java.INT_MAX))
-            if len(found) < self.count:
-                raise _too_large()
-            return found
-        starts = np.empty(self.count, np.int32)
-        lengths = np.empty(self.count, np.int32)
-        self.k.spans_of(self.rows, self.count, r.BODY_AT, r.BODY_LENGTH, starts, lengths)
-        return self._ragged(starts, lengths, self.count, pa.binary())
-
-    # properties
-    def _parse(self, *, want_pairs: bool) -> None:
-        starts = np.empty((4, self.count), np.int32)
-        lengths = np.empty((4, self.count), np.int32)
-        longest = int(self.rows[:, r.PROPS_LENGTH].max(initial=0)) if want_pairs else 0
-        total = int(self.rows[:, r.PROPS_LENGTH].sum(dtype=np.int64)) if want_pairs else 0
-        # Every pair takes four bytes with its separator, the last of a string one less.
-        pairs = np.empty((4, total // _SMALLEST_PAIR + self.count + 1), np.int32)
-        pair_offsets = np.empty(self.count + 1, np.int32)
-        size = 1 << max(4, (2 * (longest // _SMALLEST_PAIR + 1)).bit_length())
-        table, stamps = np.empty(size, np.int32), np.zeros(size, np.int32)
-        self.k.parse_properties(
-            self.address,
-            self.rows,
-            self.count,
-            want_pairs,
-            starts,
-            lengths,
-            pairs,
-            pair_offsets,
-            table,
-            stamps,
-        )
-        self._properties = starts, lengths
-        self._pairs = pairs, pair_offsets
-
-    def all_property_spans(self) -> tuple[Int32, Int32]:
-        if self._properties is None:
-            self._parse(want_pairs=False)
-        assert self._properties is not None
-        return self._properties
-
-    def property_spans(self, which: int) -> tuple[Int32, Int32]:
-        starts, lengths = self.all_property_spans()
-        return starts[which], lengths[which]
-
-    def _property(self, which: int) -> pa.Array:
-        starts, lengths = self.property_spans(which)
-        return self._ragged(starts, lengths, self.count, pa.string())
-
-    def _tags(self) -> pa.Array:
-        return self._property(self.k.TAGS)
-
-    def _keys(self) -> pa.Array:
-        return self._property(self.k.KEYS)
-
-    def _uniq_key(self) -> pa.Array:
-        return self._property(self.k.UNIQ_KEY)
-
-    def tags_code_values(self) -> Int64:
-        if self._properties is None:
-            self._parse(want_pairs=False)
-        assert self._properties is not None
-        starts, lengths = self._properties
-        out, odd = np.empty(self.count, np.int64), np.empty(self.count, np.int64)
-        levels = np.array(self.decoding.delay_levels_ms, np.int64)
-        left_over = self.k.tags_codes(
-            self.address,
-            self.rows,
-            self.count,
-            starts,
-            lengths,
-            self.numbers(["store_timestamp"], ms=True)["store_timestamp"],
-            levels,
-            out,
-            odd,
-        )
-        if left_over:
-            which = odd[:left_over]
-            decoded = messages(self.window, self.rows[which], self.decoding)
-            out[which] = [message.tags_code for message in decoded]
-        return out
-
-    def _tags_code(self) -> pa.Array:
-        return pa.array(self.tags_code_values())
-
-    def has_key(self) -> npt.NDArray[np.bool_]:
-        _, keys = self.property_spans(self.k.KEYS)
-        _, uniq = self.property_spans(self.k.UNIQ_KEY)
-        return (keys >= 0) | (uniq >= 0)
-
-    def _properties_map(self) -> pa.Array:
-        assert self._pairs is not None
-        pairs, pair_offsets = self._pairs
-        used = int(pair_offsets[-1])
-        keys = self._ragged(pairs[0], pairs[1], used, pa.string())
-        values = self._ragged(pairs[2], pairs[3], used, pa.string())
-        return pa.MapArray.from_arrays(pa.array(pair_offsets), keys, values)
-
-    def _exact_properties(self) -> pa.Array:
-        """Strings whose pairs do not fill them: something is left out, or comes twice.
-
-        Only of strings that are UTF-8: others come the plain way.
-        """
-        assert self._pairs is not None
-        pairs, ends = self._pairs
-        used = int(ends[-1])
-        pair_ends = np.cumsum(pairs[1, :used] + pairs[3, :used], dtype=np.int64)
-        sums = np.concatenate(([0], pair_ends))[ends]
-        count = np.diff(ends)
-        # A separator in each pair, and one between two.
-        made = np.diff(sums) + np.maximum(2 * count - 1, 0)
-        starts, lengths = np.empty(self.count, np.int32), np.empty(self.count, np.int32)
-        self.k.spans_of(self.rows, self.count, r.PROPS_AT, r.PROPS_LENGTH, starts, lengths)
-        lengths[lengths == made] = -1
-        return self._ragged(starts, lengths, self.count, pa.binary())
-
-    _MAKERS: ClassVar[dict[str, Callable[[_Fast], pa.Array]]] = {
-        "broker": _broker,
-        "topic": _topic,
-        "message_id": _message_id,
-        "born_host": _born_host,
-        "store_host": _store_host,
-        "tags": _tags,
-        "keys": _keys,
-        "uniq_key": _uniq_key,
-        "tags_code": _tags_code,
-        "properties": _properties_map,
-        _EXACT: _exact_properties,
-        "body": _body,
-    }
-
-
 def topic_ids(window: Window, rows: Rows) -> tuple[Int32, list[str]]:
-    """A number for each frame's topic, and the topics by number."""
-    fast = codec.kernels()
-    if fast is None:
+    """Number the topics of frames: a number for each frame, and the topics by number."""
+    if not codec.kernels_enabled():
         numbers: dict[bytes, int] = {}
-        plain = [
-            numbers.setdefault(_topic_bytes(window, row), len(numbers)) for row in rows.tolist()
-        ]
-        return np.array(plain, np.int32), [_text(topic) for topic in numbers]
-    ids = np.empty(len(rows), np.int32)
-    found = np.empty((_MAX_TOPICS, 2), np.int32)
-    table = np.full(_TOPIC_TABLE, -1, np.int32)
-    known = fast.intern_topics(window.address, rows, len(rows), table, found, ids)
-    if known < 0:
-        # More topics than the small table holds: size it by the frames.
-        found = np.empty((len(rows), 2), np.int32)
-        table = np.full(1 << (2 * len(rows)).bit_length(), -1, np.int32)
-        known = fast.intern_topics(window.address, rows, len(rows), table, found, ids)
-    names = [
-        _text(window.data[start : start + length].tobytes())
-        for start, length in found[:known].tolist()
-    ]
-    return ids, names
+        ids = [numbers.setdefault(_topic_bytes(window, row), len(numbers)) for row in rows.tolist()]
+        return np.array(ids, np.int32), [_text(topic) for topic in numbers]
+    return KernelColumns(window, rows).topic_ids()
 
 
 def _topic_bytes(window: Window, row: Sequence[int]) -> bytes:
@@ -539,9 +261,9 @@ def _text(data: bytes) -> str:
 
 
 def fixed_fields(window: Window, rows: Rows, names: Sequence[str]) -> dict[str, Any]:
-    """Columns of fixed width as NumPy arrays by name; timestamps in milliseconds."""
+    """Decode fields of fixed width to NumPy arrays by name; timestamps in milliseconds."""
     if codec.kernels_enabled():
-        return _Fast(window, rows, Decoding()).numbers(names, ms=True)
+        return KernelColumns(window, rows).numbers(names, ms=True)
     decoded = messages(window, rows, Decoding())
     return {
         name: np.array([getattr(message, name) for message in decoded], np.int64) for name in names
@@ -551,11 +273,11 @@ def fixed_fields(window: Window, rows: Rows, names: Sequence[str]) -> dict[str, 
 def tags_codes(
     window: Window, rows: Rows, decoding: Decoding
 ) -> tuple[Int64, npt.NDArray[np.bool_]]:
-    """The tags code of each frame, and whether it has KEYS or a UNIQ_KEY."""
+    """The tags code of each frame, and whether the frame has KEYS or a UNIQ_KEY."""
     fast = codec.kernels()
     if fast is not None and not fast.bad_utf8(window.address, rows, len(rows)):
-        run = _Fast(window, rows, decoding)
-        return run.tags_code_values(), run.has_key()
+        run = KernelColumns(window, rows)
+        return _kernel_tags_codes(run, decoding), run.has_key()
     decoded = messages(window, rows, decoding)
     codes = np.array([message.tags_code for message in decoded], np.int64)
     keyed = [m.keys is not None or m.uniq_key is not None for m in decoded]
@@ -563,14 +285,14 @@ def tags_codes(
 
 
 def property_spans(window: Window, rows: Rows) -> tuple[Int32, Int32]:
-    """Where the kernels find TAGS, KEYS, UNIQ_KEY and DELAY: starts and lengths, -1 for none."""
-    return _Fast(window, rows, Decoding()).all_property_spans()
+    """Positions of TAGS, KEYS, UNIQ_KEY and DELAY by kernel: starts and lengths, -1 for none."""
+    return KernelColumns(window, rows).all_property_spans()
 
 
 def suspect_rows(window: Window, rows: Rows) -> list[int]:
     """Frames whose topic or properties hold NUL bytes or are not UTF-8.
 
-    The body's CRC does not cover them: a torn page shows here, if at all.
+    The CRC covers only the body, so a torn page in the topic or properties shows only here.
     """
     fast = codec.kernels()
     if fast is not None:

@@ -1,16 +1,16 @@
-"""What the column ``properties`` cannot say of a message's property string, beside a Parquet file.
+"""Property strings that a Parquet file's column ``properties`` cannot reproduce.
 
-A map has no doubled separators, no key that comes twice, no empty values and no bytes that are not
-UTF-8; sound stores have them all, and an import has to give them back. So the strings that are not
-what their map makes, in its order, stand in the file's own metadata, where no reader of tables
-meets them. They are few, but where clients of before 4.9.3 wrote: their strings all end with a
-separator, and that is said without a copy.
+A map has no doubled separators, no repeated keys, no empty values and no bytes that are not UTF-8.
+Sound stores hold such strings, and an import must restore them. So the export lists each string
+that encoding the map does not reproduce in the file's own metadata, which readers of tables never
+see. Such strings are rare except from clients before 4.9.3: theirs all end with a separator, and
+the list records such a string without copying it.
 
 ::
 
     metadata "logquarry.properties_string": base64 of an Arrow IPC stream (zstd) with the columns
-        skip    uint32   rows of the file since the last one that is listed
-        string  binary   the bytes; null for what the map makes and a separator
+        skip    uint32   rows of the file since the last listed row
+        string  binary   the bytes; null means: the encoded map plus a separator
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from logquarry.log.schema import EXACT_PROPERTIES
 KEY: Final = b"logquarry.properties_string"
 """The name in the file's metadata."""
 MOST_BYTES: Final = 16 << 20
-"""Bytes of strings in one file, about: readers bound the metadata that they take."""
+"""About the most bytes of strings in one file: readers limit the size of metadata."""
 
 _END: Final = props.PROPERTY_SEPARATOR.encode()
 _SCHEMA: Final = pa.schema({"skip": pa.uint32(), "string": pa.binary()})
@@ -39,10 +39,10 @@ Int64 = npt.NDArray[np.int64]
 
 
 class ExactProperties:
-    """Collects the strings of one file.
+    """Collects the property strings of one file.
 
     Attributes:
-        size: bytes of those that are kept.
+        size: bytes of the listed strings.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class ExactProperties:
         self._parts: list[pa.RecordBatch] = []
 
     def add(self, rows: pa.Table) -> None:
-        """Take in the next rows: columns ``properties`` and ``properties_string``."""
+        """Add the next rows: a table with the columns ``properties`` and ``properties_string``."""
         column = rows.column(EXACT_PROPERTIES.name)
         if column.null_count < len(column):
             exact = column.combine_chunks()
@@ -67,11 +67,11 @@ class ExactProperties:
         self._rows += rows.num_rows
 
     def add_listed(self, listed: tuple[Int64, pa.Array] | None, count: int) -> None:
-        """Take in the next rows as another file had them: what :func:`read` gave of it.
+        """Add the next rows as :func:`read` returned them from another file.
 
         Args:
-            listed: the rows that are listed there, and their strings; None for none.
-            count: how many rows that file has.
+            listed: numbers of the listed rows and their strings; None if there are none.
+            count: rows in that file.
         """
         if listed is not None and len(listed[0]):
             rows, values = listed
@@ -87,7 +87,7 @@ class ExactProperties:
         )
 
     def metadata(self) -> dict[str, str]:
-        """What goes into the file's metadata; nothing where its maps say all."""
+        """Entries for the file's metadata; empty if the maps reproduce all strings."""
         if not self._parts:
             return {}
         sink = pa.BufferOutputStream()
@@ -98,9 +98,9 @@ class ExactProperties:
 
 
 def read(metadata: Mapping[bytes, bytes] | None) -> tuple[Int64, pa.Array] | None:
-    """The rows of a file whose map does not say all, and their strings; None where all do.
+    """The listed rows of a file and their strings; None if the file has no list.
 
-    A null stands for what the map makes, and a separator.
+    A null string means: the encoded map plus a separator.
 
     Raises:
         ValueError: if the metadata holds something else.
@@ -118,12 +118,12 @@ def read(metadata: Mapping[bytes, bytes] | None) -> tuple[Int64, pa.Array] | Non
 
 
 def strings(exact: tuple[Int64, pa.Array], maps: pa.Array, first: int) -> pa.Array:
-    """The property strings of some rows where their maps do not say all, and null elsewhere.
+    """The listed property strings of some rows, null for rows that are not listed.
 
     Args:
-        exact: what :func:`read` gave.
+        exact: the result of :func:`read`.
         maps: the column ``properties`` of the rows.
-        first: number of the first of them in the file.
+        first: number of the first row in the file.
     """
     rows, listed = exact
     begin, end = np.searchsorted(rows, [first, first + len(maps)]).tolist()

@@ -1,7 +1,7 @@
-"""The port through which stores are read: local files by mmap, others through pyarrow.fs.
+"""Read access to a store's folder: local files by mmap, other file systems through pyarrow.fs.
 
-Both give :class:`FileView` s: windows of bytes that kernels run over. A local window is the map
-itself, without a copy; a remote one is a range fetched into memory.
+Both give :class:`FileView` objects: windows of bytes for the kernels. A local window is part of the
+map, without a copy; a remote window is a range fetched into memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 REMOTE_RANGE = 16 << 20
-"""Bytes fetched at once from a remote file, unless one frame needs more."""
+"""Bytes fetched at once from a remote file, unless one frame is larger."""
 
 
 class Entry(NamedTuple):
@@ -38,9 +38,9 @@ class FileView(ABC):
     """One file, open for reading.
 
     Attributes:
-        path: where it is, for messages.
-        size: its bytes.
-        is_mapped: whether windows cost nothing until they are looked at.
+        path: the full path, for messages.
+        size: bytes of the file.
+        is_mapped: whether a window costs nothing until its bytes are read.
     """
 
     path: str
@@ -49,10 +49,10 @@ class FileView(ABC):
 
     @abstractmethod
     def window(self, start: int, length: int) -> memoryview:
-        """Bytes from ``start``: at least ``length`` of them, or to the end of the file."""
+        """Bytes from ``start``: at least ``length`` bytes, or all up to the end of the file."""
 
     def next_data(self, position: int) -> int:
-        """The first place from ``position`` on that may hold data, ``size`` if there is none.
+        """The first position from ``position`` on that may hold data, ``size`` if there is none.
 
         Skips the holes of sparse and preallocated files, which read as zeros.
         """
@@ -60,7 +60,7 @@ class FileView(ABC):
 
 
 class GoneFile(FileView):
-    """What stands in the place of a file that is not there any more: no bytes."""
+    """An empty view in place of a file that was deleted."""
 
     is_mapped = True
 
@@ -73,7 +73,7 @@ class GoneFile(FileView):
 
 
 class FileSystem(ABC):
-    """The folder of one store.
+    """Read access to the folder of one store.
 
     Attributes:
         root: path or URL of the folder, for messages.
@@ -83,32 +83,32 @@ class FileSystem(ABC):
 
     @abstractmethod
     def list(self, path: str) -> list[Entry]:
-        """What a folder below the root holds, by name; nothing if it is not there.
+        """The entries of a folder below the root, sorted by name; empty if it does not exist.
 
         Raises:
-            StoreNotFound: if it is there and cannot be read.
+            StoreNotFound: if the folder exists and cannot be read.
         """
 
     @abstractmethod
     def open(self, path: str) -> FileView:
-        """A file below the root.
+        """Open a file below the root.
 
         Raises:
-            FileNotFoundError: if it is not there (any more), or no file.
-            StoreNotFound: if it is there and cannot be read.
+            FileNotFoundError: if it does not exist (any more) or is no regular file.
+            StoreNotFound: if it exists and cannot be read.
         """
 
     @abstractmethod
     def exists(self, path: str) -> bool:
-        """Whether there is a file of that name below the root."""
+        """Whether a name exists below the root."""
 
     def read(self, path: str) -> bytes:
-        """The whole of a small file."""
+        """Read a small file whole."""
         view = self.open(path)
         return bytes(view.window(0, view.size))
 
     def full_path(self, path: str) -> str:
-        """``path`` below the root as messages show it."""
+        """The full path of ``path`` below the root, for messages."""
         return f"{self.root.rstrip('/')}/{path}"
 
 
@@ -117,14 +117,14 @@ class _LocalFile(FileView):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        # A pipe without a writer would keep an ordinary open for ever.
+        # An ordinary open of a pipe without a writer would block for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise FileNotFoundError(errno.ENOENT, "not a file", path)
             self.size = status.st_size
-            # The map keeps its own reference to the file; it goes when the last window goes.
+            # The map keeps its own reference to the file until the last window is released.
             self._view = memoryview(
                 mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ) if self.size else b""
             )
@@ -140,10 +140,10 @@ class _LocalFile(FileView):
         try:
             descriptor = os.open(self.path, os.O_RDONLY)
         except OSError:
-            # Deleted since; what is mapped is still there.
+            # The file was deleted; its map is still valid.
             return position
         try:
-            # A file may have grown since it was mapped, and what was mapped is what is read.
+            # The file may have grown since it was mapped; only the mapped part is read.
             return min(os.lseek(descriptor, position, os.SEEK_DATA), self.size)
         except OSError as error:
             return self.size if error.errno == errno.ENXIO else position
@@ -155,7 +155,7 @@ class LocalFileSystem(FileSystem):
     """A folder on a disk that this machine mounts."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        # A program may change its folder while the store is open.
+        # The process may change its working folder while the store is open.
         self._base = str(Path(root).absolute()).rstrip("/")
         self.root = str(root)
 
@@ -179,8 +179,8 @@ class LocalFileSystem(FileSystem):
         try:
             return Entry(name.name, name.is_dir(), name.stat().st_size)
         except OSError:
-            # Deleted between listing and looking: retention of a live broker does that. A link
-            # that leads in a circle is not there either.
+            # A live broker's retention deleted it between the listing and the stat. A symbolic
+            # link in a loop is skipped too.
             return None
 
     def open(self, path: str) -> FileView:
@@ -220,7 +220,7 @@ class _ArrowFile(FileView):
 
 
 class ArrowFileSystem(FileSystem):
-    """A folder behind ``pyarrow.fs``: S3, GCS, HDFS, or anything fsspec knows."""
+    """A folder behind ``pyarrow.fs``: S3, GCS, HDFS, or any file system that fsspec knows."""
 
     def __init__(self, filesystem: pafs.FileSystem, base: str, root: str) -> None:
         self._fs = filesystem
@@ -272,13 +272,13 @@ class ArrowFileSystem(FileSystem):
 def open_filesystem(
     location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> FileSystem:
-    """The folder at a path or URL.
+    """Open the folder at a path or URL.
 
     Args:
-        location: a local path, ``file:`` URL, or a URL that pyarrow.fs or fsspec knows.
-        storage_options: what the file system takes to be made. For ``s3:`` these may be those of
-            ``pyarrow.fs.S3FileSystem`` (``endpoint_override``, ``access_key``, ...), which reads
-            the URL then; with others fsspec does; without any pyarrow.fs, if it knows the URL.
+        location: a local path, a ``file:`` URL, or a URL that pyarrow.fs or fsspec knows.
+        storage_options: arguments of the file system. If an ``s3:`` URL has only options of
+            ``pyarrow.fs.S3FileSystem`` (``endpoint_override``, ``access_key``, ...), pyarrow.fs
+            opens it; with other options fsspec does. Without options pyarrow.fs is tried first.
 
     Raises:
         StoreNotFound: if a local path is no folder.
@@ -313,19 +313,19 @@ _S3_OPTIONS: Final = frozenset(
     }
 )
 _ARROW_OPTIONS: Final = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
-"""Options with which pyarrow.fs makes the file system of a scheme by itself."""
+"""Options that pyarrow.fs understands, by URL scheme."""
 
 
 def without_file_scheme(location: str) -> str:
-    """The path of a ``file:`` URL (``file:/x``, ``file:///x``); anything else as it is."""
+    """The path of a ``file:`` URL (``file:/x``, ``file:///x``); other locations unchanged."""
     return re.sub(r"^file:(//)?", "", location)
 
 
 def local_store(path: str | os.PathLike[str]) -> Path:
-    """The folder of a store that is to be changed.
+    """The local folder of a store that the caller wants to change.
 
     Raises:
-        UsageError: if it is elsewhere.
+        UsageError: if the location is a URL.
     """
     return local_folder(path, "only a local store can be changed")
 
@@ -333,10 +333,10 @@ def local_store(path: str | os.PathLike[str]) -> Path:
 def local_folder(
     path: str | os.PathLike[str], refusal: str = "only a local folder can be written"
 ) -> Path:
-    """A folder that is to be written, where nothing but a disk will do.
+    """The local folder that the caller wants to write.
 
     Raises:
-        UsageError: if it is a URL: as a path it would be a folder called ``s3:``.
+        UsageError: if it is a URL: as a path it would name a folder called ``s3:``.
     """
     name = without_file_scheme(os.fsdecode(path))
     if "://" in name:
@@ -347,7 +347,7 @@ def local_folder(
 def arrow_folder(
     url: str, storage_options: Mapping[str, Any] | None = None
 ) -> tuple[pafs.FileSystem, str]:
-    """The file system of a URL, and what the URL's folder is called there.
+    """The pyarrow file system of a URL, and the folder's path in it.
 
     Raises:
         UsageError: if no file system knows the URL.
@@ -368,7 +368,7 @@ def arrow_folder(
         else:
             return arrow, base
     if url.startswith("://"):
-        # To fsspec it is a path.
+        # fsspec would take it for a path.
         raise UsageError(f"{url}: names no file system")
     try:
         from fsspec.core import url_to_fs

@@ -1,4 +1,4 @@
-"""Which messages are wanted. Filters look at rows before anything else of a frame is decoded."""
+"""Message filters: by topic, queue, tag, key, time, offset and body, before a frame is decoded."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.errors import UsageError
-from logquarry.format import java, tags
+from logquarry.format import java
 from logquarry.format import properties as props
 from logquarry.log import columns
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
 
-TAG_SEPARATOR = tags.SEPARATOR
-"""The name under which spark/ takes it from here."""
+TAG_SEPARATOR = props.TAG_SEPARATOR
+"""Re-exported for spark/, which does not import format/."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MessageFilter:
-    """Conditions that all must hold. ``None`` means any.
+    """Conditions that a message must all meet; ``None`` sets no condition.
 
     Attributes:
         topics: names of topics.
-        topic_pattern: regular expression that a whole topic name must match.
+        topic_pattern: regular expression that the whole topic name must match.
         queue_ids: numbers of queues.
         queues: single queues, by (topic, queue id).
-        tags: tags, one of which the message must have (compared as strings).
-        keys: words, one of which must be among the KEYS or be the UNIQ_KEY.
+        tags: the message must have one of these tags (compared as strings, not by hash).
+        keys: one of these words must be among the KEYS or equal the UNIQ_KEY.
         since_ms: least store timestamp, in milliseconds.
-        until_ms: store timestamp that is just too late, in milliseconds.
-        queue_offsets: least queue offset and the one just too large.
-        queue_ranges: the same for single queues, by (topic, queue id); None for no end.
-        grep: regular expression to be found in the body (its content, if decompressed).
+        until_ms: store timestamp in milliseconds, exclusive.
+        queue_offsets: least queue offset, and the end (exclusive).
+        queue_ranges: the same per (topic, queue id); an end of None means no end.
+        grep: regular expression to search in the body (in its content, if decompressed).
     """
 
     topics: frozenset[str] | None = None
@@ -83,7 +83,7 @@ class MessageFilter:
 
     @property
     def names_queues(self) -> bool:
-        """Whether only some topics or queues pass, so that consume queues are of help."""
+        """Whether the filter selects topics or queues, so that consume queues can narrow it."""
         return (
             self.topics is not None
             or self.topic_pattern is not None
@@ -93,7 +93,7 @@ class MessageFilter:
         )
 
     def offsets_of(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The least queue offset of a queue that may pass, and the one just too large."""
+        """The least queue offset of a queue that may pass, and the end (exclusive)."""
         least, beyond = self.queue_offsets or (0, java.LONG_MAX)
         first, stop = (self.queue_ranges or {}).get((topic, queue_id), (0, None))
         return max(least, first), beyond if stop is None else min(beyond, stop)
@@ -108,13 +108,13 @@ class MessageFilter:
             None
             if self.grep is None
             else re.compile(
-                # An argument of the command line that is no UTF-8 comes with surrogates.
+                # A command line argument that is not UTF-8 arrives with surrogates.
                 self.grep.encode("utf-8", "surrogateescape")
             )
         )
 
     def select(self, window: Window, rows: Rows, decoding: Decoding) -> Rows:
-        """The rows of the frames that pass, cheap conditions first."""
+        """The rows of the frames that pass; cheap conditions run first."""
         rows = self._by_topic(window, rows)
         rows = self._by_numbers(window, rows)
         rows = self._by_queues(window, rows)
@@ -219,14 +219,14 @@ def _kept(rows: Rows, keep: npt.NDArray[np.bool_]) -> Rows:
 
 
 def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
-    """The names of ``a,b``, or of several of them; None for any.
+    """Parse ``a,b``, or several such texts, to a set of names; None stays None (any).
 
     Args:
         text: the names.
-        what: what the user calls them.
+        what: the option's name, for the error.
 
     Raises:
-        UsageError: if no name is among them: what was meant to narrow must not mean everything.
+        UsageError: if there is no name: an empty filter must not select everything.
     """
     if text is None:
         return None
@@ -238,16 +238,16 @@ def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
 
 
 def tag_expression(text: str | None, what: str = "tags") -> frozenset[str] | None:
-    """The tags of ``paid || sent``; None for any, which ``*`` means too.
+    """Parse a tag expression ``paid || sent``; None for ``*`` and for no expression (any tag).
 
     Args:
-        text: the tags.
-        what: what the user calls them.
+        text: the expression.
+        what: the option's name, for the error.
 
     Raises:
-        UsageError: if no tag is among them.
+        UsageError: if the expression names no tag.
     """
-    found = tags.parse(text)
-    if found is None and text is not None and text != tags.ANY:
+    found = props.parse_tags(text)
+    if found is None and text is not None and text != props.ANY_TAG:
         raise UsageError(f"{what} names nothing: {text!r}")
     return found

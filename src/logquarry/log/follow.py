@@ -1,4 +1,4 @@
-"""What the dispatcher wants to know of each frame (``DispatchRequest``), as arrays for a run."""
+"""Dispatch requests of frames (RocketMQ's ``DispatchRequest``) and their index keys, as arrays."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _NUMBERS = ("queue_id", "queue_offset", "sys_flag", "store_timestamp")
 
 @dataclass(frozen=True, slots=True)
 class DispatchRequests:
-    """The frames of a run, in their order.
+    """The dispatch requests of a run of frames, one element per frame.
 
     Attributes:
-        topic_ids: a number for each frame's topic.
+        topic_ids: number of the frame's topic in ``topics``.
         topics: the topics by number.
         queue_id: queue of the topic.
         queue_offset: index in the consume queue.
         physical_offset: where the frame starts in the log.
         size: bytes of the frame.
         store_timestamp: in milliseconds.
-        tags_code: what goes into the queue's unit.
-        is_dispatched: whether the frame takes a place in its queue (NOT and COMMIT).
-        has_key: whether the index takes it: with KEYS or UNIQ_KEY, and not a ROLLBACK.
+        tags_code: tags code of the queue's entry.
+        is_dispatched: whether the frame gets a queue entry (transaction types NOT and COMMIT).
+        has_key: whether the index takes it: it has KEYS or UNIQ_KEY, and is no ROLLBACK.
     """
 
     topic_ids: npt.NDArray[np.int32]
@@ -59,7 +59,7 @@ class DispatchRequests:
 def dispatch_requests(
     window: Window, rows: Rows, delay_levels_ms: tuple[int, ...]
 ) -> DispatchRequests:
-    """What the dispatcher takes from some frames."""
+    """Decode the dispatch requests of some frames."""
     ids, topics = columns.topic_ids(window, rows)
     numbers = {
         name: values.astype(np.int64)
@@ -82,10 +82,10 @@ def dispatch_requests(
 
 
 # --------------------------------------------------------------------------------------------------
-# The keys of a run of frames, hashed as the index takes them, in two twins.
+# Index keys
 
 _SHORTEST_KEY = 2
-"""Bytes of the shortest key with the space behind it."""
+"""Bytes of the shortest key with the space after it."""
 
 
 def index_keys(
@@ -96,15 +96,15 @@ def index_keys(
     only_keys: bool = False,
     tags: bool = False,
 ) -> tuple[Int64, Int64]:
-    """The hash of each key of some frames, and the number of its frame.
+    """Hash the keys of some frames; returns the hashes and the number of each key's frame.
 
-    In the order in which ``IndexService.buildIndex`` takes them: frame by frame, UNIQ_KEY before
-    the words of KEYS, and these before the tag.
+    The order is that of ``IndexService.buildIndex``: frame by frame, UNIQ_KEY before the words of
+    KEYS, and these before the tag.
 
     Args:
         window: the frames' bytes.
-        rows: where they are.
-        raw: give the hashes with their sign, as 3.x stored them, and not as 4.9.3 does.
+        rows: the frames.
+        raw: keep the sign of the hashes, as 3.x stored them.
         only_keys: leave out UNIQ_KEY, which 3.x did not have.
         tags: give the tag of each message too, as 5.4 puts it into the index.
     """
@@ -148,10 +148,10 @@ def _plain(
 
 
 # --------------------------------------------------------------------------------------------------
-# Follows the log for the dispatcher: what it wants to know of each frame, in two twins.
+# Following the log
 #
-# The reference walks, and asks :mod:`.requests` and :mod:`.index_keys`. The kernel does it in one
-# pass; a run with a frame that only the reference understands is the reference's.
+# The reference walks and calls dispatch_requests and index_keys. The kernel does all in one pass;
+# if a run has a frame that only the reference understands, the reference decodes the run.
 
 MOST_FRAMES: Final = 1 << 14
 _MOST_TOPICS: Final = 1 << 9
@@ -163,15 +163,15 @@ assert _MOST_KEYS > java.INT_MAX >> 16
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A run of frames.
+    """A run of frames with its dispatch requests.
 
     Attributes:
-        rows: where they are in the window.
-        requests: what the dispatcher wants to know of each.
-        key_hashes: of the keys that the index takes, in its order,
-        key_numbers: and the number of each key's frame.
-        table: the kernel's table (:mod:`logquarry.format.request_rows`), None from the reference,
-        queues: and its queues by number: topic and queue id.
+        rows: the frames in the window.
+        requests: their dispatch requests.
+        key_hashes: hashes of the index keys, in the order of the index.
+        key_numbers: the number of each key's frame.
+        table: the kernel's table (:mod:`logquarry.format.request_rows`), None from the reference.
+        queues: the kernel's queues by number: topic and queue id.
     """
 
     rows: Rows
@@ -183,14 +183,14 @@ class Followed:
 
 
 class Follower:
-    """Follows the log, run by run. For one thread.
+    """Follows the log run by run. One thread may use it at a time.
 
     Args:
         delay_levels_ms: delay of each level.
-        most_frames: of one run.
-        check_crc: whether bodies are compared with their CRC.
-        as_java: stop (ASK_JAVA) at frames that RocketMQ 4.9.3 may not take for messages: those of
-            5.x, and those of the schedule topic with a DELAY that is not up to nine digits.
+        most_frames: most frames of one run.
+        check_crc: whether to compare bodies with their CRC.
+        as_java: stop (ASK_JAVA) at frames that RocketMQ 4.9.3 may reject: frames of 5.x, and
+            frames of the schedule topic whose DELAY is not one to nine digits.
         keys: which keys the index takes (:data:`logquarry.config.IndexKeys`).
     """
 
@@ -218,11 +218,11 @@ class Follower:
         self._numbers = np.empty(_MOST_KEYS, np.int64)
 
     def follow(self, window: Window, stop: int) -> tuple[Followed | None, int, int]:
-        """The frames from the start of a window on that start before ``stop``, or the first ones.
+        """Read frames from the start of a window; only frames that start before ``stop``.
 
         Returns:
-            The run, None where no frame stands there; the position behind it; and the walk's code
-            (:func:`logquarry.log.codec.walk`). Good until the next call.
+            The run, or None if no frame starts there; the position after it; and the walk's code
+            (:func:`logquarry.log.codec.walk`). The run is valid until the next call.
         """
         found, after, code = self._follow(window, stop)
         if found is not None and self._keys != "4.9":
@@ -242,7 +242,7 @@ class Follower:
         return self._by_kernel(window, stop)
 
     def _sound_to_java(self, window: Window, count: int) -> int:
-        """How many of the first frames are surely taken by Java."""
+        """How many frames from the first on RocketMQ 4.9.3 certainly accepts."""
         if not self._as_java:
             return count
         for number, position in enumerate(self._rows[:count, POSITION].tolist()):
@@ -308,7 +308,7 @@ class Follower:
 
 
 def _keys_of_3_1(window: Window, found: Followed) -> tuple[Int64, Int64]:
-    """What 3.1.3 put into its index: KEYS of messages of the types NOT and PREPARED, hashed raw."""
+    """The keys that 3.1.3 indexed: KEYS of messages of types NOT and PREPARED, raw hashes."""
     flags = columns.fixed_fields(window, found.rows, ["sys_flag"])["sys_flag"]
     kinds = flags & sys_flag.TRANSACTION_MASK
     keyed = np.flatnonzero(
@@ -327,9 +327,9 @@ def _keys_of_5_4(window: Window, found: Followed) -> tuple[Int64, Int64]:
 
 
 def follow_run(follower: Follower, run: Run) -> Iterator[tuple[Window, Followed]]:
-    """The frames of a walk's run once more, as the dispatcher wants them.
+    """Follow the frames of a walk's run again, for the dispatcher.
 
-    Each part is good until the next one is asked for.
+    Each part is valid until the next one is requested.
     """
     at, stop = int(run.rows[0, 0]), int(run.rows[0, 0]) + run.end - run.start
     while at < stop:

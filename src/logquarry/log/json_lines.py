@@ -1,8 +1,8 @@
-"""Messages as JSON lines: what ``messages --jsonl`` and ``export --format jsonl`` write.
+"""Messages as JSON lines, for ``messages --jsonl`` and ``export --format jsonl``.
 
-The reference is :meth:`logquarry.message.StoredMessage.to_json`; here the same comes from columns
-of a whole run, several times as fast. A line is UTF-8 and safe on a terminal: control characters
-are escaped, also those that JSON would let pass.
+The result equals :meth:`logquarry.message.StoredMessage.to_json`, but is made from the columns of a
+whole run, several times as fast. A line is UTF-8 and safe on a terminal: control characters are
+escaped, also if JSON allows them unescaped.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from logquarry.message import JSON_NAMES
 REDACTIONS: Final = ("body", "properties", "hosts")
 
 _REDACTED: Final = {
-    # What stands for a redacted value gives it away where there are few to choose from: the CRC
-    # of a body that is a telephone number, the hash of a tag.
+    # Derived values are hidden too if they give the value away: the CRC of a body that is a
+    # telephone number, the hash of a tag.
     "body": frozenset({"body", "body_crc"}),
     "properties": frozenset(
         {"properties", "properties_string", "tags", "keys", "uniq_key", "tags_code"}
     ),
-    # The client's and the broker's ids start with an address.
+    # Message ids start with the address of the client or the broker.
     "hosts": frozenset({"born_host", "store_host", "message_id", "uniq_key"}),
 }
 _HOST_PROPERTIES: Final = frozenset(
     {props.UNIQ_KEY, props.ORIGIN_MESSAGE_ID, props.DLQ_ORIGIN_MESSAGE_ID, props.TRANSACTION_ID}
 )
-"""Properties whose values are ids of that kind."""
+"""Properties whose values are message ids, which start with an address."""
 
 _BAD_BYTES: Final = "\ufffd"
 _BASE64: Final = "properties_base64"
@@ -54,8 +54,8 @@ _DISTINCT: Final = ("message_id", "keys", "uniq_key")
 _TEXT: Final = (*_REPEATED, *_DISTINCT, "tags_code", "body")
 assert {*_FIXED, *_TEXT, "broker", "size", "properties", "properties_string"} == {*JSON_NAMES}
 
-# JSON escapes below U+0020 alone. DEL, C1 and the characters that change the order of text or end
-# lines act on a terminal too.
+# JSON requires escapes only below U+0020. DEL, C1 controls, bidirectional marks and line separators
+# act on a terminal too.
 _UNSAFE: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _quote = json.encoder.encode_basestring
 _MOST_KEPT: Final = 10_000
@@ -64,10 +64,10 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def redaction(words: str | None) -> frozenset[str]:
-    """What ``body,properties,hosts`` takes out of a message: names of the JSON object.
+    """The JSON members to hide for ``body,properties,hosts``.
 
     Raises:
-        UsageError: if a word is none of the three.
+        UsageError: if a word is not one of the three.
     """
     names: set[str] = set()
     for word in filter(None, (part.strip() for part in (words or "").split(","))):
@@ -78,7 +78,7 @@ def redaction(words: str | None) -> frozenset[str]:
 
 
 def redacted(document: dict[str, Any], hidden: frozenset[str]) -> dict[str, Any]:
-    """A message's object without what :func:`redaction` named: null in its place."""
+    """A copy of a message's JSON object with the hidden members set to null."""
     document = dict(document)
     if _hides_hosts(hidden):
         string = _without_ids(document["properties_string"])
@@ -96,7 +96,7 @@ def _hides_hosts(hidden: frozenset[str]) -> bool:
 
 
 def _without_ids(string: str) -> str:
-    """A property string without the properties that begin with an address."""
+    """A property string without the properties whose values start with an address."""
     return props.PROPERTY_SEPARATOR.join(
         segment
         for segment in string.split(props.PROPERTY_SEPARATOR)
@@ -105,7 +105,7 @@ def _without_ids(string: str) -> str:
 
 
 def line(document: dict[str, Any]) -> str:
-    """One object as one line, without its end."""
+    """Encode one object as one line, without the line end."""
     return _safe(_encode(document))
 
 
@@ -118,13 +118,13 @@ def _safe(text: str) -> str:
 def lines(
     window: Window, rows: Rows, decoding: Decoding, hidden: frozenset[str] = frozenset()
 ) -> Iterator[str]:
-    """The messages of a run, each as one line.
+    """Encode the messages of a run, each as one line.
 
     Args:
         window: the run's bytes.
         rows: its frames.
-        decoding: how they are decoded; its columns do not matter.
-        hidden: what :func:`redaction` named.
+        decoding: how to decode them; its ``columns`` are ignored.
+        hidden: the members that :func:`redaction` named.
     """
     if not len(rows):
         return
@@ -143,7 +143,7 @@ def _parts(
     hidden: frozenset[str],
     bodies: pa.Array | None,
 ) -> dict[str, list[Any]]:
-    """What stands behind each name, as JSON; a list with an entry a message for each."""
+    """The JSON text of each member: a list with one element per message."""
     fixed = columns.fixed_fields(window, rows, _FIXED)
     parts: dict[str, list[Any]] = {name: array.tolist() for name, array in fixed.items()}
     parts["size"] = rows[:, r.SIZE].tolist()
@@ -156,7 +156,7 @@ def _parts(
     for name in _DISTINCT:
         parts[name] = [_quoted(value) for value in batch.column(name).to_pylist()]
     parts["tags_code"] = batch.column("tags_code").to_pylist()
-    # Nothing in base64 needs an escape.
+    # Base64 needs no escapes.
     parts["body"] = [f'"{_base64(body)}"' for body in batch.column("body").to_pylist()]
     stored = _properties(window, rows)
     strings = [data.decode("utf-8", java.UTF8_ERRORS) for data in stored]
@@ -182,7 +182,7 @@ def _parts(
 
 
 class _Quoted(dict[str | None, str]):
-    """Texts as JSON, kept for the next time: few of them come often."""
+    """JSON strings by text, cached: topics, tags and hosts repeat."""
 
     def __missing__(self, text: str | None) -> str:
         quoted = _quoted(text)

@@ -1,7 +1,7 @@
-"""Messages as Spark's Kafka source shows them: one table of columns, made of ours.
+"""Messages in the columns of Spark's Kafka source.
 
-The key is the first word of KEYS, or null. The timestamp is the store's, as with Kafka's
-LogAppendTime. A message's properties are its headers.
+The key is the first word of KEYS, or null. The timestamp is the store timestamp, as with Kafka's
+LogAppendTime. The headers are the message's properties.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KafkaColumn:
-    """One column.
+    """One column of the Kafka source.
 
     Attributes:
-        name: as Kafka's source calls it.
-        spark: its type as Spark writes it.
-        source: our column that it is made of; None where it is the same for all messages.
+        name: as in Kafka's source.
+        spark: Spark's type.
+        source: our column that it is made from; None if all messages have the same value.
     """
 
     name: str
@@ -43,44 +43,44 @@ COLUMNS: Final = (
     KafkaColumn(HEADERS, "array<struct<key:string,value:binary>>", "properties"),
 )
 LOG_APPEND_TIME: Final = 1
-"""Kafka's number for a timestamp that the broker set."""
+"""Kafka's timestampType for a timestamp that the broker set."""
 
 _BY_NAME = {column.name: column for column in COLUMNS}
 
 
 def names(*, headers: bool) -> tuple[str, ...]:
-    """The columns, the last of them only if it is asked for."""
+    """Names of the columns, with ``headers`` also the headers."""
     return tuple(column.name for column in COLUMNS if headers or column.name != HEADERS)
 
 
 def check_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
-    """``given`` as a tuple.
+    """Check a selection of columns and return it as a tuple.
 
     Raises:
-        UsageError: if there is none, one is no column, or one comes twice.
+        UsageError: if it is empty, names an unknown column, or names a column twice.
     """
     found = tuple(given)
     if not found:
-        raise UsageError("no column is named; to count messages, offset alone will do")
+        raise UsageError("no column is named; to count messages, name offset")
     known = names(headers=headers)
     for name in found:
         if name == HEADERS and not headers:
-            raise UsageError(f"the column {HEADERS} is there with includeHeaders=true alone")
+            raise UsageError(f"the column {HEADERS} needs includeHeaders=true")
         if name not in known:
             raise UsageError(f"there is no column {name!r}; Kafka's are {', '.join(known)}")
     if len(set(found)) != len(found):
-        raise UsageError(f"a column comes twice in {', '.join(found)}")
+        raise UsageError(f"a column is named twice in {', '.join(found)}")
     return found
 
 
 def sources(wanted: Sequence[str]) -> tuple[str, ...]:
-    """Our columns that some of Kafka's are made of, each once; one at least, to count by."""
+    """Our columns that Kafka's columns are made from, each once; at least one, to count rows."""
     found = (_BY_NAME[name].source for name in wanted)
     return tuple(dict.fromkeys(name for name in found if name is not None)) or ("queue_offset",)
 
 
 def kafka_batch(batch: pa.RecordBatch, wanted: Sequence[str]) -> pa.RecordBatch:
-    """Some of Kafka's columns, in order, of a batch with their :func:`sources`."""
+    """Make Kafka's columns, in order, from a batch with their :func:`sources`."""
     import pyarrow as pa
 
     arrays = [_array(batch, _BY_NAME[name]) for name in wanted]
@@ -99,7 +99,7 @@ def _array(batch: pa.RecordBatch, column: KafkaColumn) -> pa.Array:
 
 
 def _first_words(keys: pa.Array) -> pa.Array:
-    """The first word of each text, as bytes; null where there is none."""
+    """The first word of each text, as bytes; null if there is none."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -108,7 +108,7 @@ def _first_words(keys: pa.Array) -> pa.Array:
 
 
 def _headers(properties: pa.MapArray) -> pa.Array:
-    """A list of (key, value) for each map; null for one that is empty, as Kafka's source has it."""
+    """A list of (key, value) for each map; null for an empty map, as in Kafka's source."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -120,5 +120,5 @@ def _headers(properties: pa.MapArray) -> pa.Array:
     empty = pc.equal(offsets[1:], offsets[:-1])
     if not pc.any(empty).as_py():
         return pa.ListArray.from_arrays(offsets, pairs)
-    # pyarrow takes a mask only beside offsets that are no slice.
+    # pyarrow accepts a mask only with offsets that are not a slice.
     return pa.ListArray.from_arrays(pa.array(offsets.to_numpy()), pairs, mask=empty)

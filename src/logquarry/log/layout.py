@@ -1,4 +1,4 @@
-"""Which files a store directory holds, and what their names and sizes say.
+"""The files of a store directory, by their names and sizes.
 
 ::
 
@@ -44,7 +44,7 @@ COMMIT_LOG = "commitlog"
 CONSUME_QUEUE = "consumequeue"
 INDEX = "index"
 TRANSACTION = "transaction"
-"""Of 3.x: its state table and redo log."""
+"""Folder of 3.x with its state table and redo log."""
 STATE_TABLE = f"{TRANSACTION}/statetable"
 REDO_LOG = f"{TRANSACTION}/redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0"
 CONFIG = "config"
@@ -52,35 +52,35 @@ CHECKPOINT = "checkpoint"
 ABORT = "abort"
 LOCK = "lock"
 SIDECAR = ".logquarry"
-"""Our own folder in a store's, outside of RocketMQ's."""
+"""Our own folder in a store. RocketMQ does not know it."""
 DURABLE = f"{SIDECAR}/durable"
 LOADS = f"{SIDECAR}/loads"
 INTENT = "intent.json"
 DAMAGE = f"{SIDECAR}/damage.json"
 SALVAGE = ".salvage"
-"""Folder in which a salvage makes a store; it is gone when the store is whole."""
+"""Folder in which a salvage builds a store; the salvage removes it at its end."""
 
 NAME_DIGITS = 20
 LARGEST_BASE = java.LONG_MAX // 2
-"""Names beyond are passed over: what is reckoned from one is to stay within 64 bits."""
+"""Files with larger names are skipped, so that offset arithmetic stays within 64 bits."""
 _QUEUE_ID = re.compile("0|-?[1-9][0-9]{0,9}")
 _LISTINGS = 3
 _LOCK_PROBE = "F_OFD_GETLK"
 
 
 def quarantine(root: Path, *parts: str) -> Path:
-    """Where files of a store are set aside; ``parts`` say what they were part of."""
+    """The folder for quarantined files of a store; ``parts`` name the part of the store."""
     return root.joinpath(SIDECAR, "quarantine", *parts)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
-    """One file of a queue of files.
+    """One file of a file sequence.
 
     Attributes:
-        base: offset of its first byte in the joined space (its name).
-        size: its bytes on disk, which may be fewer than its place has.
-        path: below the store's root.
+        base: offset of its first byte in the sequence (its name).
+        size: its bytes on disk; may be fewer than ``file_size``.
+        path: path below the store's root.
     """
 
     base: int
@@ -90,13 +90,13 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True)
 class FileSequence:
-    """Files joined into one offset space, each with room for ``file_size`` bytes."""
+    """Files that form one offset space, each with room for ``file_size`` bytes."""
 
     files: tuple[StoreFile, ...]
     file_size: int
 
     def index_of(self, offset: int) -> int | None:
-        """Index of the file in whose room ``offset`` lies."""
+        """Index of the file with room for ``offset``, None if there is none."""
         low, high = 0, len(self.files)
         while low < high:
             middle = (low + high) // 2
@@ -109,7 +109,7 @@ class FileSequence:
         return None
 
     def at(self, offset: int) -> StoreFile | None:
-        """The file in whose room ``offset`` lies."""
+        """The file with room for ``offset``, None if there is none."""
         index = self.index_of(offset)
         return None if index is None else self.files[index]
 
@@ -120,19 +120,19 @@ class FileSequence:
 
     @property
     def end(self) -> int:
-        """Offset behind the room of the last file."""
+        """Offset after the room of the last file."""
         return self.files[-1].base + self.file_size if self.files else 0
 
 
 class StoreLayout:
-    """The files of one store, as they are when it is opened.
+    """The files of one store, as listed when they are first needed.
 
     Attributes:
-        filesystem: the folder they are in.
-        config: what the user states about them.
-        ignored: names in the three folders that are no store files.
-        writer_end: where the log ends, as its writer says, where bytes of an earlier log stand
-            behind that; None where they do not, or nobody says so.
+        filesystem: the store's folder.
+        config: the user's settings.
+        ignored: names in the store's folders that are no store files.
+        writer_end: the log's end as a reader beside a writer learned it, if stale frames follow
+            that end; else None.
     """
 
     def __init__(self, filesystem: FileSystem, config: StoreConfig | None = None) -> None:
@@ -144,12 +144,14 @@ class StoreLayout:
         present = {entry.name for entry in self._names if entry.is_dir}
         if SALVAGE in present:
             raise StoreNotFound(
-                f"{filesystem.root}: a salvage into it was not finished: remove it and begin anew"
+                f"{filesystem.root}: an unfinished salvage is here: remove the folder and salvage "
+                "again"
             )
         if not present & {COMMIT_LOG, CONSUME_QUEUE}:
             self._require_log_here(())
             raise StoreNotFound(
-                f"{filesystem.root}: not a store: it has neither {COMMIT_LOG}/ nor {CONSUME_QUEUE}/"
+                f"{filesystem.root}: not a store: it has no folder {COMMIT_LOG} and no folder "
+                f"{CONSUME_QUEUE}. Give the broker's store directory (storePathRootDir)"
             )
         self.folders = frozenset(present)
 
@@ -182,14 +184,14 @@ class StoreLayout:
         return self.filesystem.root
 
     def refresh(self) -> None:
-        """Forget what is there: a live writer adds files, retention deletes some."""
+        """Drop the listings: a live writer adds files, retention deletes files."""
         for name in ("commit_log", "queue_names", "index_files", "durable_end"):
             self.__dict__.pop(name, None)
         for name in ("state_table", "redo_log"):
             self.__dict__.pop(name, None)
 
     def open_file(self, path: str) -> FileView:
-        """A file below the root; see :meth:`FileSystem.open`."""
+        """Open a file below the root; see :meth:`FileSystem.open`."""
         return self.filesystem.open(path)
 
     @cached_property
@@ -202,8 +204,8 @@ class StoreLayout:
         files = self._numbered(COMMIT_LOG)
         self._require_log_here(files)
         size = self.config.mapped_file_size_commit_log or _size_of(files)
-        # RocketMQ's is an int. Positions in a file are 32 bits wide here too: what lies further
-        # on is no part of any log.
+        # RocketMQ's file size is an int, and positions in a file are 32 bits wide here too: bytes
+        # beyond that are no part of a log.
         return FileSequence(files, min(size, java.INT_MAX))
 
     def _require_log_here(self, files: tuple[StoreFile, ...]) -> None:
@@ -233,7 +235,7 @@ class StoreLayout:
                 raise missing.error(self.root)
 
     def log_file(self, offset: int) -> str:
-        """The file of the log, below the root, in which a physical offset stands, or should."""
+        """Path below the root of the log file that has, or would have, a physical offset."""
         log = self.commit_log
         file = log.at(offset)
         if file is not None:
@@ -242,12 +244,12 @@ class StoreLayout:
         return f"{COMMIT_LOG}/{base:0{NAME_DIGITS}d}"
 
     def log_path(self, offset: int) -> str:
-        """Full path of the log's file that has room for a physical offset; else of its folder."""
+        """Full path of the log file with room for a physical offset, else of the log's folder."""
         file = self.commit_log.at(offset)
         return self.filesystem.full_path(COMMIT_LOG if file is None else file.path)
 
     def list_commit_log(self) -> tuple[StoreFile, ...]:
-        """The files of the commit log as they are now, not as they were when they were listed."""
+        """List the files of the commit log again."""
         return self._numbered(COMMIT_LOG)
 
     @cached_property
@@ -272,10 +274,10 @@ class StoreLayout:
 
     def queue(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a consume queue; none if there is no such queue."""
-        # A topic may come from a message, which must not name a path elsewhere.
+        # The topic may come from a message; it must not lead to a path outside the store.
         named = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
         files = self._numbered(f"{CONSUME_QUEUE}/{topic}/{queue_id}") if named else ()
-        return _units_of(files, queue_entry.UNIT_SIZE, self.config.queue_file_size)
+        return _of_entries(files, queue_entry.UNIT_SIZE, self.config.queue_file_size)
 
     @property
     def has_state_table(self) -> bool:
@@ -285,15 +287,17 @@ class StoreLayout:
     @cached_property
     def state_table(self) -> FileSequence:
         """The files of the transaction state table."""
-        return self._units(STATE_TABLE, state_table.UNIT_SIZE, self.config.state_table_file_size)
+        return self._of_3_x(STATE_TABLE, state_table.UNIT_SIZE, self.config.state_table_file_size)
 
     @cached_property
     def redo_log(self) -> FileSequence:
         """The files of the transaction redo log."""
-        return self._units(REDO_LOG, queue_entry.UNIT_SIZE, self.config.redo_log_file_size)
+        return self._of_3_x(REDO_LOG, queue_entry.UNIT_SIZE, self.config.redo_log_file_size)
 
-    def _units(self, folder: str, unit: int, stated: int | None) -> FileSequence:
-        return _units_of(self._numbered(folder) if self.has_state_table else (), unit, stated)
+    def _of_3_x(self, folder: str, entry_size: int, stated: int | None) -> FileSequence:
+        return _of_entries(
+            self._numbered(folder) if self.has_state_table else (), entry_size, stated
+        )
 
     @cached_property
     def index_files(self) -> tuple[Entry, ...]:
@@ -308,16 +312,16 @@ class StoreLayout:
 
     @cached_property
     def delay_levels_ms(self) -> tuple[int, ...]:
-        """Delay of each level in milliseconds, level 1 first: as stated, or as the store tells."""
+        """Delay of each level in ms, level 1 first; see :func:`levels_of`."""
         return levels_of(self)
 
     @property
     def has_abort(self) -> bool:
-        """Whether the store was not closed in order (or is open now)."""
+        """Whether the store was not shut down cleanly (or is open now)."""
         return self.filesystem.exists(ABORT)
 
     def is_live(self) -> bool:
-        """Whether a process holds the store's lock. Only a local store can tell."""
+        """Whether a process holds the store's lock; False for a store that is not local."""
         if not isinstance(self.filesystem, LocalFileSystem):
             return False
         return _is_locked(Path(self.filesystem.root) / LOCK)
@@ -326,7 +330,7 @@ class StoreLayout:
         """The checkpoint, None if there is none.
 
         Raises:
-            ValueError: if it is too short to be one.
+            ValueError: if it is shorter than a checkpoint.
         """
         try:
             return checkpoint.decode(self.filesystem.read(CHECKPOINT))
@@ -335,7 +339,7 @@ class StoreLayout:
 
     @cached_property
     def durable_end(self) -> int | None:
-        """Up to where the log was on the disk; None where nothing says so of this store.
+        """The durable offset of the log, None if it is not known.
 
         See :mod:`logquarry.format.durable_mark`.
         """
@@ -349,7 +353,7 @@ class StoreLayout:
         return mark.offset
 
     def read_topics(self) -> dict[str, broker_config.TopicConfig]:
-        """Topics by ``config/topics.json``; none if the file is not there or not readable."""
+        """Topics by ``config/topics.json``; empty if the file is missing or not readable."""
         try:
             return broker_config.decode_topics(
                 self.filesystem.read(f"{CONFIG}/{broker_config.TOPICS_FILE}")
@@ -361,10 +365,10 @@ class StoreLayout:
             return {}
 
     def _numbered(self, folder: str) -> tuple[StoreFile, ...]:
-        """The files of a folder that are named by an offset, in its order."""
+        """The files of a folder whose names are offsets, sorted by offset."""
         files: dict[int, StoreFile] = {}
         for _ in range(_LISTINGS):
-            # A listing that is made while a broker makes files may lack one in the middle.
+            # A listing taken while a broker creates files may miss one in the middle.
             files |= {file.base: file for file in self._list_numbered(folder)}
             found = [files[base] for base in sorted(files)]
             steps = {b.base - a.base for a, b in pairwise(found)}
@@ -377,7 +381,7 @@ class StoreLayout:
         for entry in self.filesystem.list(folder):
             name = entry.name
             numbered = len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
-            # Nothing that reckons in 64 bits from a base below this one overflows.
+            # Offset arithmetic from any accepted base stays within 64 bits.
             if numbered and not entry.is_dir and int(name) <= LARGEST_BASE:
                 files.append(StoreFile(int(name), entry.size, f"{folder}/{name}"))
             else:
@@ -385,28 +389,28 @@ class StoreLayout:
         return files
 
     def _ignore(self, path: str) -> None:
-        # A stray file makes RocketMQ refuse to start; here it is only mentioned.
+        # A stray file makes RocketMQ refuse to start; here it only causes a warning.
         if path not in self.ignored:
             self.ignored.append(path)
             logger.warning("%s: not a store file, ignored", self.filesystem.full_path(path))
 
 
-def _units_of(files: tuple[StoreFile, ...], unit: int, stated: int | None) -> FileSequence:
+def _of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None) -> FileSequence:
     size = stated or _size_of(files)
-    # Without whole units in the largest file there is nothing to read it by.
-    return FileSequence(files, max(unit, size // unit * unit))
+    # If the largest file holds no whole entry, a file has room for one.
+    return FileSequence(files, max(entry_size, size // entry_size * entry_size))
 
 
 def _size_of(files: tuple[StoreFile, ...]) -> int:
-    """Bytes of room that each file has, as the files themselves tell."""
+    """Room of each file in bytes, inferred from the files."""
     largest = max((file.size for file in files), default=0)
     steps = [b.base - a.base for a, b in pairwise(files)]
-    # Two neighbours tell exactly; a gap between files only gives a multiple.
+    # Two neighbours give the exact size; a gap between files gives only a multiple.
     return min(steps) if steps and any(f.size == min(steps) for f in files) else largest
 
 
 def _is_queue_id(name: str) -> bool:
-    # Only as RocketMQ writes it: a folder 00 beside 0 is not the same queue once more.
+    # Only as RocketMQ writes it: a folder 00 beside 0 is not the same queue.
     return _QUEUE_ID.fullmatch(name) is not None and java.INT_MIN <= int(name) <= java.INT_MAX
 
 
@@ -415,12 +419,12 @@ def _is_locked(path: Path) -> bool:
     import struct
 
     try:
-        # A pipe of that name would keep an opener waiting for ever.
+        # An ordinary open would block for ever on a pipe of that name.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
     except OSError:
         return False
     command = getattr(fcntl, _LOCK_PROBE, None)
-    # struct flock: type, whence, start, length, pid. Byte 0 is what Java's tryLock(0, 1) takes.
+    # struct flock: type, whence, start, length, pid. Java's tryLock(0, 1) locks byte 0.
     request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
     try:
         if command is None:
@@ -434,11 +438,11 @@ def _is_locked(path: Path) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# The delay of each level, as a store's own schedule queues tell it.
+# Delay levels
 #
-# A unit of ``SCHEDULE_TOPIC_XXXX`` carries its message's delivery time, and the message its store
-# time: the difference is the level's delay. So a store with levels of its own is read right without
-# its broker's configuration.
+# An entry of SCHEDULE_TOPIC_XXXX carries the delivery time of its message, and the message carries
+# its store time. The difference is the level's delay. So a store with its own levels is read
+# correctly without the broker's configuration.
 
 _LONGEST_MS = 400 * 86_400_000
 _SECOND_MS = 1_000
@@ -448,8 +452,8 @@ _MOST_LOOKED_AT = 9
 def levels_of(layout: StoreLayout) -> tuple[int, ...]:
     """Delay of each level in milliseconds, level 1 first.
 
-    As stated where the configuration differs from RocketMQ's default; else as the first readable
-    units of each schedule queue tell, and the default where none does.
+    If the configuration differs from RocketMQ's default, the configured levels. Else each level
+    comes from the first readable entries of its schedule queue, or is the default.
     """
     stated = layout.config.delay_levels_ms
     if stated != delay.parse_levels(delay.DEFAULT_LEVELS):
@@ -465,15 +469,15 @@ def levels_of(layout: StoreLayout) -> tuple[int, ...]:
 
 
 def levels_text(levels_ms: tuple[int, ...]) -> str:
-    """Levels as ``messageDelayLevel`` states them, in whole seconds.
+    """Format levels as ``messageDelayLevel``, in whole seconds.
 
-    3.x took the time of delivery from its clock, some milliseconds later.
+    The delays are rounded because 3.x read the delivery time from its clock, some ms later.
     """
     return " ".join(f"{round(ms / _SECOND_MS)}s" for ms in levels_ms)
 
 
 def _told_by(layout: StoreLayout, queue_id: int) -> int | None:
-    """What most of a queue's first units say: a single one may be harmed."""
+    """The most frequent delay among a queue's first entries: a single entry may be damaged."""
     told = Counter(islice(_delays(layout, queue_id), _MOST_LOOKED_AT))
     return told.most_common(1)[0][0] if told else None
 
@@ -486,24 +490,24 @@ def _delays(layout: StoreLayout, queue_id: int) -> Iterator[int]:
         except FileNotFoundError:
             continue
         for position in range(0, len(data) - queue_entry.UNIT_SIZE + 1, queue_entry.UNIT_SIZE):
-            unit = queue_entry.decode_at(data, position)
-            if not unit.is_written:
+            entry = queue_entry.decode_at(data, position)
+            if not entry.is_written:
                 break
-            at = log.at(unit.physical_offset)
-            if unit.is_filler or at is None:
+            at = log.at(entry.physical_offset)
+            if entry.is_filler or at is None:
                 continue
-            found = _store_time(layout, at.path, at.base, unit)
-            if found is not None and 0 < unit.tags_code - found <= _LONGEST_MS:
-                yield unit.tags_code - found
+            found = _store_time(layout, at.path, at.base, entry)
+            if found is not None and 0 < entry.tags_code - found <= _LONGEST_MS:
+                yield entry.tags_code - found
 
 
 def _store_time(
-    layout: StoreLayout, path: str, base: int, unit: queue_entry.QueueEntry
+    layout: StoreLayout, path: str, base: int, entry: queue_entry.QueueEntry
 ) -> int | None:
     try:
-        window = layout.open_file(path).window(unit.physical_offset - base, unit.size)
+        window = layout.open_file(path).window(entry.physical_offset - base, entry.size)
     except FileNotFoundError:
         return None
-    data = bytes(window[: unit.size])
-    outcome = frame.decode_at(data, 0, base=unit.physical_offset, check_crc=False)
+    data = bytes(window[: entry.size])
+    outcome = frame.decode_at(data, 0, base=entry.physical_offset, check_crc=False)
     return outcome.store_timestamp if isinstance(outcome, frame.Frame) else None

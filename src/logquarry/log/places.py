@@ -1,9 +1,11 @@
-"""A walk over the log that takes what others have found, where it comes to it.
+"""Frames found apart from the walk: by other threads or machines, or at given offsets.
 
-A frame names its place, so that any part of a log can be looked at apart from the rest: by another
-thread, or on another machine. What is found there is only guessed, for whether a frame is part of
-the log is for the walk to say (:class:`LogReader`): a guess counts if the walk comes to just where
-it begins. Elsewhere, and wherever nobody has guessed, the walk looks itself.
+:func:`guided` merges runs of frames that others found (guesses) into the walk over the log. A frame
+names its place, so any part of a log can be read apart from the rest. But only the walk
+(:class:`LogReader`) decides whether a frame belongs to the log: a guess counts if the walk arrives
+exactly at its start. The walk reads all other parts itself.
+
+:func:`runs_at` reads the frames at offsets that consume queues or the index name.
 """
 
 from __future__ import annotations
@@ -34,15 +36,15 @@ from logquarry.log.walk import (
 
 
 class Guess(Protocol):
-    """Frames one after the other that were found apart from the walk."""
+    """A run of frames that was found apart from the walk."""
 
     @property
     def start(self) -> int:
-        """Physical offset of the first."""
+        """Physical offset of the first frame."""
 
     @property
     def end(self) -> int:
-        """Physical offset behind the last."""
+        """Physical offset after the last frame."""
 
 
 G = TypeVar("G", bound=Guess)
@@ -55,12 +57,15 @@ def _always(guess: Guess) -> bool:
 def guided(
     reader: LogReader, guesses: Iterable[G], accept: Callable[[G], bool] = _always
 ) -> Iterator[Event | G]:
-    """Everything from the log's start to its end, in order; see :meth:`LogReader.events`.
+    """Walk the whole log in order, and take the guesses that fit.
 
     Args:
-        reader: walks. Not beside a live writer, whose files come and go.
-        guesses: what was found apart from the walk, in the log's order.
-        accept: whether a guess that begins where the walk is can be taken as it is.
+        reader: the walk; see :meth:`LogReader.events`. Its store must have no live writer.
+        guesses: in the order of the log.
+        accept: whether to take a guess that starts exactly at the walk's position.
+
+    Yields:
+        The walk's events, and the accepted guesses in place of the runs that they cover.
     """
     position = reader.files.start
     for guess in guesses:
@@ -83,7 +88,7 @@ def guided(
 
 
 def _may_guess_behind(reader: LogReader, event: Event) -> bool:
-    """Whether a walk that begins behind an event says the same as one that came there."""
+    """Whether a walk started after this event would report the same as this walk."""
     if isinstance(event, DamagedSpan):
         return reader.forgets_damage and not event.is_tail
     return not isinstance(event, ExpiredSpan)
@@ -96,7 +101,7 @@ def _behind(event: Run | BlankSpan | DamagedSpan | ExpiredSpan) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# Frames at given places, as consume queues and index name them, instead of a walk.
+# Frames at given offsets
 
 Offsets = npt.NDArray[np.int64]
 Sizes = npt.NDArray[np.int32]
@@ -111,17 +116,17 @@ def runs_at(
     batch_bytes: int = DEFAULT_BATCH_BYTES,
     any_size: bool = False,
 ) -> Iterator[Run | DamagedSpan]:
-    """The frames at some physical offsets, in the order of the offsets.
+    """Read the frames at some physical offsets, in their order.
+
+    An offset without such a frame gives a :class:`DamagedSpan`.
 
     Args:
         layout: the store's files.
         offsets: physical offsets, ascending.
         sizes: the size that each frame must have; 0 for any.
-        check_crc: whether bodies are compared with their CRC.
-        batch_bytes: bytes of frames in one run, about.
-        any_size: take sound frames also where ``sizes`` is wrong about them.
-
-    A place where no such frame stands comes as a :class:`DamagedSpan`.
+        check_crc: whether to compare bodies with their CRC.
+        batch_bytes: about the bytes of frames in one run.
+        any_size: accept a sound frame also if its size differs from ``sizes``.
     """
     files = layout.commit_log
     start = 0
@@ -157,7 +162,7 @@ def _in_file(
     try:
         view = layout.open_file(file.path)
     except FileNotFoundError:
-        # A live broker deletes what expired, also between a listing and a look.
+        # A live broker's retention may delete the file after the listing.
         for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
             yield DamagedSpan(offset, size, MISSING_FILE, "the file was deleted", path)
         return
@@ -169,7 +174,7 @@ def _in_file(
         stop = max(start + 1, int(np.searchsorted(filled, before + batch_bytes, "right")))
         first = int(offsets[start]) - file.base
         if not view.is_mapped:
-            # One range is fetched for a batch: what lies between the frames comes with it.
+            # One fetched range serves the whole batch, including the bytes between the frames.
             near = int(np.searchsorted(offsets, int(offsets[start]) + REMOTE_RANGE))
             stop = max(start + 1, min(stop, near))
         last = int(offsets[stop - 1]) - file.base + max(int(sizes[stop - 1]), FIXED_SIZE_V1)
@@ -195,10 +200,11 @@ def _window(view: FileView, file: StoreFile, at: int, length: int, room: int) ->
 def _whole_frames(
     view: FileView, file: StoreFile, window: Window, offsets: Offsets, start: int, room: int
 ) -> tuple[int, Window]:
-    """How far the frames at some places lie in a window as a whole; at least the first one does.
+    """Count the frames that lie entirely in the window; at least the first one does.
 
-    Returns the number of the first place that is left for the next window, and the window, which
-    is made larger where the very first frame needs it.
+    Returns:
+        The number of the first frame for the next window, and the window. The window is enlarged
+        if the first frame needs it.
     """
     none = np.zeros(len(offsets), np.int32)
     _, codes = codec.check_places(window, offsets - window.base, none, check_crc=False)
@@ -220,5 +226,5 @@ def _span(window: Window, place: int, size: int, code: int, path: str) -> Damage
         reason = codec.damage_reason(window, place, check_crc=True)
     else:
         kind = DamageKind.TRUNCATED.label
-        reason = "a blank, or a file that ends early, where the queue has a message"
+        reason = "a blank, or the end of a short file, in place of the queue's message"
     return DamagedSpan(window.base + place, size, kind, reason, path)

@@ -1,4 +1,4 @@
-"""The columns of a message: one table, from which Arrow's and Spark's schemas come."""
+"""The columns of a message: one table, from which the Arrow and Spark schemas derive."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Column:
 
     Attributes:
         name: as in DataFrames, Parquet files and JSON lines.
-        spark: its type as Spark writes it.
-        meaning: what it says, in a few words.
+        spark: Spark's type.
+        meaning: a short description for the docs.
         optional: whether messages may lack it.
     """
 
@@ -62,7 +62,7 @@ EXACT_PROPERTIES: Final = Column(
     "the property string, where it says more than the properties in their order",
     optional=True,
 )
-"""Of no table that users see: what an export needs to lose nothing."""
+"""In no table that users see: an export needs it to lose nothing."""
 
 _BY_NAME = {column.name: column for column in COLUMNS}
 
@@ -85,25 +85,25 @@ def arrow_types() -> dict[str, pa.DataType]:
 
 
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
-    """``names`` as a tuple.
+    """Check a selection of columns and return it as a tuple.
 
     Raises:
-        UsageError: if there is none, one is no column, or one comes twice.
+        UsageError: if it is empty, names an unknown column, or names a column twice.
     """
     result = tuple(names)
     if not result:
-        # Arrow's batches without columns have no rows either: not even a count would be right.
-        raise UsageError("no column is named; to count messages, physical_offset alone will do")
+        # An Arrow batch without columns has no row count either.
+        raise UsageError("no column is named; to count messages, name physical_offset")
     for name in result:
         if name not in _BY_NAME:
             raise UsageError(f"there is no column {name!r}; the columns are {', '.join(NAMES)}")
     if len(set(result)) != len(result):
-        raise UsageError(f"a column comes twice in {', '.join(result)}")
+        raise UsageError(f"a column is named twice in {', '.join(result)}")
     return result
 
 
 def arrow_schema(names: Sequence[str] = NAMES) -> pa.Schema:
-    """The Arrow schema of some columns. All are nullable, as Spark's are."""
+    """The Arrow schema of some columns. All are nullable, as in Spark."""
     return _arrow_schema(tuple(names))
 
 

@@ -1,8 +1,8 @@
-"""Cutting the log into ranges that can be read apart from each other.
+"""Splits of the log: ranges that threads or machines read independently.
 
-A split [start, stop) owns the frames that start in it, and the damage that follows them. One that
-begins within a file finds its first frame by resync, so that no scan and no index is needed to
-make splits: they tile the log by construction.
+A split [start, stop) owns the frames that start in it, and the damage after them. A split that
+starts inside a file finds its first frame by resync. So planning needs neither a scan nor an index,
+and the splits tile the log by construction.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class LogSplit:
     """A range of physical offsets.
 
     Attributes:
-        start: its first byte.
-        stop: just behind its last.
-        resync: whether ``start`` may lie within a frame.
-        tail: whether it lies beyond the queues' end, so that it holds messages only if the chain
-            of frames before it is unbroken.
+        start: first byte of the range.
+        stop: end of the range (exclusive).
+        resync: whether ``start`` may lie inside a frame.
+        tail: whether the range lies after the last queued message. Then its frames count only if
+            the chain of frames before it is unbroken.
     """
 
     start: int
@@ -44,19 +44,20 @@ class LogSplit:
 
     @property
     def length(self) -> int:
-        """Bytes in it."""
+        """Bytes of the range."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class LogExtent:
-    """Where the log begins and ends, as far as can be told without reading all of it.
+    """The start and the end of the log, as far as known without reading all of it.
 
     Attributes:
         start: physical offset of the first byte.
-        stop: just behind the last byte that may belong to a message.
+        stop: end (exclusive) of the bytes that may belong to a message.
         bound: see :class:`~logquarry.log.walk.LogReader`.
-        tail: where the queues end, if sound frames follow there: from here to ``stop``.
+        tail: the end of the queued messages if sound frames follow there; the range from here to
+            ``stop`` is the tail.
     """
 
     start: int
@@ -66,36 +67,36 @@ class LogExtent:
 
 
 def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) -> LogExtent:
-    """Where the log ends.
+    """Find the extent of the log.
 
     Args:
         layout: the store's files.
         bound: see :class:`~logquarry.log.walk.LogReader`.
-        known_end: an offset at which the log is known to have a frame or its end (the largest
-            end of a queued message), from which the chain is followed.
+        known_end: an offset at which the log has a frame or its end (the largest end of a queued
+            message); the chain is followed from there.
     """
     files = layout.commit_log
     reader = LogReader(layout, bound=bound, check_crc=False)
     if bound is not None:
-        # The queues may name only messages that are older than the log's first file.
+        # All queue entries may name messages older than the log's first file.
         known = max(bound, files.start)
         end = _chain_end(reader, known)
         most = known + layout.config.max_message_size
         if end == known and reader.data_end(known, most) > known:
-            # It may lie within a frame: the unit that says so is wrong. No further than a frame
-            # reaches: of a file that is far away each byte that is looked at is fetched.
+            # The bound may lie inside a frame if its queue entry is wrong. Search no further than
+            # a frame reaches: each byte of a remote file that is read is fetched.
             known = _frame_end(reader, known)
             end = _chain_end(reader, known)
         return LogExtent(files.start, end, bound, known if end > known else None)
     end = files.start
     if known_end is not None and files.start <= known_end < files.end:
         end = _chain_end(reader, known_end)
-    # Behind the end of the chain there may be damage and then sound frames again.
+    # After the end of the chain there may be damage and then sound frames again.
     return LogExtent(files.start, max(end, reader.data_end(end)))
 
 
 def _frame_end(reader: LogReader, offset: int) -> int:
-    """Where the frame ends that holds a byte; the offset itself if the chain does not reach it."""
+    """End of the frame that holds an offset; ``offset`` itself if the chain does not reach it."""
     file = reader.files.at(offset)
     for event in reader.chain(offset if file is None else file.base):
         if event.end < offset:
@@ -108,7 +109,7 @@ def _frame_end(reader: LogReader, offset: int) -> int:
 
 
 def _chain_end(reader: LogReader, start: int) -> int:
-    """Where the unbroken chain from ``start`` ends; ``start`` itself if none starts there."""
+    """End of the unbroken chain from ``start``; ``start`` itself if no frame starts there."""
     end = start
     for event in reader.chain(start):
         end = event.end
@@ -124,13 +125,13 @@ def plan_splits(
     split_size: int = DEFAULT_SPLIT_SIZE,
     min_splits: int = 1,
 ) -> list[LogSplit]:
-    """Splits that tile the log between two physical offsets.
+    """Plan splits that tile the log between two physical offsets.
 
     Args:
         layout: the store's files.
-        extent: the log's.
-        start: first offset that is wanted (default: the log's).
-        stop: offset just behind the last that is wanted (default: the log's end).
+        extent: from :func:`log_extent`.
+        start: first offset (default: the log's start).
+        stop: end, exclusive (default: the log's end).
         split_size: most bytes of one split.
         min_splits: fewest splits, if the log is large enough to be cut that often.
     """
@@ -158,7 +159,7 @@ def plan_splits(
 
 
 def _last_file_start(base: int, file_size: int, after: int, upto: int) -> int | None:
-    """The largest file start in (after, upto]: a split that begins there needs no resync."""
+    """The largest file start in (after, upto]: a split that starts there needs no resync."""
     if file_size <= 0:
         return None
     start = base + (upto - base) // file_size * file_size
@@ -166,7 +167,7 @@ def _last_file_start(base: int, file_size: int, after: int, upto: int) -> int | 
 
 
 def split_events(reader: LogReader, split: LogSplit) -> Iterator[Event]:
-    """What stands in a split; see :meth:`LogReader.events`."""
+    """Walk a split; see :meth:`LogReader.events`."""
     if split.tail and reader.bound is not None:
         before = reader.events(None, reader.bound)
         if any(isinstance(event, DamagedSpan) for event in before):
@@ -175,27 +176,27 @@ def split_events(reader: LogReader, split: LogSplit) -> Iterator[Event]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Parts of a log that are followed apart from each other, by threads or on other machines.
+# Stretches: parts of a log that threads or machines follow for the dispatcher
 
 STRETCH_BYTES: Final = 8 << 20
 _THREADS: Final = 2
 _MOST_AHEAD: Final = 4
 _FRAMES_AT_ONCE: Final = 1 << 15
-"""All of a stretch of frames of 256 bytes: what is done once a queue is done less often."""
+"""At 256 bytes per frame a whole stretch: work that is done once per queue is done less often."""
 
 Each = Callable[[Window, Followed], None]
-"""Gets some frames and what they mean, both good until it returns."""
+"""Called with frames and their dispatch requests; both are valid until it returns."""
 E = TypeVar("E", bound=Each)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Sound frames one after the other.
+    """A run of sound frames.
 
     Attributes:
-        start: physical offset of the first,
-        end: and behind the last.
-        count: how many.
+        start: physical offset of the first frame.
+        end: physical offset after the last frame.
+        count: number of frames.
     """
 
     start: int
@@ -204,7 +205,7 @@ class Stretch:
 
 
 def tiles(layout: StoreLayout, size: int) -> Iterator[tuple[int, int]]:
-    """Stretches that tile the log: (from, to). None goes on beyond the end of its file."""
+    """Tile the log with ranges (start, stop) of ``size`` bytes; none crosses the end of a file."""
     room = layout.commit_log.file_size
     for file in layout.commit_log.files:
         for start in range(file.base, file.base + room, size):
@@ -212,11 +213,11 @@ def tiles(layout: StoreLayout, size: int) -> Iterator[tuple[int, int]]:
 
 
 class StretchReader:
-    """Follows stretches of a log. For one thread at a time.
+    """Follows stretches of a log. One thread may use it at a time.
 
     Args:
         layout: the store's files.
-        check_crc: whether bodies are compared with their CRC.
+        check_crc: whether to compare bodies with their CRC.
         keys: which keys the index takes (default: as the configuration says).
     """
 
@@ -231,20 +232,20 @@ class StretchReader:
             check_crc=check_crc,
             keys=keys or layout.config.index_keys,
         )
-        # Room for the last frame of a stretch, which goes on beyond it.
+        # Room for the last frame of a stretch, which may reach beyond its end.
         self._more = layout.config.max_message_size
 
     def read(self, start: int, stop: int, each: Each, *, resync: bool) -> Stretch | None:
-        """The frames that start in a stretch, up to the first place where there is none.
+        """Follow the frames that start in a range, up to the first position without a frame.
 
         Args:
-            start: where the stretch begins,
-            stop: and ends, in the same file.
-            each: gets the frames, some at a time.
-            resync: whether ``start`` may lie within a frame, unless a file begins there.
+            start: start of the range.
+            stop: end of the range, in the same file.
+            each: called with the frames, part by part.
+            resync: whether ``start`` may lie inside a frame; ignored at the start of a file.
 
         Returns:
-            What was read, None where no frame is found.
+            The frames' stretch, or None if there is none.
         """
         file = self._log.at(start)
         if file is None or not file.size:
@@ -270,13 +271,13 @@ class StretchReader:
     def read_all(
         self, start: int, stop: int, size: int, make: Callable[[], E]
     ) -> Iterator[tuple[Stretch, E]]:
-        """All the frames that start between two places of one file, a stretch at a time.
+        """Follow all frames that start between two positions of one file, stretch by stretch.
 
         Args:
-            start: where the first stretch begins; it may lie within a frame.
-            stop: where the last one ends.
+            start: start of the first stretch; may lie inside a frame.
+            stop: end of the last stretch.
             size: bytes of a stretch.
-            make: makes what gets the frames of the next stretch.
+            make: makes the receiver of the frames for each stretch.
         """
         at, resync = start, True
         while at < stop:
@@ -292,21 +293,22 @@ class StretchReader:
 def stretches_ahead(
     layout: StoreLayout, size: int, make: Callable[[], E]
 ) -> Generator[tuple[Stretch, E]]:
-    """The sound stretches of a log as threads find them, a few ahead of who asks.
+    """Yield the sound stretches of a log; threads read a few of them ahead of the caller.
 
-    None of a log of one stretch, which is not worth a thread. Whoever stops early closes it.
+    A log of one stretch yields none: it is not worth a thread. A caller that stops early must close
+    the generator.
 
     Args:
         layout: the store's files.
         size: bytes of a stretch.
-        make: makes what gets the frames of the next stretch.
+        make: makes the receiver of the frames for each stretch.
     """
     log = layout.commit_log
     if log.end - log.start <= size:
         return
     places = tiles(layout, size)
     coming: deque[tuple[int, E, Future[Stretch | None]]] = deque()
-    # A thread needs a reader of its own, and any of them will do.
+    # Each thread needs a reader, and the readers are interchangeable.
     idle: deque[StretchReader] = deque(StretchReader(layout) for _ in range(_THREADS))
 
     def read(start: int, stop: int, each: Each) -> Stretch | None:
@@ -330,7 +332,7 @@ def stretches_ahead(
             if found is not None:
                 yield found, each
             elif rest.data_end(start) <= start:
-                # Nothing at all follows.
+                # Only zeros follow.
                 return
     finally:
         pool.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Several stores at once: where they are, and what to call the broker that each belongs to."""
+"""Several stores at once: resolves paths, URLs and globs, and names the broker of each store."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def find_stores(
     locations: Iterable[str | os.PathLike[str]],
     storage_options: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
-    """The stores that some paths, URLs and globs stand for, in that order, each once.
+    """Resolve paths, URLs and globs to stores, in their order, each store once.
 
-    Paths become absolute. A glob (``*``, ``?``, ``[...]``, each within one name) stands for the
-    folders that match and are stores, by name; a path with such a character that is there stands
-    for itself. What is no glob is not looked at.
+    Paths become absolute. A glob (``*``, ``?``, ``[...]``, each within one name) gives the matching
+    folders that are stores, sorted by name. An existing path with such a character stands for
+    itself. Locations without wildcards are not checked.
 
     Raises:
         StoreNotFound: if a glob matches no store.
@@ -40,10 +40,10 @@ def find_stores(
             continue
         matches = _matches(path, storage_options)
         if not matches:
-            raise StoreNotFound(f"{path}: matches no store")
+            raise StoreNotFound(f"{path}: the glob matches no store")
         found.update(dict.fromkeys(matches))
     if not found:
-        raise UsageError("there is no store to read: a path is missing")
+        raise UsageError("no store is given: pass the path of one")
     return tuple(found)
 
 
@@ -51,17 +51,17 @@ def stores_by_name(
     locations: Iterable[str | os.PathLike[str]],
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
-    """The stores that some paths, URLs and globs stand for, by names that stay.
+    """Resolve paths, URLs and globs to stores with names that do not change later.
 
-    Other than with :func:`broker_names`, the name of a store that a glob found does not depend on
-    which others there are: it is what stands in the place of the wildcards
-    (``/data/*/store``: ``b1``; ``/r*/b*/store``: ``r1/b1``).
+    Unlike with :func:`broker_names`, the name of a store that a glob found does not depend on the
+    other stores: it is the part that the wildcards matched (``/data/*/store``: ``b1``;
+    ``/r*/b*/store``: ``r1/b1``).
 
     Returns:
         Name to location, in the order of the locations, each store once.
 
     Raises:
-        StoreNotFound, UsageError: as :func:`find_stores`; also if two stores share a name.
+        StoreNotFound, UsageError: as :func:`find_stores`; also if two stores get the same name.
     """
     stated: dict[str, None] = {}
     globbed: dict[str, str] = {}
@@ -79,12 +79,12 @@ def stores_by_name(
             continue
         if name in found:
             raise UsageError(
-                f"the stores {found[name]} and {path} would both be called {name!r}: say it with "
-                "one glob, or give their paths"
+                f"the stores {found[name]} and {path} would both be called {name!r}: use one glob "
+                "for both, or give their paths"
             )
         found[name] = path
     if not found:
-        raise UsageError("there is no store to read: a path is missing")
+        raise UsageError("no store is given: pass the path of one")
     return found
 
 
@@ -94,18 +94,18 @@ def _in_wildcards(pattern: str, path: str) -> str:
 
 
 def has_wildcard(pattern: str) -> bool:
-    """Whether a path is a glob, which may name several stores."""
+    """Whether a path is a glob, which may match several stores."""
     return _WILDCARD.search(pattern) is not None
 
 
 def as_paths(stores: Stores) -> tuple[str, ...]:
-    """One path, URL or glob, or several, as several."""
+    """One or several paths, URLs or globs as a tuple."""
     given = [stores] if isinstance(stores, str | os.PathLike) else stores
     return tuple(os.fspath(store) for store in given)
 
 
 def absolute(location: str | os.PathLike[str]) -> str:
-    """A path or URL that means the same wherever it is used on; ``file:`` URLs become paths."""
+    """Make a path absolute; ``file:`` URLs become paths, other URLs stay."""
     text = os.fsdecode(location)
     if not text:
         raise UsageError("the path of a store is empty")
@@ -138,7 +138,7 @@ def _folders_like(folder: FileSystem, parent: str, pattern: str) -> list[str]:
     return [
         entry.name
         for entry in folder.list(parent)
-        # As in a shell, hidden folders match no wildcard at the start.
+        # As in a shell, a wildcard at the start does not match hidden folders.
         if entry.is_dir
         and fnmatchcase(entry.name, pattern)
         and (not entry.name.startswith(".") or pattern.startswith("."))
@@ -151,19 +151,19 @@ def _is_store(folder: FileSystem, path: str) -> bool:
 
 
 def broker_names(locations: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """What to call the brokers of some stores: one name each, no two alike.
+    """Name the brokers of some stores; all names differ.
 
-    The name is that of the store's folder. Where folders are called alike it is that of the
-    nearest folder above that tells all of them apart (``/a/b1/store``, ``/a/b2/store``: ``b1``,
-    ``b2``), and where no single one does, the end of the path that does (``r1/b1/store``).
+    The name is that of the store's folder. If folders share a name, it is the name of the nearest
+    parent folder that distinguishes all of them (``/a/b1/store``, ``/a/b2/store``: ``b1``,
+    ``b2``); if no single parent does, the end of the path that does (``r1/b1/store``).
 
     Raises:
-        UsageError: if a store comes twice.
+        UsageError: if a store is given twice.
     """
     absolutes = [absolute(location) for location in locations]
     for path in absolutes:
         if absolutes.count(path) > 1:
-            raise UsageError(f"the store {path} comes twice")
+            raise UsageError(f"the store {path} is given twice")
     paths = [_components(path) for path in absolutes]
     names = [path[-1] for path in paths]
     for name in {name for name in names if names.count(name) > 1}:
@@ -183,7 +183,7 @@ def _components(path: str) -> tuple[str, ...]:
 
 
 def _telling_level(group: list[tuple[str, ...]]) -> list[str]:
-    """The names at the lowest level at which all of a group differ, else the names as they are."""
+    """The names at the lowest level that distinguishes the whole group, else the last names."""
     for level in range(2, min(map(len, group)) + 1):
         names = [path[-level] for path in group]
         if len(set(names)) == len(names):

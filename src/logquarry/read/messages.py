@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import Any, Final, overload
 
 from logquarry.format import frame, java, sys_flag
-from logquarry.format.crc import crc32
 from logquarry.format.frame import Damage, DamageKind, Frame
 from logquarry.format.got_rows import ASK_TAGS, NO_TAGS, ROW, ROW_SIZE, SAME_TAGS
+from logquarry.format.java import crc32
 from logquarry.message import StoredMessage
 
 _HOST: Final = f"{frame.HOST_SIZE_V4}s"

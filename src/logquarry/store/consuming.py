@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from logquarry.disk.service import Health
     from logquarry.message import Message
     from logquarry.store.consumer.consumer import Consumer
-    from logquarry.store.consumer.consumers import Consumers
     from logquarry.store.consumer.progress import Progress
-    from logquarry.store.consumer.reading import QueueBatch
+    from logquarry.store.consumer.registry import Consumers
+    from logquarry.store.consumer.source import QueueBatch
     from logquarry.write.dispatcher import ArrivalListeners, MessageArrival
     from logquarry.write.put_result import PutResult
 
@@ -159,12 +159,12 @@ class LiveQueueReader:
         self._lock: AbstractContextManager[object] = nullcontext()
 
     def queue_ids(self, topic: str) -> Sequence[int]:
-        """See :class:`logquarry.store.consumer.reading.QueueReader`."""
+        """See :class:`logquarry.store.consumer.source.QueueReader`."""
         with self._lock:
             return sorted(queue_id for name, queue_id in self._access.names() if name == topic)
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """See :class:`logquarry.store.consumer.reading.QueueReader`."""
+        """See :class:`logquarry.store.consumer.source.QueueReader`."""
         with self._lock:
             queue = self._access.queue(topic, queue_id)
             return (0, 0) if queue is None else queue.bounds()
@@ -172,8 +172,8 @@ class LiveQueueReader:
     def read(
         self, topic: str, queue_id: int, offset: int, max_count: int, tags: frozenset[str] | None
     ) -> QueueBatch:
-        """See :class:`logquarry.store.consumer.reading.QueueReader`."""
-        from logquarry.store.consumer.reading import QueueBatch, batch_of
+        """See :class:`logquarry.store.consumer.source.QueueReader`."""
+        from logquarry.store.consumer.source import QueueBatch, batch_of
 
         with self._lock:
             queue = self._ready_queue(topic, queue_id, offset, max_count)
@@ -186,7 +186,7 @@ class LiveQueueReader:
         return self._access.queue(topic, queue_id)
 
     def first_since(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """See :class:`logquarry.store.consumer.reading.QueueReader`."""
+        """See :class:`logquarry.store.consumer.source.QueueReader`."""
         with self._lock:
             queue = self._access.queue(topic, queue_id)
             if queue is None:
@@ -276,8 +276,8 @@ def consumers_of_a_writer(
         health: of the store.
         interval_ms: how often offsets are written.
     """
-    from logquarry.store.consumer.consumers import Consumers
-    from logquarry.store.consumer.reading import ToldArrivals
+    from logquarry.store.consumer.registry import Consumers
+    from logquarry.store.consumer.source import ToldArrivals
 
     reader = LiveQueueReader(access)
     arrivals = ToldArrivals()
@@ -316,8 +316,8 @@ def consumers_of_a_reader(
     """
     from logquarry.disk.config_file import ConsumerOffsets
     from logquarry.disk.disk import LocalDisk
-    from logquarry.store.consumer.consumers import Consumers
-    from logquarry.store.consumer.reading import PolledArrivals
+    from logquarry.store.consumer.registry import Consumers
+    from logquarry.store.consumer.source import PolledArrivals
 
     disk = LocalDisk()
     reader = PolledQueueReader(access, refresh, log_end)

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 from logquarry.config import StoreConfig
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import CorruptFile, MessageNotFound, StoreUnavailable, UsageError
-from logquarry.format import java, tags
+from logquarry.format import java
 from logquarry.format import message_id as ids
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import Damage, Frame
+from logquarry.format.properties import parse_tags
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import CHECKPOINT, StoreLayout
 from logquarry.log.store_names import absolute
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from logquarry.log.walk import LogReader
     from logquarry.read.features import StoreFeatures
     from logquarry.read.log_queues import LogQueue, QueueKey
-    from logquarry.store.consumer.consumers import Consumers
+    from logquarry.store.consumer.registry import Consumers
 
 Mode = Literal["r", "rw"]
 
@@ -369,7 +370,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
             queue = self.queue(topic, queue_id)
         if queue is None:
             queue = _no_queue(topic, queue_id)
-        return self._get(self._quick, queue, offset, max_count, tags.parse(tag))
+        return self._get(self._quick, queue, offset, max_count, parse_tags(tag))
 
     def _get(
         self,
@@ -458,7 +459,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
     # --------------------------------------------------------------------------------- consumers
     @cached_property
     def _quick_in_bulk(self) -> QuickGet:
-        from logquarry.store.consumer.reading import AT_ONCE
+        from logquarry.store.consumer.source import AT_ONCE
 
         return QuickGet(self._log, AT_ONCE, self.broker, self.layout.delay_levels_ms)
 

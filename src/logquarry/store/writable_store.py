@@ -16,7 +16,7 @@ from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.disk.lifetime import close_at_exit, was_closed
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
-from logquarry.format import tags
+from logquarry.format.properties import parse_tags
 from logquarry.log.filesystem import local_folder
 from logquarry.log.layout import LOADS, StoreLayout
 from logquarry.message import Message
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from logquarry.log.walk import LogReader
-    from logquarry.store.consumer.consumers import Consumers
+    from logquarry.store.consumer.registry import Consumers
 
 _monotonic = time.monotonic
 
@@ -477,7 +477,7 @@ class WritableStore(MessageStore):
         began = _monotonic()
         queue = self._live_queues.get((topic, queue_id))
         if queue is not None and not self._health.is_gone:
-            wanted = None if tag is None else tags.parse(tag)
+            wanted = None if tag is None else parse_tags(tag)
             result = self._quick_get(queue, offset, max_count, wanted)
             if result is not None:
                 self._recorder.got(len(result.messages), _monotonic() - began)

@@ -25,7 +25,7 @@ from logquarry.format import (
     queue_entry,
     sys_flag,
 )
-from logquarry.format.crc import crc32
+from logquarry.format.java import crc32
 from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE, NAME_DIGITS
 from logquarry.message import StoredMessage
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, NoReturn
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, UsageError
 from logquarry.format import frame, java, message_id, sys_flag
-from logquarry.format.crc import crc32
+from logquarry.format.java import crc32
 from logquarry.message import Message
 from logquarry.write.put_result import PutStatus, refusal
 

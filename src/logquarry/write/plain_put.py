@@ -16,7 +16,7 @@ from logquarry.config import StoreConfig
 from logquarry.errors import LogquarryError
 from logquarry.format import frame, java, sys_flag
 from logquarry.format import properties as props
-from logquarry.format.crc import crc32
+from logquarry.format.java import crc32
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.encode import check_topic

@@ -152,7 +152,7 @@ def test_a_file_that_was_not_made_and_stays_ends_writing(tmp_path: Path) -> None
     disk = ModelDisk(tmp_path)
     disk.fail("allocate", error=ENOSPC)
     disk.fail("unlink")
-    with pytest.raises(StoreUnavailable, match="not be taken away"):
+    with pytest.raises(StoreUnavailable, match="not be deleted"):
         disk.make_file(tmp_path / "file", 10)
     assert disk.health.reason is not None
 
@@ -172,4 +172,4 @@ def test_what_the_system_says_to_a_close_is_logged(
     descriptor = disk.make_file(tmp_path / "file", 10)
     disk.fail("close")
     disk.let_go(descriptor)
-    assert "not closed in order" in caplog.text
+    assert "closing a file failed" in caplog.text

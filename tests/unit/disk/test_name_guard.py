@@ -116,7 +116,7 @@ def test_files_that_lose_both_names_poison(
     queue.flush()
     path.unlink()
     (tmp_path / ".logquarry" / "names" / "commitlog" / path.name).unlink()
-    with pytest.raises(StoreUnavailable, match="cannot come back"):
+    with pytest.raises(StoreUnavailable, match="cannot be restored"):
         queue.flush()
     queue.close()
 

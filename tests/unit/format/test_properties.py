@@ -86,3 +86,25 @@ def test_split_keys() -> None:
     assert properties.split_keys(" a  b c ") == ["a", "b", "c"]
     assert properties.split_keys("") == []
     assert properties.split_keys("one\ttwo") == ["one\ttwo"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, None),
+        ("*", None),
+        ("", None),
+        (" ", None),
+        ("paid", {"paid"}),
+        (" paid || sent ", {"paid", "sent"}),
+        ("\tpaid\x01||", {"paid"}),
+        ("paid || *", {"paid", "*"}),
+        (" * ", {"*"}),
+        ("||", None),
+        (" || ", None),
+        ("a|b", {"a|b"}),
+        ("\u00a0", {"\u00a0"}),
+    ],
+)
+def test_tag_expressions(text: str | None, expected: set[str] | None) -> None:
+    assert properties.parse_tags(text) == expected

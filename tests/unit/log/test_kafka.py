@@ -97,8 +97,8 @@ def test_only_what_is_needed_is_read(golden: Path) -> None:
     ("options", "text"),
     [
         ({"columns": "body"}, "columns: there is no column 'body'; Kafka's are key, value"),
-        ({"columns": "key,headers"}, "columns: the column headers is there with includeHeaders"),
-        ({"columns": "key,key"}, "columns: a column comes twice"),
+        ({"columns": "key,headers"}, "columns: the column headers needs includeHeaders"),
+        ({"columns": "key,key"}, "columns: a column is named twice"),
         ({"columns": ""}, "columns: names nothing"),
     ],
 )

@@ -41,7 +41,7 @@ def test_broker_names(paths: list[str], names: list[str]) -> None:
 
 
 def test_a_store_twice() -> None:
-    with pytest.raises(UsageError, match="/a/store comes twice"):
+    with pytest.raises(UsageError, match="/a/store is given twice"):
         broker_names(["/a/store", "/b", "/a/store/"])
 
 

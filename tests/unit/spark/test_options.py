@@ -13,7 +13,7 @@ from logquarry.errors import LogquarryError, UsageError
 from logquarry.format import java
 from logquarry.log.filters import MessageFilter
 from logquarry.spark.options import OffsetLimit, ReadOptions, parse_read_options
-from logquarry.values import byte_count
+from logquarry.text import byte_count
 
 
 def parse(**options: str) -> ReadOptions:
@@ -182,7 +182,7 @@ def test_remarks() -> None:
         ("topicPattern", "(", "takes a regular expression"),
         ("subscribePattern", "(", "takes a regular expression"),
         ("columns", "topic,nope", "there is no column 'nope'"),
-        ("columns", "topic,topic", "a column comes twice"),
+        ("columns", "topic,topic", "a column is named twice"),
         ("startingOffsets", "soon", "takes JSON"),
         ("startingOffsets", '{"a": -3}', "takes offsets from 0 on"),
         ("startingOffsets", '{"a": true}', "takes offsets from 0 on"),

@@ -11,7 +11,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import MessageRejected, UsageError
-from logquarry.store.consumer.reading import ToldArrivals
+from logquarry.store.consumer.source import ToldArrivals
 from logquarry.store.transaction.checks import CheckReport
 from logquarry.store.transaction.transaction import Transaction
 from logquarry.store.writable_store import WritableStore

@@ -16,7 +16,7 @@ from logquarry.log.filters import MessageFilter
 from logquarry.log.store_names import absolute
 from logquarry.spark.options import given as parse
 from logquarry.spark.options.given import Given, json_object, number
-from logquarry.values import byte_count, time_ms
+from logquarry.text import byte_count, time_ms
 
 _EARLIEST: Final = -2
 _LATEST: Final = -1

@@ -1,1 +1,1 @@
-"""Groups that consume a store: what they want, how far they are, and who has which queue."""
+"""Consumer groups: subscriptions, offsets, and the assignment of queues to consumers."""

@@ -1,8 +1,8 @@
-"""One consumer of a group: messages of the queues that are its, and what was done with them.
+"""One consumer of a group: reads messages from its queues and commits the handled ones.
 
-A message counts as handled when the next one is asked for. So whatever happens, one that was handed
-out and not handled comes again (at least once); after a crash so do those that were handled since
-the offsets were last written.
+A message counts as handled when the caller requests the next one. So a message that was returned
+and not handled is returned again (at least once). After a crash the messages handled since the last
+write of the offsets are returned again too.
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ from logquarry.message import Message, StoredMessage
 from logquarry.read.log_queues import QueueKey
 from logquarry.store.consumer.group import ConsumerGroup
 from logquarry.store.consumer.progress import OffsetEstimate, Progress
-from logquarry.store.consumer.reading import MOST_AT_ONCE, Arrivals, QueueReader
-from logquarry.store.consumer.send_back import sent_back
-from logquarry.store.consumer.sql_parser import Subscription
+from logquarry.store.consumer.source import MOST_AT_ONCE, Arrivals, QueueReader
+from logquarry.store.consumer.subscription import Subscription, sent_back
 from logquarry.write.put_result import PutResult
 
 logger = logging.getLogger(__name__)
 
 _NEW_QUEUES_SECONDS = 1.0
-"""How often a consumer that always finds messages looks for new queues."""
+"""How often a consumer that always finds messages checks for new queues."""
 _MOST_READS = 64
-"""Reads of one queue in which nothing is wanted before others have their turn."""
+"""Reads of one queue without a matching message before the next queue gets its turn."""
 
 
 class ConsumerParts(NamedTuple):
-    """What a consumer uses of its store.
+    """The parts of the store that a consumer uses.
 
     Attributes:
-        reader: the queues.
-        arrivals: tells when there may be something new.
+        reader: reads the queues.
+        arrivals: signals new messages.
         progress: the offsets.
-        put: puts what is sent back.
-        save: brings the offsets to the disk, and what they leave behind before them.
-        closed: told when the consumer was closed.
+        put: puts messages that the consumer sends back.
+        save: writes the offsets durably, after syncing the messages before them.
+        closed: called after the consumer was closed.
     """
 
     reader: QueueReader
@@ -56,12 +55,12 @@ class ConsumerParts(NamedTuple):
 
 
 class _Slot:
-    """A queue that the consumer has.
+    """A queue that is assigned to the consumer.
 
     Attributes:
-        done: all below this queue offset was handled.
-        given: from there on, queue offsets that were handed out and not yet handled.
-        committed: what the user has committed, where that is more than what was handled.
+        done: all messages below this queue offset are handled.
+        given: number of queue offsets from ``done`` on that were returned and are not yet handled.
+        committed: the queue offset that the user committed, if it is above ``done``.
     """
 
     __slots__ = ("committed", "done", "given", "key")
@@ -73,7 +72,7 @@ class _Slot:
 
 
 class _Found(NamedTuple):
-    """Messages of a slot, those that the consumer wants."""
+    """Matching messages of one queue."""
 
     slot: _Slot
     messages: Sequence[StoredMessage]
@@ -82,18 +81,18 @@ class _Found(NamedTuple):
 
 
 class Consumer:
-    """Messages for a group, in the order of each queue. Made by ``store.consumer(...)``.
+    """Consumes messages for a group, in the order of each queue. Made by ``store.consumer(...)``.
 
-    A plain iterator, an asynchronous one, or batches by :meth:`poll`; use one of them at a time.
-    One object serves one thread; several consumers of a group share the queues among them.
+    Iterate over it, iterate asynchronously, or call :meth:`poll`; use only one of them at a time.
+    One object serves one thread. Several consumers of a group divide the queues among them.
 
     Args:
-        subscription: what it wants.
+        subscription: the group, the topics and the filter.
         group: the group that it joins.
-        parts: what it uses of the store.
-        auto_commit: whether what was handled is committed by itself.
-        timeout: seconds without a message after which iterating ends; None for never.
-        max_reconsume_times: how often a message that is sent back comes again.
+        parts: the parts of the store that it uses.
+        auto_commit: whether handled messages are committed automatically.
+        timeout: seconds without a message after which an iteration ends; None for never.
+        max_reconsume_times: how often a message that is sent back is returned again.
     """
 
     def __init__(
@@ -117,16 +116,16 @@ class Consumer:
         self._max_reconsume_times = max_reconsume_times
         self._slots: dict[QueueKey, _Slot] = {}
         self._turns: list[_Slot] = []
-        """The slots, the one whose turn it is last."""
+        """The queues in the order of their turns, next one last."""
         self._is_closed = False
         self._is_disturbed = False
         self._has_more = False
-        """Whether the last look ended before all that is there was looked at."""
+        """Whether the last search stopped before it had read everything."""
         self._shared_version = -1
         self._look_again_at = 0.0
         self._messages: Iterator[StoredMessage] | None = None
         self._lock = threading.Lock()
-        """Held while slots come and go: others commit what is in them."""
+        """Held while the assignment changes: other threads commit the slots."""
         group.join(self)
         try:
             self._share()
@@ -134,7 +133,7 @@ class Consumer:
             group.leave(self)
             raise
 
-    # ------------------------------------------------------------------------------ what it is
+    # --------------------------------------------------------------------------------- state
     @property
     def group(self) -> str:
         """The group's name."""
@@ -152,25 +151,25 @@ class Consumer:
 
     @property
     def estimates(self) -> tuple[OffsetEstimate, ...]:
-        """Which of the group's offsets were lost, and what is taken for them."""
+        """The offsets of the group that were lost, with their estimates."""
         return self._parts.progress.estimates(self.group, self.topics)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What was wrong with the files that hold the offsets; empty if nothing was."""
+        """What was wrong with the offset files; empty if they were readable."""
         return self._parts.progress.offsets.problems
 
     def position(self, topic: str, queue_id: int) -> int:
         """The queue offset of the next message of one of its queues.
 
         Raises:
-            UsageError: if it does not have that queue.
+            UsageError: if the consumer does not have that queue.
         """
         slot = self._slot(topic, queue_id)
         return slot.done + slot.given
 
     def lag(self) -> int:
-        """How many messages its queues still have, wanted or not."""
+        """Number of messages that its queues still have, matching or not."""
         return sum(
             max(0, self._reader.bounds(*key)[1] - slot.done - slot.given)
             for key, slot in list(self._slots.items())
@@ -208,7 +207,7 @@ class Consumer:
             if found is not None:
                 for message in self._give(found):
                     yield message
-                # Others of the loop have their turn, however many messages there are.
+                # Let other tasks of the event loop run between batches.
                 await asyncio.sleep(0)
             elif self._has_more:
                 await asyncio.sleep(0)
@@ -216,7 +215,7 @@ class Consumer:
                 return
 
     def _give(self, found: _Found) -> Iterator[StoredMessage]:
-        """Hand messages out one by one; each is handled when the next is asked for."""
+        """Yield messages one by one; each is handled when the next one is requested."""
         slot = found.slot
         slot.given = 1
         for position, message in zip(found.positions, found.messages, strict=True):
@@ -230,26 +229,25 @@ class Consumer:
         slot.done = found.next_offset
 
     def poll(self, max_count: int = 32, timeout: float | None = 0.0) -> list[StoredMessage]:
-        """Some messages of one queue, at once.
+        """Return messages of one queue.
 
-        They count as handled when the next are asked for.
+        They count as handled at the next call.
 
         Args:
             max_count: most messages.
-            timeout: seconds to wait for the first of them, once all that is there was looked at;
-                None for as long as it takes.
+            timeout: seconds to wait for a message; None to wait without limit.
 
         Returns:
-            The messages; none where the time was over, or the consumer was closed meanwhile.
+            The messages; empty if the time ran out, or the consumer was closed meanwhile.
 
         Raises:
-            StoreUnavailable: if the consumer or its store was closed before.
-            CorruptFrame: if the next message of a queue is damaged; :meth:`seek` goes past it.
+            StoreUnavailable: if the consumer or its store is closed.
+            CorruptFrame: if the next message of a queue is damaged; :meth:`seek` skips it.
         """
         if max_count <= 0:
-            raise UsageError(f"a poll is for at least one message, not {max_count}")
+            raise UsageError(f"max_count is {max_count}, and must be at least 1")
         if self._is_closed:
-            raise StoreUnavailable(f"group {self.group}: the consumer was closed")
+            raise StoreUnavailable(f"group {self.group}: the consumer is closed")
         self._settle()
         found = self._wait(min(max_count, MOST_AT_ONCE), timeout)
         if found is None:
@@ -261,13 +259,13 @@ class Consumer:
         return list(found.messages[:count])
 
     def _settle(self) -> None:
-        """What was handed out was handled."""
+        """Mark all returned messages as handled."""
         messages, self._messages = self._messages, None
         if messages is not None:
-            # It goes no further with what it has read ahead.
+            # End the iteration; it must not return messages that it read ahead.
             messages.close()  # type: ignore[attr-defined]
         for slot in list(self._slots.values()):
-            # In this order: a save in between takes the lower of the two.
+            # In this order: a save between the two statements then takes the lower offset.
             given, slot.given = slot.given, 0
             slot.done += given
 
@@ -287,14 +285,14 @@ class Consumer:
         return None
 
     def _look(self, max_count: int) -> _Found | None:
-        """Messages of the queue whose turn it is, or of the next that has some."""
-        # Whatever comes from here on disturbs the messages that are found now.
+        """Read messages of the queue whose turn it is, or of the next queue that has some."""
+        # A disturbance from here on invalidates the messages that are read now.
         self._is_disturbed = self._has_more = False
         if self._shared_version != self._group.version or time.monotonic() > self._look_again_at:
             self._share()
         found = self._look_at_slots(max_count)
         if found is None and self._share():
-            # A queue that is new.
+            # A new queue appeared.
             found = self._look_at_slots(max_count)
         return found
 
@@ -318,7 +316,7 @@ class Consumer:
             batch = self._reader.read(topic, queue_id, slot.done, max_count, tags)
             if batch.is_moved:
                 logger.warning(
-                    "group %s, queue %d of %s: there is nothing at offset %d: it goes on at %d",
+                    "group %s, queue %d of %s: no message at offset %d: it continues at %d",
                     *(self.group, queue_id, topic, slot.done, batch.next_offset),
                 )
             messages, positions = batch.messages, batch.positions
@@ -338,13 +336,13 @@ class Consumer:
         self._has_more = True
         return None
 
-    # ------------------------------------------------------------------------------- its queues
+    # ------------------------------------------------------------------------------ assignment
     def disturb(self) -> None:
         """See :meth:`logquarry.store.consumer.group.Member.disturb`."""
         self._is_disturbed = True
 
     def _share(self) -> bool:
-        """Give up queues that are others' now, and take those that are free; whether any were."""
+        """Release queues assigned to others now and claim free ones; returns whether any."""
         group = self._group
         self._look_again_at = time.monotonic() + _NEW_QUEUES_SECONDS
         self._shared_version = group.version
@@ -356,7 +354,7 @@ class Consumer:
         if not wanted:
             return False
         gained = group.claim(self, wanted)
-        # Of those that others still have they are told, or have been.
+        # The other members were told to release the rest.
         progress = self._parts.progress
         with self._lock:
             for key in sorted(gained):
@@ -381,12 +379,12 @@ class Consumer:
         return slot
 
     def seek(self, topic: str, queue_id: int, offset: int) -> None:
-        """Go on at another queue offset, which is committed by that.
+        """Continue at another queue offset, and commit it.
 
         Raises:
-            UsageError: if the consumer does not have that queue, or it is no queue offset.
+            UsageError: if the consumer does not have that queue, or ``offset`` is invalid.
         """
-        # What is no such number would make the file unreadable for all groups.
+        # An invalid number would make the offset file unreadable for all groups.
         try:
             wanted = index(offset)
         except TypeError:
@@ -395,7 +393,7 @@ class Consumer:
             raise UsageError(f"there is no queue offset {offset!r}")
         offset = int(wanted)
         old = self._slot(topic, queue_id)
-        # A new one: what was read ahead of the old one is nobody's any more.
+        # A new slot: messages that were read ahead from the old one must not be returned.
         slot = _Slot(old.key, offset)
         with self._lock:
             self._slots[old.key] = slot
@@ -403,13 +401,13 @@ class Consumer:
             self._parts.progress.offsets.commit(topic, self.group, queue_id, offset)
         self._is_disturbed = True
 
-    # --------------------------------------------------------------------------- what is handled
+    # ----------------------------------------------------------------------------- commit, retry
     def commit(self) -> None:
-        """All that was handed out is handled, the last message too; on the disk when this returns.
+        """Mark all returned messages as handled, and write the offsets durably.
 
         Raises:
-            StoreUnavailable: if it cannot be written; it is committed in memory, and written when
-                that can be done.
+            StoreUnavailable: if they cannot be written. They are committed in memory and written
+                as soon as possible.
         """
         with self._lock:
             for slot in self._slots.values():
@@ -419,7 +417,7 @@ class Consumer:
         self._parts.save()
 
     def commit_handled(self) -> None:
-        """Commit what was handled, in memory, if that is to be done without being asked for."""
+        """Commit the handled messages in memory, if the consumer commits automatically."""
         with self._lock:
             self._commit_slots(self._slots)
 
@@ -432,19 +430,19 @@ class Consumer:
             self._parts.progress.offsets.commit(topic, self.group, queue_id, handled)
 
     def retry(self, message: StoredMessage, delay_level: int | None = None) -> PutResult:
-        """Send a message back: it comes again some time later, through the group's retry topic.
+        """Send a message back: the group gets it again later, through its retry topic.
 
-        The message itself counts as handled like any other. Its ``reconsume_times`` has grown when
-        it comes again; where it came from stands in its properties ``RETRY_TOPIC`` and
-        ``ORIGIN_MESSAGE_ID``. After ``max_reconsume_times`` it goes to ``%DLQ%group``.
+        The message counts as handled like any other. When it is returned again, its
+        ``reconsume_times`` has grown, and its properties ``RETRY_TOPIC`` and ``ORIGIN_MESSAGE_ID``
+        name its origin. After ``max_reconsume_times`` it is put into ``%DLQ%group``.
 
         Args:
-            message: one that this consumer gave.
-            delay_level: when it comes again; None for 10 s the first time, and a level more each
-                further time; below 0 for ``%DLQ%group`` at once.
+            message: a message that this consumer returned.
+            delay_level: delay until the group gets it again. None: 10 s the first time, and one
+                level more each further time; below 0: put it into ``%DLQ%group`` at once.
 
         Raises:
-            StoreUnavailable: if the store takes no messages.
+            StoreUnavailable: if the store accepts no messages.
         """
         limit = self._max_reconsume_times
         return self._parts.put(sent_back(message, self.group, delay_level, limit))
@@ -453,10 +451,10 @@ class Consumer:
 
     # -------------------------------------------------------------------------------------- end
     def close(self) -> None:
-        """Leave the group; once more does nothing.
+        """Leave the group; further calls do nothing.
 
-        What was handled is committed and written; a message that is still being handled is not,
-        unless :meth:`commit` was called.
+        Commits and writes the offsets of handled messages. The message that the caller is still
+        handling is not among them, unless :meth:`commit` was called.
         """
         with self._lock:
             if self._is_closed:

@@ -1,4 +1,4 @@
-"""Which member of a group has which queues (``AllocateMessageQueueAveragely``)."""
+"""The assignment of queues to the consumers of a group (``AllocateMessageQueueAveragely``)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]
 
     Args:
         queue_ids: the queues of a topic, sorted.
-        count: how many members there are.
-        number: which of them it is, from 0.
+        count: number of members.
+        number: number of this member, from 0.
     """
     each, rest = divmod(len(queue_ids), count)
     start = number * each + min(number, rest)
@@ -23,22 +23,22 @@ def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]
 
 
 # --------------------------------------------------------------------------------------------------
-# The consumers of one group in one process: which queue is whose.
+# The consumers of one group in one process
 #
-# Queues are shared out anew when a consumer comes or goes, or a queue appears. One is taken only
-# when nobody has it: who had it gives it up itself, between two messages, so that no message is
-# with two consumers, and what was handled is known before another goes on.
+# The assignment changes when a consumer joins or leaves, or a queue appears. A member claims a
+# queue only when it is free: the previous owner releases it between two messages. So no message is
+# with two consumers, and the next owner knows which messages are handled.
 
 
 class Member(Protocol):
-    """A consumer, as its group knows it."""
+    """A consumer as its group sees it."""
 
     @property
     def topics(self) -> Sequence[str]:
-        """What it consumes."""
+        """The topics that it consumes."""
 
     def disturb(self) -> None:
-        """Have it look at its queues after the message that it is at. May be called any time."""
+        """Make it check its assignment after the current message. Callable from any thread."""
 
 
 class ConsumerGroup:
@@ -46,11 +46,11 @@ class ConsumerGroup:
 
     Args:
         name: the group's name.
-        queue_ids: the queues of a topic.
+        queue_ids: gives the queues of a topic.
         wake: wakes consumers that wait.
 
     Attributes:
-        version: another one whenever queues may have to change hands.
+        version: changes whenever the assignment may have changed.
     """
 
     def __init__(
@@ -70,24 +70,24 @@ class ConsumerGroup:
         return tuple(self._members)
 
     def owner(self, topic: str, queue_id: int) -> Member | None:
-        """Who has a queue."""
+        """The owner of a queue, None if it is free."""
         return self._owners.get((topic, queue_id))
 
     def join(self, member: Member) -> None:
-        """Take part from now on."""
+        """Add a member."""
         with self._lock:
             self._members = [*self._members, member]
         self.share_out()
 
     def leave(self, member: Member) -> None:
-        """Take part no more; its queues are free."""
+        """Remove a member; its queues become free."""
         with self._lock:
             self._members = [other for other in self._members if other is not member]
             self._owners = {key: who for key, who in self._owners.items() if who is not member}
         self.share_out()
 
     def share_out(self) -> None:
-        """Have all members look which queues are theirs."""
+        """Make all members check their assignment."""
         with self._lock:
             self.version += 1
             members = self._members
@@ -96,7 +96,7 @@ class ConsumerGroup:
         self._wake()
 
     def share_of(self, member: Member) -> set[QueueKey]:
-        """The queues that a member is to have, whoever has them now."""
+        """The queues assigned to a member, regardless of their current owners."""
         members = self._members
         share: set[QueueKey] = set()
         for topic in member.topics:
@@ -107,17 +107,17 @@ class ConsumerGroup:
         return share
 
     def release(self, member: Member, keys: set[QueueKey]) -> None:
-        """Give queues up; what of them was handled has to be known by now."""
+        """Release queues; the caller has committed their handled messages."""
         with self._lock:
             for key in keys:
                 if self._owners.get(key) is member:
                     del self._owners[key]
             self.version += 1
-        # Somebody may wait for them.
+        # Another member may wait for them.
         self._wake()
 
     def claim(self, member: Member, keys: set[QueueKey]) -> set[QueueKey]:
-        """Take those of some queues that nobody has, or that the member took before."""
+        """Claim those of some queues that are free, or that the member already owns."""
         with self._lock:
             if member not in self._members:
                 return set()

@@ -1,4 +1,4 @@
-"""How far groups are: where one begins in a queue, and what of that is only estimated."""
+"""Offsets of consumer groups: where a group starts in a queue, and estimates of lost offsets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from logquarry.disk.config_file import BACKUP, ConsumerOffsets
 from logquarry.errors import UsageError
 from logquarry.format import broker_config, java
 from logquarry.log.layout import CONFIG, quarantine
-from logquarry.store.consumer.reading import QueueReader
-from logquarry.store.consumer.sql_parser import dead_topic, retry_topic
+from logquarry.store.consumer.source import QueueReader
+from logquarry.store.consumer.subscription import dead_topic, retry_topic
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +24,11 @@ STARTS: Final = ("earliest", "latest", "timestamp")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a group without offsets begins. Made by :meth:`of`.
+    """Where a group without offsets starts. Made by :meth:`of`.
 
     Attributes:
         at: earliest, latest or timestamp.
-        timestamp_ms: of the last.
+        timestamp_ms: store time in milliseconds, for ``timestamp``.
     """
 
     at: str
@@ -36,31 +36,31 @@ class Start:
 
     @classmethod
     def of(cls, start: str | int, timestamp: int | None) -> Start:
-        """The start that a user means: a word, or a store time in milliseconds.
+        """Parse the user's start: a word, or a store time in milliseconds.
 
         Raises:
-            UsageError: if it is none.
+            UsageError: if it is invalid.
         """
         if isinstance(start, int) and not isinstance(start, bool) and timestamp is None:
             return cls("timestamp", start)
         if start not in STARTS:
             raise UsageError(
-                f"start is earliest, latest, timestamp or a store time in ms, not {start!r}"
+                f"start takes earliest, latest, timestamp or a store time in ms, not {start!r}"
             )
         if (start == "timestamp") != (timestamp is not None):
-            raise UsageError('start="timestamp" and timestamp= (milliseconds) belong together')
+            raise UsageError('start="timestamp" needs timestamp= (milliseconds), and only it does')
         return cls(str(start), timestamp or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    """How a group begins in the queues of one topic for which it has no offset.
+    """Where a group starts in the queues of one topic in which it has no offset.
 
     Attributes:
-        queue_ids: the queues that there were then. What comes later it takes from the first
-            message on: none of those has passed by before the group was there.
-        start: where it begins in them; None for their first messages.
-        saved_at: or about when its lost offsets were written, and by which file that is known.
+        queue_ids: the queues that existed at that time. In later queues the group starts at the
+            first message, because the group existed before that message.
+        start: the start in these queues; None for their first messages.
+        saved_at: if the offsets were lost: when they were last written, and the file that shows it.
     """
 
     queue_ids: frozenset[int]
@@ -69,12 +69,12 @@ class _Beginning:
 
 
 class Progress:
-    """The offsets of all groups of one store, with what is known of those that were lost.
+    """The offsets of all groups of one store, including estimates of lost ones.
 
     Args:
-        offsets: as they were found, and are committed to.
-        reader: the store's queues.
-        lost: what is left of those that were lost; None where that is not looked for.
+        offsets: the committed offsets.
+        reader: reads the store's queues.
+        lost: the remains of lost offsets; None to skip that search.
     """
 
     def __init__(
@@ -92,19 +92,19 @@ class Progress:
     def _take_torn(self, lost: LostOffsets) -> None:
         for topic, group, queue_id, offset, path in lost.entries():
             if queue_id not in self.offsets.of(topic, group):
-                self._take(group, topic, queue_id, offset, f"so it stands in {path}, which is torn")
+                self._take(group, topic, queue_id, offset, f"found in the torn file {path}")
 
     def _take(self, group: str, topic: str, queue_id: int, offset: int, reason: str) -> None:
         self.offsets.commit(topic, group, queue_id, offset)
         estimate = OffsetEstimate(topic, queue_id, offset, reason)
         self._estimates[group, topic, queue_id] = estimate
         logger.warning(
-            "group %s, queue %d of %s: its offset was lost; %d is taken for it: %s",
+            "group %s, queue %d of %s: its offset was lost; estimated as %d: %s",
             *(group, queue_id, topic, offset, reason),
         )
 
     def estimates(self, group: str, topics: Sequence[str]) -> tuple[OffsetEstimate, ...]:
-        """Which of a group's offsets were lost and are estimated, since the store was opened."""
+        """The lost offsets of a group that were estimated since the store was opened."""
         with self._lock:
             return tuple(
                 estimate
@@ -113,7 +113,7 @@ class Progress:
             )
 
     def begin(self, group: str, topics: Sequence[str], start: Start) -> None:
-        """Settle where a group begins in what it has no offsets of; only the first call counts."""
+        """Fix where a group starts in topics without offsets; only the first call counts."""
         with self._lock:
             for topic in topics:
                 if (group, topic) not in self._beginnings:
@@ -130,17 +130,17 @@ class Progress:
             if saved_at is not None:
                 return _Beginning(queue_ids, saved_at=saved_at)
             logger.warning(
-                "group %s: its offsets in %s are lost, and nothing tells when they were written: "
-                "it begins at %s",
+                "group %s: its offsets in %s are lost, and when they were last written is unknown: "
+                "it starts at %s",
                 *(group, topic, start.at),
             )
         if topic == retry_topic(group):
-            # What was sent back is the group's own, whenever that was.
+            # Messages that were sent back belong to the group, regardless of their time.
             return _Beginning(queue_ids)
         return _Beginning(queue_ids, start)
 
     def offset(self, group: str, topic: str, queue_id: int) -> int:
-        """The queue offset at which a group goes on; one that is settled now is committed."""
+        """The queue offset at which a group continues; commits it if it was not known before."""
         with self._lock:
             known = self.offsets.of(topic, group).get(queue_id)
             if known is not None:
@@ -150,7 +150,9 @@ class Progress:
             if queue_id in beginning.queue_ids and beginning.saved_at is not None:
                 saved_at, path = beginning.saved_at
                 offset = self._reader.first_since(topic, queue_id, saved_at - BEFORE_MS)
-                reason = f"what came {BEFORE_MS // 1000} s before {path} was last written"
+                reason = (
+                    f"messages stored from {BEFORE_MS // 1000} s before the last write of {path}"
+                )
                 self._take(group, topic, queue_id, offset, reason)
             elif queue_id in beginning.queue_ids and beginning.start is not None:
                 offset = self._first(topic, queue_id, beginning.start)
@@ -167,32 +169,32 @@ class Progress:
 
 
 # --------------------------------------------------------------------------------------------------
-# Offsets that were lost with ``config/consumerOffset.json``: what can be known of them.
+# Lost offsets: the remains of ``config/consumerOffset.json``
 #
-# A group whose offsets are gone must not start anew as if it had never been: with ``latest`` it
-# would pass over messages, with ``earliest`` come upon all of them again. When the file was last
-# written, the group was about at the messages of that time; so it goes on a little before those.
-# What stands whole in a torn file is taken as it stands there.
+# A group whose offsets are lost must not start like a new group: ``latest`` would skip messages,
+# ``earliest`` would repeat all of them. At the last write of the file the group had read about the
+# messages of that time, so it continues a little before them. Whole entries of a torn file are
+# used as they are.
 #
-# That something was lost is told by a file that cannot be read (now, or set aside by an earlier
-# save), or by a group that the store knows of (it sent messages back, or the broker's list of
-# groups has it) while there is no file of offsets at all.
+# Offsets were lost if the file is unreadable (now, or quarantined by an earlier save). They were
+# also lost if there is no offset file at all, and the store knows the group: it sent messages back,
+# or the broker's list of groups names it.
 
 BEFORE_MS: Final = 10_000
-"""How long before the last save an estimate begins: brokers save every 5 s."""
+"""An estimate starts this long before the last write: brokers write every 5 s."""
 
 _ENTRY: Final = re.compile(r'"([^"\\@]+)@([^"\\]+)"\s*:\s*\{([0-9:,\s]*)\}')
 _PAIR: Final = re.compile(r"\s*([0-9]{1,9})\s*:\s*([0-9]{1,18})\s*")
 
 
 class OffsetEstimate(NamedTuple):
-    """Where a group goes on in a queue, for want of the offset that it had committed.
+    """A queue offset at which a group continues because its committed offset was lost.
 
     Attributes:
         topic: the queue's topic.
         queue_id: its number.
-        offset: the queue offset.
-        reason: where it comes from, in words.
+        offset: the estimated queue offset.
+        reason: how it was estimated.
     """
 
     topic: str
@@ -202,12 +204,12 @@ class OffsetEstimate(NamedTuple):
 
 
 class LostOffsets:
-    """What is left of the offsets of one store. Reads files, changes none.
+    """The remains of one store's lost offsets. Only reads files.
 
     Args:
         root: the store's folder.
-        has_offsets: whether a file of offsets could be read.
-        topics: the topics that the store has.
+        has_offsets: whether an offset file was readable.
+        topics: gives the topics of the store.
     """
 
     def __init__(self, root: Path, *, has_offsets: bool, topics: Callable[[], set[str]]) -> None:
@@ -223,16 +225,16 @@ class LostOffsets:
         ]
         aside = quarantine(root, CONFIG)
         self._aside = sorted(aside.glob(f"{name}*")) if aside.is_dir() else []
-        # As they are now: what is saved later says nothing of what was lost.
+        # Read now: later saves change the files' times.
         self._saved_at = self._find_saved_at()
 
     @property
     def files(self) -> list[Path]:
-        """The files that cannot be read, now or before they were set aside."""
+        """The unreadable offset files, in place or quarantined."""
         return [path for path, _ in self._torn] + self._aside
 
     def entries(self) -> Iterator[tuple[str, str, int, int, Path]]:
-        """What stands whole in torn files: topic, group, queue id, offset, and the file."""
+        """Whole entries of torn files: topic, group, queue id, offset, and the file."""
         for path, text in self._torn:
             for topic, group, pairs in _ENTRY.findall(text):
                 for pair in pairs.split(","):
@@ -241,7 +243,7 @@ class LostOffsets:
                         yield topic, group, int(match[1]), int(match[2]), path
 
     def is_lost(self, group: str, topic: str, *, has_others: bool) -> bool:
-        """Whether a group must have had offsets in a topic that are gone.
+        """Whether a group must have had offsets in a topic that are lost.
 
         Args:
             group: the group.
@@ -265,9 +267,9 @@ class LostOffsets:
 
     @property
     def saved_at(self) -> tuple[int, Path] | None:
-        """When offsets were last written before they were lost: milliseconds, and the file.
+        """When offsets were last written before they were lost (in ms), and the file that shows it.
 
-        That is a file of offsets, or where there is none left whatever was written last beside it.
+        That is an offset file, or if there is none the newest file in the same folder.
         """
         return self._saved_at
 
@@ -280,7 +282,7 @@ class LostOffsets:
 
 
 def _torn_text(path: Path) -> str | None:
-    """The text of a file that is there and is no document."""
+    """The text of a file that exists and is invalid."""
     try:
         broker_config.decode_consumer_offsets(path.read_bytes())
     except FileNotFoundError:

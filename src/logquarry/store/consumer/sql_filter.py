@@ -1,8 +1,11 @@
-"""Values that an SQL92 filter compares, as Java's types do it (``ComparisonExpression`` of 4.9.3).
+"""SQL92 filters over message properties: their tree, and its evaluation.
 
-A property is always text, and a constant is an ``Integer``, ``Long``, ``Double``, ``String`` or
-``Boolean``. Text beside a number is read as a number of that very type: ``'4.5'`` beside ``3`` is
-no ``Integer``, and then the message does not match, whatever the rest of the filter says.
+Values are true, false and unknown (None, if a property is missing); a message matches if the whole
+filter is true. The rules are those of ``org.apache.rocketmq.filter`` 4.9.3, and values compare as
+Java's types do (``ComparisonExpression``): a property is text, and a constant is an ``Integer``,
+``Long``, ``Double``, ``String`` or ``Boolean``. Text beside a number is parsed as that number's
+type. ``'4.5'`` beside ``3`` is no ``Integer``: then the message does not match, regardless of the
+rest of the filter. :mod:`logquarry.store.consumer.sql_parser` parses filters.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Final, NamedTuple
 from logquarry.format import java
 
 Value = str | int | float | bool | None
-"""Of an expression; None is SQL's unknown."""
+"""Value of an expression; None is SQL's unknown."""
 
 _BLANKS: Final = "".join(map(chr, range(0x21)))
 _DOUBLE: Final = re.compile(
@@ -30,11 +33,11 @@ _INT_BITS, _LONG_BITS = 31, 63
 
 
 class CannotCompare(Exception):
-    """Two values that Java does not compare: a message that they come from does not match."""
+    """Java does not compare the two values: the message does not match."""
 
 
 class _Order(NamedTuple):
-    """A ``Double`` in the order of ``Double.compareTo``."""
+    """A ``Double``, ordered as by ``Double.compareTo``."""
 
     is_nan: bool
     value: float
@@ -42,14 +45,14 @@ class _Order(NamedTuple):
 
 
 def compare(left: Value, right: Value) -> int:
-    """Below 0, 0 or above 0, as ``ComparisonExpression.__compare`` says; both are known.
+    """Compare two known values (``ComparisonExpression.__compare``); returns below 0, 0 or above 0.
 
     Raises:
-        CannotCompare: where it throws.
+        CannotCompare: if Java's comparison throws.
     """
     if isinstance(left, bool):
         if isinstance(right, str):
-            # QUIRK: Java casts the wrong side, and fails.
+            # QUIRK: Java casts the wrong side and throws.
             raise CannotCompare
         return int(left) - int(right) if isinstance(right, bool) else -1
     if isinstance(right, bool):
@@ -73,7 +76,7 @@ def as_double(text: str) -> float:
     """``Double.valueOf(text)``.
 
     Raises:
-        CannotCompare: if it is no number.
+        CannotCompare: if the text is no number.
     """
     plain = text.strip(_BLANKS)
     if _DOUBLE.fullmatch(plain):
@@ -90,13 +93,13 @@ def as_double(text: str) -> float:
 
 
 def _number_like(text: str, number: Value) -> int | float:
-    """Text as a number of the type that another value has."""
+    """Parse text as a number of the same type as ``number``."""
     if isinstance(number, float):
         return as_double(text)
     assert isinstance(number, int)
     is_int = java.INT_MIN <= number <= java.INT_MAX
     digits = text[1:] if text[:1] in ("+", "-") else text
-    # Java looks at single chars, and so knows no digits beyond the BMP.
+    # Java checks single chars, and so accepts no digits beyond the BMP.
     if not digits.isdecimal() or max(digits) > "\uffff":
         raise CannotCompare
     digits = digits.lstrip("0") or "0"
@@ -116,16 +119,12 @@ def _order(number: float) -> _Order:
 
 
 def _sign_of(left: str, right: str) -> int:
-    # Only whether they are equal is ever asked of two texts, so that the order is any.
+    # Texts are only tested for equality, so any order will do.
     return (left > right) - (left < right)
 
 
 # --------------------------------------------------------------------------------------------------
-# An SQL92 filter over the properties of a message: its tree, and what it says of a message.
-#
-# Three values: true, false, and unknown (None) where a property is not there. A message matches
-# where the whole is true. The rules are those of ``org.apache.rocketmq.filter`` 4.9.3; the parser
-# is :mod:`logquarry.store.consumer.sql_parser`.
+# The tree of a filter
 
 Properties = Mapping[str, str]
 
@@ -138,21 +137,21 @@ _ORDERED: Final[Mapping[str, Callable[[int], bool]]] = {
 
 
 class Node:
-    """A part of a filter.
+    """A node of a filter.
 
     Attributes:
-        is_condition: whether it is true, false or unknown, and nothing else.
-        depth: nodes on the longest way down from here.
+        is_condition: whether its value is always true, false or unknown.
+        depth: nodes on the longest path down from here, itself included.
     """
 
     is_condition = True
     depth: int = 1
 
     def evaluate(self, properties: Properties) -> Value:
-        """Its value for a message.
+        """The node's value for a message.
 
         Raises:
-            CannotCompare: if values cannot be compared that would have to be.
+            CannotCompare: if Java does not compare two of its values.
         """
         raise NotImplementedError
 
@@ -165,7 +164,7 @@ class Constant(Node):
 
     @property
     def is_condition(self) -> bool:  # type: ignore[override]
-        """TRUE, FALSE and NULL are conditions by themselves."""
+        """Whether it is TRUE, FALSE or NULL."""
         return self.value is None or isinstance(self.value, bool)
 
     def evaluate(self, properties: Properties) -> Value:
@@ -175,7 +174,7 @@ class Constant(Node):
 
 @dataclass(frozen=True)
 class Property(Node):
-    """The text of a property, unknown where the message has none of that name."""
+    """The text of a property, unknown if the message lacks it."""
 
     name: str
     is_condition = False
@@ -187,7 +186,7 @@ class Property(Node):
 
 @dataclass(frozen=True)
 class IsTrue(Node):
-    """A property where a condition belongs: text is never true (``createBooleanCast``)."""
+    """A property used as a condition: text is never true (``createBooleanCast``)."""
 
     inner: Node
     depth: int = field(init=False)
@@ -202,7 +201,7 @@ class IsTrue(Node):
 
 @dataclass(frozen=True)
 class Negative(Node):
-    """``-`` before a number; unknown before anything else."""
+    """``-`` before a number; unknown before any other value."""
 
     inner: Node
     is_condition = False
@@ -221,7 +220,7 @@ class Negative(Node):
 
 @dataclass(frozen=True)
 class Not(Node):
-    """The opposite; unknown stays unknown."""
+    """Negation; unknown stays unknown."""
 
     inner: Node
     depth: int = field(init=False)
@@ -237,10 +236,10 @@ class Not(Node):
 
 @dataclass(frozen=True)
 class Joined(Node):
-    """Conditions with AND, or with OR, between them; those that cannot matter are not looked at.
+    """Conditions joined by AND or OR, evaluated until the result is known.
 
     Attributes:
-        stop: what decides: False of AND, True of OR.
+        stop: the value that decides: False for AND, True for OR.
         parts: the conditions.
     """
 
@@ -265,7 +264,7 @@ class Joined(Node):
 
 @dataclass(frozen=True)
 class Equal(Node):
-    """Whether two values are equal. Unknown where the left one is, false where the right one is."""
+    """Equality. Unknown if the left value is unknown, false if only the right one is."""
 
     left: Node
     right: Node
@@ -285,7 +284,7 @@ class Equal(Node):
 
 @dataclass(frozen=True)
 class IsNull(Node):
-    """Whether a value is unknown; this is always known."""
+    """Whether a value is unknown; never unknown itself."""
 
     inner: Node
     depth: int = field(init=False)
@@ -300,7 +299,7 @@ class IsNull(Node):
 
 @dataclass(frozen=True)
 class Ordered(Node):
-    """``>``, ``>=``, ``<`` or ``<=`` of numbers. Two texts are compared as ``Double``s."""
+    """``>``, ``>=``, ``<`` or ``<=``. Two texts are compared as ``Double`` values."""
 
     sign: str
     left: Node
@@ -325,7 +324,7 @@ class Ordered(Node):
 
 @dataclass(frozen=True)
 class In(Node):
-    """Whether a property is one of some texts."""
+    """Whether a property equals one of some texts."""
 
     inner: Property
     texts: frozenset[str]
@@ -342,7 +341,7 @@ def _set_depth(node: Node, *inner: Node) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SqlFilter:
-    """A filter that was understood. Made by :func:`logquarry.store.consumer.sql_parser.parse`.
+    """A parsed filter. Made by :func:`logquarry.store.consumer.sql_parser.parse`.
 
     Attributes:
         expression: its text.
@@ -353,9 +352,9 @@ class SqlFilter:
     condition: Node
 
     def matches(self, properties: Properties) -> bool:
-        """Whether a message with some properties is wanted.
+        """Whether a message with these properties matches.
 
-        One whose values cannot be compared as the filter asks is not, as with RocketMQ.
+        If the filter has to compare values that Java does not compare, it does not match.
         """
         try:
             return self.condition.evaluate(properties) is True

@@ -1,4 +1,4 @@
-"""From the text of an SQL92 filter to its tree.
+"""The parser of SQL92 filters.
 
 ::
 
@@ -10,25 +10,22 @@
                        | [NOT] IN "(" text { "," text } ")" }
     unary      = ("+" | "-" | NOT) unary | constant | property | "(" or ")"
 
-This is RocketMQ 4.9.3's grammar (``SelectorParser``), and what it refuses to compare is refused
-here. Stricter: RocketMQ forgets whatever follows a whole filter (``a = 'x' b``). More lenient: it
-takes ``0.0`` for too small a number.
+This is RocketMQ 4.9.3's grammar (``SelectorParser``), and it rejects the same comparisons. It is
+stricter in one case: RocketMQ ignores text after a whole filter (``a = 'x' b``). It is more lenient
+in one case: a number too small for a double becomes ``0.0``.
 
 Guarantees: any text gives a filter or :class:`~logquarry.errors.BadFilter`; neither the text nor
-the tree is deeper than MAX_DEPTH.
+the tree is nested deeper than MAX_DEPTH.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple, NoReturn
 
-from logquarry.errors import BadFilter, UsageError
+from logquarry.errors import BadFilter
 from logquarry.format import java
-from logquarry.format import tags as tag_expressions
 from logquarry.store.consumer.sql_filter import (
     Constant,
     Equal,
@@ -44,12 +41,11 @@ from logquarry.store.consumer.sql_filter import (
     SqlFilter,
     compare,
 )
-from logquarry.write.encode import BROKER_CHECK, LONGEST_TOPIC, name_fault
 
 MAX_LENGTH: Final = 1 << 16
-"""Characters of a filter."""
+"""Most characters of a filter."""
 MAX_DEPTH: Final = 40
-"""Levels of brackets, of NOT and minus, and of the tree."""
+"""Most levels of brackets, of NOT and minus, and of the tree."""
 
 _CACHED: Final = 100
 _MOST_DIGITS: Final = 19
@@ -70,12 +66,12 @@ _CONSTANTS: Final = {"TRUE": True, "FALSE": False, "NULL": None}
 
 
 class _Token(NamedTuple):
-    """A word of a filter.
+    """A token of a filter.
 
     Attributes:
         kind: real, whole, text, name, sign, keyword or end.
-        text: as it stands there; keywords in upper case.
-        at: where it starts.
+        text: the token's text; keywords in upper case.
+        at: its position.
     """
 
     kind: str
@@ -85,10 +81,10 @@ class _Token(NamedTuple):
 
 @lru_cache(_CACHED)
 def parse(expression: str) -> SqlFilter:
-    """The filter that a text says.
+    """Parse a filter.
 
     Raises:
-        BadFilter: if it is none.
+        BadFilter: if it is invalid.
     """
     if len(expression) > MAX_LENGTH:
         raise BadFilter(expression, MAX_LENGTH + 1, f"it has more than {MAX_LENGTH} characters")
@@ -118,7 +114,7 @@ def _tokens(expression: str) -> list[_Token]:
 
 
 class _Parser:
-    """Reads one filter from its start to its end."""
+    """Parses one filter."""
 
     def __init__(self, expression: str) -> None:
         self._expression = expression
@@ -127,13 +123,13 @@ class _Parser:
         self._depth = 0
 
     def whole(self) -> Node:
-        """The tree of all of it."""
+        """Parse the whole filter."""
         node = self._condition(self._or(), self._tokens[0])
         if self._token.kind != "end":
             self._fail(self._token, f"the filter ends before {self._token.text!r}")
         return node
 
-    # ------------------------------------------------------------------------------ the words
+    # ------------------------------------------------------------------------------ tokens
     @property
     def _token(self) -> _Token:
         return self._tokens[self._next]
@@ -172,7 +168,7 @@ class _Parser:
         return node
 
     def _condition(self, node: Node, at: _Token) -> Node:
-        """What can be true or false."""
+        """The node as a condition, or an error if it cannot be one."""
         if node.is_condition:
             return node
         if isinstance(node, Property):
@@ -209,7 +205,7 @@ class _Parser:
                 self._check_equal(left, at)
                 self._check_equal(right, start)
                 if _is_truth(left) and isinstance(right, Constant) and not _is_truth(right):
-                    self._fail(sign, "TRUE and FALSE are compared with no other constant")
+                    self._fail(sign, "TRUE and FALSE cannot be compared with other constants")
                 left = self._made(Equal(left, right), at)
                 if sign.text == "<>":
                     left = self._made(Not(left), at)
@@ -218,13 +214,13 @@ class _Parser:
             elif self._took("IS", "NOT", "NULL"):
                 left = self._made(Not(self._made(IsNull(left), at)), at)
             elif self._is_at("IS"):
-                self._fail(sign, "IS is followed by NULL or NOT NULL")
+                self._fail(sign, "IS must be followed by NULL or NOT NULL")
             else:
                 return left
 
     def _check_equal(self, node: Node, at: _Token) -> None:
         if isinstance(node, Constant) and node.value is None:
-            self._fail(at, "NULL is equal to nothing: IS NULL asks whether a property is there")
+            self._fail(at, "NULL equals nothing: use IS NULL to test for a missing property")
 
     def _comparison(self) -> Node:
         at = self._token
@@ -250,7 +246,7 @@ class _Parser:
         for node, token in ((left, at), (right, start)):
             is_number = isinstance(node, Constant) and _is_number(node)
             if node.is_condition or (isinstance(node, Constant) and not is_number):
-                self._fail(token, "only numbers are larger or smaller")
+                self._fail(token, "only numbers can be compared with <, <=, > and >=")
         return self._made(Ordered(sign, left, right), at)
 
     def _between(self, value: Node, at: _Token, *, is_not: bool) -> Node:
@@ -266,12 +262,12 @@ class _Parser:
         )
         is_constant = isinstance(low, Constant) and isinstance(high, Constant)
         if not is_not and is_constant and compare(_value(high), _value(low)) < 0:
-            self._fail(low_at, "BETWEEN names the smaller number first")
+            self._fail(low_at, "BETWEEN takes the smaller number first")
         return self._made(Joined(is_not, parts), at)
 
     def _in(self, left: Node, at: _Token) -> Node:
         if not isinstance(left, Property):
-            self._fail(at, "a property stands before IN")
+            self._fail(at, "IN needs a property before it")
         self._expect("(")
         texts = [self._text()]
         while self._took(","):
@@ -283,7 +279,7 @@ class _Parser:
         token = self._take()
         if token.kind != "text":
             self._next -= 1
-            self._fail(token, "a text in single quotes belongs here")
+            self._fail(token, "a text in single quotes is missing")
         return _unquoted(token.text)
 
     def _unary(self) -> Node:
@@ -352,82 +348,3 @@ def _is_number(node: Constant) -> bool:
 
 def _unquoted(text: str) -> str:
     return text[1:-1].replace("''", "'")
-
-
-# --------------------------------------------------------------------------------------------------
-# What a consumer wants: a group's name, topics, and which of their messages.
-
-RETRY_PREFIX: Final = "%RETRY%"
-DEAD_PREFIX: Final = "%DLQ%"
-
-_LONGEST_GROUP: Final = LONGEST_TOPIC - len(RETRY_PREFIX)
-
-
-def retry_topic(group: str) -> str:
-    """Where messages that a group sent back come again (``MixAll.getRetryTopic``)."""
-    return RETRY_PREFIX + group
-
-
-def dead_topic(group: str) -> str:
-    """Where those are kept that it sent back too often (``MixAll.getDLQTopic``)."""
-    return DEAD_PREFIX + group
-
-
-@dataclass(frozen=True)
-class Subscription:
-    """What one consumer wants. Made by :meth:`of`.
-
-    Attributes:
-        group: the group's name.
-        topics: the topics that were named, sorted.
-        tags: the tags that a message of those must have one of; None for any.
-        sql: or the filter that its properties must pass; None for any.
-    """
-
-    group: str
-    topics: tuple[str, ...]
-    tags: frozenset[str] | None
-    sql: SqlFilter | None
-
-    @classmethod
-    def of(
-        cls, group: str, topics: str | Iterable[str], tags: str | None, sql: str | None
-    ) -> Subscription:
-        """The subscription that some words say.
-
-        Raises:
-            UsageError: if a name is none that RocketMQ's broker takes, or no topic is named, or
-                tags and a filter both are.
-            BadFilter: if the filter cannot be understood.
-        """
-        fault = name_fault(group, BROKER_CHECK, longest=_LONGEST_GROUP)
-        if fault is not None:
-            raise UsageError(f"{group!r} is no consumer group: {fault}")
-        names = tuple(sorted({topics} if isinstance(topics, str) else set(topics)))
-        if not names:
-            raise UsageError("a consumer wants at least one topic")
-        for name in names:
-            if not isinstance(name, str):
-                raise UsageError(f"a topic is a text, not {name!r}")
-            fault = name_fault(name, BROKER_CHECK)
-            if fault is not None:
-                raise UsageError(f"{name!r} is no topic to consume: {fault}")
-        if tags is not None and sql is not None:
-            raise UsageError("tags and an SQL92 filter exclude each other")
-        return cls(group, names, tag_expressions.parse(tags), None if sql is None else parse(sql))
-
-    @property
-    def all_topics(self) -> tuple[str, ...]:
-        """The topics, and the one in which what was sent back comes again."""
-        return tuple(dict.fromkeys((*self.topics, retry_topic(self.group))))
-
-    def tags_of(self, topic: str) -> frozenset[str] | None:
-        """The tags for messages of one topic: what was sent back was wanted already."""
-        return None if self._is_retry(topic) else self.tags
-
-    def filter_of(self, topic: str) -> SqlFilter | None:
-        """The filter for messages of one topic, likewise."""
-        return None if self._is_retry(topic) else self.sql
-
-    def _is_retry(self, topic: str) -> bool:
-        return topic == retry_topic(self.group)

@@ -1,1 +1,1 @@
-"""Frames that were staged beside a store, brought into its log exactly once."""
+"""Appends frames that were staged beside a store to its log, exactly once."""

@@ -1,14 +1,14 @@
-"""What a store remembers of loads, in ``.logquarry/loads/``.
+"""The store's record of loads, in ``.logquarry/loads/``.
 
 ::
 
-    intent.json             the load that is being appended, from before its first frame is
-    ledger/<app>.json       the last version of each application that is in the log
-    staged/<app>/<version>/ segments that wait
+    intent.json             the load that is being appended, written before its first frame
+    ledger/<app>.json       for each application the last version that is in the log
+    staged/<app>/<version>/ segments to load
 
-All of it is written whole, beside first and then in place, and synced before the next step. An
-application counts its versions upwards, as Delta Lake's ``txnAppId`` and ``txnVersion``: a version
-that is not above the last one is in the log already.
+Each file is written whole under a temporary name, synced and renamed before the next step. An
+application numbers its loads upwards, like Delta Lake's ``txnAppId`` and ``txnVersion``: a version
+that is not above the last one is already in the log.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.disk.disk import Disk
+from logquarry.documents import document
 from logquarry.errors import CorruptFile, UsageError
 from logquarry.log.layout import INTENT, LOADS
 from logquarry.repair.recover.apply import disk_json
@@ -36,13 +37,13 @@ _RUN: Final = re.compile(r"run-[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class LoadId:
-    """Which load it is.
+    """Identifies a load.
 
     Attributes:
         app: the application's name.
-        version: which of its loads; later ones have larger numbers.
-        is_named: whether anybody may come again with the same. A load without a name is known
-            for as long as it takes.
+        version: number of the load; later loads have larger numbers.
+        is_named: whether the application may repeat the load later. A load without a name is
+            recorded only while it runs.
     """
 
     app: str
@@ -51,50 +52,50 @@ class LoadId:
 
     def __post_init__(self) -> None:
         if not self.app or self.version < 0:
-            raise UsageError(f"no load: {self.app!r}, version {self.version}")
+            raise UsageError(f"invalid load: application {self.app!r}, version {self.version}")
         if not self.is_named and _RUN.fullmatch(self.app) is None:
-            raise UsageError(f"no name of a run: {self.app!r}")
+            raise UsageError(f"invalid name of a run: {self.app!r}")
 
     def __str__(self) -> str:
         return f"version {self.version} of {self.app}" if self.is_named else self.app
 
     @property
     def folder(self) -> str:
-        """A name for the application's files."""
+        """The application's name as a file name."""
         return hashlib.sha256(self.app.encode()).hexdigest()[:32] if self.is_named else self.app
 
     @property
     def staged(self) -> str:
-        """Where its segments are, below ``loads``."""
+        """Folder of its segments, below ``loads``."""
         return f"{STAGED}/{self.folder}/{self.version}"
 
     def to_json(self) -> dict[str, Any]:
-        """As a document."""
-        return {"app": self.app, "version": self.version, "is_named": self.is_named}
+        """The load as a JSON document."""
+        return document(self)
 
     @classmethod
     def from_json(cls, document: Any) -> LoadId:
-        """The same read back.
+        """Parse the result of :meth:`to_json`.
 
         Raises:
-            ValueError: if it is no such document.
+            ValueError: if the document is invalid.
         """
         app, version = document.get("app"), document.get("version")
         is_named = document.get("is_named")
         if not isinstance(app, str) or type(version) is not int or type(is_named) is not bool:
-            raise ValueError(f"no load: {document!r}")
+            raise ValueError(f"invalid load: {document!r}")
         return cls(app, version, is_named)
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A load that is about to be appended, or half appended.
+    """A load that is being appended.
 
     Attributes:
-        load: which one.
-        start: offset in the log of its first frame, or before it.
-        loads: where its segments' folder is in: ``loads`` of this store, or of the folder that
-            this store is one of several brokers in; as seen from the store.
+        load: which load.
+        start: physical offset at or before its first frame.
+        loads: path from the store to the ``loads`` folder with its segments: the store's own, or
+            that of the folder with this and other brokers' stores.
         segments: in the order in which they are appended.
     """
 
@@ -104,12 +105,12 @@ class Intent:
     segments: tuple[Segment, ...]
 
     def folder(self, root: Path) -> Path:
-        """Where the segments are."""
+        """Folder of the segments."""
         return root / self.loads / self.load.staged
 
     @property
     def rows(self) -> int:
-        """How many frames."""
+        """Number of frames."""
         return sum(segment.rows for segment in self.segments)
 
     @property
@@ -119,15 +120,15 @@ class Intent:
 
 
 LOADS_PLACES: Final = (LOADS, f"../{LOADS}")
-"""Where segments may be, as seen from a store."""
+"""Folders with segments, relative to a store."""
 
 
 class Ledger:
-    """The memory of one store, or of a folder with several.
+    """The load records of one store, or of a folder with several stores.
 
     Args:
-        disk: what it is on.
-        root: the store.
+        disk: the store's disk.
+        root: the folder.
     """
 
     def __init__(self, disk: Disk, root: Path) -> None:
@@ -141,7 +142,7 @@ class Ledger:
         """Whether a load is in the log.
 
         Raises:
-            CorruptFile: if that cannot be told.
+            CorruptFile: if the record is unreadable.
         """
         path = self._path(load)
         document = read_document(path)
@@ -149,26 +150,26 @@ class Ledger:
             return False
         version = document.get("version")
         if document.get("app") != load.app or type(version) is not int:
-            raise CorruptFile(str(path), 0, f"it does not speak of {load.app!r}")
+            raise CorruptFile(str(path), 0, f"it is no record of {load.app!r}")
         return version >= load.version
 
     def add(self, load: LoadId) -> None:
-        """A load is in the log, and on the disk.
+        """Record that a load is in the log and synced.
 
         Raises:
-            StoreUnavailable: if the disk does not take it.
+            StoreUnavailable: if the write failed.
         """
         write_document(self._disk, self._path(load), load.to_json())
 
     def forget(self, load: LoadId) -> None:
-        """Nobody will ask for a load any more."""
+        """Delete the record of a load that will not be repeated."""
         self._disk.remove(self._path(load))
 
     def intent(self) -> Intent | None:
-        """The load that somebody began to append, None without one.
+        """The load that is being appended, None if there is none.
 
         Raises:
-            CorruptFile: if it cannot be read.
+            CorruptFile: if the record is unreadable.
         """
         path = self.folder / INTENT
         document = read_document(path)
@@ -181,13 +182,13 @@ class Ledger:
                 raise ValueError(f"start {start!r}, loads {loads!r}")
             return Intent(LoadId.from_json(document["load"]), start, loads, segments)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise CorruptFile(str(path), 0, f"no intent of ours: {error}") from error
+            raise CorruptFile(str(path), 0, f"invalid intent: {error}") from error
 
     def begin(self, intent: Intent) -> None:
-        """A load is about to be appended: known from here on, whatever happens.
+        """Record that a load will be appended.
 
         Raises:
-            StoreUnavailable: if the disk does not take it.
+            StoreUnavailable: if the write failed.
         """
         document = {
             "load": intent.load.to_json(),
@@ -198,17 +199,17 @@ class Ledger:
         write_document(self._disk, self.folder / INTENT, document)
 
     def end(self) -> None:
-        """Nothing is being appended any more."""
+        """Delete the record of the load that was being appended."""
         self._disk.remove(self.folder / INTENT)
 
 
 def staged_folder(folder: Path, load: LoadId) -> Path:
-    """Where the segments of a load are, below a folder ``loads``."""
+    """Folder of the segments of a load, below a folder ``loads``."""
     return folder / load.staged
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """A document of ours, None if it is not there.
+    """Read a JSON document that this module wrote, None if it does not exist.
 
     Raises:
         CorruptFile: if it is something else.
@@ -220,24 +221,24 @@ def read_document(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise CorruptFile(str(path), 0, f"cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("written_by") != _WRITTEN_BY:
-        raise CorruptFile(str(path), 0, "no load wrote it")
+        raise CorruptFile(str(path), 0, "it was not written by a load")
     return document
 
 
 def write_document(disk: Disk, path: Path, document: dict[str, Any]) -> None:
-    """Write one durably, in place of the one before."""
+    """Write a JSON document durably, replacing the one before."""
     disk_json(disk, path, {"written_by": _WRITTEN_BY, **document})
 
 
 def remove_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None) -> None:
-    """Take segments away, and what is left of earlier versions of the same application.
+    """Delete segments, and those of earlier versions of the same application.
 
-    What cannot be removed stays; nobody will load it.
+    Segments that cannot be deleted stay; they will not be loaded.
 
     Args:
         folder: ``loads``.
-        load: is in the log, or will never be.
-        names: only these segments of this version; else all of it and all that is older.
+        load: a load that is in the log, or will never be.
+        names: only these segments of this version; default: all of this and of older versions.
     """
     own = folder / load.staged
     if names is not None:

@@ -1,19 +1,19 @@
-"""A load: staged segments, appended to the log exactly once.
+"""Appends staged segments to the log exactly once.
 
 ::
 
-    verify segments -> sync the log -> INTENT -> append -> sync -> LEDGER -> intent goes
+    verify segments -> sync the log -> INTENT -> append -> sync -> LEDGER -> delete the intent
 
-Whoever dies in between leaves the intent, and the next one who opens the store to write finishes
-it before anything else is put (:func:`pending_load`, :meth:`Loads.finish`):
+If the process dies in between, the intent stays. The next writer finishes the load at its opening,
+before any other put (:func:`pending_load`, :meth:`Loads.finish`):
 
-- The segments are there: what of them stands in the log is found, and the rest is appended. The
-  log is what it would have become.
-- Some segment is gone or damaged, but all its frames are in the log: nothing is left to do.
-- Else the load is taken back: the log is cut where it began, and what stood behind that is kept in
-  quarantine. Whoever loads the same again begins anew.
+- If the segments are intact, it finds the part that is in the log and appends the rest. The log
+  becomes what it would have become without the crash.
+- If a segment is missing or damaged, but all frames are in the log, only the ledger is written.
+- Else it rolls the load back: it truncates the log to the load's start and keeps the bytes after
+  that in quarantine. The load can then be repeated.
 
-Readers take what is in the log for what it is: whole messages.
+Readers see all whole messages of the log, also those of an unfinished load.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _STEP: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a load came to.
+    """The result of a load.
 
     Attributes:
-        rows: messages appended, by this call.
-        bytes: of their frames.
-        start: where the log ended before.
-        end: where it ends now.
-        was_there: whether an earlier call had loaded it; then nothing was done.
+        rows: messages that this call appended.
+        bytes: bytes of their frames.
+        start: the log's end before.
+        end: the log's end now.
+        was_there: whether an earlier call had done the load; then this call did nothing.
     """
 
     rows: int
@@ -69,15 +69,15 @@ class Loaded:
 
 
 class Loads:
-    """Brings staged segments into the log of a store that is open to be written.
+    """Appends staged segments to the log of an open writer.
 
     Args:
-        disk: what the store is on.
+        disk: the store's disk.
         root: its folder.
-        log: its log's files.
-        writer: appends to them.
-        flush: brings log, queues and index to the disk.
-        counted: told of each topic, how many of its messages were appended, and their bytes.
+        log: the log's files.
+        writer: appends to the log.
+        flush: syncs log, queues and index.
+        counted: called with each topic, its appended messages, and their bytes.
     """
 
     def __init__(
@@ -101,20 +101,20 @@ class Loads:
         """Append segments, unless that was done before.
 
         Args:
-            load: which load it is.
+            load: which load.
             segments: in their order.
-            loads: the folder ``loads`` that they are in, as seen from the store.
+            loads: path from the store to the folder ``loads`` with the segments.
 
         Raises:
-            CorruptFile: if a segment is not there or not what was written; nothing is appended.
-            StoreUnavailable: if the store takes no more. Once it was begun the load stays known,
-                and is finished when the store is opened next.
+            CorruptFile: if a segment is missing or damaged; nothing is appended.
+            StoreUnavailable: if the store accepts no more writes. A load that has begun stays
+                recorded, and the next opening finishes it.
         """
         end = self._log.wrote_offset
         if self.ledger.has(load):
             return Loaded(0, 0, end, end, was_there=True)
         self._writer.check_status()
-        # A crash must not take away what the load is to stand behind.
+        # A crash must not remove messages before the load.
         self._flush()
         intent = Intent(load, end, loads, tuple(segments))
         for segment in segments:
@@ -127,20 +127,20 @@ class Loads:
         return Loaded(intent.rows, intent.bytes, end, self._log.wrote_offset)
 
     def finish(self, pending: Pending) -> None:
-        """Finish what an earlier writer began.
+        """Finish a load that an earlier writer began.
 
         Raises:
-            StoreUnavailable: if the store takes no more; it stays begun.
+            StoreUnavailable: if the store accepts no more writes; the load stays recorded.
         """
         intent = pending.intent
         if not pending.is_whole:
             first, start = self._find(intent)
             self._append(intent, first, start)
         self._done(intent)
-        logger.warning("%s: a load that was begun is finished: %s", self._root, intent.load)
+        logger.warning("%s: finished an interrupted load: %s", self._root, intent.load)
 
     def _sync_names(self, intent: Intent) -> None:
-        """Let the segments be found after a crash: tasks sync their files and the last folder."""
+        """Make the segments' names durable; tasks sync only their files and the last folder."""
         folder = Path(os.path.normpath(intent.folder(self._root)))
         top = Path(os.path.normpath(self._root / intent.loads)).parents[1]
         for place in (folder, *folder.parents):
@@ -149,7 +149,7 @@ class Loads:
                 break
 
     def _find(self, intent: Intent) -> tuple[int, int]:
-        """The first frame that is not in the log: number of its segment, byte in that."""
+        """The first frame that is not in the log: number of its segment, position in it."""
         position = intent.start
         for number, segment in enumerate(intent.segments):
             reader = SegmentReader(intent.folder(self._root), segment, check=False)
@@ -178,11 +178,11 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A load that was begun.
+    """A load to finish.
 
     Attributes:
-        intent: what was to be done.
-        is_whole: whether all of it is in the log, and only that has to be noted.
+        intent: the recorded load.
+        is_whole: whether the log has all of it, so that only the ledger is missing.
     """
 
     intent: Intent
@@ -190,14 +190,14 @@ class Pending:
 
 
 def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> Pending | None:
-    """What is to be finished of a load once the store is open; None if nothing is.
+    """Prepare an interrupted load: what to finish once the store is open, None for nothing.
 
-    A load that cannot be finished is taken back, and the store has to be recovered then. To be
-    asked with the lock held, before anything else of the store is looked at.
+    Call it with the lock held, before anything else of the store is read. If the load cannot be
+    finished it is rolled back here, and the store needs a recovery.
 
     Raises:
-        CorruptFile: if the intent cannot be read.
-        StoreUnavailable: if a load has to be taken back and cannot be.
+        CorruptFile: if the intent is unreadable.
+        StoreUnavailable: if the load must be rolled back and cannot be.
     """
     ledger = Ledger(disk, root)
     intent = ledger.intent()
@@ -213,7 +213,7 @@ def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> P
         NameGuard(disk).restore([root / COMMIT_LOG])
         if _is_whole(root, config, intent):
             return Pending(intent, is_whole=True)
-        logger.warning("%s: a load that was begun is taken back: %s", root, error)
+        logger.warning("%s: rolling back an interrupted load: %s", root, error)
         _take_back(root, config, disk, clock, intent)
         ledger.end()
         return None
@@ -221,7 +221,7 @@ def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> P
 
 
 def _is_whole(root: Path, config: StoreConfig, intent: Intent) -> bool:
-    """Whether all frames of a load stand in the log, without a break."""
+    """Whether the log has all frames of a load, without a break."""
     rows, size = intent.rows, intent.bytes
     for event in LogReader(StoreLayout.open(root, config)).events(intent.start):
         if isinstance(event, Run):
@@ -236,18 +236,18 @@ def _is_whole(root: Path, config: StoreConfig, intent: Intent) -> bool:
 
 
 def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent: Intent) -> None:
-    """Cut the log where a load began. Queues and index follow in the recovery that comes next."""
+    """Truncate the log to a load's start. The recovery that follows adapts queues and index."""
     layout = StoreLayout.open(root, config)
     settings = with_sizes(config, layout)
     AbortFile(disk, root).make()
-    # So that the files are such that a log can be made of them.
+    # Recover first, so that the files form a log.
     plan = plan_safe(root, settings)
     apply_safe(plan, disk, clock)
     if plan.log_end <= intent.start:
         return
     if intent.start < plan.log_start:
         raise StoreUnavailable(
-            f"{root}: a load that began at {intent.start} can neither be finished nor taken back: "
+            f"{root}: a load that began at {intent.start} can neither be finished nor rolled back: "
             f"its segments are gone, and the log begins at {plan.log_start}"
         )
     size = settings.mapped_file_size_commit_log
@@ -256,7 +256,7 @@ def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent
     try:
         log.load()
         _keep(disk, root, log, intent.start, plan.log_end)
-        # Or else what stood there would count as lost.
+        # Otherwise the truncated bytes would count as lost.
         _lower_mark(root, disk, intent.start)
         log.truncate_to(intent.start, aside=quarantine(root, COMMIT_LOG))
     finally:
@@ -272,7 +272,7 @@ def _lower_mark(root: Path, disk: Disk, offset: int) -> None:
 
 
 def _keep(disk: Disk, root: Path, log: MappedFileQueue, start: int, end: int) -> None:
-    """A copy of what is taken back."""
+    """Copy the frames of a load to the quarantine before they are truncated."""
     folder = quarantine(root, COMMIT_LOG)
     disk.make_folders(folder)
     path = folder / f"{start:020d}.taken-back"

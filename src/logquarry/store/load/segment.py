@@ -1,12 +1,12 @@
-"""A staged segment: frames for one store, made by one task, in a file of their own.
+"""A staged segment: a file of frames for one store, written by one task.
 
 ::
 
-    | frame | frame | ... | JSON: the queues that the frames' numbers mean | frames' bytes 8 |
-    | JSON's bytes 4 | "LQSG" |
+    | frame | frame | ... | JSON: queues by the numbers in the frames | bytes of the frames 8 |
+    | bytes of the JSON 4 | "LQSG" |
 
-Numbers are big-endian. The CRC of the whole file travels beside it, with whoever is to load it: a
-segment that is not what its task wrote is refused as a whole.
+Numbers are big-endian. The task reports the CRC of the whole file to the loader. The loader
+rejects a segment whose CRC differs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from logquarry.documents import document
 from logquarry.errors import CorruptFile, StoreUnavailable
-from logquarry.format.crc import crc32
+from logquarry.format.java import crc32
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.staged_put import StagedFrames
 
@@ -37,15 +38,15 @@ ENDING: Final = ".frames"
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What is known of a segment by those who have not read it. Small and picklable.
+    """The metadata of a segment. Small and picklable.
 
     Attributes:
-        name: of the file.
-        size: its bytes.
-        rows: its frames.
-        bytes: of the frames alone.
+        name: the file's name.
+        size: bytes of the file.
+        rows: number of frames.
+        bytes: bytes of the frames alone.
         crc: CRC-32 of the file.
-        queues: how many frames each queue gets, by topic and queue id.
+        queues: topic, queue id and number of frames of each queue.
     """
 
     name: str
@@ -56,42 +57,36 @@ class Segment:
     queues: tuple[tuple[str, int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As a document; what the file itself tells is left out."""
-        return {
-            "name": self.name,
-            "size": self.size,
-            "rows": self.rows,
-            "bytes": self.bytes,
-            "crc": self.crc,
-        }
+        """The metadata as a JSON document, without the queues, which the file names itself."""
+        return document(self, ("name", "size", "rows", "bytes", "crc"))
 
     @classmethod
     def from_json(cls, document: Any) -> Segment:
-        """The same read back.
+        """Parse the result of :meth:`to_json`.
 
         Raises:
-            ValueError: if it is no such document.
+            ValueError: if the document is invalid.
         """
         if not isinstance(document, dict):
-            raise ValueError(f"a segment is an object, not {document!r}")
+            raise ValueError(f"a segment must be an object, not {document!r}")
         name = document.get("name")
         numbers: list[Any] = [document.get(key) for key in ("size", "rows", "bytes", "crc")]
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-            raise ValueError(f"no name of a segment: {name!r}")
+            raise ValueError(f"invalid name of a segment: {name!r}")
         if not all(type(number) is int and number >= 0 for number in numbers):
-            raise ValueError(f"{name}: sizes and CRC are numbers, not {numbers}")
+            raise ValueError(f"{name}: sizes and CRC must be numbers, not {numbers}")
         size, rows, length, crc = numbers
         return cls(name, size, rows, length, crc)
 
 
 class SegmentWriter:
-    """Writes one segment. Nobody looks at it before :meth:`finish` has said what it is.
+    """Writes one segment. It is loaded only after :meth:`finish` has returned its metadata.
 
     Args:
-        path: of the file, which must not be there.
+        path: the file, which must not exist.
 
     Raises:
-        StoreUnavailable: if it cannot be made.
+        StoreUnavailable: if the file cannot be created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,14 +112,14 @@ class SegmentWriter:
         return found
 
     def add(self, frames: memoryview | bytes, counts: Iterable[tuple[int, int]]) -> None:
-        """Write whole frames behind the others.
+        """Append whole frames.
 
         Args:
-            frames: their bytes, with the numbers of their queues.
-            counts: number of a queue, and how many of the frames are for it.
+            frames: their bytes, with queue numbers in place of queue ids.
+            counts: (queue number, number of frames) pairs.
 
         Raises:
-            StoreUnavailable: if the disk does not take them.
+            StoreUnavailable: if the write failed.
         """
         self._write(frames)
         self.bytes += len(frames)
@@ -133,10 +128,10 @@ class SegmentWriter:
             self.rows += count
 
     def finish(self) -> Segment:
-        """Bring it to the disk: what it is.
+        """Write the footer and sync the file; returns the metadata.
 
         Raises:
-            StoreUnavailable: if the disk does not take it.
+            StoreUnavailable: if that failed.
         """
         text = json.dumps({"queues": [[*key] for key in self._numbers]}, ensure_ascii=False)
         footer = text.encode()
@@ -159,13 +154,13 @@ class SegmentWriter:
         return Segment(self.path.name, self._size, self.rows, self.bytes, self._crc, queues)
 
     def close(self) -> None:
-        """Let go of the file; once more does nothing."""
+        """Close the file; further calls do nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
     def discard(self) -> None:
-        """Take the file away."""
+        """Close and delete the file."""
         self.close()
         with suppress(OSError):
             self.path.unlink()
@@ -186,18 +181,18 @@ def _refused(path: Path, error: OSError) -> StoreUnavailable:
 
 
 class SegmentReader:
-    """A segment, opened and found to be what its task wrote.
+    """Opens and verifies a segment.
 
     Args:
-        folder: where it is.
-        segment: what is known of it.
-        check: whether to look at all of it; not where that was done a moment ago.
+        folder: its folder.
+        segment: its metadata.
+        check: whether to verify the CRC; False if it was verified a moment ago.
 
     Attributes:
-        frames: its frames, good until :meth:`close`.
+        frames: its frames, valid until :meth:`close`.
 
     Raises:
-        CorruptFile: if it is not there, or not what was written.
+        CorruptFile: if the file is missing or damaged.
     """
 
     def __init__(self, folder: Path, segment: Segment, *, check: bool = True) -> None:
@@ -207,10 +202,12 @@ class SegmentReader:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size != segment.size or size < _TAIL.size:
-                    raise CorruptFile(str(path), 0, f"it has {size} bytes, and not {segment.size}")
+                    raise CorruptFile(
+                        str(path), 0, f"it has {size} bytes instead of {segment.size}"
+                    )
                 self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         except FileNotFoundError as error:
-            reason = "it is not there: do all who stage and load see the same folder?"
+            reason = "the segment is missing: do all tasks and the loader see the same folder?"
             raise CorruptFile(str(path), 0, reason) from error
         except OSError as error:
             raise CorruptFile(str(path), 0, f"cannot be read: {error.strerror}") from error
@@ -226,18 +223,18 @@ class SegmentReader:
         for at in range(0, len(view) if check else 0, _STEP):
             crc = crc32(view[at : at + _STEP], crc)
         if crc != segment.crc:
-            reason = f"its CRC is {crc:08x}, and {segment.crc:08x} was written"
+            reason = f"its CRC is {crc:08x} instead of {segment.crc:08x}"
             raise CorruptFile(str(path), 0, reason)
         frames, footer, magic = _TAIL.unpack_from(view, len(view) - _TAIL.size)
         end = len(view) - _TAIL.size
         if magic != _MAGIC or frames != segment.bytes or frames + footer != end:
-            raise CorruptFile(str(path), end, "it does not end as a segment does")
+            raise CorruptFile(str(path), end, "it has no valid footer")
         named = json.loads(bytes(view[frames:end]))["queues"]
         queues = [(topic, queue_id) for topic, queue_id in named]
         return StagedFrames(view[:frames], queues, str(path))
 
     def close(self) -> None:
-        """Let go of the file; once more does nothing."""
+        """Close the file; further calls do nothing."""
         if hasattr(self, "frames"):
             self.frames.data.release()
         self._view.release()

@@ -1,1 +1,1 @@
-"""What expires, and why: a plan found by reading, and then the steps that carry it out."""
+"""Retention: plans which files have expired, and deletes them."""

@@ -1,8 +1,8 @@
-"""The retention of a store that this process writes.
+"""Retention of a store that this process writes.
 
-Files go while others put, dispatch and read. Of the log only what is on the disk and in the queues
-may go, and never the last file, so that no writer is near it. A reader keeps what it holds: the
-file's name goes, its map stays until the last view of it does, in this process and in any other.
+Files are deleted while other threads put, dispatch and read. Of the log only synced and dispatched
+files may be deleted, and never the last one, so no writer uses them. A reader keeps its data: a
+deleted file's map lives until its last view is released, in this process and in any other.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _PERCENT: Final = 100
 
 
 class LiveRetention:
-    """Plans and applies retentions of one store, one at a time.
+    """Plans and applies the retention of one store, one at a time.
 
     Args:
-        disk: what the store is on.
+        disk: the store's disk.
         root: its folder.
-        layout: gives its files as they are now.
+        layout: lists its files.
         log: its log.
         queues: its queues.
-        index: its index, None where it keeps none.
-        transactions: its state table and redo log, None where it keeps none.
-        dispatched: up to where the log is in queues and index.
-        clock: gives the time, in milliseconds.
+        index: its index, None if it has none.
+        transactions: its 3.x state table and redo log, None if it has none.
+        dispatched: gives the offset up to which the log is dispatched.
+        clock: gives the time in milliseconds.
 
     Attributes:
-        removed: told when files of the log have gone, whose bytes somebody may still hold on to.
+        removed: called after log files were deleted, so that holders of their bytes release them.
     """
 
     def __init__(
@@ -83,26 +83,26 @@ class LiveRetention:
         self._clock = clock
         self._working = threading.Lock()
         self._is_ended = False
-        # Where the log began when queues and index were looked at last.
+        # The log's start when queues and index were last checked.
         self._derived_at = -1
         self.removed: Callable[[], None] = lambda: None
 
     def plan(self, rules: RetentionRules, *, always_derived: bool = True) -> RetentionPlan:
-        """What would go now. Nothing is changed.
+        """Plan what to delete now. Changes nothing.
 
         Args:
-            rules: what may go.
+            rules: what may be deleted.
             always_derived: see :func:`plan_retention`.
 
         Raises:
-            CorruptFile: if what a load is about cannot be told.
+            CorruptFile: if the record of an interrupted load is unreadable.
         """
         safe_end = min(self._log.flushed_offset, self._log.max_offset, self._dispatched())
         intent = Ledger(self._disk, self._root).intent()
         if intent is not None:
-            # Whoever finishes a load that dies looks for its messages from there on.
+            # If the load is interrupted, finishing it reads the log from here on.
             safe_end = min(safe_end, intent.start)
-        # Asked for before the files are looked at: what is not held then never is again.
+        # Read before the files are listed: a file that is released now is not held again.
         held = frozenset[str]() if self._index is None else self._index.held
         return plan_retention(
             self._layout(),
@@ -115,20 +115,20 @@ class LiveRetention:
         )
 
     def run(self, rules: RetentionRules, *, pause_s: float = 0.0) -> RetentionPlan:
-        """Delete what may go: what that was.
+        """Delete expired files; returns the plan that was applied.
 
         Args:
-            rules: what may go.
-            pause_s: between two files of the log, so that the disk has time for others.
+            rules: what may be deleted.
+            pause_s: pause in seconds between two log files, so that the disk serves others.
 
         Raises:
-            StoreUnavailable: if the store takes no writes, or the disk fails; what is gone is
-                gone, and all of the rest is in order.
+            StoreUnavailable: if the store accepts no writes, or the disk fails. The store is then
+                consistent, with some files deleted.
         """
         with self._working:
             self._disk.health.require_writable()
             self._require_open()
-            # As RocketMQ looks at its queues: when the log has begun to begin elsewhere.
+            # Like RocketMQ, check queues and index only if the log's start has moved.
             plan = self.plan(rules, always_derived=self._log.min_offset != self._derived_at)
             try:
                 for number, file in enumerate(plan.log):
@@ -138,7 +138,7 @@ class LiveRetention:
                     logger.info("%s: deleted: %s", self._root / file.path, file.reason)
                     self._log.remove_first()
             finally:
-                # Also of those that went before one that did not.
+                # Also for files deleted before one that failed.
                 self.removed()
             for key, files in plan.queues:
                 self._require_open()
@@ -161,28 +161,28 @@ class LiveRetention:
     def _cut_transactions(self, plan: RetentionPlan) -> None:
         for name in (STATE_TABLE, REDO_LOG):
             gone = [file.base for file in plan.transactions if file.path.startswith(f"{name}/")]
-            # Of a store in another dialect nobody has them open, and they are left alone.
+            # In a store of the other dialect these files are not open, and stay.
             if gone and self._transactions is not None:
                 self._require_open()
                 self._transactions.remove_until(name, gone[-1])
 
     def end(self) -> None:
-        """The store is being closed: wait for what is going on, and do no more."""
+        """Refuse further deletions and wait for the current one: the store is closing."""
         self._is_ended = True
         with self._working:
-            logger.debug("%s: nothing is deleted any more", self._root)
+            logger.debug("%s: retention has ended", self._root)
 
 
 class RetentionService(Service):
-    """Deletes what has expired, as RocketMQ does, in a store that was asked to.
+    """Deletes expired files periodically, in a store whose configuration enables it.
 
     Args:
-        retention: does it.
-        config: says when, and what.
+        retention: plans and deletes.
+        config: when to delete what.
         root: the store's folder.
-        health: of the store.
-        clock: gives the time, in milliseconds.
-        use: tells how full the disk is.
+        health: health of the store.
+        clock: gives the time in milliseconds.
+        use: gives the use of the disk.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class RetentionService(Service):
         use: Callable[[Path], DiskUse | None] = disk_use,
     ) -> None:
         super().__init__("retention", health, interval_ms=config.clean_resource_interval)
-        # Refused when the store is opened, and not once the hour has come.
+        # Checked now, so that an invalid setting fails the opening.
         delete_hours(config.delete_when)
         self._retention = retention
         self._config = config
@@ -205,7 +205,7 @@ class RetentionService(Service):
         self._use = use
 
     def due(self) -> RetentionRules | None:
-        """What is to be done now, None for nothing."""
+        """The rules that apply now, None for nothing to do."""
         config = self._config
         found = self._use(self._root / COMMIT_LOG)
         return rules_due(
@@ -219,7 +219,7 @@ class RetentionService(Service):
         )
 
     def run_once(self) -> None:
-        """Do what is due."""
+        """Delete the files that have expired."""
         rules = self.due()
         if rules is None:
             return
@@ -228,14 +228,14 @@ class RetentionService(Service):
                 rules, pause_s=self._config.delete_commit_log_files_interval / 1_000
             )
         except StoreError as error:
-            # Unless the store is poisoned the next run tries again.
+            # Raises if the store is poisoned; otherwise the next run tries again.
             self.health.require_writable()
-            logger.warning("%s: nothing more is deleted now: %s", self._root, error)
+            logger.warning("%s: retention stopped for now: %s", self._root, error)
             return
         if plan.files:
             logger.warning(
-                "%s: %d files of the log, %d of queues, %d of the index, %d of transactions have "
-                "expired, and are deleted: the log begins at %d",
+                "%s: deleted %d expired files of the log, %d of queues, %d of the index, %d of "
+                "transactions: the log begins at %d",
                 self._root,
                 len(plan.log),
                 sum(len(files) for _, files in plan.queues),

@@ -1,4 +1,4 @@
-"""A file that goes, and those of 3.x's state table and redo log that do."""
+"""The plan of a retention: which files to delete, and why."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 
 from logquarry import text
 from logquarry.dialect31.unit_files import UnitFiles, read_redo, read_table
-from logquarry.disk.disk import Disk
 from logquarry.disk.open_files import OpenFiles
+from logquarry.documents import document
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import COMMIT_LOG, INDEX, FileSequence, StoreFile, StoreLayout
 from logquarry.read.commit_log import CommitLog
@@ -31,22 +31,21 @@ from logquarry.store.retention.rules import (
     last_time_in,
 )
 from logquarry.store.retention.unread import Unread, unread
-from logquarry.units import Progress
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiredFile:
-    """A file that goes.
+    """A file to delete.
 
     Attributes:
-        path: below the store's root.
+        path: path below the store's root.
         base: offset of its first byte (its name); 0 for an index file.
         size: its bytes.
-        reason: why it goes.
-        last_timestamp: store time of its last message, or of the one that follows where it has
-            none; None for queues and index.
+        reason: why it is deleted.
+        last_timestamp: for log files, store time in ms of its last message, or of the next message
+            after the file if it has none; else None.
     """
 
     path: str
@@ -56,24 +55,19 @@ class ExpiredFile:
     last_timestamp: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The same as a JSON document."""
-        return {
-            "path": self.path,
-            "size": self.size,
-            "last_timestamp": self.last_timestamp,
-            "reason": self.reason,
-        }
+        """The file as a JSON document."""
+        return document(self, ("path", "size", "last_timestamp", "reason"))
 
 
 def expired_units(layout: StoreLayout, cut: int) -> tuple[ExpiredFile, ...]:
-    """The first files of state table and redo log of which no unit is of a message that stays.
+    """The leading files of state table and redo log whose messages are all deleted.
 
-    RocketMQ 3.1.3 deletes the same (``deleteExpiredStateFile``). The messages of transactions that
-    are open in them have gone: nobody can end those any more.
+    RocketMQ 3.1.3 deletes the same (``deleteExpiredStateFile``). Open transactions in these files
+    can no longer be ended, because their messages are gone.
 
     Args:
         layout: the store's files.
-        cut: where the log will begin.
+        cut: the log's start after the retention.
     """
     if not layout.has_state_table:
         return ()
@@ -87,51 +81,56 @@ def expired_units(layout: StoreLayout, cut: int) -> tuple[ExpiredFile, ...]:
 def _expired(sequence: FileSequence, found: UnitFiles, cut: int) -> list[ExpiredFile]:
     files: list[ExpiredFile] = []
     if len(sequence.files) > 1 and found.fault is not None:
-        logger.warning("%s: none of its files goes: verify tells more", found.fault)
+        logger.warning("%s: its files are kept: run verify", found.fault)
         return files
     size = found.units.dtype.itemsize
     for file in sequence.files[:-1]:
         start = file.base // size - found.first
         stop = start + sequence.file_size // size
-        # The last file is the one that the last unit stands in.
+        # The last file is the one with the last entry.
         if stop >= len(found.units) or int(found.units["physical_offset"][start:stop].max()) >= cut:
             break
-        reason = f"all its units are of messages before the log's begin at {cut}"
+        reason = f"all its entries are of messages before the log's start at {cut}"
         files.append(ExpiredFile(file.path, file.base, file.size, reason))
     return files
 
 
 # --------------------------------------------------------------------------------------------------
-# The plan of a retention: what would go, and why, in words. Making one changes nothing.
+# Planning
 #
-# The log is what the rules speak of. The queues and the index follow it, as RocketMQ's do
-# (``ConsumeQueue.deleteExpiredFile``, ``IndexService.deleteExpiredFile``): of each, files go that
-# only name messages from before the log's new begin, and never the last one.
+# The rules apply to the log. Queues and index follow it, as in RocketMQ
+# (``ConsumeQueue.deleteExpiredFile``, ``IndexService.deleteExpiredFile``): their leading files that
+# name only messages before the log's new start are deleted, but never the last file.
 
 _FIRST_CHUNK: Final = 512
 _GROWTH: Final = 4
+_PLAN_MEMBERS: Final = (
+    *("store", "rules", "now", "min_offset", "new_min_offset", "max_offset"),
+    *("log", "queues", "index", "transactions", "bytes", "stays_because"),
+    *("disk_ratio", "messages", "unread", "refused"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionPlan:
-    """What goes, and what stays.
+    """The files to delete.
 
     Attributes:
         store: the store's folder.
-        rules: what may go.
-        now: the time that ages are reckoned from, in milliseconds.
-        min_offset: where the log begins.
-        new_min_offset: where it will begin.
-        max_offset: where it ends.
-        log: files of the log, oldest first.
+        rules: what may be deleted.
+        now: the time for computing ages, in milliseconds.
+        min_offset: the log's start.
+        new_min_offset: its start after the retention.
+        max_offset: its end.
+        log: log files, oldest first.
         queues: files of consume queues, by queue, oldest first.
         index: index files, oldest first.
-        transactions: files of 3.x's state table, and then of its redo log, oldest first.
-        stays_because: why the first file of the log that stays does.
-        disk: how full the log's disk is, None if nobody can tell.
-        messages: what goes of each topic: messages in its queues.
-        unread: messages among them that somebody has not read.
-        refused: why this cannot be applied now, None if it can.
+        transactions: files of 3.x's state table, then of its redo log, oldest first.
+        stays_because: why the first log file that stays does.
+        disk: use of the log's disk, None if unknown.
+        messages: for each topic, messages in its queues that are deleted.
+        unread: messages among them that consumers have not read.
+        refused: why the plan cannot be applied now, None if it can.
     """
 
     store: str
@@ -152,35 +151,24 @@ class RetentionPlan:
 
     @property
     def files(self) -> tuple[ExpiredFile, ...]:
-        """All files that go, in the order in which they do."""
+        """All files to delete, in the order of deletion."""
         queues = (file for _, files in self.queues for file in files)
         return (*self.log, *queues, *self.index, *self.transactions)
 
     @property
     def bytes(self) -> int:
-        """What they take."""
+        """Bytes of all files together."""
         return sum(file.size for file in self.files)
 
+    @property
+    def disk_ratio(self) -> float | None:
+        """Used part of the log's disk, from 0 to 1; None if unknown."""
+        return None if self.disk is None else self.disk.ratio
+
     def to_json(self) -> dict[str, Any]:
-        """The same as a JSON document."""
-        return {
-            "store": self.store,
-            "rules": self.rules.to_json(),
-            "now": self.now,
-            "min_offset": self.min_offset,
-            "new_min_offset": self.new_min_offset,
-            "max_offset": self.max_offset,
-            "log": [file.to_json() for file in self.log],
-            "queues": [file.to_json() for _, files in self.queues for file in files],
-            "index": [file.to_json() for file in self.index],
-            "transactions": [file.to_json() for file in self.transactions],
-            "bytes": self.bytes,
-            "stays_because": self.stays_because,
-            "disk_ratio": None if self.disk is None else self.disk.ratio,
-            "messages": dict(self.messages),
-            "unread": [one.to_json() for one in self.unread],
-            "refused": self.refused,
-        }
+        """The plan as a JSON document."""
+        queues = [file.to_json() for _, files in self.queues for file in files]
+        return document(self, _PLAN_MEMBERS) | {"queues": queues}
 
 
 def plan_retention(
@@ -193,17 +181,18 @@ def plan_retention(
     held: frozenset[str] = frozenset(),
     always_derived: bool = True,
 ) -> RetentionPlan:
-    """What of a local store would go by some rules.
+    """Plan the retention of a local store.
 
     Args:
-        layout: the store's files as they are now.
-        rules: what may go.
+        layout: the store's files.
+        rules: what may be deleted.
         now_ms: the time.
-        safe_end: of a store that is written: what is before it is on the disk, and in the queues.
-        log_end: where its log ends, where its writer says so.
-        held: paths of index files that a writer still works on.
-        always_derived: whether queues and index are looked at also if nothing of the log goes: a
-            retention that was interrupted may have left something of them.
+        safe_end: for a store that is written, the offset up to which the log is synced and
+            dispatched.
+        log_end: the log's end, if the store's writer gives it.
+        held: paths of index files that a writer still uses.
+        always_derived: whether to check queues and index even if no log file is deleted: an
+            interrupted retention may have left expired files.
 
     Raises:
         StoreNotFound: if a file cannot be read.
@@ -278,12 +267,11 @@ class _Planner:
 
     # -------------------------------------------------------------------------------------- log
     def _expired(self, disk: DiskUse | None) -> tuple[tuple[ExpiredFile, ...], str]:
-        """The files of the log that go, and why the next one stays."""
+        """The log files to delete, and why the next one stays."""
         log = self._log
         if not log.files:
             return (), "there is no log"
-        # The last file is the one that the last message stands in: one that was only made in
-        # advance is none.
+        # The last file is the one with the last message; files created in advance come after it.
         last = log.index_of(max(self._end - 1, log.start))
         found: list[ExpiredFile] = []
         for number, file in enumerate(log.files):
@@ -307,11 +295,11 @@ class _Planner:
     def _must_stay(self, file: StoreFile, gone: int) -> str | None:
         size, end = self._log.file_size, file.base + self._log.file_size
         if self._rules.most_files is not None and gone >= self._rules.most_files:
-            return f"{text.plural(gone, 'file')} at a time are enough"
+            return f"the limit is {text.plural(gone, 'file')} at a time"
         if file.size != size:
-            return f"it has {file.size} bytes, and {size} belong there: verify tells more"
+            return f"it has {file.size} bytes instead of {size}: run verify"
         if end > self._safe_end:
-            return "not all of it is on the disk and in the queues yet"
+            return "it is not yet synced and dispatched as a whole"
         return None
 
     def _by_age(self, file: StoreFile, reasons: list[str]) -> tuple[int | None, str | None]:
@@ -320,19 +308,19 @@ class _Planner:
             return None, None
         time = self._time_of(file)
         if time is None:
-            return None, "no message says when it was written"
+            return None, "no message shows its age"
         age = self._now - time
         stored = f"its last message was stored {text.time_text(time)}"
         if age < limit:
             if age < 0:
-                return time, f"{stored}, which is yet to come"
+                return time, f"{stored}, which is in the future"
             kept = text.duration_text(limit)
-            return time, f"{stored}, {text.duration_text(age)} ago, and {kept} are kept"
+            return time, f"{stored}, {text.duration_text(age)} ago; {kept} are kept"
         reasons.append(f"{stored}, {text.duration_text(age)} ago")
         return time, None
 
     def _time_of(self, file: StoreFile) -> int | None:
-        """When a file was written, as its last message says, or else the one that follows it."""
+        """The age of a file by the store time of its last message, else of the next message."""
         time = last_time_in(self._layout, file)
         if time is None:
             time = first_time_from(self._layout, file.base + self._log.file_size, self._end)
@@ -343,21 +331,21 @@ class _Planner:
         if keep is None:
             return None
         if self._end - (file.base + self._log.file_size) < keep:
-            return f"some of the newest {text.size_text(keep)} are in it"
-        reasons.append(f"the newest {text.size_text(keep)} begin behind it")
+            return f"it holds some of the newest {text.size_text(keep)}"
+        reasons.append(f"the newest {text.size_text(keep)} start after it")
         return None
 
     def _by_disk(
         self, file: StoreFile, disk: DiskUse | None, reasons: list[str]
     ) -> tuple[DiskUse | None, str | None]:
-        """How full the disk is once a file has gone, or why it stays."""
+        """The use of the disk after a file's deletion, and a reason if the file stays."""
         most = self._rules.max_disk_ratio
         if most is None:
             return disk, None
         if disk is None:
-            return None, "nobody can tell how full the disk is"
+            return None, "the use of the disk is unknown"
         if disk.ratio <= most:
-            return disk, f"the disk is {disk.ratio:.1%} full, and may be {most:.1%}"
+            return disk, f"the disk is {disk.ratio:.1%} full; {most:.1%} are allowed"
         freed = freed_bytes(self._root / file.path)
         if not freed:
             return disk, "it has a second name elsewhere: deleting it frees nothing"
@@ -366,7 +354,7 @@ class _Planner:
 
     # -------------------------------------------------------------------------- queues and index
     def _expired_queue(self, queue: ConsumeQueue, cut: int) -> tuple[ExpiredFile, ...]:
-        """The first files of a queue that hold no unit of a message that stays."""
+        """The leading files of a queue without an entry of a kept message."""
         sequence: FileSequence = queue.sequence
         if len(sequence.files) < 2:
             return ()
@@ -375,19 +363,19 @@ class _Planner:
         for file in sequence.files[:-1]:
             first = file.base // UNIT_SIZE
             stop = first + queue.units_per_file
-            # The last file is the one that the last unit stands in.
+            # The last file is the one with the last entry.
             if stop >= end or file.size != sequence.file_size:
                 break
             units = queue.units(stop - 1, stop)
-            # The last unit alone tells it of a sound queue, and in RocketMQ of any.
+            # In a sound queue the last entry is enough; RocketMQ checks only that one.
             if not len(units) or int(units["physical_offset"][0]) >= cut:
                 break
             units = queue.units(first, stop)
             named = units["physical_offset"][has_message(units)]
             if not bool(is_written(units).all()) or (len(named) and int(named.max()) >= cut):
-                logger.warning("%s: it is not in order, and stays: verify tells more", file.path)
+                logger.warning("%s: damaged, so it is kept: run verify", file.path)
                 break
-            reason = f"all its messages are before the log's begin at {cut}"
+            reason = f"all its messages are before the log's start at {cut}"
             found.append(ExpiredFile(file.path, file.base, file.size, reason))
         return tuple(found)
 
@@ -399,12 +387,12 @@ class _Planner:
             end = file.header.end_offset
             if end >= cut or file.path in self._held:
                 break
-            reason = f"its last key is of a message at {end}, before the log's begin at {cut}"
+            reason = f"its last key is of a message at {end}, before the log's start at {cut}"
             found.append(ExpiredFile(file.path, 0, sizes.get(file.path, 0), reason))
         return tuple(found)
 
     def _first_kept(self, queue: ConsumeQueue, start: int) -> int:
-        """The first queue offset whose message is not before a place of the log, else the max."""
+        """The first queue offset whose message is at or after a physical offset, else the max."""
         for first, units in queue.runs(0, queue.max_offset):
             at, chunk = 0, _FIRST_CHUNK
             while at < len(units):
@@ -421,37 +409,3 @@ class _Planner:
     ) -> tuple[Unread, ...]:
         log = CommitLog(self._layout, files=self._files)
         return unread(self._layout, log, self._all_queues if firsts else (), firsts, start, cut)
-
-
-# --------------------------------------------------------------------------------------------------
-# Carries out the plan of a retention over a store that nobody has open.
-#
-# The log goes first, file by file from its begin on, and each is off the disk before the next
-# goes: a crash leaves a log that begins later, and never one with a hole. Queues and index come
-# after it. What they name before the log's begin is passed over, by us and by RocketMQ, so that a
-# crash before their turn leaves nothing to mend; the next retention finishes it. The other way
-# round a crash would leave messages in the log that no queue names.
-#
-# Nothing else is touched: the log's end does not move, and with it neither does the durable mark
-# nor the checkpoint.
-
-
-def apply_retention(
-    plan: RetentionPlan, disk: Disk, root: Path, progress: Progress | None = None
-) -> None:
-    """Delete what a plan says, durably; with the store's lock held.
-
-    Args:
-        plan: the plan, made since the lock was taken.
-        disk: what the store is on.
-        root: its folder.
-        progress: told of the files that are gone.
-
-    Raises:
-        StoreUnavailable: if the disk fails. What is gone is gone, the rest stays, and all of it is
-            a store.
-    """
-    for done, file in enumerate(plan.files, 1):
-        disk.remove(root / file.path)
-        if progress is not None:
-            progress(done, len(plan.files))

@@ -1,7 +1,7 @@
-"""How old a file of the log is: when its last message was stored, as that message says.
+"""The rules of a retention: the age of log files, the use of the disk, and when to delete.
 
-RocketMQ takes the file's modification time, which a copy of the store, a backup that was put back
-or a ``touch`` moves (apache/rocketmq#4549).
+The age of a file is that of its last message. RocketMQ takes the file's modification time, which
+changes when the store is copied, restored from a backup or touched (apache/rocketmq#4549).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.disk.queue_folders import link_of
+from logquarry.documents import document
 from logquarry.errors import UsageError
 from logquarry.log import columns
 from logquarry.log.layout import StoreFile, StoreLayout
@@ -24,10 +25,10 @@ _GROWTH: Final = 8
 
 
 def last_time_in(layout: StoreLayout, file: StoreFile) -> int | None:
-    """The store time of the last message that begins in a file, in milliseconds; None without one.
+    """Store time in ms of the last message that starts in a file; None if there is none.
 
-    Mostly reads the file's last mebibyte: a frame names the place where it stands, so that a walk
-    may begin anywhere.
+    Usually reads only the last mebibyte of the file: a frame names its own offset, so a walk may
+    start anywhere.
     """
     start, stop = file.base, file.base + layout.commit_log.file_size
     step = _FIRST_STEP
@@ -40,7 +41,7 @@ def last_time_in(layout: StoreLayout, file: StoreFile) -> int | None:
 
 
 def first_time_from(layout: StoreLayout, start: int, stop: int) -> int | None:
-    """The store time of the first message in a part of the log; None without one."""
+    """Store time in ms of the first message in a range of the log; None if there is none."""
     for event in LogReader(layout, check_crc=False, batch_bytes=1).events(start, stop):
         if isinstance(event, Run) and len(event.rows):
             return _time(event, 0)
@@ -61,19 +62,19 @@ def _time(run: Run, at: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# How full the disk of a store is, and what deleting a file of it would free.
+# Use of the disk
 
 _BLOCK: Final = 512
-"""What ``st_blocks`` counts, whatever blocks the disk has."""
+"""Unit of ``st_blocks``, regardless of the disk's block size."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """A disk's bytes, as its users see them.
+    """Bytes of a disk.
 
     Attributes:
-        used: bytes that are taken.
-        usable: bytes that are left to those who are not root.
+        used: bytes in use.
+        usable: free bytes that users other than root can use.
     """
 
     used: int
@@ -81,18 +82,18 @@ class DiskUse:
 
     @property
     def ratio(self) -> float:
-        """How full it is, from 0 to 1. (RocketMQ has whole percents, rounded up.)"""
+        """Used part of the disk, from 0 to 1. (RocketMQ rounds up to whole percents.)"""
         whole = self.used + self.usable
         return self.used / whole if whole else 0.0
 
     def without(self, freed: int) -> DiskUse:
-        """The same once some bytes are free."""
+        """The use after ``freed`` bytes were freed."""
         freed = min(freed, self.used)
         return DiskUse(self.used - freed, self.usable + freed)
 
 
 def disk_use(path: Path) -> DiskUse | None:
-    """How full the disk is that a path is on; None if nobody can tell."""
+    """The use of the disk with a path; None if unknown."""
     try:
         found = os.statvfs(path)
     except OSError:
@@ -102,10 +103,10 @@ def disk_use(path: Path) -> DiskUse | None:
 
 
 def freed_bytes(path: Path) -> int:
-    """What deleting a file frees: its blocks, or nothing where it has a name elsewhere."""
+    """Bytes that deleting a file frees; 0 if the file has another name elsewhere."""
     try:
         status = path.stat()
-        # The writer's own second name goes with the first.
+        # The writer deletes its own second name together with the first.
         names = 1 + link_of(path).exists()
     except OSError:
         return 0
@@ -113,14 +114,14 @@ def freed_bytes(path: Path) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# What may go: the rules of a retention, and when a running store is to ask them.
+# The rules, and when a running store applies them
 #
-# A file of the log goes only where *every* rule that is given lets it, so that one more rule never
-# takes more away. (RocketMQ takes what expired, and what the disk has no room for besides.)
+# A log file is deleted only if *all* given rules allow it, so that adding a rule never deletes
+# more. (RocketMQ deletes what has expired, and more if the disk is full.)
 
 HOUR_MS: Final = 3_600_000
 FORCIBLY_RATIO: Final = 0.85
-"""How full a disk is on which RocketMQ deletes what has not expired
+"""Use of the disk above which RocketMQ deletes files that have not expired
 (``rocketmq.broker.diskSpaceCleanForciblyRatio``)."""
 
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": HOUR_MS, "d": 24 * HOUR_MS}
@@ -129,17 +130,16 @@ _HOURS: Final = 24
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionRules:
-    """What may go. At least one of the first three is given; all that are given have to agree.
+    """Which log files may be deleted. At least one of the first three rules must be given.
 
     Attributes:
         older_than_ms: files whose last message was stored at least this long ago.
-        max_disk_ratio: files as long as the disk is fuller than this part of it (0 to 1), the
-            oldest first.
-        keep_bytes: files of which nothing is among so many newest bytes of the log.
-        most_files: no more files of the log than these at a time.
+        max_disk_ratio: the oldest files, as long as the used part of the disk (0 to 1) is larger.
+        keep_bytes: files before this many newest bytes of the log.
+        most_files: at most this many log files at a time.
 
     Raises:
-        UsageError: if one of them makes no sense, or nothing says what may go.
+        UsageError: if a value is invalid, or no rule is given.
     """
 
     older_than_ms: int | None = None
@@ -150,35 +150,32 @@ class RetentionRules:
     def __post_init__(self) -> None:
         if self.older_than_ms is None and self.max_disk_ratio is None and self.keep_bytes is None:
             raise UsageError(
-                "nothing says what may go: an age, how full the disk may be, or how many bytes stay"
+                "no retention rule is given: give an age, a use of the disk, or bytes to keep"
             )
-        # What is no number is neither below nor above: it must not let everything go.
+        # Written so that NaN is rejected too: it must not allow every deletion.
         if self.older_than_ms is not None and not self.older_than_ms >= 0:
-            raise UsageError(f"the age of what goes is {self.older_than_ms} ms, below 0")
+            raise UsageError(f"the age is {self.older_than_ms} ms, and must not be negative")
         if self.max_disk_ratio is not None and not 0 < self.max_disk_ratio <= 1:
-            raise UsageError(f"a disk is never {self.max_disk_ratio:.0%} full")
+            raise UsageError(
+                f"the use of the disk is {self.max_disk_ratio:.0%}, and must be in 0..100%"
+            )
         if self.keep_bytes is not None and not self.keep_bytes >= 0:
-            raise UsageError(f"{self.keep_bytes} bytes cannot stay")
+            raise UsageError(f"the bytes to keep are {self.keep_bytes}, and must not be negative")
         if self.most_files is not None and self.most_files < 1:
-            raise UsageError(f"at most {self.most_files} files are none")
+            raise UsageError(f"the most files are {self.most_files}, and must be at least 1")
 
     def to_json(self) -> dict[str, Any]:
-        """The same as a JSON document."""
-        return {
-            "older_than_ms": self.older_than_ms,
-            "max_disk_ratio": self.max_disk_ratio,
-            "keep_bytes": self.keep_bytes,
-            "most_files": self.most_files,
-        }
+        """The rules as a JSON document."""
+        return document(self)
 
 
 def duration_ms(text: str) -> int:
-    """Milliseconds of ``72h``, ``3d``, ``90m``, ``30s``, ``500ms``; a bare number is hours.
+    """Parse ``72h``, ``3d``, ``90m``, ``30s`` or ``500ms`` to milliseconds.
 
-    Hours, as ``fileReservedTime`` counts them.
+    A bare number is hours, as in ``fileReservedTime``.
 
     Raises:
-        UsageError: if it is no such time.
+        UsageError: if the text is no such duration.
     """
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|)", text.strip().lower(), re.A)
     if match is None:
@@ -187,10 +184,10 @@ def duration_ms(text: str) -> int:
 
 
 def disk_ratio(text: str) -> float:
-    """The ratio of ``0.75``, ``75%``, or ``75`` as ``diskMaxUsedSpaceRatio`` has it.
+    """Parse ``0.75``, ``75%``, or ``75`` (as in ``diskMaxUsedSpaceRatio``) to a ratio.
 
     Raises:
-        UsageError: if it is none above 0 and up to 1.
+        UsageError: if it is not above 0 and at most 1.
     """
     match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)\s*(%?)", text.strip(), re.A)
     number = float(match[1]) if match else 0.0
@@ -202,7 +199,7 @@ def disk_ratio(text: str) -> float:
 
 
 def delete_hours(when: str) -> frozenset[int]:
-    """The hours of ``deleteWhen``: ``04``, or several with ``;`` between them.
+    """Parse ``deleteWhen``: an hour such as ``04``, or several separated by ``;``.
 
     Raises:
         UsageError: if one is no hour of a day.
@@ -219,7 +216,7 @@ def is_delete_hour(when: str, now_ms: int, zone: tzinfo | None = None) -> bool:
     Args:
         when: the hours.
         now_ms: the time.
-        zone: whose hours they are (default: this machine's).
+        zone: time zone of the hours (default: this machine's).
     """
     return datetime.fromtimestamp(now_ms / 1_000, zone).hour in delete_hours(when)
 
@@ -235,21 +232,21 @@ def rules_due(
     most_files: int,
     zone: tzinfo | None = None,
 ) -> RetentionRules | None:
-    """What a running store is to do now, None for nothing (``CleanCommitLogService``).
+    """The rules that a running store applies now, None for none (``CleanCommitLogService``).
 
-    In the hours of ``delete_when`` everything goes that has expired; at any hour as much of it as
-    brings a disk that is too full below its ratio; and ``forcibly``, where the disk is fuller than
-    FORCIBLY_RATIO, also what has not expired.
+    In the hours of ``delete_when``: delete all expired files. At any hour: if the disk is fuller
+    than ``max_disk_ratio``, delete expired files until it is not. With ``forcibly``: if the disk is
+    fuller than FORCIBLY_RATIO, delete also files that have not expired.
 
     Args:
         now_ms: the time.
-        delete_when: the hours in which files go.
-        older_than_ms: the age at which they expire.
-        max_disk_ratio: how full the disk may be before they go at any hour.
-        forcibly: whether files that have not expired may go, too.
-        used_ratio: how full the disk is.
-        most_files: of one run.
-        zone: whose hours they are (default: this machine's).
+        delete_when: hours in which to delete.
+        older_than_ms: age at which files expire.
+        max_disk_ratio: use of the disk above which to delete at any hour.
+        forcibly: whether files that have not expired may be deleted.
+        used_ratio: the current use of the disk.
+        most_files: most files of one run.
+        zone: time zone of the hours (default: this machine's).
     """
     if forcibly and used_ratio > FORCIBLY_RATIO:
         return RetentionRules(max_disk_ratio=FORCIBLY_RATIO, most_files=most_files)

@@ -1,7 +1,8 @@
-"""Who has not read what goes: consumers, the delivery of delayed messages, open transactions.
+"""Messages that a retention deletes before they are read, delivered or ended.
 
-Nobody is asked before it goes, as in RocketMQ: that a plan says it is all that they have. Where it
-is not known how far somebody is, all of it counts.
+Lists the consumer groups, the delivery of delayed messages and the open transactions that still
+need expiring messages. The retention does not wait for them, as in RocketMQ; the plan only reports
+them. If a reader's offset is unknown, all of the expiring messages count as unread.
 """
 
 from __future__ import annotations
@@ -15,32 +16,33 @@ from typing import Any, Final
 from logquarry.dialect31.open_transactions import open_in
 from logquarry.dialect31.unit_files import read_table
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
+from logquarry.documents import document
 from logquarry.format import delay, java
 from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
 from logquarry.read.log_queues import QueueKey
-from logquarry.store.consumer.sql_parser import RETRY_PREFIX
+from logquarry.store.consumer.subscription import RETRY_PREFIX
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_by
 
 DELAYED: Final = "(delayed messages that are not delivered)"
-"""Stands for the group of consumers where the schedule service is what has not read them,"""
+"""In place of a consumer group: the delivery of delayed messages has not read them."""
 OPEN: Final = "(transactions that are open)"
-"""and where nobody has ended the transactions of half or PREPARED messages."""
+"""In place of a consumer group: half or PREPARED messages of open transactions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Messages that go before a group of consumers has read them.
+    """Messages that are deleted before a consumer group has read them.
 
     Attributes:
         topic: their topic.
         queue_id: their queue.
-        group: the consumers, or DELAYED, or OPEN.
-        offset: the queue offset that the group reads next; of open transactions the first one's,
-            which of PREPARED messages of 3.x is its number in the state table.
-        messages: how many it will not get.
+        group: the consumer group, or DELAYED, or OPEN.
+        offset: the next queue offset of the group. For open transactions the queue offset of the
+            first one; for PREPARED messages of 3.x its number in the state table.
+        messages: number of messages.
     """
 
     topic: str
@@ -50,14 +52,8 @@ class Unread:
     messages: int
 
     def to_json(self) -> dict[str, Any]:
-        """The same as a JSON document."""
-        return {
-            "topic": self.topic,
-            "queue_id": self.queue_id,
-            "group": self.group,
-            "offset": self.offset,
-            "messages": self.messages,
-        }
+        """The finding as a JSON document."""
+        return document(self)
 
 
 def unread(
@@ -68,23 +64,23 @@ def unread(
     start: int,
     cut: int,
 ) -> tuple[Unread, ...]:
-    """Who has not read what goes.
+    """List the groups that have not read expiring messages.
 
     Args:
         layout: the store's files.
         log: reads its log.
         queues: all its queues.
-        firsts: of each queue that loses messages, the first queue offset before and after.
-        start: where the log begins,
-        cut: and where it will begin.
+        firsts: for each queue that loses messages, its first queue offset before and after.
+        start: the log's start.
+        cut: the log's start after the retention.
     """
-    # A store that deletes by itself asks every ten seconds.
+    # At debug level: the retention of a running store calls this every ten seconds.
     consumed = consumer_offsets(layout, logging.DEBUG)
     levels = delay_offsets(layout, logging.DEBUG) or {}
     delivered = {level - 1: offset for level, offset in levels.items()}
     groups = {group for _, group in consumed} - {GROUP}
     readers = {name: offsets for name, offsets in consumed.items() if name[1] in groups}
-    # Whoever consumes anything consumes what it sent back, too.
+    # A group that consumes anything consumes its retry topic too.
     readers = {(RETRY_PREFIX + group, group): {} for group in groups} | readers
     readers[delay.SCHEDULE_TOPIC, DELAYED] = delivered
     by_topic: dict[str, list[int]] = defaultdict(list)
@@ -94,7 +90,7 @@ def unread(
     for (topic, group), offsets in sorted(readers.items()):
         for queue_id in sorted(by_topic[topic]):
             before, after = firsts[topic, queue_id]
-            # A queue that nobody has an offset in is read from its first message on.
+            # In a queue without an offset the group starts at the first message.
             offset = offsets.get(queue_id, 0)
             lost = after - max(offset, before)
             if lost > 0:
@@ -111,7 +107,7 @@ def _halves(
     firsts: Mapping[QueueKey, tuple[int, int]],
     consumed: Mapping[tuple[str, str], Mapping[int, int]],
 ) -> Iterator[Unread]:
-    """Half messages that go and have not ended."""
+    """Expiring half messages of open transactions."""
     passed = consumed.get((HALF_TOPIC, GROUP), {})
     passed_ops = consumed.get((OP_TOPIC, GROUP), {})
     for (topic, queue_id), (before, after) in sorted(firsts.items()):
@@ -129,7 +125,7 @@ def _halves(
 
 
 def _prepared(layout: StoreLayout, log: CommitLog, start: int, cut: int) -> Iterator[Unread]:
-    """The same of PREPARED messages of 3.x."""
+    """Expiring PREPARED messages (3.x) of open transactions."""
     numbers: dict[QueueKey, list[int]] = defaultdict(list)
     for offset, transaction in open_in(read_table(layout)).items():
         frame = _frame(log, offset) if start <= offset < cut else None

@@ -1,1 +1,1 @@
-"""Delayed messages: waited for in the schedule topic's queues, delivered when their time comes."""
+"""Delayed messages: they wait in the schedule topic's queues and are delivered when due."""

@@ -1,19 +1,19 @@
-"""Delivers delayed messages: the work of ``ScheduleMessageService``, without any thread.
+"""Delivers delayed messages (``ScheduleMessageService``), and the thread that does it.
 
 ::
 
-    schedule topic, queue = level - 1    units: [physical offset][size][time of delivery]
+    schedule topic, queue = level - 1    entries: [physical offset][size][delivery time]
         | due: time <= now               in the order of the queue, level by level
         v
     due_message                          -> the real topic and queue
         v
     put, in bulk                         -> progress: next offset of each level
 
-Guarantees: of one level, messages are delivered in the order of its queue, each once, and none is
-passed over but those that nothing can be made of (they are logged, and stay in the log). Over all
-levels, what is due at the same time is delivered in the order of the due times. A put that fails
-is tried again by the next call. A clock that was set back delays nobody by more than their level:
-RocketMQ's rule, a message that is due later than now plus its delay is due at once.
+Guarantees: messages of one level are delivered in the order of its queue, each once. None is
+skipped, except those that cannot be delivered (they are logged, and stay in the log). Messages of
+several levels that are due together are delivered in the order of their due times. A failed put is
+repeated by the next call. If the clock was set back, no message waits longer than its level's
+delay: as in RocketMQ, a message due later than now plus its delay is due at once.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ logger = logging.getLogger(__name__)
 Int64 = npt.NDArray[np.int64]
 
 _AT_ONCE: Final = 2_048
-"""Most messages of a level that are looked at in one go, and most that are put by one call."""
+"""Most entries of a level to read at once, and most messages of one put call."""
 _BYTES_AT_ONCE: Final = 8 << 20
 _LEAST_TAGS_CODE: Final = -(1 << 31)
-"""What is below is an address in ConsumeQueueExt, and no time."""
+"""Smaller values are addresses in ConsumeQueueExt, not times."""
 DELAYS_S: Final = (60, 600, 3_600, 12 * 3_600, 24 * 3_600, 3 * 24 * 3_600)
-"""Seconds that each class of delays reaches to, as RocketMQ 5 has them; there is one more."""
+"""Upper bounds in seconds of the classes of delays, as in RocketMQ 5; one more class has none."""
 _MS: Final = 1_000
 
 
 class Put(NamedTuple):
-    """What came of putting some messages: how many are in the log, and why not all of them."""
+    """The result of a put: the number of appended messages, and why not all were."""
 
     appended: int
     error: StoreUnavailable | MessageRejected | None
@@ -67,52 +67,52 @@ class Put(NamedTuple):
 
 @dataclass(slots=True)
 class Delays:
-    """For how long the messages of a topic were delayed, as they were delivered.
+    """The delays of a topic's delivered messages.
 
     Attributes:
-        counts: messages by their delay, a class for each of DELAYS_S and one for what is longer.
-        seconds: the sum of all delays, in whole seconds each.
+        counts: messages by delay: a class for each of DELAYS_S, and one for longer delays.
+        seconds: the sum of all delays, each in whole seconds.
     """
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(DELAYS_S) + 1))
     seconds: int = 0
 
     def add(self, delay_ms: int) -> None:
-        """Count a message. RocketMQ's remainder is dropped towards 0, and so is ours."""
+        """Count a message. The delay is truncated to whole seconds, as in RocketMQ."""
         seconds = max(0, delay_ms) // _MS
         self.counts[bisect_left(DELAYS_S, seconds)] += 1
         self.seconds += seconds
 
 
 class DueLog(Protocol):
-    """What delivery reads: the schedule topic's queues, and the log."""
+    """The reading side of the delivery: the schedule topic's queues, and the log."""
 
     def schedule_queues(self) -> Iterable[int]:
-        """The ids of the queues that there are."""
+        """The ids of the schedule queues."""
 
     def schedule_queue(self, queue_id: int) -> Queue | None:
-        """One of them."""
+        """One schedule queue."""
 
     def message(self, offset: int, size: int) -> Frame | None:
-        """The message at a place of the log, None if no sound one of that size is there."""
+        """The message at a physical offset, None if no sound message of that size is there."""
 
     def store_time_at(self, offset: int, size: int) -> int:
-        """The store time of the message there, below 0 if there is none."""
+        """The store time of the message at a physical offset, below 0 if there is none."""
 
     def runs(self, start: int) -> Iterator[Run]:
-        """The frames of the log from a place on, which need not be a frame's."""
+        """The frames of the log from a physical offset on, which may lie inside a frame."""
 
     @property
     def start(self) -> int:
-        """Where the log begins,"""
+        """The log's start."""
 
     @property
     def end(self) -> int:
-        """and where it ends."""
+        """The log's end."""
 
 
 class _Due(NamedTuple):
-    """One message whose time has come."""
+    """One message that is due."""
 
     time: int
     level: int
@@ -122,19 +122,19 @@ class _Due(NamedTuple):
 
 
 class DelayedDelivery:
-    """Delivery of one store. Any thread may call; one is at work at a time.
+    """The delivery of one store. Any thread may call it; calls run one at a time.
 
     Args:
-        log: what is read.
+        log: reads queues and log.
         put: puts messages in order, all of them or the first ones.
         levels_ms: delay of each level, level 1 first.
-        progress: where progress is kept.
+        progress: keeps the progress.
 
     Attributes:
-        offsets: delay level -> next queue offset. A level is there once anything was delivered.
-        delivered: messages that this object has delivered,
-        skipped: and those that nothing could be made of.
-        delays: topic -> for how long what was delivered to it was to be delayed, since it was born.
+        offsets: delay level -> next queue offset, for each level that has delivered.
+        delivered: messages that this object has delivered.
+        skipped: messages that could not be delivered.
+        delays: for each topic the delays of its delivered messages, from their born time.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class DelayedDelivery:
 
     # ------------------------------------------------------------------------------------ start
     def _find_offsets(self) -> None:
-        """Where delivery goes on: as saved, and behind what the log says was delivered since."""
+        """Find where to continue: at the saved offsets, after deliveries found in the log."""
         saved = self._progress.load()
         if saved is not None:
             self.offsets = dict(saved.offsets)
@@ -167,14 +167,14 @@ class DelayedDelivery:
             level = queue_id + 1
             if level not in self.offsets:
                 continue
-            # As Java has it (correctDelayOffset): the queue may not be what it was at that time.
-            # One that is not there begins at 0 with its first message.
+            # As in Java (correctDelayOffset): the queue may have changed since. If there is no
+            # queue, the level starts at 0 with the queue's first message.
             low, high = (0, 0) if queue is None else queue.bounds()
             kept = min(max(self.offsets[level], low), high)
             if kept != self.offsets[level]:
                 logger.warning(
-                    "delay level %d: the next offset is said to be %d, and the queue reaches from "
-                    "%d to %d: it goes on at %d",
+                    "delay level %d: its saved offset is %d, but the queue has %d to %d: it "
+                    "continues at %d",
                     *(level, self.offsets[level], low, high, kept),
                 )
                 self.offsets[level] = kept
@@ -183,10 +183,10 @@ class DelayedDelivery:
             self._find_delivered(saved, min(waiting))
 
     def _find_delivered(self, saved: Progress | None, first: int) -> None:
-        """Pass what the log says was delivered; ``first`` is where what waits begins in it."""
+        """Skip deliveries found in the log; the first waiting message is at ``first`` in it."""
         start, unique = first, True
         if saved is None:
-            # Nobody has delivered yet, or the file is lost: then a whole log knows.
+            # No delivery yet, or the file is lost: then only a log from 0 on shows all.
             unique = self._log.start > 0
         elif saved.position != UNKNOWN:
             if saved.position > self._log.end:
@@ -194,10 +194,10 @@ class DelayedDelivery:
             start, unique = max(first, saved.position), False
         known = advance(self.offsets, self._log.runs(start), self._pending_of, unique=unique)
         if known:
-            logger.warning("%d delayed messages were delivered and not noted", known)
+            logger.warning("%d delayed messages were already delivered: found in the log", known)
 
     def _waiting(self) -> list[int]:
-        """Where in the log the first message of each level stands that is not known delivered."""
+        """For each level the physical offset of the first message not known as delivered."""
         found: list[int] = []
         for queue_id in self._log.schedule_queues():
             queue = self._log.schedule_queue(queue_id)
@@ -218,19 +218,19 @@ class DelayedDelivery:
     def deliver(
         self, now: int, *, limit: int | None = None, levels: Iterable[int] | None = None
     ) -> int:
-        """Deliver what is due.
+        """Deliver due messages.
 
         Args:
-            now: the time, in milliseconds.
+            now: the time in milliseconds.
             limit: most messages.
-            levels: only these (default: all that have a queue).
+            levels: only these levels (default: all that have a queue).
 
         Returns:
-            How many were delivered.
+            The number of delivered messages.
 
         Raises:
-            StoreUnavailable: if a put failed. What was delivered before is; the rest is still to
-                be, and the next call begins with it.
+            StoreUnavailable: if a put failed. Messages delivered before it stay delivered; the next
+                call continues after them.
         """
         chosen = None if levels is None else set(levels)
         count = 0
@@ -246,7 +246,7 @@ class DelayedDelivery:
         return count
 
     def _due(self, now: int, chosen: set[int] | None) -> list[_Due]:
-        """What is due next, in order; not all of it if that is much."""
+        """The next due messages in order, or the first part of them."""
         found: list[_Due] = []
         until: int | None = None
         for queue_id in self._log.schedule_queues():
@@ -259,7 +259,7 @@ class DelayedDelivery:
             if is_cut and due:
                 until = due[-1].time if until is None else min(until, due[-1].time)
         found.sort()
-        # What comes behind those that were looked at may be due before others of other levels.
+        # Entries not read yet may be due before messages of other levels.
         return found if until is None else [one for one in found if one.time <= until]
 
     def _due_of(self, level: int, queue: Queue, now: int) -> tuple[list[_Due], bool]:
@@ -272,7 +272,7 @@ class DelayedDelivery:
         times = self._times(level, units, now)
         late = np.flatnonzero(times > now)
         count = int(late[0]) if len(late) else len(units)
-        # In the order of the queue, also where the clock went back between two puts.
+        # Keep the order of the queue, also if the clock was set back between two puts.
         order = np.maximum.accumulate(times[:count]).tolist()
         there = has_message(units[:count])
         offsets, sizes = units["physical_offset"].tolist(), units["size"].tolist()
@@ -281,12 +281,12 @@ class DelayedDelivery:
             for at in np.flatnonzero(there).tolist()
         ]
         if count and not found:
-            # Nothing but room that was never written: there is nothing to deliver in it.
+            # Only entries that were never written: skip them.
             self.offsets[level] = start + count
         return found, count == len(units) and start + count < high
 
     def _times(self, level: int, units: Units, now: int) -> Int64:
-        """When each unit's message is due (``correctDeliverTimestamp``)."""
+        """The due time of each entry (``correctDeliverTimestamp``)."""
         times: Int64 = units["tags_code"].astype(np.int64)
         known = level <= len(self._levels_ms)
         delay_ms = self._levels_ms[level - 1] if known else 0
@@ -298,10 +298,10 @@ class DelayedDelivery:
         return times
 
     def _deliver(self, due: list[_Due]) -> tuple[int, int]:
-        """Put what is due, as far as one call may hold.
+        """Put due messages, as many as one call may hold.
 
         Returns:
-            How many were delivered, and how many are done with.
+            The number of delivered messages, and of finished ones (delivered or skipped).
         """
         passed: list[_Due] = []
         taken: list[_Due] = []
@@ -331,7 +331,7 @@ class DelayedDelivery:
                 failure = refusal
                 passed = passed[: passed.index(taken[count])]
                 break
-            # Nobody could ever deliver that one: all behind it would wait for ever.
+            # It can never be delivered; if it were not skipped, all after it would wait for ever.
             refused = count if count or refusal.index is None else refusal.index
             reasons[taken[refused]] = str(refusal)
             taken = taken[count:refused] + taken[refused + 1 :]
@@ -349,28 +349,29 @@ class DelayedDelivery:
             assert message.born_timestamp is not None
             delays = self.delays.get(message.topic)
             if delays is None:
-                # Others look at them meanwhile.
+                # Replaced, not changed: other threads read the table.
                 self.delays = self.delays | {message.topic: (delays := Delays())}
             delays.add(one.time - message.born_timestamp)
 
     def _message(self, one: _Due) -> Message:
         frame = self._log.message(one.physical_offset, one.size)
         if frame is None:
-            raise Undeliverable("no sound message stands there")
+            raise Undeliverable("there is no sound message at its offset")
         return due_message(frame)
 
     def _skip(self, one: _Due, why: str) -> None:
         self.skipped += 1
         logger.error(
-            "the delayed message at %d of the log (level %d, offset %d) cannot be delivered: %s",
+            "the delayed message at physical offset %d (level %d, offset %d) cannot be delivered: "
+            "%s",
             *(one.physical_offset, one.level, one.queue_offset, why),
         )
 
     def save(self) -> bool:
-        """Save the progress, durably; whether there was anything to save.
+        """Save the progress durably; returns whether anything was written.
 
         Raises:
-            StoreUnavailable: if that cannot be done; then what was saved before still counts.
+            StoreUnavailable: if the write failed; the progress saved before stays valid.
         """
         with self._lock:
             progress = Progress(dict(sorted(self.offsets.items())), self._log.end)
@@ -379,24 +380,24 @@ class DelayedDelivery:
 
 
 # --------------------------------------------------------------------------------------------------
-# The thread that delivers delayed messages while a store is open (``ScheduleMessageService``).
+# The thread that delivers while a store is open (``ScheduleMessageService``)
 
 _INTERVAL_MS: Final = 100
-"""How often the queues are looked at (``DELAY_FOR_A_WHILE``). Not slept until the next message is
-due: somebody may set the clock."""
+"""How often the queues are checked (``DELAY_FOR_A_WHILE``). A fixed interval, because the clock may
+be set while the thread sleeps."""
 _BETWEEN_SAVES: Final = 20_000
-"""Most deliveries between two looks at whether progress is to be saved."""
+"""Most deliveries between two checks whether to save the progress."""
 
 
 class DeliveryService(Service):
-    """Delivers what is due, and saves the progress now and then.
+    """Delivers due messages, and saves the progress periodically.
 
     Args:
-        delivery: does it.
-        health: of the store.
-        clock: the time, in milliseconds.
-        save_interval_ms: how often progress is saved.
-        monotonic: the clock of that interval, likewise.
+        delivery: delivers.
+        health: health of the store.
+        clock: gives the time in milliseconds.
+        save_interval_ms: how often to save the progress.
+        monotonic: the clock for that interval, in milliseconds.
     """
 
     def __init__(
@@ -417,7 +418,7 @@ class DeliveryService(Service):
         self._is_failing = False
 
     def run_once(self) -> None:
-        """Deliver what is due."""
+        """Deliver due messages."""
         try:
             while self._delivery.deliver(self._clock(), limit=_BETWEEN_SAVES):
                 self._save_if_due()
@@ -427,9 +428,9 @@ class DeliveryService(Service):
             self._is_failing = False
         except StoreUnavailable as error:
             self.health.require_writable()
-            # A full disk, a busy one: the next look tries again.
+            # The disk is full or busy: the next run tries again.
             if not self._is_failing:
-                logger.warning("delayed messages are not delivered now: %s", error)
+                logger.warning("delivery of delayed messages failed, will be retried: %s", error)
             self._is_failing = True
 
     def _save_if_due(self) -> None:

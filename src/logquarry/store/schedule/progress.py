@@ -1,9 +1,8 @@
-"""What becomes of a delayed message when its time has come (``messageTimeup``).
+"""The message that delivers a delayed one (``messageTimeup``), and the progress of the delivery.
 
-It goes to the topic and queue that REAL_TOPIC and REAL_QID name, with body, flags, born time,
-hosts and all of its properties, DELAY among them. That it is not delayed once more is a matter of
-the put, not of the string. So a frame in the log tells whether it was delivered, and what it is
-the delivery of (:mod:`logquarry.store.schedule.progress`).
+The delivery puts the message to the topic and queue in REAL_TOPIC and REAL_QID, with the same body,
+flags, born time, hosts and properties, including DELAY; the put ignores DELAY. So the log shows
+which messages were delivered.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ from logquarry.write.put_again import put_again
 
 
 class Undeliverable(ValueError):
-    """A message of the schedule topic that nothing can be made of; the text says why."""
+    """A message of the schedule topic cannot be delivered; the text gives the reason."""
 
 
 def due_message(frame: Frame) -> Message:
-    """The message to be put for one of the schedule topic.
+    """Make the message to put for a message of the schedule topic.
 
     Raises:
-        Undeliverable: if it does not say where it belongs, or may not go there.
+        Undeliverable: if it does not name its destination, or may not be put there.
     """
     values = props.decode_bytes(frame.properties)
     topic = values.get(props.REAL_TOPIC)
     if topic is None:
         raise Undeliverable("it has no property REAL_TOPIC")
     if topic == HALF_TOPIC:
-        raise Undeliverable(f"its topic is {topic}: half messages are not delayed")
+        raise Undeliverable(f"its topic is {topic}: half messages cannot be delayed")
     queue_id = delay.parse_int(values.get(props.REAL_QUEUE_ID, ""))
     if queue_id is None:
         raise Undeliverable(f"its property REAL_QID is {values.get(props.REAL_QUEUE_ID)!r}")
@@ -52,33 +51,33 @@ def due_message(frame: Frame) -> Message:
 
 
 # --------------------------------------------------------------------------------------------------
-# How far each delay level was delivered: ``config/delayOffset.json``, and a mark beside it.
+# Progress files: ``config/delayOffset.json``, and ``.logquarry/delay.json`` beside it
 #
-# The file is RocketMQ's, and says what RocketMQ's says: the next queue offset of each level. It is
-# written now and then only, so that after a crash it is behind. The mark
-# (``.logquarry/delay.json``) says up to where the log was known when the file was written: what
-# was delivered since stands behind that place, and can be found there. It counts only together
-# with the file that it was written for, and is of no use once another program has written that:
-# then there is none.
+# The first file is RocketMQ's: the next queue offset of each level. It is written only
+# periodically, so after a crash it is outdated. The second file is ours: the log's end at the time
+# when the first file was written. Later deliveries are in the log after that position and can be
+# found there. The second file counts only together with the version of the first file that it was
+# written for; if another program has written the first file since, the position is unknown.
 #
-# Order: the log is synced, then the mark is written (with the one before, which is good until the
-# file is there), then the file. So the file never says of a delivery that the log may lose.
+# Order: sync the log, write the second file (with the entry before, which stays valid until the
+# first file is written), write the first file. So the offsets never count a delivery that the log
+# may lose.
 
 logger = logging.getLogger(__name__)
 
 MARK_FILE: Final = "delay.json"
 UNKNOWN: Final = -1
 _FAR: Final = 64 << 20
-"""Bytes of the log after which the mark is moved, though nothing was delivered."""
+"""Bytes of the log after which the position is saved again even without deliveries."""
 
 
 class Progress(NamedTuple):
-    """How far delivery has come.
+    """The progress of the delivery.
 
     Attributes:
         offsets: delay level -> next queue offset of its queue in the schedule topic.
-        position: physical offset before which all those deliveries stand in the log, and behind
-            which all others; UNKNOWN where nothing tells.
+        position: physical offset in the log: deliveries before it are counted in ``offsets``, those
+            after it are not; UNKNOWN if not known.
     """
 
     offsets: dict[int, int]
@@ -86,12 +85,12 @@ class Progress(NamedTuple):
 
 
 class DelayProgress:
-    """The two files of one store.
+    """The two progress files of one store.
 
     Args:
-        disk: what they are on.
-        root: the store.
-        sync_log: brings the log to the disk.
+        disk: the store's disk.
+        root: the store's folder.
+        sync_log: syncs the log.
     """
 
     def __init__(self, disk: Disk, root: Path, sync_log: Callable[[], object]) -> None:
@@ -107,12 +106,12 @@ class DelayProgress:
         )
         self._mark_path = root / SIDECAR / MARK_FILE
         self._saved: Progress | None = None
-        """What the file says, with the place that belongs to it."""
+        """The progress in the files."""
 
     def load(self) -> Progress | None:
-        """What was saved, None if nothing was.
+        """The saved progress, None if there is none.
 
-        Where the file is lost or cannot be read, the mark tells the same.
+        If RocketMQ's file is lost or unreadable, our file has the offsets too.
         """
         loaded = self._file.load()
         marks = self._read_marks()
@@ -125,14 +124,14 @@ class DelayProgress:
         return Progress(loaded.value, UNKNOWN)
 
     def save(self, progress: Progress) -> bool:
-        """Write both files, durably; whether there was anything to write.
+        """Write both files durably, if the progress changed; returns whether they were written.
 
         Raises:
-            StoreUnavailable: if that cannot be done; then what was saved before still counts.
+            StoreUnavailable: if the write failed; the progress saved before stays valid.
         """
         saved = self._saved
         is_known = saved is not None and saved.offsets == progress.offsets
-        # A place behind the log's end is of a log that was cut since.
+        # A saved position after the log's end is from before a truncation.
         if saved is not None and is_known and 0 <= progress.position - saved.position < _FAR:
             return False
         self._sync_log()
@@ -148,7 +147,7 @@ class DelayProgress:
         except FileNotFoundError:
             return []
         except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
-            logger.warning("%s: %s: what it says does not count", self._mark_path, error)
+            logger.warning("%s: ignored: %s", self._mark_path, error)
             return []
 
 
@@ -166,47 +165,47 @@ def _offsets(table: Mapping[str, Any]) -> dict[int, int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# What the log itself says was delivered since the progress was saved last.
+# Finding deliveries in the log
 #
-# A frame outside the schedule topic that has DELAY, REAL_TOPIC and REAL_QID, and stands in the
-# very queue that these name, is a delivery: a put with a DELAY goes to the schedule topic.
-# Deliveries of one level stand in the log in the order of its queue, so that one walk over the
-# log's end tells how far each level has come, message by message:
+# A frame outside the schedule topic is a delivery if it has DELAY, REAL_TOPIC and REAL_QID and is
+# in the queue that these name: a put with DELAY would have written to the schedule topic. The
+# deliveries of one level are in the log in the order of its queue. So one walk over the log after
+# the saved position shows, message by message, which entries of each level were delivered:
 #
 # ::
 #
 #     schedule queue, from the saved offset   a  b  c  d  e
-#     log, from the place saved with it       ... a' ... b' ... c' |end
+#     log, from the saved position            ... a' ... b' ... c' |end
 #                                             -> the next one is d
 #
-# Guarantees: a message counts as delivered only if a frame that is its delivery, byte for byte but
-# for offsets and store time, stands in the log behind the place. So none is lost, and none
-# delivered twice, whatever ended the process that delivered.
+# Guarantees: a message counts as delivered only if its delivery is in the log after the saved
+# position, equal in all bytes except for offsets and store time. So after any crash no message is
+# lost and none is delivered twice.
 
 Pending = Callable[[int, int], Iterator[tuple[int, Frame | None]]]
-"""(level, queue offset) -> queue offset and message of each that is in its queue from there on."""
+"""(level, queue offset) -> queue offset and message of each entry of its queue from there on."""
 
 _SCHEDULE_TOPIC: Final = delay.SCHEDULE_TOPIC.encode()
 _NEEDLE: Final = f"{props.DELAY}{props.NAME_VALUE_SEPARATOR}".encode()
 _UNIQUE: Final = f"{props.UNIQ_KEY}{props.NAME_VALUE_SEPARATOR}".encode()
 _LOOK_AHEAD: Final = 256
-"""Messages that may have been passed over between two that were delivered."""
+"""Most messages that may have been skipped between two deliveries."""
 
 
 def advance(
     offsets: dict[int, int], runs: Iterable[Run], pending: Pending, *, unique: bool = False
 ) -> int:
-    """Move the offset of each level behind what the log says was delivered.
+    """Advance the offset of each level past the deliveries in the log.
 
     Args:
-        offsets: level -> next queue offset; changed.
-        runs: the log from the place on that was saved with them.
-        pending: gives what is in a level's queue.
-        unique: whether only messages with a UNIQ_KEY are known again: where the log is given from
-            an earlier place on, deliveries that the offsets do know of may look like others.
+        offsets: level -> next queue offset; changed in place.
+        runs: the log from the saved position on.
+        pending: gives the messages in a level's queue.
+        unique: whether to recognise only messages with a UNIQ_KEY. Needed if ``runs`` starts before
+            the saved position: deliveries already counted may look like later ones.
 
     Returns:
-        How many deliveries there were that the offsets did not know of.
+        The number of deliveries that the offsets did not count.
     """
     found = 0
     waiting: dict[int, _Waiting] = {}
@@ -221,7 +220,7 @@ def advance(
 
 
 class _Waiting:
-    """The messages of one level that are not known to be delivered."""
+    """The messages of one level that are not known as delivered."""
 
     def __init__(self, pending: Iterator[tuple[int, Frame | None]], unique: bool) -> None:
         self._rest = pending
@@ -229,9 +228,9 @@ class _Waiting:
         self._next: list[tuple[int, Message]] = []
 
     def take(self, delivered: Message) -> int | None:
-        """The queue offset of the message that this is the delivery of; None if of none.
+        """The queue offset of the message that was delivered here; None if there is none.
 
-        Those before it are passed over: delivery keeps their order.
+        The messages before it are skipped, because the delivery keeps the order.
         """
         for number in range(_LOOK_AHEAD):
             if number == len(self._next) and not self._read():
@@ -243,7 +242,7 @@ class _Waiting:
         return None
 
     def _read(self) -> bool:
-        """One more; whether there was one."""
+        """Read one more message; returns whether there was one."""
         for offset, frame in self._rest:
             if frame is None or (self._unique and _UNIQUE not in frame.properties):
                 continue
@@ -256,7 +255,7 @@ class _Waiting:
 
 
 def _deliveries(runs: Iterable[Run]) -> Iterator[tuple[int, Message]]:
-    """(level, message) of each frame that is a delivery."""
+    """The (level, message) of each frame that is a delivery."""
     for run in runs:
         first, end = int(run.rows[0, POSITION]), int(run.rows[-1, POSITION] + run.rows[-1, SIZE])
         data = run.window.data[first:end].tobytes()
@@ -290,5 +289,5 @@ def _delivery(frame: Frame) -> tuple[int, Message] | None:
 
 
 def _seen(message: Message) -> Message:
-    """A message as it is compared: without what serves the put only."""
+    """A message reduced to the fields that are compared."""
     return Message._make(message._replace(properties=None))

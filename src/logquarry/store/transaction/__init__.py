@@ -1,1 +1,1 @@
-"""Transactions as RocketMQ 4.x has them: half messages, op messages, commits, checks."""
+"""Transactions of RocketMQ 4.x: half messages, op messages, commits, checks."""

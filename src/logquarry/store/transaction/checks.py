@@ -1,24 +1,25 @@
-"""Looks for half messages that nobody has ended, and asks (``TransactionalMessageServiceImpl``).
+"""Checks of open transactions (``TransactionalMessageServiceImpl``).
 
 ::
 
     half topic   | ended | open | ended | live | open | too young ...
                  ^ progress: consumerOffset.json, group CID_RMQ_SYS_TRANS
-                   -> passed  -> put back at the end, and the listener is asked; then passed
+                   -> skipped -> put back at the end, then the listener is called; then skipped
 
-What is open at the progress offset is put back as a new half message with TRANSACTION_CHECK_TIMES
-one higher before anybody is asked, so that the progress can move on. Rules are RocketMQ's, with
-its order, where this does not lose anything:
+A check puts an open half message at the progress offset back as a new half message, with
+TRANSACTION_CHECK_TIMES one higher, before it calls the listener; so the progress can advance. The
+rules are RocketMQ's, in its order, except where that would lose messages:
 
-- asked for is what is older than the timeout, or than its CHECK_IMMUNITY_TIME_IN_SECONDS; a half
-  message with that property is put back meanwhile, others keep those behind them waiting;
-- what was asked for ``most_checks`` times, or is older than messages are kept, is moved to
-  TRANS_CHECK_MAX_TIME_TOPIC. (RocketMQ counts immune ones too, and gives them up unasked.)
+- The check calls the listener for half messages older than the timeout, or than their
+  CHECK_IMMUNITY_TIME_IN_SECONDS. Younger half messages with that property are put back; younger
+  ones without it make the check stop there.
+- Half messages that were checked ``most_checks`` times, or are older than the retention, are moved
+  to TRANS_CHECK_MAX_TIME_TOPIC. (RocketMQ counts immune ones too, and moves them unchecked.)
 
-Guarantees: whatever ended the process before, a half message that was committed is not committed
-again, and one that was put back is asked for once: what the log says of it counts, until the first
-check has passed what it found at the opening. Progress is saved after the log was synced, so that
-it never passes a half message whose successor may be lost.
+Guarantees, also after a crash: a committed half message is not committed again, and one that was
+put back is checked once. For that, the first check after the opening reads the log for commits and
+for half messages that were put back. The progress is saved after a sync of the log, so that it
+never passes a half message whose successor may be lost.
 """
 
 from __future__ import annotations
@@ -52,16 +53,16 @@ _MS: Final = 1_000
 _HOUR_MS: Final = 3_600_000
 
 _Identity = tuple[str | None, str | None]
-"""Topic and UNIQ_KEY of the message that a half message holds back."""
+"""Topic and UNIQ_KEY of the message that a half message holds."""
 
 
 class CheckRules(NamedTuple):
-    """When a half message is asked for.
+    """When to check a half message.
 
     Attributes:
-        timeout_ms: age from which on (``transactionTimeOut``).
-        most_checks: how often (``transactionCheckMax``).
-        kept_hours: age above which it is given up unasked (``fileReservedTime``).
+        timeout_ms: least age (``transactionTimeOut``).
+        most_checks: most checks (``transactionCheckMax``).
+        kept_hours: age above which it is abandoned without a check (``fileReservedTime``).
     """
 
     timeout_ms: int
@@ -71,13 +72,13 @@ class CheckRules(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that nobody has ended, as a listener is asked for it.
+    """An open transaction, as passed to a listener.
 
     Attributes:
         topic: topic of its message.
-        queue_id: its queue there.
+        queue_id: queue of its message.
         message: the half message, with the message's body, tags, keys and properties.
-        check_times: how often it was asked for, this time included.
+        check_times: number of checks, including this one.
     """
 
     topic: str
@@ -87,21 +88,21 @@ class OpenTransaction:
 
 
 Listener = Callable[[OpenTransaction], TransactionState | str]
-"""Says whether a transaction was committed, rolled back, or is not known to be either."""
+"""Decides whether a transaction was committed or rolled back, or is still unknown."""
 
 
 @dataclass(slots=True)
 class CheckReport:
-    """What one check did.
+    """Counts of one check.
 
     Attributes:
-        committed: transactions that the listener had committed,
-        rolled_back: and rolled back.
-        unknown: asked for, and still open.
-        put_back: put back without being asked for.
-        given_up: moved to TRANS_CHECK_MAX_TIME_TOPIC.
-        noted: found to have ended before a crash.
-        unreadable: half messages that are damaged.
+        committed: transactions that the listener committed.
+        rolled_back: transactions that the listener rolled back.
+        unknown: transactions that stay open after the listener was called.
+        put_back: half messages that were put back without a call of the listener.
+        given_up: half messages that were moved to TRANS_CHECK_MAX_TIME_TOPIC.
+        noted: half messages that had ended before a crash.
+        unreadable: damaged half messages.
     """
 
     committed: int = 0
@@ -114,19 +115,19 @@ class CheckReport:
 
 
 class HalfLog(Protocol):
-    """What checks read: the queues of half and op messages, and the log."""
+    """The reading side of the checks: queues of half and op messages, and the log."""
 
     def queue_ids(self, topic: str) -> Iterable[int]:
         """The queues of a topic."""
 
     def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One of them."""
+        """One queue."""
 
     def outcome_at(self, offset: int) -> Outcome:
-        """What stands at a place of the log."""
+        """Decode the log at a physical offset."""
 
     def runs(self, start: int) -> Iterator[Run]:
-        """The frames of the log from a place on."""
+        """The frames of the log from a physical offset on."""
 
 
 @dataclass(slots=True)
@@ -134,12 +135,12 @@ class _Round:
     """One check of one queue.
 
     Attributes:
-        start: the first half message's queue offset.
-        next: of the one to look at now; what is before it is passed.
-        ops: queue offset of each half that an op names -> those of the ops.
-        old: halves before ``start`` that ops name.
-        op_start: the first op's queue offset.
-        done: queue offsets of ops that are of no use any more.
+        start: queue offset of the first half message.
+        next: queue offset of the next half message to check; those before it are finished.
+        ops: queue offset of each half message that an op names -> queue offsets of the ops.
+        old: half messages before ``start`` that ops name.
+        op_start: queue offset of the first op.
+        done: queue offsets of ops that are no longer needed.
     """
 
     queue_id: int
@@ -155,16 +156,16 @@ class _Round:
 
 
 class TransactionChecks:
-    """The checks of one open store. Any thread may call; one check goes on at a time.
+    """The checks of one open store. Any thread may call; one check runs at a time.
 
     Args:
-        log: what is read.
+        log: reads queues and log.
         append: puts messages.
-        transactions: those of this process.
-        offsets: where progress is kept.
-        rules: when a half message is asked for.
-        sync_log: brings the log to the disk.
-        broker: what messages for the listener carry.
+        transactions: the transactions of this process.
+        offsets: keeps the progress.
+        rules: when to check a half message.
+        sync_log: syncs the log.
+        broker: broker name of the messages passed to the listener.
     """
 
     def __init__(
@@ -187,24 +188,24 @@ class TransactionChecks:
         self._broker = broker
         self._lock = threading.Lock()
         self._checker: int | None = None
-        # Of what stood in a queue at the first check: what has ended, or goes on elsewhere.
+        # For each queue, what the first check found about half messages from before the opening.
         self._before: dict[int, _Before] = {}
 
     def check(self, listener: Listener, now: int) -> CheckReport:
-        """Look at each half message that was not passed yet, and ask for what is due.
+        """Check all half messages after the saved progress.
 
-        What the listener raises is logged, and the transaction stays open.
+        An exception of the listener is logged, and the transaction stays open.
 
         Args:
             listener: decides.
-            now: the time, in milliseconds.
+            now: the time in milliseconds.
 
         Raises:
-            StoreUnavailable: if something could not be put. The next check goes on from there.
-            UsageError: if a listener asks for it.
+            StoreUnavailable: if a put failed. The next check continues there.
+            UsageError: if a listener calls this method.
         """
         if self._checker == threading.get_ident():
-            raise UsageError("a listener cannot check: it is asked by a check")
+            raise UsageError("a listener cannot start a check: a check is calling it")
         report = CheckReport()
         with self._lock:
             self._checker = threading.get_ident()
@@ -228,7 +229,7 @@ class TransactionChecks:
             self._commit(round_)
             self._offsets.save()
 
-    # ------------------------------------------------------------------------- begin and end
+    # ---------------------------------------------------------------------------- progress
     def _note_ended(self) -> None:
         with self._transactions.lock:
             waiting = self._transactions.unnoted
@@ -261,7 +262,7 @@ class TransactionChecks:
         return min(max(self._offsets.of(topic, GROUP).get(queue_id, low), low), high)
 
     def _commit(self, round_: _Round) -> None:
-        """Note the progress, once nothing of it can be lost."""
+        """Save the progress, after syncing the log that it relies on."""
         op_end = round_.op_start
         while op_end in round_.done:
             op_end += 1
@@ -299,7 +300,7 @@ class TransactionChecks:
         now: int,
         report: CheckReport,
     ) -> bool:
-        """Do what is to be done about one half message; whether it need not be looked at again."""
+        """Handle one half message; returns whether it is finished."""
         half = self._half(queue, offset)
         if half is None:
             report.unreadable += 1
@@ -335,7 +336,7 @@ class TransactionChecks:
         times = max(0, java.digits(values.get(props.TRANSACTION_CHECK_TIMES, "")))
         if times >= self._rules.most_checks or age > self._rules.kept_hours * _HOUR_MS:
             logger.error(
-                "the transaction at %d of the log is given up: asked for %d times, %d ms old",
+                "abandoned the transaction at physical offset %d: checked %d times, %d ms old",
                 *(half.physical_offset, times, age),
             )
             if self._append_half(half, halves.given_up(half)) is None:
@@ -346,9 +347,9 @@ class TransactionChecks:
             return False
         moved = self._put_back(half, check_times=times + 1)
         if moved is None:
-            # It can be ended where it stands; until then it is not passed.
+            # It can still be ended in its place; until then the check does not skip it.
             return self._ask(half, half, times + 1, listener, report)
-        # Whatever comes now, the one that was put back is the one to be asked for again.
+        # From here on the half message that was put back is the one to check.
         round_.next = offset + 1
         self._ask(half, moved, times + 1, listener, report)
         return True
@@ -356,22 +357,22 @@ class TransactionChecks:
     def _put_back(
         self, half: Frame, *, check_times: int | None = None, first_offset: int | None = None
     ) -> Frame | None:
-        """It as it stands now; None where the store does not take it."""
+        """Put the half message back; None if the store rejects it."""
         message = halves.put_back(half, check_times=check_times, first_offset=first_offset)
         result = self._append_half(half, message)
         return None if result is None else halves.frame_of(message, result)
 
     def _append_half(self, half: Frame, message: Message) -> PutResult | None:
-        """Put a half message elsewhere; None where the store does not take it.
+        """Put a copy of a half message; None if the store rejects it.
 
-        By smaller limits than it was put with, or for want of room for one more property.
+        The store may have smaller limits now, or no room for one more property.
         """
         try:
             return self._append(message)[0]
         except MessageRejected as error:
             logger.error(
-                "the half message at %d of the log cannot be moved on, and keeps those behind it "
-                "waiting until it is ended: %s",
+                "the half message at physical offset %d cannot be copied, and blocks later ones "
+                "until it is ended: %s",
                 *(half.physical_offset, error),
             )
             return None
@@ -379,11 +380,11 @@ class TransactionChecks:
     def _ask(
         self, half: Frame, moved: Frame, times: int, listener: Listener, report: CheckReport
     ) -> bool:
-        """Ask, and do what is said; whether it has ended."""
+        """Call the listener and do what it decides; returns whether the transaction ended."""
         try:
             topic, queue_id = halves.destination(half)
         except MessageRejected as error:
-            logger.error("nobody can be asked for a transaction: %s", error)
+            logger.error("a transaction cannot be checked: %s", error)
             report.unknown += 1
             return False
         message = StoredMessage(moved, broker=self._broker)
@@ -413,14 +414,14 @@ class TransactionChecks:
             if isinstance(outcome, Frame):
                 return outcome
             logger.error(
-                "the half message at %d of the log is damaged: nobody is asked for it",
+                "the half message at physical offset %d is damaged: it is not checked",
                 entry.physical_offset,
             )
         return None
 
-    # ------------------------------------------------------------------------- after a crash
+    # ------------------------------------------------------------------------- first check
     def _look_back(self, queue: Queue, round_: _Round, stop: int) -> _Before:
-        """What the log says of the open half messages that are there at the first check."""
+        """What the log shows about the half messages that are open at the first check."""
         opened: dict[int, _Identity] = {}
         moved: set[int] = set()
         last: dict[object, int] = {}
@@ -429,7 +430,7 @@ class TransactionChecks:
             if half is None:
                 continue
             values = props.decode_bytes(half.properties)
-            # Without a UNIQ_KEY, which every client gives them, nothing tells it from others.
+            # Without UNIQ_KEY (every client sets it) copies cannot be recognised.
             unique = values.get(props.UNIQ_KEY)
             if offset not in round_.ops:
                 opened[half.physical_offset] = values.get(props.REAL_TOPIC), unique
@@ -443,9 +444,9 @@ class TransactionChecks:
     def _committed(self, opened: dict[int, _Identity]) -> set[int]:
         """Those of some half messages (by physical offset) that a committed message names.
 
-        What was committed and is put once more (sent back by a consumer, delayed, imported) is
-        still of type COMMIT, and names no place (0) or one of another log: topic and UNIQ_KEY
-        have to be those of the half message, too.
+        A committed message may be put again later: sent back by a consumer, delayed, or imported.
+        Such a copy still has type COMMIT, but names offset 0 or an offset of another log. So its
+        topic and UNIQ_KEY must match those of the half message too.
         """
         from logquarry.log import columns
 
@@ -466,11 +467,11 @@ class TransactionChecks:
 
 
 class _Before(NamedTuple):
-    """What was found at the first check.
+    """What the first check found.
 
     Attributes:
-        moved: queue offsets of half messages that were put back, and go on further behind.
-        committed: physical offsets of those that were committed.
+        moved: queue offsets of half messages that were put back later in the queue.
+        committed: physical offsets of committed half messages.
     """
 
     moved: set[int]

@@ -1,14 +1,14 @@
-"""The messages that a transaction is made of (``TransactionalMessageBridge``).
+"""The messages of a transaction (``TransactionalMessageBridge``), and counts of open ones.
 
 ::
 
-    half       RMQ_SYS_TRANS_HALF_TOPIC     the message, waiting; REAL_TOPIC, REAL_QID: where to
-    commit     its topic and queue          the message; SYSFLAG | COMMIT, and where its half is
+    half       RMQ_SYS_TRANS_HALF_TOPIC     the waiting message; REAL_TOPIC, REAL_QID: destination
+    commit     its topic and queue          the message; SYSFLAG | COMMIT, and its half's offset
     op         RMQ_SYS_TRANS_OP_HALF_TOPIC  "the half at this queue offset has ended", either way
-    put back   RMQ_SYS_TRANS_HALF_TOPIC     the half once more, when a check found it open
-    given up   TRANS_CHECK_MAX_TIME_TOPIC   the half, checked too often or too old
+    put back   RMQ_SYS_TRANS_HALF_TOPIC     a copy of the half, when a check found it open
+    given up   TRANS_CHECK_MAX_TIME_TOPIC   a copy of the half, checked too often or too old
 
-A half has no transaction type in SYSFLAG. An op does not tell a commit from a rollback.
+A half has no transaction type in SYSFLAG. An op does not distinguish commit from rollback.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 GROUP: Final = "CID_RMQ_SYS_TRANS"
-"""The group whose offsets say how far the checks have come."""
+"""The consumer group whose offsets are the progress of the checks."""
 HALF_QUEUE: Final = 0
 OP_TAG: Final = "d"
 OP_SEPARATOR: Final = b","
-"""5.x names several half messages in one op."""
+"""In 5.x an op may name several half messages."""
 
 _TRUE: Final = "true"
 _FALSE: Final = "false"
 
 
 def half_message(message: Message, group: str) -> Message:
-    """The half message of a message.
+    """Make the half message of a message.
 
     Args:
-        message: as it is to be put when the transaction is committed.
-        group: the producer group, where the message names none.
+        message: the message to put when the transaction is committed.
+        group: the producer group, if the message names none.
 
     Raises:
-        UsageError: if the message cannot be one of a transaction.
+        UsageError: if the message cannot be in a transaction.
     """
     if message.sys_flag & sys_flag.TRANSACTION_MASK:
-        raise UsageError("SYSFLAG of a message in a transaction has no transaction type of its own")
+        raise UsageError("a message in a transaction must not have a transaction type in sys_flag")
     values = props.decode_bytes(given_properties(message))
     if props.DELAY in values:
-        # RocketMQ's client drops the delay in silence; its store would lose the half message.
+        # RocketMQ's client silently drops the delay; its store would lose the half message.
         raise UsageError("a message in a transaction cannot be delayed")
     values.setdefault(props.TRANSACTION_PREPARED, _TRUE)
     values.setdefault(props.PRODUCER_GROUP, group)
-    # What names the transaction, wherever its half message is put back to.
+    # Identifies the transaction when its half message is put back.
     values.setdefault(props.UNIQ_KEY, uuid.uuid4().hex.upper())
     values[props.REAL_TOPIC] = message.topic
     values[props.REAL_QUEUE_ID] = str(message.queue_id)
@@ -82,11 +82,11 @@ def half_message(message: Message, group: str) -> Message:
 
 
 def frame_of(message: Message, result: PutResult) -> Frame:
-    """The frame that a half message became. It may not be there to be read yet.
+    """The frame of a half message that was put. The log may not be readable there yet.
 
     Args:
-        message: with its born time and store host.
-        result: what its put came to.
+        message: the half message, with born time and store host.
+        result: the result of its put.
     """
     assert message.store_host is not None and message.born_timestamp is not None
     string = message.properties_string or ""
@@ -109,17 +109,17 @@ def frame_of(message: Message, result: PutResult) -> Frame:
 
 
 def destination(half: Frame) -> tuple[str, int]:
-    """Topic and queue id of the message that a half message holds back.
+    """Topic and queue id of the message that a half message holds.
 
     Raises:
-        MessageRejected: if it does not say that.
+        MessageRejected: if it does not name them.
     """
     values = props.decode_bytes(half.properties)
     topic = values.get(props.REAL_TOPIC)
     queue_id = delay.parse_int(values.get(props.REAL_QUEUE_ID, ""))
     if topic is None or queue_id is None:
         raise MessageRejected(
-            f"the half message at {half.physical_offset} does not say where it belongs",
+            f"the half message at {half.physical_offset} does not name its topic and queue",
             status="MESSAGE_ILLEGAL",
             reason="properties",
         )
@@ -127,10 +127,10 @@ def destination(half: Frame) -> tuple[str, int]:
 
 
 def commit_message(half: Frame) -> Message:
-    """The message that a commit puts (``endMessageTransaction``).
+    """Make the message that a commit puts (``endMessageTransaction``).
 
     Raises:
-        MessageRejected: if the half message does not say where it belongs.
+        MessageRejected: if the half message does not name its topic and queue.
     """
     topic, queue_id = destination(half)
     return put_again(
@@ -144,11 +144,11 @@ def commit_message(half: Frame) -> Message:
 
 
 def op_message(queue_id: int, queue_offset: int, host: str, *, waits: bool) -> Message:
-    """The note that a half message has ended (``makeOpMessageInner``).
+    """Make the op message for an ended half message (``makeOpMessageInner``).
 
     Args:
-        queue_id: of the half message,
-        queue_offset: likewise.
+        queue_id: queue of the half message.
+        queue_offset: queue offset of the half message.
         host: the store's host.
         waits: whether the put waits for flush and replica.
     """
@@ -165,7 +165,7 @@ def op_message(queue_id: int, queue_offset: int, host: str, *, waits: bool) -> M
 
 
 def ended_halves(op: Frame) -> list[int]:
-    """The queue offsets of the half messages that an op names; none where it is no such op."""
+    """Queue offsets of the half messages that an op names; empty if it is no such op."""
     if props.decode_bytes(op.properties).get(props.TAGS) != OP_TAG:
         return []
     words = (java.digits(word.decode("latin-1")) for word in op.body.split(OP_SEPARATOR))
@@ -175,15 +175,14 @@ def ended_halves(op: Frame) -> list[int]:
 def put_back(
     half: Frame, *, check_times: int | None = None, first_offset: int | None = None
 ) -> Message:
-    """The half message once more (``renewHalfMessageInner``).
+    """Make a copy of a half message that puts it back (``renewHalfMessageInner``).
 
-    Flag and reconsume times are kept: RocketMQ drops them here.
+    It keeps flag and reconsume times, which RocketMQ drops here.
 
     Args:
-        half: the half message that is open.
-        check_times: how often it was asked for, this time included, where it is asked for.
-        first_offset: where it is put back because it is not to be asked for yet: the queue offset
-            at which it stood first.
+        half: the open half message.
+        check_times: number of checks including this one, if the listener is called for it.
+        first_offset: the half message's first queue offset, if it is put back without a check.
     """
     values = props.decode_bytes(half.properties)
     if check_times is not None:
@@ -194,20 +193,20 @@ def put_back(
 
 
 def given_up(half: Frame) -> Message:
-    """What becomes of a half message that nobody ends (``resolveDiscardMsg``)."""
+    """Make the copy of an abandoned half message (``resolveDiscardMsg``)."""
     values = props.decode_bytes(half.properties)
     return put_again(half, GIVEN_UP_TOPIC, HALF_QUEUE, values, waits=False)
 
 
 # --------------------------------------------------------------------------------------------------
-# Which half messages nobody has ended, by what stands in a store, without asking its checks.
+# Counting open half messages from the files of a store
 
 FrameAt = Callable[[int], Frame | None]
-"""Gives the message at a place of the log, None if no sound one stands there."""
+"""Reads the message at a physical offset, None if there is no sound one."""
 
 
 def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
-    """Queue offsets of half messages that the ops of a queue name, from one of them on."""
+    """Queue offsets of the half messages that ops name, from a queue offset of the ops on."""
     ended: set[int] = set()
     for _, entry in () if ops is None else ops.entries(start):
         op = None if entry.is_filler else frame_at(entry.physical_offset)
@@ -217,13 +216,13 @@ def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one queue.
+    """What was read of one queue.
 
     Attributes:
-        halves: up to where its half messages were read,
-        ops: and its op messages.
+        halves: queue offset up to which half messages were read.
+        ops: queue offset up to which op messages were read.
         open: queue offset of each open half message -> topic of its message.
-        ended: what an op names whose half message was not read yet.
+        ended: queue offsets that an op names, of half messages not read yet.
     """
 
     halves: int = 0
@@ -233,9 +232,9 @@ class _Known:
 
 
 class HalfCounter:
-    """Counts the open half messages of one store by topic. Any thread may ask.
+    """Counts the open half messages of one store by topic. Any thread may use it.
 
-    Who asks again pays for the half and op messages that are new.
+    Each count reads only new half and op messages.
     """
 
     def __init__(self) -> None:
@@ -245,13 +244,13 @@ class HalfCounter:
     def count(
         self, queues: Iterable[Queue], frame_at: FrameAt, passed: Mapping[int, int]
     ) -> Counter[str]:
-        """How many are open of each topic now.
+        """Count the open half messages by topic.
 
         Args:
             queues: all queues of the store.
-            frame_at: reads its log.
-            passed: queue id -> offset of the half topic below which the checks are through: what
-                was put back counts where it stands now.
+            frame_at: reads the log.
+            passed: queue id -> progress of the checks in the half topic; half messages before it
+                are finished, or were put back and count there.
         """
         by_name = {(queue.topic, queue.queue_id): queue for queue in queues}
         total: Counter[str] = Counter()
@@ -271,12 +270,12 @@ class HalfCounter:
 
 
 def _is_another(known: _Known, halves: Queue, ops: Queue | None) -> bool:
-    """Whether a queue is shorter than it was: its topic was deleted, and came again."""
+    """Whether a queue is shorter than before: its topic was deleted and recreated."""
     return halves.max_offset < known.halves or (ops is not None and ops.max_offset < known.ops)
 
 
 def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) -> None:
-    """Read what is new. An op comes after its half: so the halves are read up to a place first."""
+    """Read new messages; halves first, because an op comes after its half."""
     stop = halves.max_offset
     for at, entry in halves.entries(max(known.halves, halves.min_offset), stop):
         half = None if entry.is_filler else frame_at(entry.physical_offset)

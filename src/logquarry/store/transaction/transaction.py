@@ -1,15 +1,15 @@
-"""Transactions of this process: begun with a half message, ended with a commit or a rollback.
+"""Transactions of this process: begun with a half message, ended by commit or rollback.
 
 ::
 
-    begin       half message                      nobody can get the message yet
-    commit      the message itself, then an op    in this order: a crash between them leaves a half
-                                                  that has ended, which the next check sees
+    begin       half message                      the message is not consumed yet
+    commit      the message, then an op           in this order: after a crash between the two the
+                                                  next check finds that the half has ended
     rollback    an op
 
-Guarantees: a message is committed at most once by this process, and an open half message of it is
-never taken for one that a crash left behind: a check that has to move it on tells its owner where
-it stands then.
+Guarantees: this process commits a message at most once. A check never treats an open half message
+of this process as a leftover of a crash. If the check puts the half message back, the transaction
+gets the new offset.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from logquarry.write.put_result import PutResult
 logger = logging.getLogger(__name__)
 
 Append = Callable[[Message], tuple[PutResult, Future[PutResult]]]
-"""Appends a message: where it stands, and the future of the same once flush and replica are
-settled. Raises what keeps the message out of the log."""
+"""Appends a message: its result, and the future with the same result after flush and replica waits.
+Raises if the message is not appended."""
 HalfKey = tuple[int, int]
 """Queue id and queue offset of a half message."""
 
 
 class TransactionState(enum.StrEnum):
-    """How a transaction stands (``LocalTransactionState``)."""
+    """The state of a transaction (``LocalTransactionState``)."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
@@ -48,15 +48,15 @@ class TransactionState(enum.StrEnum):
 
 
 class Transaction:
-    """One message that is put for good, or not at all. Made by ``store.transaction``.
+    """One message that is put or not, as a transaction. Made by ``store.transaction``.
 
-    A context manager: its half message is put at the block's beginning. At its end, a transaction
-    that was neither committed nor left open is rolled back, whether by an exception or because
-    nobody said anything. Once the process is gone, a check has to end it.
+    A context manager: the start of the block puts the half message. The end of the block rolls the
+    transaction back if it was neither committed nor left open, also without an exception. If the
+    process dies in the block, a check ends the transaction.
 
     Attributes:
         state: UNKNOWN until it has ended.
-        half: the half message as it stands in the log, None before the block.
+        half: the half message in the log, None before the block.
     """
 
     def __init__(self, service: TransactionService, message: Message, group: str) -> None:
@@ -69,42 +69,42 @@ class Transaction:
 
     def __enter__(self) -> Self:
         if self.half is not None:
-            raise UsageError("a transaction begins once")
+            raise UsageError("a transaction can begin only once")
         self._service.begin(self, self._message, self._group)
         return self
 
     @property
     def transaction_id(self) -> str | None:
-        """Its UNIQ_KEY, the same wherever its half message is put; None before the block."""
+        """Its UNIQ_KEY, which stays when its half message is put back; None before the block."""
         if self.half is None:
             return None
         return props.decode_bytes(self.half.properties).get(props.UNIQ_KEY)
 
     def commit(self) -> PutResult:
-        """Put the message, and wait for flush and replica as it asks for.
+        """Put the message, and wait for flush and replica as the message asks.
 
         Returns:
-            Where it stands.
+            The result of the put.
 
         Raises:
-            StoreUnavailable: if it could not be put; then the transaction is still open. Where a
-                sync failed, nobody knows whether it is on the disk.
-            MessageRejected: if the store does not take it.
+            StoreUnavailable: if the put failed; the transaction is then still open. After a failed
+                sync it is unknown whether the message is on the disk.
+            MessageRejected: if the store rejects the message.
             UsageError: if the transaction has ended, or not begun.
         """
         return self._service.end(self, TransactionState.COMMIT)
 
     def rollback(self) -> None:
-        """End it without the message.
+        """End the transaction without the message.
 
         Raises:
-            StoreUnavailable: if that could not be noted; then the transaction is still open.
+            StoreUnavailable: if the put of the op failed; the transaction is then still open.
             UsageError: if it has ended, or not begun.
         """
         self._service.end(self, TransactionState.ROLLBACK)
 
     def leave_open(self) -> None:
-        """Leave it to the checks: whether it is to be committed is not known (``UNKNOW``)."""
+        """Leave the transaction to the checks, because its outcome is unknown (``UNKNOW``)."""
         self._require_open()
         self._is_over = True
         self._service.leave(self)
@@ -120,8 +120,8 @@ class Transaction:
         try:
             self.rollback()
         except LogquarryError as failure:
-            # It is the check's then. What the block raised, if anything, is told instead.
-            logger.error("a transaction is left open: it could not be rolled back: %s", failure)
+            # A check ends it later. An exception of the block takes precedence.
+            logger.error("the rollback of a transaction failed, it stays open: %s", failure)
             self._is_over = True
             self._service.leave(self)
             if error is None:
@@ -129,22 +129,22 @@ class Transaction:
 
     def _require_open(self) -> Frame:
         if self.half is None:
-            raise UsageError("a transaction begins with the block: `with store.transaction(...)`")
+            raise UsageError("the transaction has not begun: use `with store.transaction(...)`")
         if self._is_over:
-            raise UsageError("the transaction is over already")
+            raise UsageError("the transaction has already ended")
         return self.half
 
-    # What the service does to it, with its lock held.
+    # For the service, with its lock held.
     def moved(self, half: Frame) -> None:
-        """Its half message stands elsewhere now."""
+        """Record that the half message was put back."""
         self.half = half
 
     def require_open(self) -> Frame:
-        """Its half message; UsageError unless it is open."""
+        """The half message; raises UsageError unless the transaction is open."""
         return self._require_open()
 
     def over(self, state: TransactionState) -> None:
-        """It has ended."""
+        """Record that the transaction has ended."""
         self._is_over, self.state = True, state
 
 
@@ -153,14 +153,14 @@ class TransactionService:
 
     Args:
         append: puts messages.
-        clock: the time, in milliseconds.
+        clock: gives the time in milliseconds.
         store_host: the store's host, for messages that name none.
 
     Attributes:
         lock: held while a half message is ended or put back.
-        live: the half messages of transactions that are in their blocks.
-        ended: half messages that this process has ended, and whose op no check has met yet.
-        unnoted: of those, the ones whose op could not be put.
+        live: half messages of transactions inside their blocks.
+        ended: half messages that this process has ended, and whose op no check has read yet.
+        unnoted: half messages among ``ended`` whose op could not be put.
     """
 
     def __init__(self, append: Append, *, clock: Callable[[], int], store_host: str) -> None:
@@ -199,13 +199,13 @@ class TransactionService:
         return future.result()
 
     def end_half(self, half: Frame, state: TransactionState) -> Future[PutResult]:
-        """End a half message, with the lock held.
+        """End a half message. The caller holds the lock.
 
         Returns:
-            The put that makes the difference: the message's, or the op's of a rollback.
+            The future of the decisive put: of the message, or of the op for a rollback.
 
         Raises:
-            StoreUnavailable, MessageRejected: if that could not be put: the half is open still.
+            StoreUnavailable, MessageRejected: if that put failed; the half message is still open.
         """
         is_commit = state is TransactionState.COMMIT
         key = key_of(half)
@@ -217,43 +217,43 @@ class TransactionService:
             try:
                 self._append(op)
             except LogquarryError as error:
-                logger.warning("that a transaction was committed is noted later: %s", error)
+                logger.warning("the op of a committed transaction is put later: %s", error)
                 self.unnoted.append(key)
         self.ended.add(key)
         return future
 
     def note(self, key: HalfKey) -> None:
-        """Note that a half message has ended.
+        """Put the op of an ended half message.
 
         Raises:
-            StoreUnavailable: if that cannot be done.
+            StoreUnavailable: if the put failed.
         """
         self._append(op_message(*key, self._store_host, waits=False))
         self.ended.add(key)
 
     def leave(self, transaction: Transaction) -> None:
-        """A transaction is nobody's any more, and the checks' to end."""
+        """Leave a transaction to the checks."""
         with self.lock:
             if transaction.half is not None:
                 self.live.pop(key_of(transaction.half), None)
 
 
 def key_of(half: Frame) -> HalfKey:
-    """What names a half message."""
+    """The key of a half message."""
     return half.queue_id, half.queue_offset
 
 
 # --------------------------------------------------------------------------------------------------
-# The thread that checks transactions (``TransactionalMessageCheckService``).
+# The thread that checks transactions (``TransactionalMessageCheckService``)
 
 
 class TransactionCheckService(Service):
-    """Checks at an interval; the first time after one.
+    """Runs checks at an interval; the first one after the first interval.
 
     Args:
-        check: does it.
-        health: of the store.
-        interval_ms: the pause.
+        check: runs a check.
+        health: health of the store.
+        interval_ms: the pause between checks.
     """
 
     def __init__(self, check: Callable[[], object], health: Health, *, interval_ms: int) -> None:
@@ -261,9 +261,9 @@ class TransactionCheckService(Service):
         self._check = check
 
     def run_once(self) -> None:
-        """Check."""
+        """Run a check."""
         try:
             self._check()
         except StoreUnavailable as error:
             self.health.require_writable()
-            logger.warning("transactions could not be checked: %s", error)
+            logger.warning("the check of transactions failed: %s", error)

@@ -107,7 +107,7 @@ def test_no_room_for_the_copy(tmp_path: Path, rest: bytes) -> None:
         (aside / f"{stranger.name}.new").write_bytes(rest)
     disk.make_folders(aside)
     disk.has_room = False
-    with pytest.raises(StoreUnavailable, match="there is no room for it"):
+    with pytest.raises(StoreUnavailable, match="no room on the disk"):
         disk.set_aside(stranger, aside)
     assert stranger.read_bytes() == data and not (aside / stranger.name).exists()
     lq.recover(root, apply=True, config=config(), disk=ManyDisks())

@@ -15,7 +15,7 @@ from logquarry.errors import BadFilter, CorruptFrame, StoreUnavailable, UsageErr
 from logquarry.format import broker_config
 from logquarry.store.consumer import consumer as consumer_module
 from logquarry.store.consumer.consumer import Consumer
-from logquarry.store.consumer.reading import MOST_AT_ONCE
+from logquarry.store.consumer.source import MOST_AT_ONCE
 from logquarry.store.writable_store import WritableStore
 from tests.consumer_stores import LONG, fill, numbers, saved
 from tests.faulty_disk import EIO, FaultyDisk
@@ -70,7 +70,7 @@ def test_a_filter(store: WritableStore) -> None:
     assert saved(store)["t", "g"] == {0: 700}
     with pytest.raises(BadFilter):
         store.consumer("g", "t", sql="n >=")
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="not both"):
         store.consumer("g", "t", sql="n > 3", tags="a")
 
 
@@ -94,10 +94,10 @@ def test_copies_in_further_queues_count_by_their_place_there(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("group", "topics", "why"),
     [
-        ("a b", ["t"], "no consumer group"),
-        ("g@h", ["t"], "no consumer group"),
-        ("", ["t"], "no consumer group"),
-        ("g" * 121, ["t"], "no consumer group"),
+        ("a b", ["t"], "no valid consumer group"),
+        ("g@h", ["t"], "no valid consumer group"),
+        ("", ["t"], "no valid consumer group"),
+        ("g" * 121, ["t"], "no valid consumer group"),
         ("g", [], "at least one topic"),
         ("g", ["../t"], "no topic"),
         ("g", ["Zürich"], "no topic"),
@@ -301,7 +301,7 @@ def test_offsets_that_a_queue_does_not_have(
         # As RocketMQ: a queue that begins at 0 may be another one of that name.
         consumer.seek("t", 0, 99)
         assert numbers(consumer) == list(range(10))
-    assert "nothing at offset 99" in caplog.text
+    assert "no message at offset 99" in caplog.text
 
 
 # --------------------------------------------------------------------------------- the offset file

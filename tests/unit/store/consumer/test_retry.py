@@ -11,7 +11,7 @@ import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.format import delay
 from logquarry.message import Message, StoredMessage
-from logquarry.store.consumer.send_back import sent_back
+from logquarry.store.consumer.subscription import sent_back
 from logquarry.store.writable_store import WritableStore
 from logquarry.testing.clock import FakeClock
 from tests.consumer_stores import saved

@@ -46,7 +46,7 @@ def test_what_rocketmq_answers() -> None:
         ("a = NULL", 5, "IS NULL"),
         ("a IS 3", 3, "NULL or NOT NULL"),
         ("a IN (3)", 7, "single quotes"),
-        ("3 IN ('x')", 1, "a property stands before IN"),
+        ("3 IN ('x')", 1, "IN needs a property before it"),
         ("a BETWEEN 5 AND 3", 11, "smaller number first"),
         ("a BETWEEN 5 OR 3", 13, "'AND' is missing"),
         ("(a = 'x'", 9, r"'\)' is missing"),
@@ -58,7 +58,7 @@ def test_what_rocketmq_answers() -> None:
         ("a /* b", 3, "does not end"),
         ("3", 1, "neither true nor false"),
         ("a = 'x' AND 3", 13, "neither true nor false"),
-        ("TRUE = 3", 6, "no other constant"),
+        ("TRUE = 3", 6, "with other constants"),
         ("a = " + "b" * MAX_LENGTH, MAX_LENGTH + 1, "characters"),
     ],
 )

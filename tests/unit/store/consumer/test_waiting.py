@@ -13,10 +13,10 @@ import pytest
 import logquarry as lq
 from logquarry.disk.service import Health
 from logquarry.errors import StoreUnavailable
-from logquarry.store.consumer import consumers as consumers_module
+from logquarry.store.consumer import registry as consumers_module
 from logquarry.store.consumer.consumer import Consumer
-from logquarry.store.consumer.consumers import _Saver
-from logquarry.store.consumer.reading import ToldArrivals
+from logquarry.store.consumer.registry import _Saver
+from logquarry.store.consumer.source import ToldArrivals
 from logquarry.store.writable_store import WritableStore
 from tests.consumer_stores import LONG, fill, numbers, saved
 from tests.small_store import facts, opened

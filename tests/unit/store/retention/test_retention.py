@@ -158,7 +158,7 @@ def test_modification_times_say_nothing(store_root: Path) -> None:
 def test_a_file_of_the_future_stays(store_root: Path) -> None:
     plan = retain(store_root, older_than_ms=0, now=NOW)
     assert not plan.log
-    assert "yet to come" in plan.stays_because
+    assert "in the future" in plan.stays_because
 
 
 def test_bytes_that_stay(store_root: Path) -> None:
@@ -182,7 +182,7 @@ def test_so_many_at_a_time(store_root: Path) -> None:
     before = messages(store_root)
     plan = retain(store_root, older_than_ms=0, most_files=2, apply=True)
     assert len(plan.log) == 2
-    assert plan.stays_because == "2 files at a time are enough"
+    assert plan.stays_because == "the limit is 2 files at a time"
     check_cut(store_root, before, plan)
     assert retain(store_root, older_than_ms=0, most_files=2).min_offset == plan.new_min_offset
 
@@ -197,12 +197,12 @@ def test_as_long_as_the_disk_is_too_full(store_root: Path, monkeypatch: pytest.M
     plan = retain(store_root, max_disk_ratio=0.775)
     # 80, 79 and 78 percent are too much, and 77 is not.
     assert len(plan.log) == 3
-    assert plan.stays_because == "the disk is 77.0% full, and may be 77.5%"
+    assert plan.stays_because == "the disk is 77.0% full; 77.5% are allowed"
     assert not retain(store_root, max_disk_ratio=0.8).log
     both = retain(store_root, max_disk_ratio=0.775, older_than_ms=250_000)
     assert len(both.log) == 1
     monkeypatch.setattr(planning, "disk_use", lambda _: None)
-    assert "nobody can tell" in retain(store_root, max_disk_ratio=0.775).stays_because
+    assert "is unknown" in retain(store_root, max_disk_ratio=0.775).stays_because
 
 
 def test_nothing_goes_in_vain(
@@ -370,7 +370,7 @@ def test_a_crashed_store_is_left_alone(store_root: Path) -> None:
 
 def test_a_load_that_died_is_left_alone(store_root: Path) -> None:
     Ledger(LocalDisk(), store_root).begin(Intent(LoadId("job", 1), 100, LOADS, ()))
-    with pytest.raises(StoreUnavailable, match="a load was not finished"):
+    with pytest.raises(StoreUnavailable, match="a load is unfinished"):
         retain(store_root, older_than_ms=0, apply=True)
     (store_root / LOADS / INTENT).write_text("{}")
     with pytest.raises(StoreUnavailable, match="load"):

@@ -92,12 +92,12 @@ def test_an_exception_behind_the_commit_takes_nothing_back(root: Path, clock: Fa
 def test_a_transaction_ends_once(root: Path, clock: FakeClock) -> None:
     with opened(root, clock) as store:
         t = store.transaction(message())
-        with pytest.raises(UsageError, match="begins with the block"):
+        with pytest.raises(UsageError, match="has not begun"):
             t.commit()
         with t:
             t.commit()
             for again in (t.commit, t.rollback, t.leave_open):
-                with pytest.raises(UsageError, match="over"):
+                with pytest.raises(UsageError, match="already ended"):
                     again()
         with pytest.raises(UsageError, match="once"):
             t.__enter__()

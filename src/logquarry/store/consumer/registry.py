@@ -1,4 +1,4 @@
-"""All consumers of one store: their groups, their offsets, and who writes those now and then."""
+"""All consumers of one store: their groups and offsets, and the periodic write of the offsets."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from logquarry.message import Message
 from logquarry.store.consumer.consumer import Consumer, ConsumerParts
 from logquarry.store.consumer.group import ConsumerGroup
 from logquarry.store.consumer.progress import Progress, Start
-from logquarry.store.consumer.reading import Arrivals, QueueReader
-from logquarry.store.consumer.send_back import MAX_RECONSUME_TIMES
-from logquarry.store.consumer.sql_parser import Subscription
+from logquarry.store.consumer.source import Arrivals, QueueReader
+from logquarry.store.consumer.subscription import MAX_RECONSUME_TIMES, Subscription
 from logquarry.write.put_result import PutResult
 
 logger = logging.getLogger(__name__)
 
 
 class Consumers:
-    """The consumers of one store. Any thread may ask for one.
+    """The consumers of one store. Any thread may request one.
 
     Args:
-        reader: the store's queues.
-        arrivals: tells when there may be something new.
+        reader: reads the store's queues.
+        arrivals: signals new messages.
         progress: the offsets of all groups.
-        put: puts what is sent back.
-        health: of the store.
-        interval_ms: how often offsets are written (``flushConsumerOffsetInterval``); None where
-            they stay in memory, as the store is another's to write.
+        put: puts messages that consumers send back.
+        health: health of the store.
+        interval_ms: how often offsets are written (``flushConsumerOffsetInterval``); None if they
+            stay in memory because another process writes the store.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Consumers:
 
     @property
     def topics(self) -> frozenset[str]:
-        """The topics that anybody consumes."""
+        """The topics that consumers of this store subscribe to."""
         return self._topics
 
     def consumer(
@@ -74,11 +73,13 @@ class Consumers:
         timeout: float | None = None,
         max_reconsume_times: int = MAX_RECONSUME_TIMES,
     ) -> Consumer:
-        """A consumer; see :meth:`logquarry.store.consuming.Consuming.consumer`."""
+        """Make a consumer; see :meth:`logquarry.store.consuming.Consuming.consumer`."""
         subscription = Subscription.of(group, topics, tags, sql)
         begins = Start.of(start, timestamp)
         if max_reconsume_times < 0:
-            raise UsageError(f"max_reconsume_times is {max_reconsume_times}, and counts from 0")
+            raise UsageError(
+                f"max_reconsume_times is {max_reconsume_times}, and must not be negative"
+            )
         self._progress.begin(group, subscription.all_topics, begins)
         with self._lock:
             self._require_open()
@@ -109,7 +110,7 @@ class Consumers:
         with self._lock:
             self._open.append(made)
         try:
-            # Who closes the store may have ended all others by now.
+            # A concurrent close may have closed all consumers before this one was listed.
             self._require_open()
         except StoreUnavailable:
             made.close()
@@ -121,10 +122,10 @@ class Consumers:
             raise StoreUnavailable("the store was closed")
 
     def save(self) -> None:
-        """Write what is committed.
+        """Write the committed offsets.
 
         Raises:
-            StoreUnavailable: if that cannot be done.
+            StoreUnavailable: if the write failed.
         """
         if self._interval_ms is not None:
             self._health.require_writable()
@@ -141,10 +142,10 @@ class Consumers:
         try:
             self.save()
         except StoreError as error:
-            logger.warning("group %s: its offsets are not written: %s", consumer.group, error)
+            logger.warning("group %s: offsets not written: %s", consumer.group, error)
 
     def close(self) -> None:
-        """Close all of them, and write their offsets."""
+        """Close all consumers, and write their offsets."""
         with self._lock:
             self._is_closed = True
             consumers = tuple(self._open)
@@ -155,17 +156,17 @@ class Consumers:
 
 
 class _Saver(Service):
-    """Writes offsets now and then (``BrokerController``: each 5 s)."""
+    """Writes the offsets periodically (``BrokerController``: every 5 s)."""
 
     def __init__(self, save: Callable[[], None], health: Health, interval_ms: int) -> None:
         super().__init__("consumer-offsets", health, interval_ms=interval_ms)
         self._save = save
 
     def run_once(self) -> None:
-        """Write what there is to write; what cannot be written now may be the next time."""
+        """Write the offsets; after a failure the next run tries again."""
         try:
             self._save()
         except StoreError as error:
-            # Of a store that takes no more writes it is said once.
+            # Raises if the store is poisoned, so that the warning is not repeated for ever.
             self.health.require_writable()
-            logger.warning("the offsets of consumers are not written: %s", error)
+            logger.warning("consumer offsets not written: %s", error)

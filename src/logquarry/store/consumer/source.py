@@ -1,8 +1,8 @@
-"""Waiting for messages without asking for them over and over.
+"""The port through which consumers read queues, and waiting for new messages.
 
-A store that this process writes tells of what it dispatches. One that another process writes has
-to be looked at: the longer nothing comes, the less often, and so much less often than a look takes
-that the looks cost next to nothing.
+If this process writes the store, the dispatcher signals new messages. If another process writes
+it, the waiting consumer polls: ever less often while nothing arrives, and so rarely relative to the
+cost of a poll that the polls take next to no processor time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from logquarry.read.get_message import GetMessageStatus, GetResult, TransferLimi
 _SHORTEST_PAUSE: Final = 0.001
 _LONGEST_PAUSE: Final = 0.2
 _PAUSE_PER_LOOK: Final = 300.0
-"""How much longer than a look the pause after it is, at least: looks take 0.3 % of a processor."""
+"""The pause after a poll is at least this many times the poll: 0.3 % of a processor."""
 
 
 class Arrivals(ABC):
-    """A number that grows when there may be something new. Any thread may wait for that.
+    """A number that grows when there may be new messages. Any thread may wait for it.
 
     Attributes:
-        version: that number.
+        version: the number.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Arrivals(ABC):
         self._callbacks: set[Callable[[], None]] = set()
 
     def wake(self) -> None:
-        """Have everybody who waits look again."""
+        """Wake all waiting consumers."""
         with self._changed:
             self.version += 1
             self._changed.notify_all()
@@ -51,27 +51,27 @@ class Arrivals(ABC):
 
     @abstractmethod
     def wait(self, seen: int, timeout: float | None = None) -> bool:
-        """Wait until the version is another one than was seen.
+        """Wait until the version differs from ``seen``.
 
         Args:
-            seen: the version before one found nothing.
-            timeout: in seconds (default: as long as it takes).
+            seen: the version read before a search that found nothing.
+            timeout: in seconds (default: no limit).
 
         Returns:
-            Whether it is; False where the time was over.
+            Whether it differs; False if the time ran out.
         """
 
     @abstractmethod
     async def wait_async(self, seen: int, timeout: float | None = None) -> bool:
-        """The same for a coroutine."""
+        """Like :meth:`wait`, for a coroutine."""
 
     async def _woken(self, seen: int, timeout: float | None) -> bool:
-        """Wait in a coroutine for :meth:`wake` alone."""
+        """Wait in a coroutine for :meth:`wake` only."""
         loop = asyncio.get_running_loop()
         event = asyncio.Event()
 
         def tell() -> None:
-            # The loop may be closed by now, and whoever wakes is not to suffer from that.
+            # The loop may be closed by now; that must not fail the thread that wakes.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(event.set)
 
@@ -91,11 +91,11 @@ class Arrivals(ABC):
 
 
 class ToldArrivals(Arrivals):
-    """Of a store that tells: somebody calls :meth:`wake`. Waiting costs nothing."""
+    """Arrivals of a store that this process writes: the dispatcher calls :meth:`wake`."""
 
     def wait(self, seen: int, timeout: float | None = None) -> bool:
         """See :meth:`Arrivals.wait`."""
-        # No lock waits for longer: 292 years.
+        # The longest wait that a lock supports: 292 years.
         longest = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         with self._changed:
             return self._changed.wait_for(lambda: self.version != seen, longest)
@@ -106,10 +106,10 @@ class ToldArrivals(Arrivals):
 
 
 class PolledArrivals(Arrivals):
-    """Of a store that another process writes.
+    """Arrivals of a store that another process writes.
 
     Args:
-        look: gives something that is another thing when there is something new.
+        look: polls the store; its result changes when there is something new.
     """
 
     def __init__(self, look: Callable[[], object]) -> None:
@@ -147,7 +147,7 @@ class PolledArrivals(Arrivals):
         return pause if end is None else min(pause, end - time.monotonic())
 
     def _has_new(self, seen: int) -> bool:
-        """Look, unless somebody was faster; the pause after it grows."""
+        """Poll, unless another thread has; the pause until the next poll grows."""
         if self.version != seen:
             return True
         with self._looking:
@@ -162,10 +162,10 @@ class PolledArrivals(Arrivals):
 
 
 # --------------------------------------------------------------------------------------------------
-# What consumers ask of a store's queues.
+# Reading queues
 
 MOST_AT_ONCE: Final = 256
-"""Messages of one read."""
+"""Most messages of one read."""
 AT_ONCE: Final = TransferLimits(
     memory_bytes=java.LONG_MAX,
     count=MOST_AT_ONCE,
@@ -173,7 +173,7 @@ AT_ONCE: Final = TransferLimits(
     disk_count=MOST_AT_ONCE,
     disk_size=1 << 18,
 )
-"""How much one read gives: more than a ``get``, whose caps are for answers over a network."""
+"""Limits of one read: larger than for ``get``, whose limits suit responses over a network."""
 
 _MOVED: Final = (GetMessageStatus.OFFSET_TOO_SMALL, GetMessageStatus.OFFSET_OVERFLOW_BADLY)
 
@@ -183,11 +183,11 @@ class QueueBatch(NamedTuple):
 
     Attributes:
         messages: the messages.
-        positions: the queue offset of each. Where a message was put into further queues, its own
-            ``queue_offset`` is that of its first one.
+        positions: the queue offset of each message. It differs from the message's own
+            ``queue_offset`` if the message is in several queues.
         next_offset: the queue offset to read from next.
-        is_moved: whether the queue has nothing at the offset that was asked for, which expired or
-            never was; then there are no messages, and ``next_offset`` is where to go on.
+        is_moved: whether the queue has no entry at the requested offset (expired, or never
+            written). Then there are no messages, and the next read must start at ``next_offset``.
     """
 
     messages: Sequence[StoredMessage]
@@ -197,29 +197,29 @@ class QueueBatch(NamedTuple):
 
 
 class QueueReader(Protocol):
-    """The queues of one store. Any thread may ask."""
+    """The queues of one store. Any thread may use it."""
 
     def queue_ids(self, topic: str) -> Sequence[int]:
         """The queues of a topic, sorted."""
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """First queue offset, and one past the last; (0, 0) for a queue that is not there."""
+        """First queue offset, and one past the last; (0, 0) if there is no such queue."""
 
     def read(
         self, topic: str, queue_id: int, offset: int, max_count: int, tags: frozenset[str] | None
     ) -> QueueBatch:
-        """Messages from a queue offset on.
+        """Read messages from a queue offset on.
 
         Raises:
             CorruptFrame: if the first of them is damaged.
         """
 
     def first_since(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The queue offset of the first message that was stored at a time or later."""
+        """The queue offset of the first message stored at a time or later."""
 
 
 def batch_of(queue: Queue, offset: int, result: GetResult) -> QueueBatch:
-    """What a ``get`` gave, with the place in the queue of each message."""
+    """The result of a ``get`` with the queue offset of each message."""
     if result.status in _MOVED:
         return QueueBatch((), (), result.next_offset, is_moved=True)
     if result.status is GetMessageStatus.NO_MESSAGE_IN_QUEUE:

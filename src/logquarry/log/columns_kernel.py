@@ -1,0 +1,324 @@
+"""Columns of frames by compiled kernels. The reference is in :mod:`logquarry.log.columns`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from logquarry.errors import LogquarryError
+from logquarry.format import frame, java
+from logquarry.format import rows as r
+from logquarry.log import codec, schema
+from logquarry.log.codec import Rows, Window
+
+FIXED: Final = {
+    name: (start, at)
+    for start, shift, layout in (
+        (r.FROM_FRAME, 0, frame.HEAD),
+        (r.FROM_STORE_TIME, 0, frame.STORE_TIME),
+        (r.FROM_BODY, -frame.TAIL.size, frame.TAIL),
+    )
+    for name, at in ((field, shift + at) for field, at in layout.offsets.items())
+    if name in schema.NAMES
+}
+"""Columns that are fields of fixed width: the part of the frame, and the position in it."""
+MS: Final = 1_000
+"""Microseconds in a millisecond: Arrow's timestamps are in microseconds, RocketMQ's in ms."""
+
+_MAX_TOPICS: Final = 4096
+_TOPIC_TABLE: Final = 4 * _MAX_TOPICS
+_EXACT: Final = schema.EXACT_PROPERTIES.name
+WHOLE_PROPERTIES: Final = frozenset({"properties", _EXACT})
+"""Columns that need all properties of a message."""
+_SMALLEST_PAIR: Final = 4
+"""Bytes of the shortest property with its separators."""
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+
+def too_large() -> LogquarryError:
+    """The error for a column that Arrow's 32-bit offsets cannot hold."""
+    return LogquarryError("one column of a batch takes more than 2 GiB")
+
+
+@dataclass(frozen=True, slots=True)
+class _GatherPlan:
+    """Arguments of the gather kernel for some fixed fields."""
+
+    narrow: tuple[str, ...]
+    wide: tuple[str, ...]
+    from32: Int64
+    at32: Int64
+    from64: Int64
+    at64: Int64
+    factors: Int64
+
+
+@cache
+def _gather_plan(names: tuple[str, ...], ms: bool) -> _GatherPlan:
+    kinds = schema.arrow_types()
+    narrow = tuple(name for name in names if kinds[name].bit_width == 32)
+    wide = tuple(name for name in names if name not in narrow)
+    factors = [MS if pa.types.is_timestamp(kinds[n]) and not ms else 1 for n in wide]
+    return _GatherPlan(
+        narrow,
+        wide,
+        np.array([FIXED[name][0] for name in narrow], np.int64),
+        np.array([FIXED[name][1] for name in narrow], np.int64),
+        np.array([FIXED[name][0] for name in wide], np.int64),
+        np.array([FIXED[name][1] for name in wide], np.int64),
+        np.array(factors, np.int64),
+    )
+
+
+class KernelColumns:
+    """Columns of one run of frames by kernels; work that columns share is done once."""
+
+    def __init__(self, window: Window, rows: Rows) -> None:
+        kernels = codec.kernels()
+        assert kernels is not None
+        self.k = kernels
+        self.window = window
+        self.rows = rows if rows.flags.c_contiguous else np.ascontiguousarray(rows)
+        self.address = window.address
+        self.count = len(rows)
+        self._properties: tuple[Int32, Int32] | None = None
+        self._pairs: tuple[Int32, Int32] | None = None
+
+    @property
+    def has_bad_utf8(self) -> bool:
+        """Whether the topic or the properties of a frame are not UTF-8."""
+        return bool(self.k.bad_utf8(self.address, self.rows, self.count))
+
+    def arrays(self, names: Sequence[str]) -> dict[str, pa.Array]:
+        """Some columns by name; the property columns only if no frame has bad UTF-8."""
+        if not WHOLE_PROPERTIES.isdisjoint(names):
+            self._parse(want_pairs=True)
+        made = self._fixed([name for name in names if name in FIXED])
+        return {name: made[name] if name in made else self._MAKERS[name](self) for name in names}
+
+    # fixed fields
+    def numbers(self, names: Sequence[str], *, ms: bool = False) -> dict[str, Any]:
+        """Fixed fields by name; timestamps in microseconds, or in milliseconds with ``ms``."""
+        plan = _gather_plan(tuple(names), ms)
+        out32 = np.empty((len(plan.narrow), self.count), np.int32)
+        out64 = np.empty((len(plan.wide), self.count), np.int64)
+        self.k.gather(
+            self.address,
+            self.rows,
+            self.count,
+            plan.from32,
+            plan.at32,
+            out32,
+            plan.from64,
+            plan.at64,
+            plan.factors,
+            out64,
+        )
+        return dict(zip(plan.narrow + plan.wide, [*out32, *out64], strict=True))
+
+    def _fixed(self, names: Sequence[str]) -> dict[str, pa.Array]:
+        kinds = schema.arrow_types()
+        return {
+            name: pa.Array.from_buffers(kinds[name], self.count, [None, pa.py_buffer(values)])
+            for name, values in self.numbers(names).items()
+        }
+
+    # text
+    def _topic(self) -> pa.Array:
+        starts, lengths = np.empty(self.count, np.int32), np.empty(self.count, np.int32)
+        if self.k.topic_spans(self.address, self.rows, self.count, starts, lengths):
+            return self._ragged(starts, lengths, self.count, pa.string())
+        ids, names = self.topic_ids()
+        return pa.array(names, pa.string()).take(pa.array(ids))
+
+    def topic_ids(self) -> tuple[Int32, list[str]]:
+        """A number for each frame's topic, and the topics by number."""
+        ids = np.empty(self.count, np.int32)
+        found = np.empty((_MAX_TOPICS, 2), np.int32)
+        table = np.full(_TOPIC_TABLE, -1, np.int32)
+        known = self.k.intern_topics(self.address, self.rows, self.count, table, found, ids)
+        if known < 0:
+            # More topics than the small table holds: size the table by the number of frames.
+            found = np.empty((self.count, 2), np.int32)
+            table = np.full(1 << (2 * self.count).bit_length(), -1, np.int32)
+            known = self.k.intern_topics(self.address, self.rows, self.count, table, found, ids)
+        names = [
+            self.window.data[start : start + length].tobytes().decode("utf-8", java.UTF8_ERRORS)
+            for start, length in found[:known].tolist()
+        ]
+        return ids, names
+
+    def _message_id(self) -> pa.Array:
+        return self._text(
+            2 * (frame.HOST_SIZE_V6 + 8),
+            lambda offsets, out: self.k.message_ids(
+                self.address, self.rows, self.count, offsets, out
+            ),
+        )
+
+    def _born_host(self) -> pa.Array:
+        return self._host(store_host=False)
+
+    def _store_host(self) -> pa.Array:
+        return self._host(store_host=True)
+
+    def _host(self, *, store_host: bool) -> pa.Array:
+        return self._text(
+            self.k.HOST_TEXT_SIZE,
+            lambda offsets, out: self.k.host_texts(
+                self.address, self.rows, self.count, store_host, offsets, out
+            ),
+        )
+
+    def _text(self, most: int, fill: Callable[[Int32, npt.NDArray[np.uint8]], int]) -> pa.Array:
+        offsets = np.empty(self.count + 1, np.int32)
+        out = np.empty(self.count * most, np.uint8)
+        used = fill(offsets, out)
+        return pa.StringArray.from_buffers(
+            self.count, pa.py_buffer(offsets), pa.py_buffer(out[:used])
+        )
+
+    # spans of the frame
+    def _ragged(self, starts: Any, lengths: Any, count: int, kind: pa.DataType) -> pa.Array:
+        offsets = np.empty(count + 1, np.int32)
+        validity = np.zeros((count + 7) // 8, np.uint8)
+        total, nulls = self.k.offsets_of(lengths, count, offsets, validity)
+        if total < 0:
+            raise too_large()
+        # Arrow's pool reuses large buffers; NumPy would allocate them from the system each time.
+        data = pa.allocate_buffer(total)
+        self.k.copy_spans(self.address, starts, count, offsets, data.address)
+        return pa.Array.from_buffers(
+            kind,
+            count,
+            [pa.py_buffer(validity) if nulls else None, pa.py_buffer(offsets), data],
+            null_count=nulls,
+        )
+
+    def _body(self) -> pa.Array:
+        starts = np.empty(self.count, np.int32)
+        lengths = np.empty(self.count, np.int32)
+        self.k.spans_of(self.rows, self.count, r.BODY_AT, r.BODY_LENGTH, starts, lengths)
+        return self._ragged(starts, lengths, self.count, pa.binary())
+
+    # properties
+    def _parse(self, *, want_pairs: bool) -> None:
+        starts = np.empty((4, self.count), np.int32)
+        lengths = np.empty((4, self.count), np.int32)
+        longest = int(self.rows[:, r.PROPS_LENGTH].max(initial=0)) if want_pairs else 0
+        total = int(self.rows[:, r.PROPS_LENGTH].sum(dtype=np.int64)) if want_pairs else 0
+        # Each pair takes at least four bytes with its separators; the last one of a string three.
+        pairs = np.empty((4, total // _SMALLEST_PAIR + self.count + 1), np.int32)
+        pair_offsets = np.empty(self.count + 1, np.int32)
+        size = 1 << max(4, (2 * (longest // _SMALLEST_PAIR + 1)).bit_length())
+        table, stamps = np.empty(size, np.int32), np.zeros(size, np.int32)
+        self.k.parse_properties(
+            self.address,
+            self.rows,
+            self.count,
+            want_pairs,
+            starts,
+            lengths,
+            pairs,
+            pair_offsets,
+            table,
+            stamps,
+        )
+        self._properties = starts, lengths
+        self._pairs = pairs, pair_offsets
+
+    def all_property_spans(self) -> tuple[Int32, Int32]:
+        """Positions of TAGS, KEYS, UNIQ_KEY and DELAY: starts and lengths, -1 for none."""
+        if self._properties is None:
+            self._parse(want_pairs=False)
+        assert self._properties is not None
+        return self._properties
+
+    def property_spans(self, which: int) -> tuple[Int32, Int32]:
+        """Positions of one of these properties, by its number in the kernels."""
+        starts, lengths = self.all_property_spans()
+        return starts[which], lengths[which]
+
+    def _property(self, which: int) -> pa.Array:
+        starts, lengths = self.property_spans(which)
+        return self._ragged(starts, lengths, self.count, pa.string())
+
+    def _tags(self) -> pa.Array:
+        return self._property(self.k.TAGS)
+
+    def _keys(self) -> pa.Array:
+        return self._property(self.k.KEYS)
+
+    def _uniq_key(self) -> pa.Array:
+        return self._property(self.k.UNIQ_KEY)
+
+    def tags_codes(self, delay_levels_ms: Sequence[int]) -> tuple[Int64, Int64]:
+        """The tags code of each frame, and the frames whose code only the reference can compute."""
+        starts, lengths = self.all_property_spans()
+        out, odd = np.empty(self.count, np.int64), np.empty(self.count, np.int64)
+        left_over = self.k.tags_codes(
+            self.address,
+            self.rows,
+            self.count,
+            starts,
+            lengths,
+            self.numbers(["store_timestamp"], ms=True)["store_timestamp"],
+            np.array(delay_levels_ms, np.int64),
+            out,
+            odd,
+        )
+        return out, odd[:left_over]
+
+    def has_key(self) -> npt.NDArray[np.bool_]:
+        """Whether each frame has KEYS or a UNIQ_KEY."""
+        _, keys = self.property_spans(self.k.KEYS)
+        _, uniq = self.property_spans(self.k.UNIQ_KEY)
+        return (keys >= 0) | (uniq >= 0)
+
+    def _properties_map(self) -> pa.Array:
+        assert self._pairs is not None
+        pairs, pair_offsets = self._pairs
+        used = int(pair_offsets[-1])
+        keys = self._ragged(pairs[0], pairs[1], used, pa.string())
+        values = self._ragged(pairs[2], pairs[3], used, pa.string())
+        return pa.MapArray.from_arrays(pa.array(pair_offsets), keys, values)
+
+    def _exact_properties(self) -> pa.Array:
+        """The property strings that encoding their pairs does not reproduce.
+
+        Their length differs: empty or repeated properties are missing among the pairs. Only for
+        strings that are UTF-8; the reference decodes the others.
+        """
+        assert self._pairs is not None
+        pairs, ends = self._pairs
+        used = int(ends[-1])
+        pair_ends = np.cumsum(pairs[1, :used] + pairs[3, :used], dtype=np.int64)
+        sums = np.concatenate(([0], pair_ends))[ends]
+        count = np.diff(ends)
+        # One separator in each pair, and one between two pairs.
+        made = np.diff(sums) + np.maximum(2 * count - 1, 0)
+        starts, lengths = np.empty(self.count, np.int32), np.empty(self.count, np.int32)
+        self.k.spans_of(self.rows, self.count, r.PROPS_AT, r.PROPS_LENGTH, starts, lengths)
+        lengths[lengths == made] = -1
+        return self._ragged(starts, lengths, self.count, pa.binary())
+
+    _MAKERS: ClassVar[dict[str, Callable[[KernelColumns], pa.Array]]] = {
+        "topic": _topic,
+        "message_id": _message_id,
+        "born_host": _born_host,
+        "store_host": _store_host,
+        "tags": _tags,
+        "keys": _keys,
+        "uniq_key": _uniq_key,
+        "properties": _properties_map,
+        _EXACT: _exact_properties,
+        "body": _body,
+    }

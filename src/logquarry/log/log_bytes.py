@@ -1,0 +1,169 @@
+"""The bytes of the log's files: windows, the end of the data, and the search for frames."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from logquarry.format.frame import BLANK as BLANK_LAYOUT
+from logquarry.format.frame import FIXED_SIZE_V1
+from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP
+from logquarry.log import codec
+from logquarry.log.codec import Window
+from logquarry.log.filesystem import FileView, GoneFile
+from logquarry.log.layout import StoreFile, StoreLayout
+
+_SEARCH_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenFile:
+    file: StoreFile
+    view: FileView
+
+
+class LogBytes:
+    """Reads the files of one commit log.
+
+    Args:
+        layout: the store's files.
+        check_crc: whether a frame is sound only if its body has the stored CRC.
+        batch_bytes: about the bytes of one window in a search.
+    """
+
+    def __init__(self, layout: StoreLayout, *, check_crc: bool, batch_bytes: int) -> None:
+        self._layout = layout
+        self._files = layout.commit_log
+        self._check_crc = check_crc
+        self._batch_bytes = batch_bytes
+        self._open_file: _OpenFile | None = None
+
+    def is_boundary(self, offset: int) -> bool:
+        """Whether a file, or a gap between two files, starts at a physical offset."""
+        file = self._files.at(offset)
+        if file is not None:
+            return file.base == offset
+        return self._files.at(offset - 1) is not None
+
+    def next_boundary(self, position: int) -> int:
+        """The end of the file, or of the gap between two files, with a physical offset."""
+        file = self._files.at(position)
+        if file is not None:
+            return file.base + self._files.file_size
+        return next((f.base for f in self._files.files if f.base > position), self._files.end)
+
+    def path_at(self, position: int) -> str:
+        """Full path of the file with a physical offset, else of the log's folder."""
+        file = self._files.at(position)
+        return self._layout.filesystem.full_path(file.path if file else "commitlog")
+
+    def data_end(self, start: int, stop: int | None = None) -> int:
+        """One past the last byte that is not zero, ``start`` if all are zero.
+
+        Args:
+            start: physical offset of the first byte to check.
+            stop: end, exclusive (default: the end of the last file).
+        """
+        last = start
+        for file in self._files.files:
+            if file.base + self._files.file_size <= start:
+                continue
+            if stop is not None and file.base >= stop:
+                break
+            at = max(0, start - file.base)
+            end_at = min(self.size(file), self._files.file_size)
+            if stop is not None:
+                end_at = min(end_at, stop - file.base)
+            view = self.view(file)
+            while at < end_at:
+                at = view.next_data(at)
+                if at >= end_at:
+                    break
+                window = self.window(file, at, _SEARCH_BYTES)
+                piece = min(window.length, end_at - at, _SEARCH_BYTES)
+                end = codec.last_nonzero(window, 0, piece)
+                if end:
+                    last = max(last, file.base + at + end)
+                at += piece
+        return last
+
+    def view(self, file: StoreFile) -> FileView:
+        """The whole file, open for reading; an empty view if it was deleted."""
+        if self._open_file is None or self._open_file.file is not file:
+            # One map at a time; earlier maps live as long as their windows.
+            try:
+                view = self._layout.open_file(file.path)
+            except FileNotFoundError:
+                # A live broker's retention may delete the file after the listing.
+                view = GoneFile(self._layout.filesystem.full_path(file.path))
+            self._open_file = _OpenFile(file, view)
+        return self._open_file.view
+
+    def size(self, file: StoreFile) -> int:
+        """Bytes of the file that still exist."""
+        return min(file.size, self.view(file).size) if file.size else 0
+
+    def window(self, file: StoreFile, at: int, length: int) -> Window:
+        """At least ``length`` bytes of a file from a position, or all up to its end."""
+        data = self.view(file).window(at, length)
+        # Bytes after the file's room are no part of the log.
+        data = data[: max(0, self._files.file_size - at)]
+        return Window.of(data, file.base + at, self._files.file_size - at)
+
+    def whole_frame(self, file: StoreFile, at: int) -> tuple[Window, int]:
+        """A window with the whole frame at ``at``, and the verdict on it."""
+        window = self.window(file, at, FIXED_SIZE_V1)
+        size = 0
+        if window.length >= BLANK_LAYOUT.size:
+            size, _ = BLANK_LAYOUT.struct.unpack_from(window.data.data, 0)
+        window = self.window(file, at, max(FIXED_SIZE_V1, min(size, self._files.file_size - at)))
+        _, _, code = codec.walk(window, 0, 1, codec.empty_rows(1), check_crc=self._check_crc)
+        return window, code
+
+    def find(self, start: int, limit: int) -> int | None:
+        """The first sound frame, or file that starts with a blank, in ``[start, limit)``."""
+        for index, file in enumerate(self._files.files):
+            if file.base + self._files.file_size <= start or self.size(file) == 0:
+                continue
+            if file.base >= limit:
+                break
+            at = max(0, start - file.base)
+            if at == 0 and index and self._starts_with_blank(file):
+                return file.base
+            found = self._find_in(file, at, min(limit - file.base, self.size(file)))
+            if found is not None:
+                return file.base + found
+        return None
+
+    def _starts_with_blank(self, file: StoreFile) -> bool:
+        _, code = self.whole_frame(file, 0)
+        return code == BLANK
+
+    def _find_in(self, file: StoreFile, at: int, stop: int) -> int | None:
+        view = self.view(file)
+        while at < stop:
+            # The head of a frame may end in the hole, as it contains zeros.
+            data = view.next_data(at)
+            if data >= stop:
+                return None
+            at = max(at, data - FIXED_SIZE_V1)
+            window = self.window(file, at, min(stop - at + FIXED_SIZE_V1, self._batch_bytes))
+            # Search piece by piece, so that later holes are skipped too.
+            piece = min(stop - at, _SEARCH_BYTES)
+            place, code = codec.find_frame(window, 0, piece, check_crc=self._check_crc)
+            if code == REACHED_STOP:
+                return at + place
+            if code != NEED_MORE:
+                at += piece
+                continue
+            if window.length == self.view(file).size - at:
+                # The window holds the whole file: the frame's rest does not exist.
+                at += place + 1
+                continue
+            if place == 0:
+                window, code = self.whole_frame(file, at)
+                if code == REACHED_STOP:
+                    return at
+                at += 1
+            else:
+                at += place
+        return None

@@ -1,0 +1,144 @@
+"""Subscriptions of consumer groups, and the messages that a group sends back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from logquarry.errors import UsageError
+from logquarry.format import java
+from logquarry.format import properties as props
+from logquarry.message import Message, StoredMessage
+from logquarry.store.consumer.sql_filter import SqlFilter
+from logquarry.store.consumer.sql_parser import parse
+from logquarry.write.encode import BROKER_CHECK, LONGEST_TOPIC, name_fault
+
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_PREFIX: Final = "%DLQ%"
+
+_LONGEST_GROUP: Final = LONGEST_TOPIC - len(RETRY_PREFIX)
+MAX_RECONSUME_TIMES: Final = 16
+"""``SubscriptionGroupConfig.retryMaxTimes``."""
+
+_FIRST_LEVEL: Final = 3
+_FALSE: Final = "false"
+
+
+def retry_topic(group: str) -> str:
+    """The topic of messages that a group sent back (``MixAll.getRetryTopic``)."""
+    return RETRY_PREFIX + group
+
+
+def dead_topic(group: str) -> str:
+    """The topic of messages that a group sent back too often (``MixAll.getDLQTopic``)."""
+    return DEAD_PREFIX + group
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """A consumer's group, topics and filter. Made by :meth:`of`.
+
+    Attributes:
+        group: the group's name.
+        topics: the topics, sorted.
+        tags: a message must have one of these tags; None for any.
+        sql: the filter that its properties must match; None for any.
+    """
+
+    group: str
+    topics: tuple[str, ...]
+    tags: frozenset[str] | None
+    sql: SqlFilter | None
+
+    @classmethod
+    def of(
+        cls, group: str, topics: str | Iterable[str], tags: str | None, sql: str | None
+    ) -> Subscription:
+        """Check and parse a subscription.
+
+        Raises:
+            UsageError: if RocketMQ's broker rejects a name, there is no topic, or both tags and a
+                filter are given.
+            BadFilter: if the filter is invalid.
+        """
+        fault = name_fault(group, BROKER_CHECK, longest=_LONGEST_GROUP)
+        if fault is not None:
+            raise UsageError(f"{group!r} is no valid consumer group: {fault}")
+        names = tuple(sorted({topics} if isinstance(topics, str) else set(topics)))
+        if not names:
+            raise UsageError("a consumer needs at least one topic")
+        for name in names:
+            if not isinstance(name, str):
+                raise UsageError(f"a topic must be text, not {name!r}")
+            fault = name_fault(name, BROKER_CHECK)
+            if fault is not None:
+                raise UsageError(f"{name!r} is no topic to consume: {fault}")
+        if tags is not None and sql is not None:
+            raise UsageError("give either tags or an SQL92 filter, not both")
+        return cls(group, names, props.parse_tags(tags), None if sql is None else parse(sql))
+
+    @property
+    def all_topics(self) -> tuple[str, ...]:
+        """The topics, and the group's retry topic."""
+        return tuple(dict.fromkeys((*self.topics, retry_topic(self.group))))
+
+    def tags_of(self, topic: str) -> frozenset[str] | None:
+        """The tags for messages of a topic; none for the retry topic, whose messages matched."""
+        return None if self._is_retry(topic) else self.tags
+
+    def filter_of(self, topic: str) -> SqlFilter | None:
+        """The filter for messages of a topic; none for the retry topic."""
+        return None if self._is_retry(topic) else self.sql
+
+    def _is_retry(self, topic: str) -> bool:
+        return topic == retry_topic(self.group)
+
+
+def sent_back(
+    message: StoredMessage, group: str, delay_level: int | None, max_reconsume_times: int
+) -> Message:
+    """Make the message to put for a message that is sent back (``consumerSendMsgBack``).
+
+    It is the same message in the group's retry topic, delayed, with its origin in properties.
+    The delay grows each time. After too many times it is put into the dead letter topic, which is
+    not consumed.
+
+    Args:
+        message: the consumed message.
+        group: the group that sends it back.
+        delay_level: None or 0: 10 s the first time (level 3), and one level more each further time;
+            below 0: the dead letter topic at once.
+        max_reconsume_times: how often the group may get it again.
+
+    Raises:
+        UsageError: if the delay level is invalid.
+    """
+    frame = message.frame
+    properties = dict(message.properties)
+    properties.setdefault(props.RETRY_TOPIC, message.topic)
+    properties[props.WAIT] = _FALSE
+    if delay_level is not None and not isinstance(delay_level, int):
+        raise UsageError(f"delay_level takes a whole number, not {delay_level!r}")
+    level = delay_level or java.to_int(_FIRST_LEVEL + message.reconsume_times)
+    if not java.INT_MIN <= level <= java.INT_MAX:
+        raise UsageError(f"delay_level {level} is no 32-bit number")
+    topic = retry_topic(group)
+    if (delay_level or 0) < 0 or message.reconsume_times >= max_reconsume_times:
+        topic, level = dead_topic(group), 0
+    properties[props.DELAY] = str(level)
+    if not properties.get(props.ORIGIN_MESSAGE_ID, "").strip():
+        properties[props.ORIGIN_MESSAGE_ID] = message.message_id
+    # Encoded here: the order of Java's map depends on how it was filled, here by parsing.
+    order = java.hash_map_order(properties)
+    return Message(
+        topic,
+        frame.body,
+        properties_string=props.encode({name: properties[name] for name in order}),
+        flag=frame.flag,
+        sys_flag=frame.sys_flag,
+        born_timestamp=frame.born_timestamp,
+        born_host=frame.born_host,
+        store_host=frame.store_host,
+        reconsume_times=java.to_int(frame.reconsume_times + 1),
+    )
