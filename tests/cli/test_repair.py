@@ -100,13 +100,13 @@ def test_rebuild_by_its_own_words(store: Path) -> None:
     assert facts(store) == before
     first = result.stdout.splitlines()[0]
     assert first == (
-        f"{store}: would make consume queues and index anew from the log; nothing was changed"
+        f"{store}: would rebuild consume queues and index from the log; nothing was changed"
     )
-    look, do, _beside = next_commands(result)
-    assert look[0] == "verify"
-    run(*look, code=1)
-    done = run(*do)
-    assert done.stdout.splitlines()[0] == f"{store}: consume queues and index made anew, in place"
+    check, in_place, _elsewhere = next_commands(result)
+    assert check[0] == "verify"
+    run(*check, code=1)
+    done = run(*in_place)
+    assert done.stdout.splitlines()[0] == f"{store}: consume queues and index rebuilt in place"
     assert f"{COUNT} messages" in done.stdout and "1 queue of 1 topic" in done.stdout
     assert f"{store}/.logquarry/quarantine/rebuild-" in done.stdout
     assert harmed.read_bytes() == sound
@@ -156,7 +156,7 @@ def test_rebuild_tells_of_damage_and_of_a_crash(store: Path) -> None:
     path.write_bytes(data)
     (store / "abort").touch()
     result = run("rebuild", store, "--in-place", "--apply")
-    assert "orders/0: 1 message of it the log has lost" in result.stdout
+    assert "orders/0: the log has lost 1 message" in result.stdout
     assert f"{path} at {lost}, " in result.stdout
     (command,) = next_commands(result)
     assert command[0] == "recover"
@@ -185,14 +185,14 @@ def test_diff_by_its_own_words(store: Path, tmp_path: Path) -> None:
         writer.put(lq.Message("orders", b"one more"))
         message = writer.message_at(0)
     result = run("diff", store, copy)
-    assert result.stdout.startswith("equal as far as both go: ")
+    assert result.stdout.startswith("equal in the range that both have: ")
     assert "b ends at " in result.stdout
     path = copy / "commitlog" / f"{0:020d}"
     data = bytearray(path.read_bytes())
     data[message.size - 1] ^= 1
     path.write_bytes(data)
     result = run("diff", store, copy, code=1)
-    assert result.stdout.startswith(f"diverged at {message.size - 1} of the log: ")
+    assert result.stdout.startswith(f"diverged at physical offset {message.size - 1}: ")
     assert re.search(
         r"a  message at 0, \d+ bytes: orders, queue 0 offset 0, stored ", result.stdout
     )

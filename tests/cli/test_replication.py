@@ -130,9 +130,9 @@ def test_config_too(tmp_path: Path, config: Path) -> None:
         result = run("replicate", log, *into, asked, *options, code=4)
         assert "consumerOffset.json cannot be served" in result.stderr
         assert (tmp_path / "s" / "config" / "consumerOffset.json").read_bytes() == found
-        # Nobody answers there.
+        # No server listens there.
         result = run("replicate", log, *into, "127.0.0.1:1", *options, code=4)
-        assert "config/ was not fetched" in result.stderr
+        assert "config/ was not copied" in result.stderr
 
 
 def test_a_master_that_is_not_there_is_not_made(tmp_path: Path) -> None:
