@@ -25,8 +25,8 @@ from logquarry.protocol.ha import (
     SlaveRequested,
     SlaveState,
     TransferLimits,
+    Transitions,
 )
-from logquarry.protocol.machine import Transitions
 
 LOG = LogRange(min_offset=1000, max_offset=9000, fresh_start=8000)
 DATA = bytes(range(256)) * 40

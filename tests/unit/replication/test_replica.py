@@ -122,7 +122,7 @@ def test_what_never_came_whole_is_no_reason_to_compare_stores() -> None:
         replica.request()
         send(replica, data, 0, len(data) - 50)
         start = replica.request()
-        with pytest.raises(LogsDiverged, match=f"never came whole, at {whole}.*anew") as caught:
+        with pytest.raises(LogsDiverged, match=f"incomplete message at {whole}.*again") as caught:
             if other is None:
                 send(replica, data, start, whole)
                 replica.heartbeat(whole)
