@@ -18,12 +18,12 @@ from logquarry.values import byte_count
 _DEFAULT_SIZE: Final = "2g"
 _HELP: Final = {
     "put": "Measure single puts; making the messages is included.",
-    "put-batch": "Measure puts of batches in RocketMQ's wire form, each for one topic and queue.",
-    "put-many": "Measure puts of Arrow record batches with many topics and queues.",
-    "get": "Measure gets of 32 messages, with four fields decoded, and frames only.",
-    "consume": "Measure a consumer with a tag filter, then its CPU use while it waits.",
-    "recover": "Measure opening a store: after a clean shutdown, and after a crash.",
-    "rebuild": "Measure opening a store whose queues and index are missing.",
+    "put-batch": "Measure puts of batches in RocketMQ's wire form.",
+    "put-many": "Measure puts of Arrow record batches.",
+    "get": "Measure gets of 32 messages.",
+    "consume": "Measure a consumer, and its CPU use while it waits.",
+    "recover": "Measure opening a store, clean and after a crash.",
+    "rebuild": "Measure opening a store without queues and index.",
     "verify": "Measure verify on a sound store.",
 }
 _BATCH: Final = {"put": 1, "put-batch": 32, "put-many": 10_000, "get": 10_000, "consume": 10_000}

@@ -63,7 +63,7 @@ def messages(
 
     Exit code 1 if the log is damaged and --on-damage is neither stop nor skip, else 0.
 
-    Example: logquarry messages /data/store --topic orders --since 2026-01-31T12:00 --limit 5
+    Example: logquarry messages /data/store --topic orders --limit 5
     """
     out = Output(quiet=quiet)
     from logquarry.log import json_lines

@@ -126,7 +126,11 @@ def _more(out: Output, count: int, *, indent: str = "") -> None:
     is_flag=True,
     help="Replace the files of STORE. The old files move to STORE/.logquarry/quarantine/.",
 )
-@click.option("--apply", is_flag=True, help="With --in-place: do it.")
+@click.option(
+    "--apply",
+    is_flag=True,
+    help="With --in-place: do it.  [default: print what would be done, and change nothing]",
+)
 @click.option("--queues", is_flag=True, help="Only the consume queues.  [default: both]")
 @click.option("--index", is_flag=True, help="Only the index.  [default: both]")
 @click.option(

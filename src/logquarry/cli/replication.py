@@ -374,7 +374,7 @@ def serve_master(
     A slave is a RocketMQ 4.9 broker or logquarry replicate. The command opens STORE for writing, so
     no other process may do so. It prints one line for each address that it serves.
 
-    Example: logquarry serve-master /data/store --listen 0.0.0.0:10912 --allow 10.0.0.0/8
+    Example: logquarry serve-master /data/store --listen 10.0.0.7:10912
     """
     out = Output(quiet=quiet)
     host, port = host_port(listen, option="--listen")
