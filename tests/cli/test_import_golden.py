@@ -1,4 +1,4 @@
-"""Every sound golden store: exported, imported into an empty one, and exported again."""
+"""Every sound golden store: export, import into an empty store, export again, compare."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STORES = (
     "v3-blank/larger-than-file",
 )
 STARTS_LATE = ("clean-restart/retention", "clean-restart/prepad")
-"""Their queues' first messages were deleted: in a new store queues start at 0."""
+"""The first messages of these queues were deleted; in a new store the queues start at 0."""
 
 
 @pytest.mark.parametrize("scenario", STORES)

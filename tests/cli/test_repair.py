@@ -1,4 +1,4 @@
-"""``recover``, ``rebuild`` and ``diff``: the verdict first, then places, then what to type next."""
+"""``recover``, ``rebuild`` and ``diff``: the verdict first, then places, then the next command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def document(result: Result) -> dict[str, Any]:
 
 
 def next_commands(result: Result) -> list[list[str]]:
-    """What the output says to type."""
+    """The commands that the output tells the user to type."""
     return [
         shlex.split(match[1])[1:]
         for match in re.finditer(r"^[a-z ]+: +(logquarry .*)$", result.stdout, re.MULTILINE)
@@ -166,7 +166,7 @@ def test_rebuild_tells_of_damage_and_of_a_crash(store: Path) -> None:
 def test_hostile_names_stay_text(small_store: Path, tmp_path: Path) -> None:
     result = run("rebuild", small_store, "--into", tmp_path / "new")
     assert "\x1b" not in result.stdout and "\u202e" not in result.stdout
-    # Its topic has control characters, so that no folder is made of it.
+    # The topic has control characters, so it cannot be a folder name.
     assert "it holds a slash or a control character" in result.stdout
     shutil.copytree(small_store, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / "consumequeue" / EVIL_TOPIC)

@@ -1,4 +1,4 @@
-"""``retain``: says what would go, deletes it when it is told to, and nothing else ever."""
+"""``retain``: lists expired files, and deletes exactly them with ``--apply``."""
 
 from __future__ import annotations
 

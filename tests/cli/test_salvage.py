@@ -1,4 +1,4 @@
-"""``logquarry salvage``: what it says, writes and ends with."""
+"""``logquarry salvage``: output, new store and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stats``: a store's numbers, for people, programs and Prometheus."""
+"""``stats``: a store's numbers as text, JSON and Prometheus metrics."""
 
 from __future__ import annotations
 
