@@ -1,4 +1,4 @@
-"""Runs commands in this process, and compares messages with what golden stores hold."""
+"""Runs commands in this process, and compares messages with those of golden stores."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NAMES = OUR_NAMES | {
     "propertiesString": "properties_string",
     "body": "body",
 }
-"""Golden name -> ours, where the values are the same."""
+"""Golden name -> our name, for fields with equal values."""
 
 
 def run(*arguments: object, code: int = 0) -> Result:
-    """The result of a command line, whose exit code must be ``code``."""
+    """Run a command line, and check its exit code."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -36,12 +36,12 @@ def jsonl(*arguments: object, code: int = 0) -> list[dict[str, Any]]:
 
 
 def expected_messages(scenario: Path) -> list[dict[str, Any]]:
-    """What a golden store holds, under our names."""
+    """The messages of a golden store, under our names."""
     found = []
     for line in (scenario / "expected.jsonl").read_text("utf-8").splitlines():
         golden = json.loads(line)
         message = {ours: golden[name] for name, ours in NAMES.items()}
-        # Java has '' for a property that is not there here, null there.
+        # For a missing property Java returns '' here and null elsewhere.
         message["keys"] = golden["keys"] or None
         message["uniq_key"] = golden["properties"].get("UNIQ_KEY")
         message["tags"] = golden["properties"].get("TAGS")

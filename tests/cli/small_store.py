@@ -1,4 +1,4 @@
-"""A small store whose names and texts are hostile to terminals and pages."""
+"""A small store with names and texts that attack terminals and pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_small_store(root: Path) -> Path:
 
 
 def harm(store: Path) -> Path:
-    """Harm the body of message 5, in the first file."""
+    """Damage the body of message 5, in the first file."""
     file = store / "commitlog" / f"{0:020d}"
     data = bytearray(file.read_bytes())
     data[data.index(b"body 5 ")] ^= 0xFF

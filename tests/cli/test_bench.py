@@ -1,4 +1,4 @@
-"""``bench scan``: makes a store once, and times the reading of it."""
+"""``bench``: each kind measures, and ``scan`` makes its store only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``export --format jsonl``: the lines of ``messages`` in a file, which is whole or not there."""
+"""``export --format jsonl``: a file with the lines of ``messages``, complete or not there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_file_and_stdout(golden: Path, tmp_path: Path) -> None:
     printed = run("export", store, "--to", "-", "--format", "jsonl", "--quiet")
     assert [json.loads(line) for line in printed.stdout.splitlines()] == found
     assert not printed.stderr
-    # Again: it is replaced.
+    # A second export replaces the file.
     run("export", store, "--to", target, "--format", "jsonl", "--topic", "TxTopic", "--limit", 5)
     assert len(lines(target)) == 5
     assert [path.name for path in target.parent.iterdir()] == ["out.jsonl"]

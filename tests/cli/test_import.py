@@ -1,4 +1,4 @@
-"""``logquarry import``: what it takes, what it refuses, and what it says."""
+"""``logquarry import``: accepted rows, refused rows, and messages to the user."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def write(path: Path, *documents: Document | str) -> Path:
     return path
 
 
-# ----------------------------------------------------------------------------------- what goes in
+# ----------------------------------------------------------------------------------- accepted rows
 def test_least_that_a_line_has_to_say(tmp_path: Path, put_in: Import) -> None:
     source = write(
         tmp_path / "few.jsonl",
@@ -94,10 +94,10 @@ def test_it_is_put_behind_what_is_there(golden: Path, tmp_path: Path, put_in: Im
         between = lq.Message(lines[0]["topic"], b"between", queue_id=lines[0]["queue_id"])
         now = store.put(between).store_timestamp
     result = put_in(tmp_path / "a.jsonl", "--keep-times")
-    assert f"{len(lines)} store times would have fallen behind" in result.stderr
+    assert f"{len(lines)} store times raised to" in result.stderr
     found = jsonl(tmp_path / "store")
     assert len(found) == 2 * len(lines) + 1
-    # The queues go on, and so does the time.
+    # Queue offsets and store times continue.
     assert {m["store_timestamp"] for m in found[len(lines) :]} == {now}
     assert kept(found[: len(lines)], keep_times=True) == kept(lines, keep_times=True)
     offsets: dict[tuple[str, int], list[int]] = {}
@@ -213,14 +213,14 @@ def exported(golden: Path, tmp_path: Path) -> Path:
 def test_a_manifest_tells_the_files(
     exported: Path, golden: Path, tmp_path: Path, put_in: Import
 ) -> None:
-    # Their names say nothing.
+    # The file names do not show the format.
     for number, path in enumerate(sorted(exported.glob("*.parquet"), reverse=True)):
         path.rename(exported / f"{number}.parquet")
     assert len(list(exported.glob("*.parquet"))) > 2
     with_manifest(exported)
     before = exported_lines(golden / "single" / "store", tmp_path / "a.jsonl")
     result = put_in(exported)
-    assert "the export passed over 1 damaged place" in result.stderr
+    assert "the export had skipped 1 damaged place" in result.stderr
     after = jsonl(tmp_path / "store")
     assert kept(after, keep_times=False) == kept(before, keep_times=False)
 
@@ -240,7 +240,7 @@ def test_manifests_that_are_wrong(exported: Path, tmp_path: Path, put_in: Import
     assert not (tmp_path / "store").exists()
 
 
-# ----------------------------------------------------------------------------------- what is wrong
+# ------------------------------------------------------------------------------------ refused rows
 BAD_LINES: list[tuple[Document | str, str]] = [
     ("{", "line 2: not JSON"),
     ("[1]", "line 2: not an object but a list"),
@@ -280,7 +280,7 @@ def test_one_bad_line_and_nothing_is_put(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if behind:
-        # In a piece of its own: what comes before it would be put by then.
+        # In a later piece: without the check the rows before it would be put already.
         monkeypatch.setattr(json_lines, "CHUNK_BYTES", 1)
     source = write(tmp_path / "bad.jsonl", line(), bad, line())
     assert f"{source}: {reason}" in put_in(source, code=1).stderr
@@ -336,13 +336,13 @@ def test_delays_and_waits_are_not_done_again(tmp_path: Path, put_in: Import) -> 
     assert {message["topic"] for message in found} == {"orders"}
 
 
-# ----------------------------------------------------------------------------------- what ends it
+# ------------------------------------------------------------------------- refusals and interrupts
 def test_a_store_that_is_open_elsewhere(tmp_path: Path, put_in: Import) -> None:
     source = write(tmp_path / "a.jsonl", line())
     with lq.MessageStore.open(tmp_path / "store", mode="rw", config=lq.StoreConfig(**SMALL)):
         put_in(source, code=4)
     put_in(source)
-    # One that was not closed in order is recovered first, as any other writer would.
+    # After a crash the import first recovers the store, as any writer does.
     (tmp_path / "store" / "abort").touch()
     put_in(source)
     assert len(jsonl(tmp_path / "store")) == 2

@@ -1,4 +1,4 @@
-"""``info``: what it counts, and when it says that it cannot."""
+"""``info``: its counts, and the hints if it cannot count."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_transactions(golden: Path) -> None:
 def test_open_transactions(golden: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(golden / "real-broker" / "store", store)
-    # Without ops nothing has ended, but for what the checker has put back or given up.
+    # Without op messages only those half messages have ended that the checker put back or gave up.
     shutil.rmtree(store / "consumequeue" / "RMQ_SYS_TRANS_OP_HALF_TOPIC")
     shutil.rmtree(store / "config")
     found = info(store, "--transactions")["transactions"]
@@ -126,7 +126,7 @@ def test_states(small_store: Path) -> None:
     document = info(small_store)
     assert document["state"] == "crashed" and document["abort"]
     assert document["lock"] == {"exists": True, "held": False}
-    # An open file description's lock: it shows within one process, too.
+    # The lock belongs to an open file description, so it is visible within one process too.
     with (small_store / "lock").open("r+b") as file:
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)

@@ -1,4 +1,4 @@
-"""``messages``: filters, redaction, damage, and what reaches a terminal."""
+"""``messages``: filters, redaction, damage, and escaping for terminals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cli.small_store import FIRST_TIME as BASE
 
 
 def numbers(*arguments: object) -> list[int]:
-    """Which of the small store's messages come: their numbers."""
+    """The numbers of the small store's messages that the command prints."""
     found = [base64.b64decode(message["body"]) for message in jsonl(*arguments)]
     return [int(body.split()[1]) for body in found]
 
@@ -100,7 +100,7 @@ def test_no_message_there(golden: Path) -> None:
     store = golden / "real-broker" / "store"
     wanted = expected_messages(golden / "real-broker")[17]
     assert "error" in run("messages", store, "--offset", 1, code=1).stderr
-    # Clients call something else the message's id.
+    # A client's message id is the UNIQ_KEY.
     result = run("messages", store, "--id", wanted["uniq_key"], code=1)
     assert "--key" in result.stderr and not result.stdout
 
@@ -151,7 +151,7 @@ def test_decompress(golden: Path) -> None:
     for i, (before, after) in enumerate(zip(stored, content, strict=True)):
         assert (before == after) == (i not in packed)
         assert {**before, "body": None} == {**after, "body": None}
-    # What is asked for in the content is found in the content.
+    # With --decompress, --grep searches the decompressed body.
     one = next(i for i in packed if re.search(rb"[a-z]{12}", base64.b64decode(content[i]["body"])))
     word = re.search(rb"[a-z]{12}", base64.b64decode(content[one]["body"]))
     assert word is not None
@@ -185,7 +185,7 @@ def test_redaction(small_store: Path) -> None:
 
 
 def test_bad_bytes_in_properties(golden: Path) -> None:
-    # Some golden store has them; each line then carries the bytes themselves.
+    # Some golden stores have such bytes; their lines hold the bytes unchanged.
     found = [m for m in jsonl(golden / "sysflags" / "store") if "\ufffd" in m["properties_string"]]
     for message in found:
         data = base64.b64decode(message["properties_base64"])
@@ -270,5 +270,5 @@ def test_a_store_whose_log_is_missing_is_refused(small_store: Path) -> None:
     assert "knows of messages" in run("messages", small_store, "--jsonl", code=4).stderr
     (small_store / "checkpoint").unlink(missing_ok=True)
     shutil.rmtree(small_store / "consumequeue")
-    # A store that is new has no messages, and lacks nothing.
+    # A new store has no messages, and needs no warning.
     assert not run("messages", small_store).stderr

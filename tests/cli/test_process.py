@@ -1,4 +1,4 @@
-"""The command as a process: exit codes, what goes where, signals, pipes, start-up."""
+"""The command as a process: exit codes, stdout and stderr, signals, pipes, start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def call(*arguments: object, env: dict[str, str] | None = None) -> subprocess.Co
 
 @pytest.fixture
 def larger_store(tmp_path: Path) -> Path:
-    """More than a pipe holds."""
+    """A store whose output is larger than a pipe's buffer."""
     fill(tmp_path / "larger", count=3_000, file_size=1 << 20)
     return tmp_path / "larger"
 
@@ -122,7 +122,7 @@ def test_signals(larger_store: Path, number: signal.Signals, code: int) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    # It is at work once there is a line, and then waits for a reader.
+    # After the first line the command runs, and waits for a reader of its output.
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(number)
@@ -151,7 +151,7 @@ def test_quick_commands_import_little(golden: Path) -> None:
 
 @pytest.mark.parametrize("locale", ["C", "POSIX", "en_US.ISO-8859-1"])
 def test_json_is_utf_8_whatever_the_locale(small_store: Path, locale: str) -> None:
-    # Without coercion to UTF-8, as on a machine that lacks C.UTF-8.
+    # Without coercion to UTF-8, as on a machine without C.UTF-8.
     env = {**os.environ, "LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     env["PYTHONIOENCODING"] = "latin-1"
     store = small_store.rename(small_store.with_name("größe"))

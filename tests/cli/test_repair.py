@@ -1,4 +1,4 @@
-"""``recover``, ``rebuild`` and ``diff``: the verdict first, then places, then what to type next."""
+"""``recover``, ``rebuild`` and ``diff``: the verdict first, then places, then the next command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def document(result: Result) -> dict[str, Any]:
 
 
 def next_commands(result: Result) -> list[list[str]]:
-    """What the output says to type."""
+    """The commands that the output tells the user to type."""
     return [
         shlex.split(match[1])[1:]
         for match in re.finditer(r"^[a-z ]+: +(logquarry .*)$", result.stdout, re.MULTILINE)
@@ -100,13 +100,13 @@ def test_rebuild_by_its_own_words(store: Path) -> None:
     assert facts(store) == before
     first = result.stdout.splitlines()[0]
     assert first == (
-        f"{store}: would make consume queues and index anew from the log; nothing was changed"
+        f"{store}: would rebuild consume queues and index from the log; nothing was changed"
     )
-    look, do, _beside = next_commands(result)
-    assert look[0] == "verify"
-    run(*look, code=1)
-    done = run(*do)
-    assert done.stdout.splitlines()[0] == f"{store}: consume queues and index made anew, in place"
+    check, in_place, _elsewhere = next_commands(result)
+    assert check[0] == "verify"
+    run(*check, code=1)
+    done = run(*in_place)
+    assert done.stdout.splitlines()[0] == f"{store}: consume queues and index rebuilt in place"
     assert f"{COUNT} messages" in done.stdout and "1 queue of 1 topic" in done.stdout
     assert f"{store}/.logquarry/quarantine/rebuild-" in done.stdout
     assert harmed.read_bytes() == sound
@@ -156,7 +156,7 @@ def test_rebuild_tells_of_damage_and_of_a_crash(store: Path) -> None:
     path.write_bytes(data)
     (store / "abort").touch()
     result = run("rebuild", store, "--in-place", "--apply")
-    assert "orders/0: 1 message of it the log has lost" in result.stdout
+    assert "orders/0: the log has lost 1 message" in result.stdout
     assert f"{path} at {lost}, " in result.stdout
     (command,) = next_commands(result)
     assert command[0] == "recover"
@@ -166,7 +166,7 @@ def test_rebuild_tells_of_damage_and_of_a_crash(store: Path) -> None:
 def test_hostile_names_stay_text(small_store: Path, tmp_path: Path) -> None:
     result = run("rebuild", small_store, "--into", tmp_path / "new")
     assert "\x1b" not in result.stdout and "\u202e" not in result.stdout
-    # Its topic has control characters, so that no folder is made of it.
+    # The topic has control characters, so it cannot be a folder name.
     assert "it holds a slash or a control character" in result.stdout
     shutil.copytree(small_store, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / "consumequeue" / EVIL_TOPIC)
@@ -185,14 +185,14 @@ def test_diff_by_its_own_words(store: Path, tmp_path: Path) -> None:
         writer.put(lq.Message("orders", b"one more"))
         message = writer.message_at(0)
     result = run("diff", store, copy)
-    assert result.stdout.startswith("equal as far as both go: ")
+    assert result.stdout.startswith("equal in the range that both have: ")
     assert "b ends at " in result.stdout
     path = copy / "commitlog" / f"{0:020d}"
     data = bytearray(path.read_bytes())
     data[message.size - 1] ^= 1
     path.write_bytes(data)
     result = run("diff", store, copy, code=1)
-    assert result.stdout.startswith(f"diverged at {message.size - 1} of the log: ")
+    assert result.stdout.startswith(f"diverged at physical offset {message.size - 1}: ")
     assert re.search(
         r"a  message at 0, \d+ bytes: orders, queue 0 offset 0, stored ", result.stdout
     )

@@ -1,4 +1,4 @@
-"""``serve-master`` and ``replicate``: from one store to another, and ended in order."""
+"""``serve-master`` and ``replicate``: copies of logs and config/, errors, and clean ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIZES = {
 def serving_at(
     *arguments: object, ports: int = 1, ends: int = signal.SIGINT, code: int = 130
 ) -> Iterator[list[str]]:
-    """A master's addresses; the master is told to end at the end of the block."""
+    """Start a master, yield its addresses, and send it a signal at the end of the block."""
     process = subprocess.Popen(
         [*COMMAND, "serve-master", *map(str, arguments), "--listen", "127.0.0.1:0"],
         stdout=subprocess.PIPE,
@@ -57,7 +57,7 @@ def serving_at(
 
 @contextmanager
 def serving(*arguments: object, ends: int = signal.SIGINT, code: int = 130) -> Iterator[str]:
-    """The address of one that serves its log alone."""
+    """Start a master that serves only its log, and yield its address."""
     with serving_at(*arguments, ends=ends, code=code) as (address,):
         yield address
 
@@ -125,18 +125,18 @@ def test_config_too(tmp_path: Path, config: Path) -> None:
         assert "the master has no topics.json" in result.stderr
         found = (tmp_path / "s" / "config" / "consumerOffset.json").read_bytes()
         assert broker_config.decode_consumer_offsets(found) == {("t", "g"): {0: 5}}
-        # What is no table is told, and what was there stays.
+        # An invalid file is reported, and the slave keeps its own.
         (folder / "consumerOffset.json").write_text("{ torn")
         result = run("replicate", log, *into, asked, *options, code=4)
         assert "consumerOffset.json cannot be served" in result.stderr
         assert (tmp_path / "s" / "config" / "consumerOffset.json").read_bytes() == found
-        # Nobody answers there.
+        # No server listens there.
         result = run("replicate", log, *into, "127.0.0.1:1", *options, code=4)
-        assert "config/ was not fetched" in result.stderr
+        assert "config/ was not copied" in result.stderr
 
 
 def test_a_master_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    """A path mistyped: an empty master would tell its slaves that they are ahead of it."""
+    """A mistyped path: to slaves an empty master would look as if they were ahead of it."""
     result = run("serve-master", tmp_path / "mistyped", "--listen", "127.0.0.1:0", code=3)
     assert "mistyped" in result.stderr and not list(tmp_path.iterdir())
 

@@ -1,4 +1,4 @@
-"""``report``: one page that is whole, harmless and says what is in the store."""
+"""``report``: one complete page with correct counts, and hostile names escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``retain``: says what would go, deletes it when it is told to, and nothing else ever."""
+"""``retain``: lists expired files, and deletes exactly them with ``--apply``."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_refusals(store: Path, tmp_path: Path) -> None:
         result = run("retain", store, "--older-than", "0", "--apply", code=4)
         assert "open in another program" in result.stderr
         looked = run("retain", store, "--older-than", "0")
-        assert "could not be applied now" in looked.stderr
+        assert "--apply is not possible now" in looked.stderr
         assert "next:" not in looked.stdout
     (store / "abort").touch()
     result = run("retain", store, "--older-than", "0", "--apply", code=4)
@@ -122,5 +122,5 @@ def test_who_has_not_read_it(store: Path) -> None:
     table = {"offsetTable": {"orders@bil\x1bling": {"0": 7}}}
     (folder / "consumerOffset.json").write_text(json.dumps(table))
     result = run("retain", store, "--keep-bytes", "16k")
-    assert "not read yet" in result.stdout
+    assert "not read yet by these consumer groups" in result.stdout
     assert "\x1b" not in result.stdout

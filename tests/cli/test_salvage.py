@@ -1,4 +1,4 @@
-"""``logquarry salvage``: what it says, writes and ends with."""
+"""``logquarry salvage``: output, new store and exit codes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_damaged_store_ends_with_1_and_names_what_is_lost(
 ) -> None:
     before = facts(damaged_store)
     dry = run("salvage", damaged_store, code=1)
-    assert "nothing is written without --into" in dry.stdout
+    assert "can be saved; to save, pass --into DIR" in dry.stdout
     assert not (tmp_path / "new").exists()
     result = run("salvage", damaged_store, "--into", tmp_path / "new", code=1)
     assert "bad_body_crc" in result.stdout and "commitlog/00000000000000000000" in result.stdout

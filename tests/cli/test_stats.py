@@ -1,4 +1,4 @@
-"""``stats``: a store's numbers, for people, programs and Prometheus."""
+"""``stats``: a store's numbers as text, JSON and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_for_people(store: Path) -> None:
     table = {"offsetTable": {"orders@ev\x1bil": {"0": 7}}}
     (store / "config" / "consumerOffset.json").write_text(json.dumps(table))
     result = run("stats", store)
-    assert "closed in order" in result.stdout
+    assert "shut down cleanly" in result.stdout
     assert "\x1b" not in result.stdout
     with opened(store):
         assert "a process holds its lock" in run("stats", store).stdout

@@ -1,1 +1,1 @@
-"""Measures how fast stores are written, read, checked and recovered here."""
+"""Benchmarks of ``logquarry bench``: writing, reading, checking and recovering stores."""

@@ -1,8 +1,19 @@
-"""How fast a store is read: the walk over the log, and frames into Arrow, on one thread.
+"""Benchmarks of scans, recovery, rebuild and verify.
 
-The kinds, in order: ``walk`` finds every frame, ``walk_crc`` checks every body too,
-``fixed_to_arrow`` makes columns of all fields of fixed width and the topic, ``all_to_arrow`` of
-everything, the map of properties and CRCs included.
+A scan runs on one thread. Its kinds: ``walk`` finds every frame; ``walk_crc`` also checks every
+body; ``fixed_to_arrow`` makes Arrow columns of the topic and all fields of fixed width;
+``all_to_arrow`` makes all columns, with properties, and checks every body.
+
+The other benchmarks match ``oracle/bench recover`` and ``rebuild``, which measure RocketMQ. They
+fill a store with RocketMQ's file sizes, and open it three times in one process with a warm page
+cache. The clock stops when all messages are dispatched.
+
+=========  ==================================================================================
+normal     open after a clean shutdown
+abnormal   open with an abort file and without a checkpoint
+rebuild    likewise, also without queues and index
+verify     verify after a clean shutdown
+=========  ==================================================================================
 """
 
 from __future__ import annotations
@@ -39,11 +50,11 @@ KINDS: Final[Mapping[str, tuple[bool, Sequence[str]]]] = {
     "fixed_to_arrow": (False, FIXED_AND_TOPIC),
     "all_to_arrow": (True, schema.NAMES),
 }
-"""Kind -> (whether CRCs are checked, columns that are made)."""
+"""Kind -> (whether to check CRCs, columns to make)."""
 
 
 class Timing(NamedTuple):
-    """One kind's best round."""
+    """The fastest round of a kind; ``n`` is the number of messages."""
 
     messages_per_s: float
     bytes_per_s: float
@@ -62,9 +73,10 @@ def ensure_store(
     keys: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """The store in a folder, made if there is none, with production file sizes.
+    """Return the store in a folder; if there is none, make it with RocketMQ's file sizes.
 
-    It appears there once it is whole.
+    An interrupted call leaves no incomplete store. For the arguments see
+    :func:`logquarry.testing.builder.fill`.
     """
     if (folder / "commitlog").is_dir():
         return folder
@@ -92,13 +104,13 @@ def bench_scan(
     rounds: int = 3,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Timing]:
-    """The best of some rounds of each kind, after a warm-up.
+    """Measure scans, and return the fastest round of each kind.
 
     Args:
         store: the store.
-        warmup: rounds that do not count: they load kernels and the page cache.
-        rounds: rounds that do. Kinds take turns, so that a slow moment harms all alike.
-        progress: called after each pass with passes done and passes in all.
+        warmup: rounds before the measurement, which load kernels and the page cache.
+        rounds: rounds to measure. The kinds alternate, so that a slow moment affects all of them.
+        progress: called after each pass with (passes done, all passes).
     """
     layout = StoreLayout.open(store)
     best: dict[str, Timing] = {}
@@ -117,7 +129,7 @@ def bench_scan(
 
 
 def _pass(layout: StoreLayout, *, check_crc: bool, names: Sequence[str]) -> tuple[int, int]:
-    """Read all of the log once: messages, and bytes of log."""
+    """Read the log once. Return the numbers of messages and of bytes."""
     decoding = Decoding(columns=names)
     count = end = 0
     for event in LogReader(layout, check_crc=check_crc).events():
@@ -130,34 +142,22 @@ def _pass(layout: StoreLayout, *, check_crc: bool, names: Sequence[str]) -> tupl
     return count, end - layout.commit_log.start
 
 
-# --------------------------------------------------------------------------------------------------
-# How fast a store comes back, and is checked: as ``oracle/bench recover`` and ``rebuild``.
-#
-# A store of production file sizes is filled with the messages of :mod:`.store_bench`, and opened
-# three times in one process, with a warm page cache; the clock stops once all is dispatched.
-#
-# =========  ==================================================================================
-# normal     as it was closed
-# abnormal   not closed in order, and without a checkpoint
-# rebuild    likewise, and without queues and index
-# verify     not opened but checked, as it was closed
-# =========  ==================================================================================
-
+# --------------------------------------------------------------------- recovery, rebuild and verify
 PASSES: Final = 3
 MODES: Final = {"recover": ("normal", "abnormal"), "rebuild": ("rebuild",), "verify": ("verify",)}
 
 
 def bench_recovery(kind: str, folder: Path, load: Load, recovery: str) -> dict[str, Any]:
-    """Time one kind on a new store in a folder, which is deleted afterwards.
+    """Measure one kind on a new store, and delete the store.
 
     Args:
         kind: ``recover``, ``rebuild`` or ``verify``.
-        folder: where the store is made.
-        load: what is put.
+        folder: folder in which to make the store.
+        load: the messages to put.
         recovery: ``safe`` or ``rocketmq``.
 
     Returns:
-        Seconds of each pass by mode, and messages and bytes a second of the last one.
+        For each mode the seconds of each pass, and messages and bytes a second of the last pass.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = StoreConfig(recovery=recovery)

@@ -1,17 +1,18 @@
-"""How fast a store is written and read: what ``oracle/bench`` does with RocketMQ's, with ours.
+"""Benchmarks of puts, gets and a consumer; they match ``oracle/bench``, which measures RocketMQ.
 
-A store of production file sizes is made, warmed up, timed and deleted. The clock stops when the
-last put returns, and once more when all of it is dispatched; dispatching goes on meanwhile.
+A benchmark makes a store with RocketMQ's file sizes, warms it up, measures, and deletes the store.
+It takes the time when the last put returns, and again when all messages are dispatched. Dispatch
+runs during the puts.
 
 =========  ==================================================================================
-put        each message is made within the clock, with its property string
-put-batch  of one topic and queue; 256 wire forms are made before the clock and used in turn
-put-many   record batches are made before the clock and used in turn; or messages are made by
-           a generator, within the clock
-get        32 at a time: body, queue offset, store time and tags of each are read; then the
-           frames alone
-consume    one consumer of all topics with a tag filter: body, queue offset, store time and tags
-           of each are read; then the processor's time while the consumer waits for more
+put        single puts; the time includes making each message and its property string
+put-batch  batches for one topic and queue; 256 prepared wire forms are used in turn
+put-many   prepared record batches are used in turn; with ``as_messages`` the time includes
+           making the messages
+get        gets of 32 messages, which read body, queue offset, store time and tags; then gets
+           that read the frames only
+consume    one consumer of all topics with a tag filter, which reads the same four fields; then
+           the CPU time while the consumer waits for messages
 =========  ==================================================================================
 """
 
@@ -56,21 +57,23 @@ _SYNC_WARMUP: Final = 2_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What is put.
+    """The messages of a benchmark, and how to put them.
 
     Attributes:
-        n: messages within the clock.
+        n: messages to measure.
         body: bytes of a body.
-        topics: topics that take turns,
-        queues: and queues of each.
-        keys: 0, 1 (KEYS) or 2 (UNIQ_KEY too).
-        threads: how many put.
-        outstanding: of ``put``: unresolved futures that one thread keeps; 0 to wait for each.
-        batch: messages of one call.
-        is_sync: whether puts wait for the disk.
-        is_transient: whether writes go to a pool's buffers first.
-        as_messages: of ``put-many``: messages, not record batches.
-        warmup: messages before the clock; None for a quarter of ``n``, 200,000 at least.
+        topics: number of topics, used in turn.
+        queues: queues of each topic, used in turn.
+        keys: index keys of a message: 0, 1 (KEYS) or 2 (also UNIQ_KEY).
+        threads: threads that put.
+        outstanding: for ``put``: pending ``put_async`` calls of each thread; 0: ``put`` waits for
+            each message.
+        batch: messages in one call.
+        is_sync: whether a put waits until its message is on the disk (SYNC_FLUSH).
+        is_transient: whether to write through a pool of buffers (``transientStorePoolEnable``).
+        as_messages: for ``put-many``: put Message objects, not record batches.
+        warmup: messages before the measurement; None for a quarter of ``n``, at least 200,000; with
+            ``is_sync`` at most 2,000.
     """
 
     n: int = 1_000_000
@@ -88,18 +91,18 @@ class Load:
 
     @property
     def warmup_count(self) -> int:
-        """Messages before the clock."""
+        """Messages before the measurement."""
         if self.warmup is not None:
             return self.warmup
         return min(self.n, _SYNC_WARMUP) if self.is_sync else max(_LEAST_WARMUP, self.n // 4)
 
 
 class Bench:
-    """One store and what is put into it.
+    """Puts a load into a store, and measures it.
 
     Args:
         store: the store, open for writing.
-        load: what is put.
+        load: the messages to put.
     """
 
     def __init__(self, store: MessageStore, load: Load) -> None:
@@ -146,7 +149,7 @@ class Bench:
 
     # ------------------------------------------------------------------------------------ puts
     def putter(self, kind: str) -> Callable[[int, int, int], None]:
-        """What puts the messages from a number to another, each so-manieth."""
+        """Make the function ``put(start, stop, step)``, which puts the messages of that range."""
         if kind == "put":
             return self._put_outstanding if self._load.outstanding else self._put
         if kind == "put-batch":
@@ -211,9 +214,9 @@ class Bench:
             messages = self._messages(i, i + self._load.batch, 1)
             _require(self._store.put_many(messages))
 
-    # -------------------------------------------------------------------------------- the clock
+    # ------------------------------------------------------------------------------ measurements
     def timed(self, kind: str) -> dict[str, float]:
-        """Put it all, and time it."""
+        """Put the load, and measure it."""
         load = self._load
         each = 1 if kind == "put" else load.batch
         put = self.putter(kind)
@@ -262,7 +265,7 @@ class Bench:
             raise failures[0]
 
     def timed_gets(self) -> dict[str, float]:
-        """Get what is there from each queue, and time it: the best of some passes."""
+        """Get all messages of each queue, and return the fastest pass."""
         best: dict[str, float] = {}
         count = 0
         for name, decoded in itertools.product(("raw", "decoded"), range(_PASSES)):
@@ -285,7 +288,7 @@ class Bench:
         }
 
     def timed_consumer(self) -> dict[str, float]:
-        """Consume what is there in one thread, and time it: the best of some groups."""
+        """Consume all messages in one thread, and return the fastest of three groups."""
         topics = sorted(topic for topic in self._store.topics if topic.startswith("BenchTopic"))
         best, cpu, count = math.inf, math.inf, 0
         for number in range(_PASSES):
@@ -328,12 +331,12 @@ class Bench:
 
 
 def bench_store(kind: str, folder: Path, load: Load) -> dict[str, float]:
-    """Time one kind on a new store in a folder, which is deleted afterwards.
+    """Measure one kind on a new store, and delete the store.
 
     Args:
         kind: ``put``, ``put-batch``, ``put-many``, ``get`` or ``consume``.
-        folder: where the store is made.
-        load: what is put.
+        folder: folder in which to make the store.
+        load: the messages to put.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = StoreConfig(

@@ -1,5 +1,5 @@
-"""The command ``logquarry``: one module a command, and what they share.
+"""The command line ``logquarry``: the commands, and the options and output that they share.
 
-Nothing here imports NumPy, Arrow, Spark or rich when it is imported: a command imports what it
-needs once it runs, so that help and quick answers stay quick.
+Modules here import NumPy, Arrow, Spark and rich only inside functions, so that ``--help`` and short
+commands start fast.
 """

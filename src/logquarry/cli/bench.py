@@ -1,4 +1,4 @@
-"""``logquarry bench put``, ``get``, ``consume`` and so on: timings of a store."""
+"""``logquarry bench``: measure puts, gets, scans and recovery on a real store on disk."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from logquarry.cli.output import Output
 from logquarry.errors import UsageError
 from logquarry.text import byte_count
 
-_HELP = {
-    "put": "Single puts. Each message is made within the clock.",
-    "put-batch": "Batches of one topic and queue, in wire form.",
-    "put-many": "Record batches of any topics and queues.",
-    "get": "Gets of 32: body, queue offset, store time and tags of each; and frames alone.",
-    "consume": "A consumer with a tag filter; then what it costs while it waits.",
+_DEFAULT_SIZE: Final = "2g"
+_HELP: Final = {
+    "put": "Measure single puts; making the messages is included.",
+    "put-batch": "Measure puts of batches in RocketMQ's wire form.",
+    "put-many": "Measure puts of Arrow record batches.",
+    "get": "Measure gets of 32 messages.",
+    "consume": "Measure a consumer, and its CPU use while it waits.",
+    "recover": "Measure opening a store, clean and after a crash.",
+    "rebuild": "Measure opening a store without queues and index.",
+    "verify": "Measure verify on a sound store.",
 }
-_BATCH = {"put": 1, "put-batch": 32, "put-many": 10_000, "get": 10_000, "consume": 10_000}
+_BATCH: Final = {"put": 1, "put-batch": 32, "put-many": 10_000, "get": 10_000, "consume": 10_000}
 
 _SHARED: tuple[Callable[[Any], Any], ...] = (
     click.option(
@@ -32,7 +36,7 @@ _SHARED: tuple[Callable[[Any], Any], ...] = (
         type=options.LocalFolder(),
         default=Path("bench-store"),
         show_default=True,
-        help="Where the store is made; it is deleted afterwards.",
+        help="Folder for the store; the store is deleted at the end.",
     ),
     click.option(
         "--n",
@@ -41,7 +45,7 @@ _SHARED: tuple[Callable[[Any], Any], ...] = (
         metavar="N",
         default=1_000_000,
         show_default=True,
-        help="Messages within the clock.",
+        help="Messages to measure.",
     ),
     click.option(
         "--body",
@@ -51,19 +55,50 @@ _SHARED: tuple[Callable[[Any], Any], ...] = (
         show_default=True,
         help="Bytes of a body.",
     ),
-    click.option("--topics", type=click.IntRange(min=1), default=4, show_default=True),
-    click.option("--queues", type=click.IntRange(min=1), default=4, show_default=True),
-    click.option("--keys", type=click.IntRange(0, 2), default=1, show_default=True),
-    click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True),
     click.option(
-        "--flush", type=click.Choice(["async", "sync"]), default="async", show_default=True
+        "--topics",
+        type=click.IntRange(min=1),
+        default=4,
+        show_default=True,
+        help="Number of topics.",
     ),
-    click.option("--transient", is_flag=True, help="Write to a pool of buffers first."),
+    click.option(
+        "--queues",
+        type=click.IntRange(min=1),
+        default=4,
+        show_default=True,
+        help="Queues of each topic.",
+    ),
+    click.option(
+        "--keys",
+        type=click.IntRange(0, 2),
+        default=1,
+        show_default=True,
+        help="Index keys of each message: 1 is KEYS, 2 also UNIQ_KEY.",
+    ),
+    click.option(
+        "--threads",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Threads that put.",
+    ),
+    click.option(
+        "--flush",
+        type=click.Choice(["async", "sync"]),
+        default="async",
+        show_default=True,
+        help="sync: each put waits until its message is on the disk.",
+    ),
+    click.option(
+        "--transient", is_flag=True, help="Write through a pool of buffers (transientStorePool)."
+    ),
     click.option(
         "--warmup",
         type=click.IntRange(min=0),
         metavar="W",
-        help="Messages before the clock (a quarter of N, 200,000 at least).",
+        help="Messages before the measurement.  [default: N/4, at least 200,000; with sync at most "
+        "2,000]",
     ),
     options.as_json,
     options.quiet,
@@ -74,12 +109,13 @@ _OWN: dict[str, Callable[[Any], Any]] = {
         type=click.IntRange(min=0),
         metavar="K",
         default=0,
-        help="Unresolved futures that each thread keeps; 0 waits for each put.",
+        show_default=True,
+        help="Pending put_async calls of each thread; 0: put() waits for each message.",
     ),
     "put-many": click.option(
         "--as-messages",
         is_flag=True,
-        help="Messages, made within the clock, and no record batches.",
+        help="Put Message objects, and include making them.  [default: record batches]",
     ),
 }
 
@@ -100,10 +136,10 @@ def _run(kind: str, **given: Any) -> None:
     )
     found = bench_store(kind, given["folder"], load)
     if given["as_json"]:
-        said = {name: getattr(load, name) for name in ("body", "topics", "queues", "keys")}
-        said |= {"threads": load.threads, "outstanding": load.outstanding, "batch": load.batch}
-        said |= {"flush": given["flush"], "transient": load.is_transient}
-        out.json({"bench": kind, **said, **found})
+        stated = {name: getattr(load, name) for name in ("body", "topics", "queues", "keys")}
+        stated |= {"threads": load.threads, "outstanding": load.outstanding, "batch": load.batch}
+        stated |= {"flush": given["flush"], "transient": load.is_transient}
+        out.json({"bench": kind, **stated, **found})
         return
     out.table(
         ["", ""],
@@ -131,18 +167,22 @@ def _command(kind: str) -> click.Command:
                 metavar="N",
                 default=_BATCH[kind],
                 show_default=True,
-                help="Messages of one call.",
+                help="Messages in one call.",
             )
         )
     if kind in _OWN:
         decorators.append(_OWN[kind])
     for decorate in reversed(decorators):
         command = decorate(command)
-    made: click.Command = click.command(kind, help=_HELP[kind])(command)
+    made: click.Command = click.command(kind, help=_help(kind))(command)
     return made
 
 
-def _recovery_command(kind: str, help_text: str) -> click.Command:
+def _help(kind: str) -> str:
+    return f"{_HELP[kind]}\n\nExample: logquarry bench {kind} --n 1000000"
+
+
+def _recovery_command(kind: str) -> click.Command:
     def run(
         folder: Path, count: int, recovery: str, as_json: bool, quiet: bool, **given: Any
     ) -> None:
@@ -171,16 +211,16 @@ def _recovery_command(kind: str, help_text: str) -> click.Command:
         type=click.Choice(["safe", "rocketmq"]),
         default="safe",
         show_default=True,
-        help="Whose rules.",
+        help="Recovery rules: safe keeps every sound message; rocketmq recovers as RocketMQ does.",
     )
     for decorate in [*(shared[name] for name in reversed(names)), mode]:
         command = decorate(command)
-    made: click.Command = click.command(kind, help=help_text)(command)
+    made: click.Command = click.command(kind, help=_help(kind))(command)
     return made
 
 
 def decorator_name(decorate: Callable[[Any], Any]) -> str:
-    """The parameter that an option is for."""
+    """The parameter name of an option's decorator."""
 
     def probe() -> None:
         pass
@@ -190,27 +230,25 @@ def decorator_name(decorate: Callable[[Any], Any]) -> str:
 
 
 STORE_COMMANDS: Final = (
-    *map(_command, _HELP),
-    _recovery_command("recover", "Opening a store of N messages: closed in order, and not."),
-    _recovery_command("rebuild", "Opening one whose queues and index are gone."),
-    _recovery_command("verify", "Checking one that is sound."),
+    *map(_command, _BATCH),
+    *map(_recovery_command, ("recover", "rebuild", "verify")),
 )
-"""The timings of a store, for the group of them all."""
+"""All commands of the group but ``scan``."""
 
 
-# --------------------------------------------------------------------------------------------------
-# ``logquarry bench``: timings on a real store on disk.
-
-_DEFAULT_SIZE = "2g"
-
-
+# -------------------------------------------------------------------------------- group and scan
 @click.group()
 def bench() -> None:
-    """Timings on a real store on disk, one JSON document with --json."""
+    """Measure this machine: puts, gets, scans, recovery.
+
+    Each kind makes a store with RocketMQ's file sizes in --dir (default: bench-store).
+
+    Example: logquarry bench put --n 1000000 --json
+    """
 
 
-for _command in STORE_COMMANDS:
-    bench.add_command(_command)
+for _store_command in STORE_COMMANDS:
+    bench.add_command(_store_command)
 
 
 @bench.command()
@@ -221,21 +259,55 @@ for _command in STORE_COMMANDS:
     type=options.LocalFolder(),
     default=Path("bench-store"),
     show_default=True,
-    help="The store; it is made first if there is none.",
-)
-@click.option("--n", "count", type=click.IntRange(min=1), metavar="N", help="Messages to make.")
-@click.option("--size", metavar="SIZE", help=f"Or bytes of log to make: 512m, {_DEFAULT_SIZE}.")
-@click.option(
-    "--body", default="256-1024", show_default=True, metavar="B", help="Bytes of a body, or B-C."
-)
-@click.option("--topics", type=click.IntRange(min=1), default=4, show_default=True)
-@click.option("--queues", type=click.IntRange(min=1), default=4, show_default=True)
-@click.option("--keys", type=click.IntRange(min=0), default=1, show_default=True)
-@click.option(
-    "--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Rounds before."
+    help="The store. If it does not exist, scan makes it, and keeps it.",
 )
 @click.option(
-    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="The best counts."
+    "--n",
+    "count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Messages of a new store.  [default: as many as --size needs]",
+)
+@click.option(
+    "--size", metavar="SIZE", help=f"Bytes of log of a new store: 512m.  [default: {_DEFAULT_SIZE}]"
+)
+@click.option(
+    "--body",
+    default="256-1024",
+    show_default=True,
+    metavar="B",
+    help="Bytes of a body, or a range of them.",
+)
+@click.option(
+    "--topics", type=click.IntRange(min=1), default=4, show_default=True, help="Number of topics."
+)
+@click.option(
+    "--queues",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Queues of each topic.",
+)
+@click.option(
+    "--keys",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Words in KEYS of each message.",
+)
+@click.option(
+    "--warmup",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Rounds before the measurement.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Rounds to measure; the result is the fastest round.",
 )
 @options.as_json
 @options.quiet
@@ -252,10 +324,13 @@ def scan(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Walk the log and make Arrow columns of it, on one thread."""
+    """Measure reading the log into Arrow columns, on one thread.
+
+    Example: logquarry bench scan --size 512m
+    """
     out = Output(quiet=quiet)
     if count is not None and size is not None:
-        raise UsageError("--n and --size both say how much to make: one of them will do")
+        raise UsageError("--n and --size both set the size of the store: pass one of them")
     total = None if count is not None else _bytes(size or _DEFAULT_SIZE)
     lengths = parse_range(body)
     from logquarry.bench import scan
@@ -301,13 +376,13 @@ def _bytes(word: str) -> int:
 
 
 def parse_range(word: str) -> tuple[int, int]:
-    """The least and the most of ``256-1024``, or of ``256``.
+    """Parse ``256-1024`` or ``256`` into the smallest and the largest body size.
 
     Raises:
-        UsageError: if it is no range.
+        UsageError: if the word is no range, or exceeds 4 MiB.
     """
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", word, re.ASCII)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if not least <= most < 1 << 22:
-        raise UsageError(f"not a body size: {word!r} (256, or 256-1024; less than 4 MiB)")
+        raise UsageError(f"--body takes bytes below 4 MiB, 256, or a range, 256-1024, not {word!r}")
     return least, most

@@ -1,4 +1,4 @@
-"""``logquarry demo``: the main job, on a store that a real RocketMQ broker wrote."""
+"""``logquarry demo``: export, check and report on a store of a real RocketMQ broker."""
 
 from __future__ import annotations
 
@@ -32,19 +32,24 @@ _STORE = "real-broker"
     type=options.LocalFolder(),
     default=Path("demo-output"),
     show_default=True,
-    help="Where the Parquet files and the report go.",
+    help="Folder for the Parquet files and the report.",
 )
 @options.quiet
 def demo(target: Path, quiet: bool) -> None:
-    """Export a store that real RocketMQ wrote to Parquet, and report on it."""
+    """Export a sample store to Parquet, and write a report.
+
+    The store comes with the package; a RocketMQ 4.9.3 broker wrote it.
+
+    Example: logquarry demo --to demo-output
+    """
     out = Output(quiet=quiet)
     start = time.monotonic()
     parquet, page = target / "parquet", target / "report.html"
     with tempfile.TemporaryDirectory(prefix="logquarry-demo-") as folder:
         store = _unpack(Path(folder))
-        out.note("A store that a RocketMQ 4.9.3 broker wrote is unpacked. Starting Spark ...")
+        out.note("Unpacked the store of a RocketMQ 4.9.3 broker. Starting Spark ...")
         with spark.session("local[*]") as session:
-            out.note("Exporting it through Spark to Parquet ...")
+            out.note("Exporting the store through Spark to Parquet ...")
             done = spark.export(out, session, [str(store)], str(parquet))
         checked = _report(out, store, page)
     _summary(out, done.summary, checked)
@@ -67,18 +72,18 @@ def _unpack(folder: Path) -> Path:
             tar.extractall(folder, filter="data")
         else:  # Python 3.11.0 to 3.11.3; the archive is our own
             tar.extractall(folder)
-    # Its broker is called by the folder's name.
+    # The folder's name is the broker's name in the export.
     return (folder / _STORE / "store").rename(folder / _STORE / "broker-a")
 
 
 def _report(out: Output, store: Path, page: Path) -> VerifyReport:
-    """Check the store, and write the page about it if the packages for that are there."""
+    """Check the store, and write the report if the packages for it are installed."""
     from logquarry.log.layout import StoreLayout
     from logquarry.repair.verify import verify_store
     from logquarry.report.page import store_report
     from logquarry.store.message_store import MessageStore
 
-    out.note("Checking every frame, and drawing the report ...")
+    out.note("Checking every frame, and writing the report ...")
     try:
         with MessageStore.open(store) as opened:
             html = store_report(
@@ -94,7 +99,7 @@ def _report(out: Output, store: Path, page: Path) -> VerifyReport:
             file.write(html.encode())
     except LogquarryError as error:
         page.unlink(missing_ok=True)
-        out.warn(f"there is no report: {text.printable(str(error))}")
+        out.warn(f"no report was written: {text.printable(str(error))}")
     return verify_store(StoreLayout.open(store))
 
 
@@ -122,10 +127,10 @@ def _summary(out: Output, summary: Summary, report: VerifyReport) -> None:
 
 def _next_steps(parquet: Path) -> list[str]:
     return [
-        "Try next, on a store of yours (it is only read, also beside a running broker):",
-        "  logquarry info STORE                        what it holds, bytes per topic",
-        "  logquarry messages STORE --topic T --limit 5",
-        "  logquarry verify STORE                      is all of it sound?",
-        "  logquarry export STORE --to DIR             to Parquet, as here",
+        "Next, try your own store. These commands only read it; its broker may be running:",
+        "  logquarry info STORE                           topics, queues, bytes per topic",
+        "  logquarry messages STORE --topic T --limit 5   the first five messages of a topic",
+        "  logquarry verify STORE                         check every frame",
+        "  logquarry export STORE --to DIR                export to Parquet, as here",
         f"  python -c \"import pyarrow.parquet as q; print(q.read_table('{parquet}'))\"",
     ]

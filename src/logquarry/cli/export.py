@@ -1,4 +1,4 @@
-"""``logquarry export --format delta`` and ``iceberg``: options of their own, and what is told."""
+"""``logquarry export`` and ``compact``: Parquet, JSON lines, Delta and Iceberg tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, TypeVar
 
 import click
 
@@ -16,70 +16,82 @@ from logquarry.cli.output import Output, encoded
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
-    from logquarry.cli.reading import Reader
+    from logquarry.cli.messages import MessageReader
     from logquarry.spark.lakehouse.advance import Done
     from logquarry.spark.lakehouse.export import TableExport, TableSummary
     from logquarry.spark.options import ReadOptions
 
 
-KINDS = ("delta", "iceberg")
+KINDS: Final = ("delta", "iceberg")
+
+_STDOUT: Final = "-"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option(
-        "--follow", is_flag=True, help="Go on with what comes, until interrupted (tables only)."
+        "--follow",
+        is_flag=True,
+        help="Tables: after the export, add new messages as they are stored, until Ctrl-C.",
     ),
     click.option(
         "--interval",
         metavar="SECONDS",
         type=click.FloatRange(min=0, min_open=True),
-        help="Between two looks at the stores that are followed.  [default: 10]",
+        help="With --follow: seconds between two checks for new messages.  [default: 10]",
     ),
     click.option(
         "--max-bytes",
         metavar="SIZE",
-        help="Most bytes of log in one commit to a table, as 4g.  [default: all there is]",
+        help="Tables: most bytes of log in one commit: 4g.  [default: no limit]",
     ),
     click.option(
         "--decode",
         metavar="raw|json|avro|protobuf",
-        help="Bodies as the column value, too (tables only).",
+        help="Tables: decode bodies into the column value.  [default: raw, no such column]",
     ),
     click.option(
         "--decode-schema",
         metavar="FILE",
-        help="For json a DDL, or a file with one or with a JSON Schema (default: from a sample); "
-        "an .avsc; a descriptor set of protoc.",
+        help="With --decode. json: a DDL string, or a file with a DDL or a JSON Schema (default: "
+        "inferred from a sample). avro: an .avsc file. protobuf: a descriptor set of protoc.",
     ),
-    click.option("--decode-message", metavar="NAME", help="Full name of the Protobuf message."),
+    click.option(
+        "--decode-message",
+        metavar="NAME",
+        help="With --decode protobuf: full name of the message type.",
+    ),
     click.option(
         "--dead-letters",
         metavar="DEST",
-        help="Table of bodies that do not decode.  [default: beside the table]",
+        help="With --decode: table for bodies that do not decode.  [default: beside the table]",
     ),
     click.option(
         "--table",
         metavar="NAMESPACE.TABLE",
-        help="In the Iceberg catalog.  [default: logquarry.messages]",
+        help="Iceberg: name of the table in the catalog.  [default: logquarry.messages]",
     ),
     click.option(
         "--catalog",
         multiple=True,
         metavar="NAME=VALUE",
-        help="Properties of an Iceberg catalog.  [default: SQLite in DEST/catalog.db]",
+        help="Iceberg: a property of the catalog.  [default: SQLite in DEST/catalog.db]",
     ),
     click.option(
         "--schema",
         type=click.Choice(["native", "kafka"]),
-        help="Our columns, or those of Spark's Kafka source (tables only).  [default: native]",
+        help="Tables: logquarry's columns, or those of Spark's Kafka source.  [default: native]",
     ),
-    click.option("--moved", is_flag=True, help="A store lies elsewhere than at the export before."),
+    click.option(
+        "--moved",
+        is_flag=True,
+        help="Tables: accept that a store has another path than at the last export.",
+    ),
 )
 
 
 class TableFlags(NamedTuple):
-    """What the options of :func:`table_flags` say, word for word."""
+    """The values of the options of :func:`table_flags`, not yet parsed."""
 
     follow: bool = False
     interval: float | None = None
@@ -94,7 +106,15 @@ class TableFlags(NamedTuple):
     moved: bool = False
 
     def refuse(self, kind: str, *names: str) -> None:
-        """Raises UsageError for options that make no sense for a format: these, or all."""
+        """Refuse options that do not apply to a format.
+
+        Args:
+            kind: the format.
+            names: the fields to refuse; all if none are given.
+
+        Raises:
+            UsageError: if one of the options was passed.
+        """
         for name in names or self._fields:
             if getattr(self, name):
                 takers = "iceberg" if names else " and ".join(KINDS)
@@ -103,7 +123,7 @@ class TableFlags(NamedTuple):
 
 
 def table_flags(command: _Command) -> Callable[..., Any]:
-    """Give a command the options of tables, as its argument ``flags``."""
+    """Add the options of tables to a command, as its argument ``flags``."""
 
     @functools.wraps(command)
     def bundled(**arguments: Any) -> Any:
@@ -123,10 +143,10 @@ def prepared(
     partition_by: Sequence[str],
     flags: TableFlags,
 ) -> TableExport:
-    """The export that the options want, looked at and not begun.
+    """Make the export of the options, and check it before Spark starts.
 
     Raises:
-        UsageError: if they make no sense, or a package is missing.
+        UsageError: if an option is invalid, or a package is missing.
     """
     from dataclasses import replace
 
@@ -145,7 +165,7 @@ def prepared(
         except UsageError as error:
             raise UsageError(f"--max-bytes {error}") from None
     if flags.interval is not None and not flags.follow:
-        raise UsageError("--interval goes with --follow")
+        raise UsageError("--interval needs --follow")
     common: dict[str, Any] = {
         "partition_by": partition_by,
         "decode": parse_decode_options(
@@ -173,7 +193,7 @@ def prepared(
 
 
 def named_values(words: Sequence[str]) -> dict[str, str] | None:
-    """What ``--catalog NAME=VALUE`` says, as often as it was given; None for not at all."""
+    """Parse the values of ``--catalog NAME=VALUE``; None if there are none."""
     for word in words:
         if re.match(r"[^=]+=", word) is None:
             raise UsageError(f"--catalog takes NAME=VALUE, not {word!r}")
@@ -181,22 +201,21 @@ def named_values(words: Sequence[str]) -> dict[str, str] | None:
 
 
 def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
-    """Have Spark do it, and tell what was added."""
+    """Run the export on Spark, and note what it added."""
     from logquarry.cli import spark
 
     follow = export.options.follow
     where = text.printable(export.target.table.folder.location)
 
-    def told(done: Done) -> None:
-        if follow:
-            out.note(
-                f"{where}: {text.plural(done.summary.total.messages, 'message')} in "
-                f"{text.plural(done.commits, 'commit')} so far"
-            )
+    def note_commit(done: Done) -> None:
+        out.note(
+            f"{where}: {text.plural(done.summary.total.messages, 'message')} in "
+            f"{text.plural(done.commits, 'commit')} so far"
+        )
 
     with spark.session(master) as session:
         if follow:
-            done = export.run(session, on_commit=told)
+            done = export.run(session, on_commit=note_commit)
         else:
             with out.progress("exporting", in_bytes=True) as progress:
                 done = export.run(session, progress=progress)
@@ -207,18 +226,13 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
     if done.dead_messages:
         assert done.dead_letters is not None
         out.note(
-            f"{text.plural(done.dead_messages, 'body', 'bodies')} did not decode: see "
-            f"{text.printable(done.dead_letters)}"
+            f"{text.plural(done.dead_messages, 'body', 'bodies')} did not decode; the messages are "
+            f"in {text.printable(done.dead_letters)}"
         )
     return done
 
 
-# --------------------------------------------------------------------------------------------------
-# ``logquarry export``: messages as Parquet or into tables, through Spark, or as JSON lines.
-
-_STDOUT = "-"
-
-
+# ------------------------------------------------------------------------------------------ export
 @click.command()
 @click.argument("stores", metavar="STORE...", nargs=-1, required=True)
 @click.option(
@@ -226,7 +240,7 @@ _STDOUT = "-"
     "target",
     metavar="DEST",
     required=True,
-    help="A folder or URL for Parquet and tables; a file, or - for stdout, for JSON lines.",
+    help="Parquet and tables: a folder or URL. JSON lines: a file, or - for stdout.",
 )
 @click.option(
     "--format",
@@ -234,21 +248,26 @@ _STDOUT = "-"
     type=click.Choice(["parquet", "jsonl", *KINDS]),
     default="parquet",
     show_default=True,
-    help="Parquet and tables are written by Spark, JSON lines without.",
+    help="jsonl needs no Spark; the other formats do.",
 )
 @click.option(
     "--spark-master",
     metavar="URL",
     default="local[*]",
     show_default=True,
-    help="Where Spark runs.",
+    help="The Spark master's URL.",
 )
 @click.option(
     "--partition-by",
     metavar="topic,day",
-    help="In folders of some of broker, topic, queue_id, day (of the store time, UTC).",
+    help="Parquet and tables: partition by these of broker, topic, queue_id, day (of the store "
+    "time, UTC).  [default: no partitions]",
 )
-@click.option("--columns", metavar="topic,body", help="Only these, in this order (not JSON lines).")
+@click.option(
+    "--columns",
+    metavar="topic,body",
+    help="Parquet and tables: only these columns, in this order.  [default: all columns]",
+)
 @table_flags
 @options.filters
 @options.on_damage
@@ -269,27 +288,33 @@ def export(
     config: str | None,
     quiet: bool,
 ) -> None:
-    """Write the messages of stores as Parquet or JSON lines, or into a table of a lakehouse.
+    """Export messages to Parquet, JSON lines or a table.
 
-    A store's folder names its broker in the column of that name. What is interrupted leaves no
-    half-written file. Parquet and JSON lines that are exported again replace what was written; a
-    table (delta, iceberg) gets what it has not yet, each message once.
+    Tables are Delta or Iceberg. STORE is a folder, a URL, or a glob of several stores. A broker may
+    have it open. The column broker has the name of the store's folder.
+
+    If you run an export again, it replaces Parquet and JSON lines; to a table it adds only the
+    messages that the table does not have yet. An interrupted export leaves no incomplete file.
+
+    Example: logquarry export /data/store --to parquet-folder --topic orders
     """
     out = Output(quiet=quiet)
     if kind not in KINDS:
         flags.refuse(kind)
     if kind == "jsonl":
         if partition_by is not None or columns is not None:
-            raise UsageError("--partition-by and --columns are for Parquet and tables")
+            raise UsageError("--partition-by and --columns are for Parquet and tables, not jsonl")
         _jsonl(out, stores, target, filters, on_damage, config, decompress=decompress)
         return
     if target == _STDOUT:
-        raise UsageError("Parquet and tables go to a folder; only JSON lines go to stdout")
+        raise UsageError(
+            f"--format {kind} cannot write to stdout: give a folder, or --format jsonl"
+        )
     if filters.limit is not None:
-        raise UsageError("--limit is for JSON lines: Spark's tasks do not count together")
+        raise UsageError("--limit is for --format jsonl: Spark's tasks share no count")
     from dataclasses import replace
 
-    from logquarry.cli import reading, spark
+    from logquarry.cli import messages, spark
     from logquarry.config import StoreConfig
     from logquarry.log.kafka import HEADERS
     from logquarry.log.layout import StoreLayout
@@ -312,15 +337,15 @@ def export(
     if kind in KINDS:
         export = prepared(kind, stores, target, read, folders, flags)
         added = export_table(out, export, spark_master)
-        reading.tell_damage(out, added.summary.damage, read.on_damage)
+        messages.report_damage(out, added.summary.damage, read.on_damage)
         return
     paths = find_stores(stores)
     for path in paths:
-        # A wrong path is told at once, and not after Spark has started.
+        # Report a wrong path before Spark starts, which takes seconds.
         StoreLayout.open(path, read.config)
     with spark.session(spark_master) as session:
         done = spark.export(out, session, paths, target, read, folders)
-    reading.tell_damage(out, done.summary.damage, read.on_damage)
+    messages.report_damage(out, done.summary.damage, read.on_damage)
 
 
 def _words(text: str) -> list[str]:
@@ -338,7 +363,7 @@ def _jsonl(
     *,
     decompress: bool,
 ) -> None:
-    from logquarry.cli import output, reading
+    from logquarry.cli import messages, output
     from logquarry.log.layout import StoreLayout
     from logquarry.log.store_names import broker_names, find_stores
 
@@ -346,9 +371,9 @@ def _jsonl(
     wanted = filters.message_filter()
     settings = options.store_config(config)
     paths = find_stores(stores)
-    # All of them are opened before anything is written.
+    # Open all stores before writing: a wrong path must leave no file.
     readers = [
-        reading.reader(
+        messages.message_reader(
             StoreLayout.open(path, settings),
             wanted=wanted,
             on_damage=policy,
@@ -365,16 +390,16 @@ def _jsonl(
         with output.staged(path) as file:
             count, length = _write(out, readers, file, filters.limit)
     for reader in readers:
-        reading.tell_damage(out, reader.damage.spans, policy)
+        messages.report_damage(out, reader.damage.spans, policy)
     what = f"{text.plural(count, 'message')}, {text.size_text(length)}"
     out.note(f"wrote {what}" + (f" to {text.printable(target)}" if target != _STDOUT else ""))
 
 
 def _write(
-    out: Output, readers: Sequence[Reader], file: BinaryIO, limit: int | None
+    out: Output, readers: Sequence[MessageReader], file: BinaryIO, limit: int | None
 ) -> tuple[int, int]:
-    """Write messages as lines. Returns how many, and the bytes."""
-    from logquarry.cli import reading
+    """Write messages as JSON lines; return the number of messages and of bytes."""
+    from logquarry.cli import messages
     from logquarry.log import json_lines
 
     count = length = 0
@@ -382,9 +407,68 @@ def _write(
         broker = text.printable(reader.decoding.broker)
         with out.progress(f"exporting {broker}", in_bytes=True) as progress:
             left = None if limit is None else limit - count
-            for run in reading.cut(reader.runs(progress), left):
+            for run in messages.limited(reader.runs(progress), left):
                 for data in encoded(json_lines.lines(run.window, run.rows, reader.decoding)):
                     file.write(data)
                     length += len(data)
                 count += len(run.rows)
     return count, length
+
+
+# ----------------------------------------------------------------------------------------- compact
+@click.command()
+@click.argument("dest", metavar="DEST")
+@click.option(
+    "--target-size",
+    metavar="SIZE",
+    help="Approximate size of a merged file: 256m.  [default: 256m; Delta: the table's setting]",
+)
+@click.option(
+    "--table",
+    metavar="NAMESPACE.TABLE",
+    help="Iceberg: name of the table in the catalog.  [default: logquarry.messages]",
+)
+@click.option(
+    "--catalog",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Iceberg: a property of the catalog.  [default: SQLite in DEST/catalog.db]",
+)
+@options.spark_master
+@options.quiet
+def compact(
+    dest: str,
+    target_size: str | None,
+    table: str | None,
+    catalog: tuple[str, ...],
+    spark_master: str | None,
+    quiet: bool,
+) -> None:
+    """Merge the small files of an export.
+
+    DEST is a folder of Parquet, or the folder or URL of a Delta or Iceberg table. The rows stay the
+    same. In a folder of Parquet, large files replace the small ones. A table keeps the small files
+    for its older versions, until you vacuum it; an export may write to the table meanwhile.
+
+    Example: logquarry compact parquet-folder
+    """
+    from logquarry.spark.compaction import compact as merge
+    from logquarry.text import byte_count
+
+    out = Output(quiet=quiet)
+    try:
+        size = None if target_size is None else byte_count(target_size)
+    except UsageError as error:
+        raise UsageError(f"--target-size {error}") from None
+    given: dict[str, Any] = {"table": table, "catalog": named_values(catalog)}
+    if spark_master is None:
+        done = merge(dest, target_size=size, **given)
+    else:
+        from logquarry.cli.spark import session
+
+        with session(spark_master) as spark, out.progress("merging", in_bytes=True) as progress:
+            done = merge(dest, target_size=size, spark=spark, progress=progress, **given)
+    out.note(
+        f"merged {text.plural(done.files_before, 'file')} ({text.size_text(done.bytes_before)}) "
+        f"into {text.plural(done.files_after, 'file')} ({text.size_text(done.bytes_after)})"
+    )

@@ -1,4 +1,4 @@
-"""``logquarry import``: exported messages back into a store."""
+"""``logquarry import``: put exported messages into a store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 @click.option(
     "--keep-times",
     is_flag=True,
-    help="Store times as they were; one that would fall behind becomes that of the message before.",
+    help="Keep the store times; a time earlier than that of the message before is raised to it.  "
+    "[default: the time of the import]",
 )
 @options.as_json
 @options.config
@@ -30,12 +31,15 @@ if TYPE_CHECKING:
 def import_(
     source: str, store: str, keep_times: bool, as_json: bool, config: str | None, quiet: bool
 ) -> None:
-    """Put exported messages (Parquet or JSON lines) into a store, in their order.
+    """Put exported Parquet or JSON lines into a store.
 
-    SRC is a file, a folder or a glob; STORE is made if it is not there. Queue offsets follow on
-    those of the store. All of SRC is checked before the first message is put.
+    SRC is a file, a folder or a glob. import makes STORE if it does not exist. It checks all rows
+    before it puts the first message, and puts them in the order of SRC. Queue offsets continue
+    those of STORE.
 
-    Exit code 1 if a row is no message or is refused; then nothing is put.
+    Exit code 1 if a row is no valid message; then import puts nothing.
+
+    Example: logquarry import parquet-folder /data/new-store
     """
     out = Output(quiet=quiet)
     settings = options.store_config(config)
@@ -44,18 +48,18 @@ def import_(
 
     began = time.monotonic()
     found = open_source(source)
-    # What is no export at all is told before a store is made.
+    # If SRC is no export, this raises before a store is made.
     next(read_source(found), None)
     if found.damage:
-        out.warn(f"the export passed over {text.plural(found.damage, 'damaged place')}")
+        out.warn(f"the export had skipped {text.plural(found.damage, 'damaged place')}")
     imported = Imported()
     try:
         _run(out, found, store, imported, settings, keep_times=keep_times)
     except BaseException:
         if imported.messages:
-            # Also with --quiet: nobody could know otherwise where to go on.
+            # Also with --quiet: the user must know how many messages are in the store.
             count = text.plural(imported.messages, "message")
-            which, others = f"the first {count}", ", and the others are not"
+            which, others = f"the first {count}", ", the others are not"
             if imported.is_complete:
                 which, others = f"all {count}", ""
             output.error(
@@ -73,8 +77,8 @@ def import_(
     )
     if imported.raised_times:
         out.note(
-            f"{text.plural(imported.raised_times, 'store time')} would have fallen behind and "
-            "became that of the message before"
+            f"{text.plural(imported.raised_times, 'store time')} raised to the store time of the "
+            "message before"
         )
 
 
@@ -91,7 +95,7 @@ def _run(
     from logquarry.signals import held
     from logquarry.store.writable_store import WritableStore
 
-    # An interrupt waits for the end of a piece, so that it is known how many messages are in.
+    # An interrupt waits until the current piece is in, so that the count of messages is right.
     with held() as waiting, WritableStore.start(store, config=settings) as opened:
         with out.progress("checking", in_bytes=True) as progress:
             checked = check_source(opened, source, progress=progress, pause=waiting.check)

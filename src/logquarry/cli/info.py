@@ -1,15 +1,19 @@
-"""``logquarry info``: what a store holds, at a glance."""
+"""``logquarry info``, ``stats`` and ``report``: what a store holds.
+
+``info`` reads the files and can count the whole log. ``stats`` gives the numbers that monitoring
+needs, also beside a running writer. ``report`` draws one HTML page.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from logquarry import text
-from logquarry.cli import options
+from logquarry.cli import options, output
 from logquarry.cli.output import Output
-from logquarry.errors import CorruptStore, UnsupportedStore
+from logquarry.errors import CorruptStore, UnsupportedStore, UsageError
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
@@ -17,25 +21,39 @@ if TYPE_CHECKING:
     from logquarry.store.half_messages import Transactions
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import Overview, TopicOverview
+    from logquarry.store.store_state import StoreState
 
-_STATES = {
-    "closed": "closed in order",
+_STATES: Final = {
+    "closed": "shut down cleanly",
     "live": "open: a process holds its lock",
-    "crashed": "not closed in order: there is an abort file, and no process holds the lock",
+    "crashed": "not shut down cleanly: an abort file exists, and no process holds the lock",
 }
 
 
 @click.command()
 @options.store
-@click.option("--exact", is_flag=True, help="Read the whole log for messages and bytes.")
-@click.option("--transactions", is_flag=True, help="How half messages ended.")
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="Count messages and bytes in the whole log.  [default: infer them from queues and index]",
+)
+@click.option(
+    "--transactions",
+    is_flag=True,
+    help="Count half messages: committed, rolled back, open. Lists the open ones.",
+)
 @options.as_json
 @options.config
 @options.quiet
 def info(
     store: str, exact: bool, transactions: bool, as_json: bool, config: str | None, quiet: bool
 ) -> None:
-    """Show what a store holds: log, topics and queues, bytes per topic, index, state."""
+    """Show log, topics, queues, index and state of a store.
+
+    STORE is a folder or a URL. A broker may have it open.
+
+    Example: logquarry info /data/store
+    """
     out = Output(quiet=quiet)
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import overview
@@ -48,14 +66,14 @@ def info(
         raise
     with store_to_read as opened:
         if not exact and not opened.has_queue_files:
-            out.note("there are no consume queues: reading the whole log")
+            out.note("the store has no consume queues: reading the whole log")
         with out.progress("reading the log", in_bytes=True) as progress:
             found = overview(opened, exact=exact, progress=progress)
         halves = None
         if transactions:
-            from logquarry.store.half_messages import transactions as look
+            from logquarry.store.half_messages import transactions as read_transactions
 
-            halves = look(opened)
+            halves = read_transactions(opened)
         document = _document(opened, found, halves)
     if as_json:
         out.json(document)
@@ -66,12 +84,13 @@ def info(
     for span in found.damage:
         out.warn(
             f"{text.printable(span.path)}: at offset {span.offset}: {span.kind}, "
-            f"{text.plural(span.length, 'byte')}; verify tells more"
+            f"{text.plural(span.length, 'byte')}; for details: "
+            f"{options.command_line('verify', store, config=config)}"
         )
 
 
 def _show_features(out: Output, store: str, settings: StoreConfig | None, *, as_json: bool) -> None:
-    """Show what a store consists of whose log cannot be read."""
+    """Show the features of a store whose log cannot be read."""
     from logquarry.log.layout import StoreLayout
     from logquarry.read.features import find_features
 
@@ -84,9 +103,9 @@ def _show_features(out: Output, store: str, settings: StoreConfig | None, *, as_
         out.line(f"{out.style(f'{name:<10}', 'bold')}  {value}")
 
 
-# ------------------------------------------------------------------------------------------- JSON
+# ----------------------------------------------------------------------------------- info: JSON
 def _document(store: MessageStore, found: Overview, halves: Transactions | None) -> dict[str, Any]:
-    """The document of ``info --json`` (docs/json.md)."""
+    """The document of ``info --json``, described in docs/json.md."""
     layout, log = store.layout, store.layout.commit_log
     queue_files = [f for name in layout.queue_names for f in layout.queue(*name).files]
     return {
@@ -157,7 +176,7 @@ def _checkpoint(store: MessageStore) -> dict[str, int] | None:
     try:
         found = store.checkpoint
     except CorruptStore:
-        # verify has a finding about it.
+        # verify reports it as a finding.
         return None
     return None if found is None else found._asdict()
 
@@ -180,7 +199,7 @@ def _total(values: Any) -> int | None:
     return None if None in numbers else sum(numbers)
 
 
-# ------------------------------------------------------------------------------------- for people
+# ----------------------------------------------------------------------------------- info: text
 def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
     log, files = document["commit_log"], document["commit_log"]["files"]
     length = log["max_offset"] - log["min_offset"]
@@ -235,7 +254,7 @@ def _messages(document: dict[str, Any]) -> str:
     where = f"{text.plural(queues, 'queue')} of {text.plural(len(document['topics']), 'topic')}"
     parts = [f"{text.count_text(document['messages'])} in {where}"]
     if document["other_bytes"]:
-        parts.append(f"{text.size_text(document['other_bytes'])} of the log are none of theirs")
+        parts.append(f"{text.size_text(document['other_bytes'])} of the log are in no queue")
     return "; ".join(parts)
 
 
@@ -253,7 +272,7 @@ def _index(files: list[dict[str, Any]]) -> str:
 
 def _checkpoint_text(times: dict[str, int] | None) -> str:
     if times is None:
-        return "none that can be read"
+        return "missing or unreadable"
     names = {"physic_timestamp": "log", "logics_timestamp": "queues", "index_timestamp": "index"}
     return ", ".join(
         f"{ours} {text.time_text(times[name]) if times[name] else 'never'}"
@@ -304,3 +323,124 @@ def _show_transactions(out: Output, halves: dict[str, Any]) -> None:
     if rows:
         out.line()
         out.table(["offset", "topic", "born", "checks"], rows, right="offset checks")
+
+
+# -------------------------------------------------------------------------------------------- stats
+@click.command()
+@options.store
+@click.option("--prometheus", is_flag=True, help="Print metrics in the text format of Prometheus.")
+@options.as_json
+@options.config
+@options.quiet
+def stats(store: str, prometheus: bool, as_json: bool, config: str | None, quiet: bool) -> None:
+    """Show a store's numbers for monitoring.
+
+    These are offsets, bytes per topic, consumer lag and disk use. A broker may have the store open.
+    Counts and rates of puts and gets exist only in the writer's process: call MessageStore.stats()
+    there.
+
+    Example: logquarry stats /data/store --prometheus
+    """
+    if prometheus and as_json:
+        raise UsageError("--json and --prometheus are two output formats; pass one of them")
+    out = Output(quiet=quiet)
+    from logquarry.store.message_store import MessageStore
+
+    if prometheus:
+        from logquarry.metrics.collector import prometheus_text
+
+        with MessageStore.open(store, config=options.store_config(config)) as opened:
+            out.jsonl(prometheus_text(opened).splitlines())
+        return
+    with MessageStore.open(store, config=options.store_config(config)) as opened:
+        state, broker, root = opened.stats().state, opened.broker, opened.root
+    if as_json:
+        out.json(_stats_document(root, broker, state))
+    else:
+        _show_stats(out, root, state)
+
+
+def _stats_document(root: str, broker: str, state: StoreState) -> dict[str, Any]:
+    """The document of ``stats --json``, described in docs/json.md."""
+    return {"store": root, "broker": broker} | state.to_json()
+
+
+def _show_stats(out: Output, root: str, state: StoreState) -> None:
+    length = state.max_offset - state.min_offset
+    oldest = "-"
+    if state.reserve_time_ms is not None:
+        stored = text.time_text(state.first_timestamp)
+        oldest = f"{stored}, {text.duration_text(state.reserve_time_ms)} ago"
+    files = ", ".join(f"{name} {text.size_text(size)}" for name, size in state.file_bytes.items())
+    rows = [
+        ("store", text.printable(root)),
+        ("state", _STATES[state.state]),
+        ("log", f"{state.min_offset:,} to {state.max_offset:,}: {text.size_text(length)}"),
+        ("oldest", oldest),
+        ("files", files),
+        ("disk", _ratio(state.commit_log_disk_ratio)),
+        ("behind", f"dispatch {_bytes(state.dispatch_behind)}, disk {_bytes(state.flush_behind)}"),
+    ]
+    for name, value in rows:
+        out.line(f"{out.style(f'{name:<8}', 'bold')}  {value}")
+    if state.retained:
+        out.line()
+        topics = sorted(state.retained.items(), key=lambda item: (-item[1].bytes, item[0]))
+        table = [
+            [text.printable(name), f"{kept.messages:,}", text.size_text(kept.bytes)]
+            for name, kept in topics
+        ]
+        out.table(["topic", "messages", "bytes"], table, right="messages bytes")
+    if state.consumer_lag:
+        out.line()
+        lags = [
+            [text.printable(lag.group), text.printable(lag.topic), f"{lag.messages:,}"]
+            for lag in state.consumer_lag
+        ]
+        out.table(["group", "topic", "behind"], lags, right="behind")
+    if state.delay_levels:
+        out.line()
+        levels = [
+            [str(one.level), f"{one.delivered:,}", f"{one.max_offset:,}"]
+            for one in state.delay_levels
+        ]
+        out.table(["delay level", "delivered", "max"], levels, right="delivered max")
+
+
+def _ratio(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1%} full"
+
+
+def _bytes(count: int | None) -> str:
+    return "unknown" if count is None else text.size_text(count)
+
+
+# ------------------------------------------------------------------------------------------- report
+@click.command()
+@options.store
+@click.option(
+    "--html",
+    "target",
+    metavar="FILE",
+    required=True,
+    help="The file to write.",
+)
+@options.config
+@options.quiet
+def report(store: str, target: str, config: str | None, quiet: bool) -> None:
+    """Write one HTML page with charts, queues and findings.
+
+    The page needs no network. The command needs the packages of logquarry[report].
+
+    Example: logquarry report /data/store --html report.html
+    """
+    out = Output(quiet=quiet)
+    from logquarry.report.page import store_report
+    from logquarry.store.message_store import MessageStore
+
+    with MessageStore.open(store, config=options.store_config(config)) as opened:
+        path = output.check_target(target, [store])
+        page = store_report(opened, watch=lambda what: out.progress(what, in_bytes=True))
+    with output.staged(path) as file:
+        file.write(page.encode())
+    out.note(f"wrote {text.printable(target)}, {text.size_text(len(page.encode()))}")

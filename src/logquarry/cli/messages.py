@@ -1,9 +1,10 @@
-"""``logquarry messages``: messages in physical order."""
+"""``logquarry messages``, and the reader of selected messages that ``export`` uses too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -11,25 +12,37 @@ from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.errors import MessageNotFound, UsageError
+from logquarry.units import Progress
 
 if TYPE_CHECKING:
-    from logquarry.cli.reading import Reader
+    from logquarry.log.batches import DamageLog, OnDamage
     from logquarry.log.columns import Decoding
+    from logquarry.log.filters import MessageFilter
+    from logquarry.log.layout import StoreLayout
+    from logquarry.log.walk import DamagedSpan, Run
     from logquarry.message import StoredMessage
     from logquarry.store.message_store import MessageStore
 
-_REDACTED = "(redacted)"
+_REDACTED: Final = "(redacted)"
+_MOST_LISTED: Final = 20
 
 
 @click.command()
 @options.store
 @options.filters
-@click.option("--offset", type=int, metavar="PHYS", help="The one at this physical offset.")
-@click.option("--id", "message_id", metavar="MSGID", help="The one with this message id.")
+@click.option(
+    "--offset", type=int, metavar="PHYS", help="Print the message at this physical offset."
+)
+@click.option(
+    "--id",
+    "message_id",
+    metavar="MSGID",
+    help="Print the message with this message id (store host and physical offset in hex).",
+)
 @options.on_damage
 @options.decompress
 @options.redact
-@click.option("--jsonl", is_flag=True, help="JSON, one message a line.")
+@click.option("--jsonl", is_flag=True, help="Print JSON lines, one message a line.")
 @options.config
 @options.quiet
 def messages(
@@ -44,9 +57,13 @@ def messages(
     config: str | None,
     quiet: bool,
 ) -> None:
-    """Print messages, in the order of the log.
+    """Print messages in the order of the log.
 
-    Exit code 0, or 1 where the log is damaged and --on-damage does not say what to do about it.
+    A message must pass all filters. STORE is a folder or a URL; a broker may have it open.
+
+    Exit code 1 if the log is damaged and --on-damage is neither stop nor skip, else 0.
+
+    Example: logquarry messages /data/store --topic orders --limit 5
     """
     out = Output(quiet=quiet)
     from logquarry.log import json_lines
@@ -59,14 +76,12 @@ def messages(
     if one and (
         not wanted.is_empty or filters.limit is not None or None not in (offset, message_id)
     ):
-        raise UsageError("--offset and --id each name one message: no filter goes with them")
+        raise UsageError("--offset and --id name one message: pass one of them, and no filter")
     settings = options.store_config(config)
     write = out.jsonl if jsonl else out.lines
 
     with MessageStore.open(store, config=settings) as opened:
-        from logquarry.cli import reading
-
-        reader = reading.reader(
+        reader = message_reader(
             opened.layout,
             wanted=wanted,
             on_damage=policy,
@@ -79,7 +94,7 @@ def messages(
             return
         for lines in _lines(reader, out, filters.limit, hidden, jsonl=jsonl):
             write(lines)
-        reading.tell_damage(out, reader.damage.spans, policy)
+        report_damage(out, reader.damage.spans, policy)
 
 
 def _single(store: MessageStore, offset: int | None, message_id: str | None) -> StoredMessage:
@@ -89,9 +104,9 @@ def _single(store: MessageStore, offset: int | None, message_id: str | None) -> 
     try:
         return store.message_by_id(message_id)
     except MessageNotFound as error:
-        # What clients call a message id is their own, and as long as a broker's.
+        # A client calls the UNIQ_KEY a message id; it is as long as a message id of the broker.
         raise MessageNotFound(
-            f"{error} (if the id came from a client, it is the message's UNIQ_KEY: --key takes it)"
+            f"{error} (an id from a client is the message's UNIQ_KEY: search it with --key)"
         ) from error
 
 
@@ -107,15 +122,12 @@ def _of_one(
 
 
 def _lines(
-    reader: Reader, out: Output, limit: int | None, hidden: frozenset[str], *, jsonl: bool
+    reader: MessageReader, out: Output, limit: int | None, hidden: frozenset[str], *, jsonl: bool
 ) -> Iterator[Iterable[str]]:
-    """The lines of the messages that are wanted, some at a time."""
-    from logquarry.cli import reading
     from logquarry.log import columns, json_lines
 
-    # A bar and lines on one terminal would be in each other's way.
     with out.progress("reading", in_bytes=True, beside_data=True) as progress:
-        for run in reading.cut(reader.runs(progress), limit):
+        for run in limited(reader.runs(progress), limit):
             if jsonl:
                 yield json_lines.lines(run.window, run.rows, reader.decoding, hidden)
                 continue
@@ -124,7 +136,7 @@ def _lines(
 
 
 def _block(message: StoredMessage, body: bytes, hidden: frozenset[str]) -> list[str]:
-    """A message for people: what it is, and how its body begins."""
+    """Two lines about a message: its place and properties, and the start of its body."""
     parts = [
         str(message.physical_offset),
         text.time_text(message.store_timestamp),
@@ -162,3 +174,134 @@ def _body_text(message: StoredMessage, body: bytes) -> str:
     if compression.is_compressed(message.sys_flag) and body is message.body:
         return f"({text.plural(len(body), 'compressed byte')}: --decompress shows the content)"
     return text.preview(body)
+
+
+# ------------------------------------------------------------------------------------------ reading
+@dataclass(frozen=True, kw_only=True)
+class MessageReader:
+    """Reads selected messages of one store in physical order.
+
+    Attributes:
+        layout: the store's files.
+        wanted: the filter.
+        on_damage: whether to stop, skip or fail at damage.
+        decoding: how to decode the messages.
+        damage: collects the damage that the reader skipped, and bodies that do not decompress.
+    """
+
+    layout: StoreLayout
+    wanted: MessageFilter
+    on_damage: OnDamage
+    decoding: Decoding
+    damage: DamageLog
+
+    def runs(self, progress: Progress | None = None) -> Iterator[Run]:
+        """Yield the frames that pass the filter, run by run.
+
+        Raises:
+            CorruptFrame: at damage, depending on ``on_damage``.
+        """
+        from logquarry.log.walk import Run
+        from logquarry.read import bulk as store_reading
+
+        start, stop = self.layout.commit_log.start, self._likely_end()
+        everything = self.wanted.is_empty
+        found = store_reading.runs(self.layout, self.wanted, self.on_damage, self.damage)
+        for run in found:
+            rows = run.rows
+            if not everything:
+                rows = self.wanted.select(run.window, rows, self.decoding)
+            if len(rows):
+                yield Run(run.window, rows, run.path)
+            if progress is not None:
+                progress(run.end - start, max(run.end, stop) - start)
+
+    def _likely_end(self) -> int:
+        """The log's end by its queues: the files may have much empty room after it."""
+        from logquarry.read.log_end import consume_queues, last_entries
+
+        entries = last_entries(self.layout, consume_queues(self.layout))
+        if not entries:
+            return self.layout.commit_log.end
+        return entries[0].physical_offset + entries[0].size
+
+
+def message_reader(
+    layout: StoreLayout,
+    *,
+    wanted: MessageFilter,
+    on_damage: OnDamage,
+    broker: str,
+    decompress: bool,
+) -> MessageReader:
+    """Make a reader that decodes with the delay levels and the limits of the store."""
+    from logquarry.log.batches import BadBodies, DamageLog
+    from logquarry.log.columns import Decoding
+
+    damage = DamageLog()
+    decoding = Decoding(
+        broker=broker,
+        delay_levels_ms=layout.delay_levels_ms,
+        decompress=decompress,
+        decompress_limit=layout.config.decompress_limit,
+        on_bad_body=BadBodies(layout, on_damage, damage),
+    )
+    return MessageReader(
+        layout=layout,
+        wanted=wanted,
+        on_damage=on_damage,
+        decoding=decoding,
+        damage=damage,
+    )
+
+
+def limited(runs: Iterator[Run], limit: int | None) -> Iterator[Run]:
+    """Yield the first ``limit`` messages of the runs; all if it is None."""
+    from logquarry.log.walk import Run
+
+    left = limit
+    for run in runs if left != 0 else ():
+        if left is None or len(run.rows) < left:
+            yield run
+        else:
+            yield Run(run.window, run.rows[:left], run.path)
+            return
+        if left is not None:
+            left -= len(run.rows)
+
+
+def report_damage(out: Output, spans: Sequence[DamagedSpan], on_damage: OnDamage) -> None:
+    """Write to stderr which damage the reader met, and what it did there.
+
+    Args:
+        out: the command's output.
+        spans: the damage, in log order.
+        on_damage: the policy that the reader followed.
+    """
+    from logquarry.log.batches import BAD_COMPRESSION
+
+    bad_bodies = [span.offset for span in spans if span.kind == BAD_COMPRESSION]
+    spans = [span for span in spans if span.kind != BAD_COMPRESSION]
+    if bad_bodies:
+        count = text.plural(len(bad_bodies), "body", "bodies")
+        where = ", ".join(map(str, bad_bodies[:_MOST_LISTED]))
+        out.warn(f"{count} did not decompress and stayed as stored: at {where}")
+    if not spans:
+        return
+    for span in spans[:_MOST_LISTED]:
+        out.note(
+            f"  {text.printable(span.path)}: at offset {span.offset}: {span.kind}, "
+            f"{text.plural(span.length, 'byte')}: {text.printable(span.reason)}"
+        )
+    if len(spans) > _MOST_LISTED:
+        out.note(f"  and {len(spans) - _MOST_LISTED} more")
+    length = text.plural(sum(span.length for span in spans), "byte")
+    if on_damage == "skip":
+        out.warn(f"skipped {text.plural(len(spans), 'damaged place')}, {length} in total")
+    elif spans[-1].is_tail:
+        out.warn(f"the log ends in a torn tail of {length}")
+    else:
+        out.warn(
+            "stopped at the first damaged place and read nothing after it; to read on, pass "
+            "--on-damage skip"
+        )

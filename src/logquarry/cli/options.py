@@ -1,4 +1,4 @@
-"""Options that several commands share, and what their values mean."""
+"""Options that several commands share, and the parsers of their values."""
 
 from __future__ import annotations
 
@@ -27,73 +27,81 @@ logger = logging.getLogger(__name__)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _LEAST_PLAUSIBLE_MS: Final = 10**11
-"""Times below it, before 1973, are mostly seconds that somebody took for milliseconds."""
+"""A time below it is before 1973: probably seconds were passed for milliseconds."""
 
 store = click.argument("store", metavar="STORE")
 config = click.option(
     "--config",
     metavar="FILE",
-    help="A broker.conf, or JSON with MessageStoreConfig's names, for what files cannot tell.",
+    help="The broker's broker.conf, or JSON with the names of MessageStoreConfig.  [default: infer "
+    "the settings from the files]",
 )
 spark_master = click.option(
     "--spark-master",
     metavar="URL",
-    help="Work on Spark, in parallel: local[*], or a cluster's URL.",
+    help="Run in parallel on Spark: local[*], or a cluster's URL.  [default: run in this process]",
 )
-quiet = click.option("--quiet", "-q", is_flag=True, help="No notes and no progress on stderr.")
-as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+quiet = click.option("--quiet", "-q", is_flag=True, help="Print no notes and no progress (stderr).")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 on_damage = click.option(
     "--on-damage",
     type=click.Choice(["stop", "skip", "fail"]),
-    help="Where bytes are no frames: stop there, skip them and count, or fail. By default a torn "
-    "tail ends the log, and anything else fails.",
+    help="At damage: stop reading, skip it and report it, or fail.  [default: a torn tail ends the "
+    "log, other damage fails]",
 )
 decompress = click.option(
-    "--decompress", is_flag=True, help="Bodies as they were sent, not as they are stored."
+    "--decompress", is_flag=True, help="Decompress bodies.  [default: bodies as stored]"
 )
 redact = click.option(
     "--redact",
     metavar="body,properties,hosts",
-    help="Leave these out, and what tells of them (null in JSON).",
+    help="Leave out these fields and every field derived from them (null in JSON).",
 )
 
 _FILTERS = (
-    click.option("--topic", multiple=True, metavar="TOPICS", help="Of these topics: a,b."),
-    click.option("--queue", multiple=True, metavar="IDS", help="Of these queues: 0,1."),
+    click.option("--topic", multiple=True, metavar="TOPICS", help="Only these topics: a,b."),
+    click.option("--queue", multiple=True, metavar="IDS", help="Only these queue ids: 0,1."),
     click.option(
         "--queue-offset",
         metavar="A:B",
-        help="With queue offsets from A up to, not including, B. Either may be left out.",
+        help="Only queue offsets from A to B, without B. A or B may be empty; A alone is one.",
     ),
     click.option(
-        "--key", multiple=True, metavar="KEY", help="With this word in KEYS, or this UNIQ_KEY."
+        "--key",
+        multiple=True,
+        metavar="KEY",
+        help="Only messages with this word in KEYS, or with this UNIQ_KEY.",
     ),
-    click.option("--tag", multiple=True, metavar="TAGS", help="With one of these tags: 'a || b'."),
+    click.option(
+        "--tag", multiple=True, metavar="TAGS", help="Only messages with these tags: 'a || b'."
+    ),
     click.option(
         "--since",
         metavar="TIME",
-        help="Stored at or after: milliseconds, or ISO 8601 (UTC if it names no zone).",
+        help="Only messages stored at or after TIME: milliseconds since 1970, or ISO 8601 (UTC if "
+        "TIME has no zone).",
     ),
-    click.option("--until", metavar="TIME", help="Stored before."),
+    click.option("--until", metavar="TIME", help="Only messages stored before TIME."),
     click.option(
         "--grep",
         metavar="REGEX",
-        help="With a body in which this is found (its content with --decompress).",
+        help="Only messages with a match of REGEX in the body as stored, or with --decompress in "
+        "the decompressed body.",
     ),
-    click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most this many."),
+    click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most N messages."),
 )
 
 
 class LocalFolder(click.ParamType):  # type: ignore[type-arg]
-    """A folder that is written, which has to be on a disk; shown as it was given."""
+    """The type of an option that names a local folder to write."""
 
     name = "folder"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Its path.
+        """Return the path as the user gave it.
 
         Raises:
-            UsageError: if it is a URL.
+            UsageError: if the value is a URL.
         """
         from logquarry.log.filesystem import local_folder, without_file_scheme
 
@@ -102,7 +110,7 @@ class LocalFolder(click.ParamType):  # type: ignore[type-arg]
 
 
 class Filters(NamedTuple):
-    """What the options of :func:`filters` say, word for word."""
+    """The values of the options of :func:`filters`, not yet parsed."""
 
     topic: tuple[str, ...] = ()
     queue: tuple[str, ...] = ()
@@ -115,10 +123,10 @@ class Filters(NamedTuple):
     limit: int | None = None
 
     def message_filter(self) -> MessageFilter:
-        """What they mean together, but for the limit.
+        """Parse all values but ``limit``.
 
         Raises:
-            UsageError: if one makes no sense.
+            UsageError: if a value is invalid.
         """
         from logquarry.format.properties import TAG_SEPARATOR
         from logquarry.log import filters as scan_filters
@@ -143,7 +151,7 @@ class Filters(NamedTuple):
 
 
 def filters(command: _Command) -> Callable[..., Any]:
-    """Give a command the filters of messages, as its argument ``filters``."""
+    """Add the options that filter messages to a command, as its argument ``filters``."""
 
     @functools.wraps(command)
     def bundled(**arguments: Any) -> Any:
@@ -156,20 +164,20 @@ def filters(command: _Command) -> Callable[..., Any]:
 
 
 def command_line(*words: str, config: str | None = None) -> str:
-    """A command of ours to be typed, for a shell; with the configuration that this one got."""
+    """Quote a logquarry command for a shell, with this command's ``--config``."""
     stated = [] if config is None else ["--config", config]
     return text.printable(shlex.join(["logquarry", *words, *stated]))
 
 
 def store_config(path: str | None) -> StoreConfig | None:
-    """What ``--config`` says."""
+    """The configuration of ``--config``; None without the option."""
     from logquarry.config import StoreConfig
 
     return None if path is None else StoreConfig.from_file(path)
 
 
 def damage_policy(word: str | None) -> OnDamage:
-    """What ``--on-damage`` says."""
+    """The policy of ``--on-damage``."""
     from logquarry.log.batches import check_policy
 
     return check_policy(word or "default")
@@ -187,10 +195,10 @@ def _queue_id(word: str) -> int:
 
 
 def offset_range(word: str) -> tuple[int, int]:
-    """The half-open range of ``A:B``, ``A:``, ``:B`` or ``A`` alone.
+    """Parse ``A:B``, ``A:``, ``:B`` or ``A`` as a half-open range of queue offsets.
 
     Raises:
-        UsageError: if it is none.
+        UsageError: if the word is no range.
     """
     from logquarry.format import java
 
@@ -202,15 +210,15 @@ def offset_range(word: str) -> tuple[int, int]:
         return first, first + 1
     stop = min(int(match[3]), java.LONG_MAX) if match[3] else java.LONG_MAX
     if first > stop:
-        raise UsageError(f"--queue-offset {word}: the first is beyond the last")
+        raise UsageError(f"--queue-offset {word}: the start is above the end")
     return first, stop
 
 
 def time_ms(option: str, word: str) -> int:
-    """The time that an option says, in milliseconds; what is probably meant as seconds is told.
+    """Parse a time in milliseconds or as ISO 8601; warn if it is probably in seconds.
 
     Raises:
-        UsageError: if it is none.
+        UsageError: if the word is no time.
     """
     try:
         found = text.time_ms(word)
@@ -218,5 +226,5 @@ def time_ms(option: str, word: str) -> int:
         raise UsageError(f"{option} {error}") from None
     if word.isdigit() and 0 < found < _LEAST_PLAUSIBLE_MS:
         year = datetime.fromtimestamp(found / 1000, UTC).year
-        logger.warning("%s is taken as milliseconds, a time in %d", word, year)
+        logger.warning("%s %s is a time in %d: the unit is milliseconds", option, word, year)
     return found

@@ -1,4 +1,8 @@
-"""Files that a command writes: whole, or not there."""
+"""Output of commands: files that appear complete or not at all, stdout, stderr, progress bars.
+
+Data goes to stdout, everything else to stderr. JSON is UTF-8 in every locale; other text follows
+the locale. Progress bars and colour appear only on a terminal, colour only without ``NO_COLOR``.
+"""
 
 from __future__ import annotations
 
@@ -20,38 +24,52 @@ from logquarry.errors import UsageError
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
-    from rich import progress as bars
+    from rich import progress as rich_progress
     from rich import status
 
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
+_LINES_AT_ONCE = 512
+_BYTES_AT_ONCE = 1 << 20
+_PROGRESS_AFTER_SECONDS = 0.4
+
+
+# ------------------------------------------------------------------------------------------- files
 def check_target(target: str | Path, stores: Iterable[str]) -> Path:
-    """Where a file is to be written, with links resolved.
+    """Check that a command may write a file, and return its path with links resolved.
+
+    Args:
+        target: the file.
+        stores: stores that the command reads; the file must not lie in one of them.
 
     Raises:
-        UsageError: if it is a folder, a URL, or lies in one of the stores that are read.
+        UsageError: if the target is a folder or a URL, or lies in one of the stores.
     """
     if "://" in str(target):
-        raise UsageError(f"{target}: a local file is written, and this is a URL")
+        raise UsageError(f"{target} is a URL; give the path of a local file")
     path = Path(target).resolve()
-    if path.is_dir():
-        raise UsageError(f"{target}: a folder, and a file is to be written")
+    _refuse_folder(target, path)
     for store in stores:
         if "://" not in store and path.is_relative_to(Path(store).resolve()):
-            raise UsageError(f"{target}: lies in the store {store}, which is only read")
+            raise UsageError(f"{target} lies in the store {store}; give a path outside of it")
     return path
+
+
+def _refuse_folder(target: str | Path, path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{target} is a folder; give the path of a file")
 
 
 @contextmanager
 def staged(target: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes its place at the end of the block, and only if nothing is raised.
+    """Write a file under a temporary name, and rename it at the end of the block.
 
-    What is there and no file (a pipe, a device) is written as it is.
+    If the block raises, the target does not change. An existing pipe or device is written directly.
 
     Raises:
         UsageError: if ``target`` is a folder.
     """
-    if target.is_dir():
-        raise UsageError(f"{target}: a folder, and a file is to be written")
+    _refuse_folder(target, target)
     target = target.resolve()
     if target.exists() and not target.is_file():
         with target.open("wb") as file:
@@ -65,7 +83,7 @@ def staged(target: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp lets nobody else read it; a file that was asked for follows the umask.
+        # mkstemp makes a file that only its owner can read; the result follows the umask.
         umask = os.umask(0)
         os.umask(umask)
         draft.chmod(0o666 & ~umask)
@@ -73,29 +91,17 @@ def staged(target: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         draft.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-            # A write names no file.
+            # The error of a write has no file name.
             raise OSError(error.errno, error.strerror, str(target)) from error
         raise
 
 
-# --------------------------------------------------------------------------------------------------
-# Where a command's words go: data to stdout, everything else to stderr.
-#
-# JSON is UTF-8 whatever the locale says, as its readers expect; text for people follows the locale.
-# Colour and progress bars appear on a terminal alone, and colour only without ``NO_COLOR``.
-
-_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
-
-_LINES_AT_ONCE = 512
-_BYTES_AT_ONCE = 1 << 20
-_BAR_AFTER_SECONDS = 0.4
-
-
+# ----------------------------------------------------------------------------------------- streams
 class Output:
     """The two streams of one command.
 
     Args:
-        quiet: only data and errors, no notes and no progress.
+        quiet: write only data and errors, no notes and no progress.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -104,35 +110,35 @@ class Output:
 
     # -------------------------------------------------------------------------------------- data
     def line(self, line: str = "") -> None:
-        """One line of data."""
+        """Write one line of data."""
         sys.stdout.write(line + "\n")
 
     def lines(self, lines: Iterable[str]) -> None:
-        """Some lines of data, many in one write."""
+        """Write lines of data, many in one write."""
         rest = iter(lines)
         while some := list(islice(rest, _LINES_AT_ONCE)):
             sys.stdout.write("\n".join([*some, ""]))
 
     def json(self, document: Any) -> None:
-        """One JSON document, in ASCII: names from a store must do nothing to a terminal."""
-        # Twice: once to see names as the text that they are.
+        """Write one JSON document in ASCII: names from a store must not control a terminal."""
+        # First as text, to repair file names; then again, to escape what is not ASCII.
         whole = _with_names(json.dumps(document, ensure_ascii=False))
         self.jsonl([json.dumps(json.loads(whole), indent=2)])
 
     def jsonl(self, lines: Iterable[str]) -> None:
-        """Some lines of JSON, as bytes: the locale's encoding might have no such characters."""
+        """Write lines of JSON as bytes: the locale's encoding may lack some characters."""
         sys.stdout.flush()
         for data in encoded(lines):
             sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
-        """A table with aligned columns.
+        """Write a table with aligned columns.
 
         Args:
             header: names of the columns.
-            rows: the cells. Text from a store must be :func:`~logquarry.text.printable`.
-            right: names of the columns that are aligned to the right.
+            rows: the cells; text from a store must be escaped (:func:`logquarry.text.printable`).
+            right: the columns that are aligned to the right, as names separated by spaces.
         """
         numbers = [i for i, name in enumerate(header) if name in right.split()]
         head, *lines = text.columns([[name.upper() for name in header], *rows], numbers)
@@ -140,56 +146,59 @@ class Output:
         self.lines(lines)
 
     def style(self, words: str, style: str) -> str:
-        """Words in a style, if stdout shows any."""
+        """Style a text, if stdout is a terminal that shows styles."""
         return _styled(words, style, sys.stdout)
 
     # ------------------------------------------------------------------------------------- notes
     def note(self, message: str) -> None:
-        """Something worth knowing, on stderr; not with ``--quiet``."""
+        """Write a note to stderr; not with ``--quiet``."""
         if not self.quiet:
             sys.stdout.flush()
             sys.stderr.write(message + "\n")
 
     def warn(self, message: str) -> None:
-        """Something that may be wrong, on stderr; not with ``--quiet``."""
+        """Write a warning to stderr; not with ``--quiet``."""
         self.note(_styled("warning: ", "yellow", sys.stderr) + message)
 
     def status_line(self) -> StatusLine:
-        """A line on stderr that changes, on a terminal; elsewhere nothing."""
+        """Make a status line on stderr; it shows nothing if stderr is no terminal."""
         return StatusLine(not self.quiet and sys.stderr.isatty())
 
     @contextmanager
     def progress(
         self, what: str, *, in_bytes: bool = False, beside_data: bool = False
     ) -> Iterator[Progress | None]:
-        """A progress bar on stderr while the block runs; None where there is nobody to see it.
+        """Show a progress bar on stderr while the block runs.
+
+        Yields None with ``--quiet`` and if stderr is no terminal.
 
         Args:
-            what: what is done.
-            in_bytes: whether bytes are counted, or things.
-            beside_data: whether data comes out meanwhile: there is no bar among lines of data.
+            what: the label of the bar.
+            in_bytes: whether the unit is the byte; else the bar counts items.
+            beside_data: whether the command prints data meanwhile. If stdout is a terminal too,
+                there is no bar then.
         """
-        unseen = self.quiet or not sys.stderr.isatty()
-        if unseen or (beside_data and sys.stdout.isatty()):
+        is_hidden = self.quiet or not sys.stderr.isatty()
+        if is_hidden or (beside_data and sys.stdout.isatty()):
             yield None
             return
-        bar = _Bar(what, in_bytes=in_bytes)
+        shown = _ProgressBar(what, in_bytes=in_bytes)
         try:
-            yield bar
+            yield shown
         finally:
-            bar.close()
+            shown.close()
 
 
 class StatusLine:
-    """A line on stderr that changes while something goes on; only for whoever sees it.
+    """A line on stderr that changes while a command runs.
 
     Args:
-        is_seen: whether there is anybody.
+        is_shown: whether there is a terminal to show it on.
     """
 
-    def __init__(self, is_seen: bool) -> None:
+    def __init__(self, is_shown: bool) -> None:
         self._status: status.Status | None = None
-        if is_seen:
+        if is_shown:
             from rich.console import Console
 
             self._status = Console(stderr=True, highlight=False).status("")
@@ -204,56 +213,60 @@ class StatusLine:
             self._status.stop()
 
     def show(self, line: str) -> None:
-        """Show this from now on."""
+        """Replace the line."""
         if self._status is not None:
             from rich.text import Text
 
             self._status.update(Text(line))
 
 
-class _Bar:
-    """A progress bar that appears once the work has taken a while: quick work needs none."""
+class _ProgressBar:
+    """A progress bar that appears after 0.4 s: short work shows none."""
 
     def __init__(self, what: str, *, in_bytes: bool) -> None:
         self._what = what
         self._in_bytes = in_bytes
-        self._due = time.monotonic() + _BAR_AFTER_SECONDS
-        self._bar: bars.Progress | None = None
-        self._task: bars.TaskID | None = None
+        self._due = time.monotonic() + _PROGRESS_AFTER_SECONDS
+        self._shown: rich_progress.Progress | None = None
+        self._task: rich_progress.TaskID | None = None
 
     def __call__(self, done: int, total: int) -> None:
-        if self._bar is None:
+        if self._shown is None:
             if time.monotonic() < self._due:
                 return
-            self._bar = self._made()
-            self._task = self._bar.add_task(self._what, total=total)
-            self._bar.start()
+            self._shown = self._make()
+            self._task = self._shown.add_task(self._what, total=total)
+            self._shown.start()
         assert self._task is not None
-        self._bar.update(self._task, completed=done, total=total)
+        self._shown.update(self._task, completed=done, total=total)
 
-    def _made(self) -> bars.Progress:
-        from rich import progress as bars
+    def _make(self) -> rich_progress.Progress:
         from rich.console import Console
-
-        counts: bars.ProgressColumn = (
-            bars.DownloadColumn(binary_units=True) if self._in_bytes else bars.MofNCompleteColumn()
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
         )
-        return bars.Progress(
-            bars.TextColumn("{task.description}", markup=False),
-            bars.BarColumn(),
-            counts,
-            bars.TimeRemainingColumn(),
+
+        return Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            DownloadColumn(binary_units=True) if self._in_bytes else MofNCompleteColumn(),
+            TimeRemainingColumn(),
             console=Console(stderr=True, highlight=False),
             transient=True,
         )
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._shown is not None:
+            self._shown.stop()
 
 
 def encoded(lines: Iterable[str]) -> Iterator[bytes]:
-    """Lines of JSON as UTF-8 with their ends, about a mebibyte at a time."""
+    """Encode lines of JSON as UTF-8 with line ends, about 1 MiB at a time."""
     held: list[str] = []
     size = 0
     for line in lines:
@@ -271,12 +284,12 @@ def _joined(lines: list[str]) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        # A folder's name need not be text; JSON has an escape for what is none.
+        # A file name may have bytes that are not UTF-8; JSON can escape them.
         return _with_names(text).encode("utf-8", "backslashreplace")
 
 
 def _with_names(text: str) -> str:
-    """Text with names of files in it that are UTF-8, which the locale has taken for bytes."""
+    """Decode file names in a text that are UTF-8 but were not decoded in this locale."""
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -284,7 +297,7 @@ def _with_names(text: str) -> str:
 
 
 def error(message: str) -> None:
-    """An error on stderr."""
+    """Write an error to stderr."""
     sys.stderr.write(_styled("error: ", "red", sys.stderr) + message + "\n")
 
 
@@ -295,7 +308,7 @@ def _styled(words: str, style: str, stream: TextIO) -> str:
 
 
 class _Handler(logging.Handler):
-    """Log records as lines on what is stderr at the time. Names in them may be hostile."""
+    """Writes log records to stderr, escaped: a name from a store may be hostile."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level = record.levelname.lower()
@@ -309,7 +322,7 @@ _HANDLER = _Handler()
 
 @contextmanager
 def logging_to_stderr() -> Iterator[None]:
-    """Have the package's log on stderr while the block runs."""
+    """Write the package's log records to stderr while the block runs."""
     logger = logging.getLogger("logquarry")
     logger.addHandler(_HANDLER)
     try:

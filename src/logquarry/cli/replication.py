@@ -1,4 +1,4 @@
-"""What ``serve-master`` and ``replicate`` share: addresses, TLS, and going on until told to end."""
+"""``logquarry serve-master`` and ``replicate``: send a log to slaves, or follow a master."""
 
 from __future__ import annotations
 
@@ -24,14 +24,19 @@ if TYPE_CHECKING:
     from logquarry.replication import ConfigSync, HaSlave, MasterStatus
 
 
-_LOOK_EVERY: Final = 0.2
+_STATUS_SECONDS: Final = 0.2
 
 
+# ------------------------------------------------------------------------- addresses, TLS, status
 def host_port(text: str, *, option: str) -> tuple[str, int]:
-    """``127.0.0.1:10912`` or ``[::1]:10912`` in two.
+    """Split ``127.0.0.1:10912`` or ``[::1]:10912`` into host and port.
+
+    Args:
+        text: the address.
+        option: the option's name, for the error.
 
     Raises:
-        UsageError: if it is not.
+        UsageError: if the text is no such address.
     """
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -42,17 +47,17 @@ def host_port(text: str, *, option: str) -> tuple[str, int]:
 
 def _is_host(name: str) -> bool:
     try:
-        # What the system is asked for. Of a name that has no such form it fails otherwise.
+        # The resolver encodes the name like this, and raises UnicodeError if that fails.
         return bool(name.encode("idna"))
     except UnicodeError:
         return False
 
 
 def ha_times(settings: StoreConfig) -> HaTimes:
-    """Heartbeats and housekeeping, as a configuration asks for them.
+    """The heartbeat and housekeeping intervals of a configuration.
 
     Raises:
-        UsageError: if it cannot be meant.
+        UsageError: if the intervals are invalid.
     """
     from logquarry.protocol.ha import HaTimes
 
@@ -65,14 +70,14 @@ def ha_times(settings: StoreConfig) -> HaTimes:
 def server_tls(
     certificate: str | None, key: str | None, authority: str | None
 ) -> ssl.SSLContext | None:
-    """How a master serves TLS; None where no certificate is given.
+    """The TLS settings of a master; None without a certificate.
 
     Raises:
-        UsageError: if the files cannot be used.
+        UsageError: if a file is unusable.
     """
     if certificate is None:
         if key is not None or authority is not None:
-            raise UsageError("--tls-key and --tls-ca say more of --tls-cert, which is not there")
+            raise UsageError("--tls-key and --tls-ca need --tls-cert")
         return None
     try:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority)
@@ -87,14 +92,14 @@ def server_tls(
 def client_tls(
     is_wanted: bool, authority: str | None, certificate: str | None, key: str | None
 ) -> ssl.SSLContext | None:
-    """How a slave connects by TLS; None where it does not.
+    """The TLS settings of a slave; None without ``--tls``.
 
     Raises:
-        UsageError: if the files cannot be used.
+        UsageError: if a file is unusable.
     """
     if not is_wanted:
         if authority or certificate or key:
-            raise UsageError("--tls-ca, --tls-cert and --tls-key say more of --tls")
+            raise UsageError("--tls-ca, --tls-cert and --tls-key need --tls")
         return None
     try:
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=authority)
@@ -105,56 +110,70 @@ def client_tls(
     return context
 
 
-def go_on(out: Output, waiting: Held, line: Callable[[], str | None]) -> None:
-    """Show a status line until an interrupt comes.
+def show_status(out: Output, waiting: Held, line: Callable[[], str | None]) -> None:
+    """Show a status line until the line ends or an interrupt arrives.
 
     Args:
-        out: where it is shown.
-        waiting: what has interrupts wait.
-        line: gives the line; None to end.
+        out: the command's output.
+        waiting: holds interrupts back; its ``check`` raises them.
+        line: returns the current line; None to end.
     """
     with out.status_line() as shown:
         while (words := line()) is not None:
             shown.show(words)
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_STATUS_SECONDS)
             waiting.check()
 
 
-# --------------------------------------------------------------------------------------------------
-# ``logquarry replicate``: a store that follows a master.
-
-
+# --------------------------------------------------------------------------------------- replicate
 @click.command()
 @click.argument("master", metavar="HOST:PORT")
-@click.option("--into", "folder", metavar="STORE", required=True, help="The slave's store.")
+@click.option(
+    "--into",
+    "folder",
+    metavar="STORE",
+    required=True,
+    help="The slave's store. replicate makes it if it does not exist.",
+)
 @click.option(
     "--from",
     "start",
     type=click.IntRange(0, (1 << 63) - 1),
     metavar="OFFSET",
-    help="Where a new store begins: 0 for all of the master's log, or the start of one of its "
-    "files. By default where the master says, which with RocketMQ is its last file.",
+    help="Physical offset at which a new store begins: 0 (the whole log), or the start of one of "
+    "the master's files.  [default: the master chooses; RocketMQ: its last file]",
 )
 @click.option(
     "--sync-config",
     metavar="HOST:PORT",
-    help="The master's broker: its topics, groups, consumer offsets and delay progress are fetched "
-    "into config/, at once, every 10 s, and with --once at the end.",
+    help="Also copy the master's config/ (topics, groups, consumer offsets, delay progress) from "
+    "its broker at this address: at the start, every 10 s, and with --once at the end.",
 )
-@click.option("--once", is_flag=True, help="End when all that the master has is here.")
+@click.option("--once", is_flag=True, help="End when the store has all of the master's log.")
 @click.option(
     "--acknowledge",
     type=click.Choice(["flushed", "received"]),
     default="flushed",
     show_default=True,
-    help="What the master is told: what is on the disk, or, as RocketMQ does, in memory.",
+    help="Acknowledge bytes when they are on the disk (flushed), or in memory, as RocketMQ does "
+    "(received).",
 )
-@click.option("--no-crc", is_flag=True, help="Take bodies that do not match their CRC.")
-@click.option("--tls", is_flag=True, help="Connect by TLS, which no RocketMQ master speaks.")
-@click.option("--tls-ca", metavar="FILE", help="The authority of the master's certificate.")
-@click.option("--tls-cert", metavar="FILE", help="Our own certificate (PEM).")
-@click.option("--tls-key", metavar="FILE", help="Its key, if it is not in the same file.")
-@click.option("--tls-name", metavar="NAME", help="The name in the master's certificate.")
+@click.option("--no-crc", is_flag=True, help="Accept messages with a wrong body CRC.")
+@click.option(
+    "--tls", is_flag=True, help="Connect with TLS. Only a master of logquarry supports it."
+)
+@click.option(
+    "--tls-ca",
+    metavar="FILE",
+    help="Certificate authority of the master (PEM).  [default: the system's authorities]",
+)
+@click.option("--tls-cert", metavar="FILE", help="This slave's certificate (PEM).")
+@click.option("--tls-key", metavar="FILE", help="Its key (PEM), if it is in another file.")
+@click.option(
+    "--tls-name",
+    metavar="NAME",
+    help="The name in the master's certificate.  [default: HOST]",
+)
 @options.config
 @options.quiet
 def replicate(
@@ -173,11 +192,15 @@ def replicate(
     config: str | None,
     quiet: bool,
 ) -> None:
-    """Follow a master, RocketMQ's or ours, until Ctrl-C.
+    """Follow a master's log into a store, until Ctrl-C.
 
-    STORE is made if it is not there; its log's files must be as large as the master's
-    (mappedFileSizeCommitLog in --config, where that is not 1 GiB). A store that is ahead of its
-    master, or has other bytes, is refused. Opened again, as any store is, it takes messages.
+    The master is a RocketMQ 4.9 broker or logquarry serve-master. Its files of the log must have
+    the same size as those of STORE: if that is not 1 GiB, pass mappedFileSizeCommitLog with
+    --config. After Ctrl-C, a broker or logquarry can open STORE for writing.
+
+    Exit code 4 if STORE is ahead of its master or has other bytes, or if a process has it open.
+
+    Example: logquarry replicate 10.0.0.7:10912 --into /data/slave
     """
     out = Output(quiet=quiet)
     host, port = host_port(master, option="MASTER")
@@ -210,29 +233,29 @@ def replicate(
             fetches = ConfigSyncOptions(tls=context, server_name=tls_name)
             sync = besides.enter_context(ConfigSync(opened, *broker, options=fetches))
         line = _Line(out, slave, sync, ends=once)
-        go_on(out, waiting, line)
+        show_status(out, waiting, line)
         for part in (slave, sync):
             if part is not None and part.error is not None:
                 raise part.error
         if sync is not None:
             _fetch_last(out, sync)
         opened.wait_dispatched()
-        # Closing does so too, but has nobody to tell that the disk refused.
+        # close() flushes too, but does not raise if the disk fails.
         opened.flush()
         end = opened.max_offset
-    out.note(f"{text.printable(folder)} is as its master up to {end}")
+    out.note(f"{text.printable(folder)} has the master's log up to {end}")
 
 
 def _fetch_last(out: Output, sync: ConfigSync) -> None:
-    """Fetch config/ as it is now that the log is here.
+    """Copy config/ once more, now that the log is complete.
 
     Raises:
-        ReplicationError: if not all of it could be had.
+        ReplicationError: if a file is missing or invalid.
     """
     try:
         synced = sync.sync()
     except OSError as error:
-        raise ReplicationError(f"{sync.master}: config/ was not fetched: {error}") from error
+        raise ReplicationError(f"{sync.master}: config/ was not copied: {error}") from error
     for name in synced.missing:
         out.note(f"{sync.master}: the master has no {name}")
     if synced.problems:
@@ -240,15 +263,15 @@ def _fetch_last(out: Output, sync: ConfigSync) -> None:
 
 
 class _Line:
-    """The status line, and notes of what changes for those who see none."""
+    """Makes the status line of ``replicate``, and notes each change of the connection."""
 
     def __init__(self, out: Output, slave: HaSlave, sync: ConfigSync | None, *, ends: bool) -> None:
         self._out = out
         self._slave = slave
         self._sync = sync
-        self._fetched = ""
+        self._config_note = ""
         self._ends = ends
-        self._said = ""
+        self._log_note = ""
         self._at = time.monotonic(), 0
 
     def __call__(self) -> str | None:
@@ -256,32 +279,29 @@ class _Line:
         if status.has_ended or (self._ends and status.has_all):
             return None
         news = f"{status.master}: connected" if status.is_connected else status.trouble
-        if news and news != self._said:
-            self._said = news
+        if news and news != self._log_note:
+            self._log_note = news
             self._out.note(text.printable(news))
         if self._sync is not None:
             fetched = self._sync.status()
             if fetched.has_ended:
                 return None
-            news = fetched.trouble or ("config/ is here" if fetched.times else "")
-            if news and news != self._fetched:
-                self._fetched = news
+            news = fetched.trouble or ("config/ is copied" if fetched.times else "")
+            if news and news != self._config_note:
+                self._config_note = news
                 self._out.note(f"{fetched.master}: {text.printable(news)}")
         before, had = self._at
         now = time.monotonic()
         speed = (status.received_bytes - had) / max(now - before, 1e-3)
         self._at = now, status.received_bytes
-        state = "all there" if status.has_all else f"{text.size_text(int(speed))}/s"
+        state = "complete" if status.has_all else f"{text.size_text(int(speed))}/s"
         if not status.is_connected:
             state = "not connected"
         known = "nothing" if status.acknowledged is None else str(status.acknowledged)
         return f"{status.master}: log to {status.max_offset}, acknowledged {known}, {state}"
 
 
-# --------------------------------------------------------------------------------------------------
-# ``logquarry serve-master``: a store's log for slaves.
-
-
+# ------------------------------------------------------------------------------------ serve-master
 @click.command()
 @options.store
 @click.option(
@@ -289,32 +309,49 @@ class _Line:
     metavar="HOST:PORT",
     default="127.0.0.1:10912",
     show_default=True,
-    help="Where slaves connect. Port 0: one that the system chooses.",
+    help="Address for slaves. Port 0: the system chooses a free port.",
 )
 @click.option(
     "--listen-config",
     metavar="HOST:PORT",
-    help="Where slaves ask for config/ (topics, offsets): 127.0.0.1:10911. Also listens two ports "
-    "below, where a RocketMQ slave asks for topics. By default nowhere.",
+    help="Address from which slaves copy config/ (topics, offsets): 127.0.0.1:10911. A RocketMQ "
+    "slave asks for topics two ports below, so that port is opened too.  [default: none]",
 )
 @click.option(
     "--full-history",
     is_flag=True,
-    help="A slave that has nothing gets the whole log. By default, and from RocketMQ, it gets the "
-    "last file.",
+    help="Send the whole log to an empty slave.  [default: from the last file on, as RocketMQ]",
 )
 @click.option(
     "--allow",
     multiple=True,
     metavar="NETWORK",
-    help="Who may connect: 10.0.0.7 or 10.0.0.0/8. By default whoever reaches the port.",
+    help="Accept only these addresses: 10.0.0.7 or 10.0.0.0/8.  [default: all]",
 )
-@click.option("--max-connections", type=click.IntRange(1), default=16, show_default=True)
-@click.option("--rate", metavar="SIZE", help="Most bytes a second to each slave: 50m.")
-@click.option("--transfer-size", metavar="SIZE", help="Most bytes in one transfer (32k).")
-@click.option("--tls-cert", metavar="FILE", help="Serve TLS with this certificate (PEM).")
-@click.option("--tls-key", metavar="FILE", help="Its key, if it is not in the same file.")
-@click.option("--tls-ca", metavar="FILE", help="Slaves must show a certificate of this authority.")
+@click.option(
+    "--max-connections",
+    type=click.IntRange(1),
+    default=16,
+    show_default=True,
+    help="Most slaves at the same time.",
+)
+@click.option(
+    "--rate", metavar="SIZE", help="Most bytes a second to each slave: 50m.  [default: no limit]"
+)
+@click.option(
+    "--transfer-size",
+    metavar="SIZE",
+    help="Most bytes in one transfer.  [default: haTransferBatchSize of --config, else 32k]",
+)
+@click.option(
+    "--tls-cert", metavar="FILE", help="Serve TLS with this certificate (PEM).  [default: no TLS]"
+)
+@click.option("--tls-key", metavar="FILE", help="Its key (PEM), if it is in another file.")
+@click.option(
+    "--tls-ca",
+    metavar="FILE",
+    help="Accept only slaves with a certificate of this authority (PEM).  [default: all]",
+)
 @options.config
 @options.quiet
 def serve_master(
@@ -332,11 +369,12 @@ def serve_master(
     config: str | None,
     quiet: bool,
 ) -> None:
-    """Serve the log of STORE to slaves, RocketMQ's or ours, until Ctrl-C.
+    """Send a store's log to slaves, until Ctrl-C.
 
-    With --listen-config its topics, groups and offsets, too.
+    A slave is a RocketMQ 4.9 broker or logquarry replicate. The command opens STORE for writing, so
+    no other process may do so. It prints one line for each address that it serves.
 
-    The store is open to be written meanwhile, and nobody else may open it so.
+    Example: logquarry serve-master /data/store --listen 10.0.0.7:10912
     """
     out = Output(quiet=quiet)
     host, port = host_port(listen, option="--listen")
@@ -366,7 +404,7 @@ def serve_master(
         allow=allow or None,
         tls=tls,
     )
-    # Nobody can put into a store that is served from here: a new one is a path mistyped.
+    # The command puts no messages, so an empty new store would only hide a mistyped path.
     StoreLayout.open(store)
     with (
         held() as waiting,
@@ -382,7 +420,7 @@ def serve_master(
             )
             server = besides.enter_context(ConfigServer(opened.root, *asked_at, options=answers))
             out.line(f"serving its config/ at {server.address}")
-        # Whoever started this may wait for it.
+        # A script may wait for these lines.
         sys.stdout.flush()
         parts = [part for part in (master, server) if part is not None]
 
@@ -390,22 +428,22 @@ def serve_master(
             has_ended = any(part.error is not None for part in parts)
             return None if has_ended else _line(master.status())
 
-        go_on(out, waiting, line)
+        show_status(out, waiting, line)
         for part in parts:
             if part.error is not None:
                 raise part.error
 
 
 def _line(status: MasterStatus) -> str:
-    said = [f"log to {status.max_offset}"]
+    parts = [f"log to {status.max_offset}"]
     for slave in status.slaves:
         if slave.acknowledged is None:
-            said.append(f"{slave.peer} has said nothing yet")
+            parts.append(f"{slave.peer} has not reported yet")
         else:
             behind = max(0, status.max_offset - slave.acknowledged)
-            said.append(f"{slave.peer} {text.size_text(behind)} behind")
+            parts.append(f"{slave.peer} {text.size_text(behind)} behind")
     if not status.slaves:
-        said.append("no slave")
+        parts.append("no slave")
     if status.refused:
-        said.append(f"{status.refused} refused")
-    return ", ".join(said)
+        parts.append(f"{status.refused} refused")
+    return ", ".join(parts)

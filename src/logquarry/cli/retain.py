@@ -1,4 +1,4 @@
-"""``logquarry retain``: what of a store has expired, and deleting it."""
+"""``logquarry retain``: show which files have expired, or delete them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from logquarry.store.retention.plan import ExpiredFile, RetentionPlan
     from logquarry.store.retention.rules import RetentionRules
 
-_MOST_TOLD = 20
+_MOST_LISTED = 20
 
 _Value = TypeVar("_Value")
 
@@ -26,25 +26,28 @@ _Value = TypeVar("_Value")
 @click.option(
     "--older-than",
     metavar="AGE",
-    help="Files whose last message was stored this long ago: 72h, 3d, 30m; a number is hours.",
+    help="Rule: the file's last message was stored at least AGE ago: 72h, 3d, 30m; a number "
+    "without unit is hours.",
 )
 @click.option(
     "--max-disk-ratio",
     metavar="RATIO",
-    help="Files, as long as the disk is fuller than this: 0.75 or 75%.",
+    help="Rule: the disk is fuller than RATIO: 0.75 or 75%.",
 )
 @click.option(
     "--keep-bytes",
     metavar="SIZE",
-    help="Files of which nothing is among the newest bytes of the log: 100g.",
+    help="Rule: no byte of the file is among the newest SIZE bytes of the log: 100g.",
 )
 @click.option(
     "--max-files",
     type=click.IntRange(min=1),
     metavar="N",
-    help="No more files of the log than these, the oldest first.",
+    help="Delete at most N files of the log, the oldest first.  [default: no limit]",
 )
-@click.option("--apply", is_flag=True, help="Delete them. Without it nothing is touched.")
+@click.option(
+    "--apply", is_flag=True, help="Delete the files.  [default: list them, and change nothing]"
+)
 @options.as_json
 @options.config
 @options.quiet
@@ -59,11 +62,15 @@ def retain(
     config: str | None,
     quiet: bool,
 ) -> None:
-    """Say what of a store has expired; with --apply delete it.
+    """Show which files have expired; with --apply, delete them.
 
-    Files of the log go, the oldest first and never the last, where every rule that is given lets
-    them; files of the queues and the index that only speak of them follow. Exit code 4 with --apply
-    if a process has the store open, or it was not closed in order.
+    A file of the log has expired if all rules that you pass match. retain deletes the oldest files
+    first, and never the last one. Then it deletes the files of queues and index that only point to
+    deleted messages. --apply needs a store that no process has open and that was shut down cleanly.
+
+    Exit code 4 if --apply is not possible now, else 0.
+
+    Example: logquarry retain /data/store --older-than 72h
     """
     out = Output(quiet=quiet)
     rules = _rules(older_than, max_disk_ratio, keep_bytes, max_files)
@@ -98,7 +105,7 @@ def _rules(
 
     given = (older_than, max_disk_ratio, keep_bytes)
     if given == (None, None, None):
-        raise UsageError("say what may go: --older-than, --max-disk-ratio or --keep-bytes")
+        raise UsageError("pass a rule: --older-than, --max-disk-ratio or --keep-bytes")
     age = _parsed("--older-than", older_than, duration_ms)
     ratio = _parsed("--max-disk-ratio", max_disk_ratio, disk_ratio)
     keep = _parsed("--keep-bytes", keep_bytes, text.byte_count)
@@ -119,29 +126,29 @@ def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> 
     elif is_applied:
         verdict, colour = f"{count} deleted, {text.size_text(plan.bytes)}", "green"
     else:
-        verdict = f"{count} would go, {text.size_text(plan.bytes)}; nothing was changed"
+        verdict = f"{count} would be deleted, {text.size_text(plan.bytes)}; nothing was changed"
         colour = "yellow"
     out.line(f"{text.printable(store)}: {out.style(verdict, colour)}")
-    did = "begins" if is_applied or not plan.log else "would begin"
+    begins = "begins" if is_applied or not plan.log else "would begin"
     out.line()
     out.line(
-        f"the log {did} at {plan.new_min_offset:,} (before: {plan.min_offset:,}) and ends at "
+        f"the log {begins} at {plan.new_min_offset:,} (before: {plan.min_offset:,}) and ends at "
         f"{plan.max_offset:,}"
     )
     first = "the first file that stays" if plan.log else "the first file stays"
     out.line(f"{first}: {text.printable(plan.stays_because)}")
     if plan.disk is not None:
-        out.line(f"the disk is {plan.disk.ratio:.1%} full (before)")
+        out.line(f"the disk {'was' if is_applied else 'is'} {plan.disk.ratio:.1%} full")
     _section(out, "log", plan.log)
     _section(out, "queues", tuple(file for _, files in plan.queues for file in files))
     _section(out, "index", plan.index)
     _section(out, "transactions", plan.transactions)
     if plan.messages:
-        _title(out, "messages that go" if not is_applied else "messages that went")
+        _title(out, "deleted messages" if is_applied else "messages to delete")
         rows = [[text.printable(t), f"{n:,}"] for t, n in sorted(plan.messages.items())]
         out.table(["topic", "messages"], rows, right="messages")
     if plan.unread:
-        _title(out, "not read yet")
+        _title(out, "not read yet by these consumer groups")
         unread = [
             [
                 *(text.printable(one.group), text.printable(one.topic)),
@@ -152,7 +159,7 @@ def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> 
         header = ["group", "topic", "queue", "next", "messages"]
         out.table(header, unread, right="queue next messages")
     if plan.refused is not None:
-        out.warn(f"it could not be applied now: {text.printable(plan.refused)}")
+        out.warn(f"--apply is not possible now: {text.printable(plan.refused)}")
 
 
 def _title(out: Output, title: str) -> None:
@@ -166,7 +173,7 @@ def _section(out: Output, title: str, files: tuple[ExpiredFile, ...]) -> None:
     _title(out, title)
     out.lines(
         f"  {text.printable(file.path)}  {text.size_text(file.size)}: {text.printable(file.reason)}"
-        for file in files[:_MOST_TOLD]
+        for file in files[:_MOST_LISTED]
     )
-    if len(files) > _MOST_TOLD:
-        out.line(f"  and {len(files) - _MOST_TOLD} more; --json has all")
+    if len(files) > _MOST_LISTED:
+        out.line(f"  and {len(files) - _MOST_LISTED} more; --json lists all")

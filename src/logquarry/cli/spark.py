@@ -1,4 +1,4 @@
-"""Spark as commands use it: a session for as long as it is needed, and its troubles in words."""
+"""Spark for commands: a session for the time of a block, and failures as one-line errors."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
 
 class SparkTrouble(LogquarryError):
-    """Spark is not installed, or failed on its own account."""
+    """Spark is not installed, or Spark failed."""
 
 
 @contextmanager
 def session(master: str) -> Iterator[SparkSession]:
-    """A session that ends with the block, unless it was there before.
+    """Yield a Spark session. Stop it at the end of the block, unless Spark ran before.
+
+    Args:
+        master: the Spark master's URL, for example ``local[*]``.
 
     Raises:
-        SparkTrouble: if PySpark is not there, or Spark fails in the block.
+        SparkTrouble: if PySpark is not installed, or Spark fails in the block.
     """
     try:
         from logquarry.spark import get_session
@@ -37,16 +40,16 @@ def session(master: str) -> Iterator[SparkSession]:
 
     from logquarry.signals import held
 
-    # A session is active by thread, and a context in the whole process.
+    # getActiveSession() is per thread; the context is per process.
     running = SparkContext._active_spark_context is not None
-    with _told_in_words():
+    with _spark_trouble():
         made: SparkSession | None = None
         try:
-            yield (made := _made(lambda: get_session(master=master)))
+            yield (made := _in_other_thread(lambda: get_session(master=master)))
         except BaseException:
             if made is not None and not running:
                 with held():
-                    # Tasks that are still ending miss what the session takes with it.
+                    # Tasks that still run would log errors, because the session is gone.
                     made.sparkContext.setLogLevel("OFF")
             raise
         finally:
@@ -55,11 +58,11 @@ def session(master: str) -> Iterator[SparkSession]:
                     made.stop()
 
 
-def _made(make: Callable[[], SparkSession]) -> SparkSession:
-    """A session that is made in another thread, so that an interrupt need not wait for it.
+def _in_other_thread(make: Callable[[], SparkSession]) -> SparkSession:
+    """Make a session in another thread, so that Ctrl-C need not wait for it.
 
-    In this one PySpark would set a handler of its own for Ctrl-C, too, that calls the JVM wherever
-    the program is just then.
+    In the main thread PySpark would also install a handler for Ctrl-C, which calls the JVM at any
+    point of the program.
     """
     made: list[SparkSession] = []
     failed: list[BaseException] = []
@@ -79,8 +82,8 @@ def _made(make: Callable[[], SparkSession]) -> SparkSession:
 
 
 @contextmanager
-def _told_in_words() -> Iterator[None]:
-    """Spark's own exceptions as one of ours: their text is a page of Java."""
+def _spark_trouble() -> Iterator[None]:
+    """Turn Spark's exceptions, whose text is a Java stack trace, into SparkTrouble."""
     try:
         yield
     except LogquarryError:
@@ -101,7 +104,7 @@ def export(
     options: ReadOptions | None = None,
     partition_by: Sequence[str] = (),
 ) -> ExportSummary:
-    """Write Parquet with a progress bar, and tell what was written."""
+    """Export to Parquet with a progress bar, and note what was written."""
     from logquarry.spark.export import export_parquet
 
     with out.progress("exporting", in_bytes=True) as progress:

@@ -1,1 +1,1 @@
-"""What goes over wires, as machines without sockets: bytes in, events out."""
+"""Network protocols without sockets: bytes in, events and bytes out."""

@@ -1,18 +1,16 @@
 """RocketMQ's remoting protocol (``RemotingCommand`` of 4.9.3) without sockets.
 
-Frames, and what reads them:
-
 ::
 
-    [length 4][type 1, header length 3][header][body]       length: all that follows it
+    [length 4][type 1, header length 3][header][body]       length: all bytes after this field
 
-A header is JSON (type 0), or RocketMQ's binary form (type 1), which a broker or client speaks where
-it was told to. Both are read; what is written is JSON, which everybody reads. An answer has its
-request's ``opaque``, and the lowest bit of ``flag``.
+The header is JSON (type 0) or RocketMQ's binary form (type 1), which brokers and clients use if
+configured. :class:`RemotingReader` reads both; :func:`encode` writes JSON, which every peer reads.
+An answer has the ``opaque`` of its request, and the lowest bit of ``flag`` set.
 
-Bytes may come in any pieces: the commands are the same. Whatever is no frame ends in
-:class:`~logquarry.errors.ProtocolViolation`, as soon as it is known. What is kept of a peer's bytes
-is never more than one frame, whose length is looked at before the rest of it.
+The commands do not depend on how the network cuts the bytes. Invalid bytes raise
+:class:`~logquarry.errors.ProtocolViolation` as soon as the reader can know. The reader checks a
+frame's length first, and buffers at most one frame.
 """
 
 from __future__ import annotations
@@ -30,34 +28,34 @@ from logquarry.format.fields import Field, Layout
 
 PREFIX: Final = Layout(
     "remoting prefix",
-    Field("length", "i", "bytes of the frame behind this field"),
-    Field("header", "I", "highest byte: 0 JSON, 1 binary; the others: bytes of the header"),
+    Field("length", "i", "bytes of the frame after this field"),
+    Field("header", "I", "highest byte: 0 JSON, 1 binary; other three: bytes of the header"),
 )
 BINARY_HEADER: Final = Layout(
     "binary remoting header",
-    Field("code", "h", "what is asked, or how it went"),
-    Field("language", "b", "of the sender: its place in LANGUAGES"),
-    Field("version", "h", "of the sender: place in RocketMQ's list of versions"),
-    Field("opaque", "i", "which request it is, and which one an answer is for"),
-    Field("flag", "i", "1: an answer; 2: wants none"),
+    Field("code", "h", "request code or response code"),
+    Field("language", "b", "the sender's language: position in LANGUAGES"),
+    Field("version", "h", "the sender's version: position in RocketMQ's MQVersion"),
+    Field("opaque", "i", "number of the request; its answer has the same"),
+    Field("flag", "i", "1: an answer; 2: a request without answer"),
 )
 _SIZE: Final = struct.Struct(">i")
 _KEY_SIZE: Final = struct.Struct(">h")
 _HEADER_BITS: Final = 24
 
 LARGEST_FRAME: Final = 1 << 24
-"""Bytes of a frame, its length field included, that RocketMQ takes (``frameMaxLength``)."""
+"""Most bytes of a frame that RocketMQ accepts, with the length field (``frameMaxLength``)."""
 LANGUAGES: Final = (
     *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG"),
     *("RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS"),
 )
 VERSION: Final = 399
-"""V4_9_3 in ``MQVersion``."""
+"""V4_9_3 in RocketMQ's ``MQVersion``."""
 _INT: Final = 1 << 31
 
 
 class RequestCode(IntEnum):
-    """What a slave's broker asks its master's (``SlaveSynchronize``)."""
+    """Requests of a slave's broker to its master's broker (``SlaveSynchronize``)."""
 
     GET_ALL_TOPIC_CONFIG = 21
     GET_ALL_CONSUMER_OFFSET = 43
@@ -66,7 +64,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How it went."""
+    """Result codes of answers."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -85,14 +83,14 @@ class RemotingCommand:
     """A request or an answer.
 
     Attributes:
-        code: what is asked, or how it went: RequestCode, ResponseCode or any other number.
-        opaque: which request it is; an answer has its request's.
+        code: a RequestCode, a ResponseCode or any other number.
+        opaque: number of the request; its answer has the same.
         flag: bits of :class:`Flag`.
-        language: of the sender.
-        version: of the sender.
-        remark: what went wrong, in words.
-        ext_fields: what belongs to the code.
-        body: what belongs to the code, as bytes.
+        language: the sender's language, one of LANGUAGES.
+        version: the sender's version, as a number of RocketMQ's ``MQVersion``.
+        remark: error text of an answer.
+        ext_fields: named fields that depend on the code.
+        body: bytes that depend on the code.
     """
 
     code: int
@@ -106,35 +104,35 @@ class RemotingCommand:
 
     @property
     def is_response(self) -> bool:
-        """Whether it answers a request."""
+        """Whether this is an answer."""
         return bool(self.flag & Flag.RESPONSE)
 
     @property
     def is_oneway(self) -> bool:
-        """Whether it is a request that wants no answer."""
+        """Whether this is a request without answer."""
         return bool(self.flag & Flag.ONEWAY)
 
     def answer(self, code: int, *, remark: str | None = None, body: bytes = b"") -> RemotingCommand:
-        """The answer to this request."""
+        """Make the answer to this request."""
         return RemotingCommand(
             code=code, opaque=self.opaque, flag=Flag.RESPONSE, remark=remark, body=body
         )
 
 
 def encode(command: RemotingCommand) -> bytes:
-    """The frame of a command, with a JSON header.
+    """Encode a command as a frame with a JSON header.
 
     Raises:
-        UsageError: if no RocketMQ would take a frame of its size.
+        UsageError: if the frame is larger than LARGEST_FRAME.
     """
     return encode_head(command) + command.body
 
 
 def encode_head(command: RemotingCommand) -> bytes:
-    """The frame of a command but for its body, which follows: a large one need not be copied.
+    """Encode a frame without its body, so that the caller can send a large body without a copy.
 
     Raises:
-        UsageError: if no RocketMQ would take a frame of its size.
+        UsageError: if the frame is larger than LARGEST_FRAME.
     """
     header: dict[str, Any] = {
         "code": command.code,
@@ -148,19 +146,19 @@ def encode_head(command: RemotingCommand) -> bytes:
         header["extFields"] = dict(command.ext_fields)
     if command.remark is not None:
         header["remark"] = command.remark
-    # Java writes the names in this order.
+    # RocketMQ's fastjson writes the names in this order.
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii")
     size = PREFIX.size + len(text) + len(command.body)
     if size > LARGEST_FRAME:
-        raise UsageError(f"a frame of {size} bytes: RocketMQ takes at most {LARGEST_FRAME}")
+        raise UsageError(f"a frame has {size} bytes: RocketMQ accepts at most {LARGEST_FRAME}")
     return PREFIX.struct.pack(size - _SIZE.size, len(text)) + text
 
 
 class RemotingReader:
-    """Makes commands of the bytes of one connection. For one thread.
+    """Decodes the bytes of one connection into commands. Not thread-safe.
 
     Args:
-        largest: bytes of the largest frame that is taken, its length field included.
+        largest: most bytes of a frame, with the length field.
     """
 
     def __init__(self, largest: int = LARGEST_FRAME) -> None:
@@ -171,15 +169,15 @@ class RemotingReader:
 
     @property
     def pending(self) -> int:
-        """Bytes of a frame that has not come whole."""
+        """Bytes of an incomplete frame."""
         return len(self._received)
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> list[RemotingCommand]:
-        """Take bytes as they came: the commands that are whole now.
+        """Process bytes, and return the commands that are complete now.
 
         Raises:
-            ProtocolViolation: if they are no frame; nothing more is read then. The commands before
-                are in its ``events``.
+            ProtocolViolation: if the bytes are no frame; its ``events`` are the commands before
+                them. The reader ignores all later bytes.
         """
         if self._is_spoilt:
             return []
@@ -198,34 +196,35 @@ class RemotingReader:
         return commands
 
     def _frame_end(self, position: int) -> int | None:
-        """Where the frame that begins somewhere ends; None where it has not come whole.
+        """End of the frame that starts at a position; None if the frame is incomplete.
 
         Raises:
-            ValueError: if none can begin like that.
+            ValueError: if the bytes cannot start a frame.
         """
         received = self._received
         if len(received) - position < _SIZE.size:
             return None
         (length,) = _SIZE.unpack_from(received, position)
         if not PREFIX.size <= length + _SIZE.size <= self._largest:
-            raise ValueError(f"its length is {length}, and {self._largest - _SIZE.size} at most")
+            most = self._largest - _SIZE.size
+            raise ValueError(f"its length is {length}; it must be {_SIZE.size} to {most}")
         if len(received) - position < PREFIX.size:
             return None
         length, kind = PREFIX.struct.unpack_from(received, position)
         kind, header = divmod(kind, 1 << _HEADER_BITS)
         if kind not in _DECODERS:
-            raise ValueError(f"its header is of type {kind}; there are 0 (JSON) and 1 (binary)")
+            raise ValueError(f"its header has type {kind}; types are 0 (JSON) and 1 (binary)")
         if header > length - _SIZE.size:
-            raise ValueError(f"a header of {header} bytes, in {length} with its length")
+            raise ValueError(f"its header has {header} bytes, but the frame has {length}")
         end = position + _SIZE.size + int(length)
         return end if len(received) >= end else None
 
 
 def _decode(frame: bytearray) -> RemotingCommand:
-    """The command of a frame whose lengths are right.
+    """Decode a frame whose lengths are valid.
 
     Raises:
-        ValueError: if its header is none.
+        ValueError: if the header is invalid.
     """
     _, kind = PREFIX.struct.unpack_from(frame)
     kind, size = divmod(kind, 1 << _HEADER_BITS)
@@ -236,15 +235,15 @@ def _decode(frame: bytearray) -> RemotingCommand:
 def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
     document = fastjson.decode(header)
     if not isinstance(document, dict):
-        raise ValueError("its header is no object")
+        raise ValueError("its header is no JSON object")
     remark, language = document.get("remark"), document.get("language")
     fields = document.get("extFields")
     if remark is not None and not isinstance(remark, str):
-        raise ValueError("its remark is no text")
+        raise ValueError("its remark is no string")
     if fields is None:
         fields = {}
     if not isinstance(fields, dict) or not all(isinstance(v, str | None) for v in fields.values()):
-        raise ValueError("its extFields are no texts")
+        raise ValueError("its extFields are not all strings")
     return RemotingCommand(
         code=_whole(document, "code"),
         opaque=_whole(document, "opaque"),
@@ -260,18 +259,18 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
 def _whole(document: Mapping[str, Any], name: str, missing: int | None = None) -> int:
     value = document.get(name, missing)
     if not isinstance(value, int) or isinstance(value, bool) or not -_INT <= value < _INT:
-        raise ValueError(f"its {name} is no number of 32 bits")
+        raise ValueError(f"its {name} is no 32-bit integer")
     return value
 
 
 def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
     if len(header) < BINARY_HEADER.size:
-        raise ValueError(f"a binary header of {len(header)} bytes")
+        raise ValueError(f"its binary header has only {len(header)} bytes")
     code, language, version, opaque, flag = BINARY_HEADER.struct.unpack_from(header)
     remark, position = _sized(header, BINARY_HEADER.size, _SIZE)
     fields, position = _sized(header, position, _SIZE)
     if position != len(header):
-        raise ValueError(f"{len(header) - position} bytes behind its binary header")
+        raise ValueError(f"{len(header) - position} extra bytes follow its binary header")
     found: dict[str, str] = {}
     position = 0
     while position < len(fields):
@@ -291,13 +290,13 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _sized(data: bytes, position: int, width: struct.Struct) -> tuple[bytes, int]:
-    """Bytes behind their size, and where they end."""
+    """Read bytes that follow their size; return them and the position after them."""
     start = position + width.size
     if start > len(data):
-        raise ValueError("its binary header ends in the middle of a size")
+        raise ValueError("its binary header ends inside a size field")
     (size,) = width.unpack_from(data, position)
     if not 0 <= size <= len(data) - start:
-        raise ValueError(f"its binary header has {len(data) - start} bytes where it says {size}")
+        raise ValueError(f"a field of its binary header has {size} bytes, {len(data) - start} left")
     return data[start : start + size], start + size
 
 

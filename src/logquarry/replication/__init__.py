@@ -1,10 +1,10 @@
-"""Master and slave over RocketMQ's HA protocol: sockets and threads about :mod:`..protocol.ha`.
+"""Replication of a store: master and slave over RocketMQ's HA protocol, and copies of ``config/``.
 
 ::
 
     master's store -> LogFeed -> HaMaster ==wire==> HaSlave -> Replica -> LogFeed -> slave's store
                          ^           |                 ^          |
-                    acknowledged  <--+      wire       +-- what is on the disk
+                    acknowledged  <--+      wire       +-- durable offset
 
     master's config/ -> ConfigServer ==remoting==> ConfigSync -> ConfigTables -> slave's config/
 """

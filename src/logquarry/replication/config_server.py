@@ -1,8 +1,10 @@
-"""Answers to what a slave's broker asks its master's, from the files in a store's ``config/``.
+"""Serves the tables of a store's ``config/`` to slaves (``AdminBrokerProcessor``).
 
-RocketMQ's four requests (``AdminBrokerProcessor``) get what the files say; every other one is "not
-supported": nothing can be changed from outside. A file is read once for all who ask, until it
-changes.
+The server answers RocketMQ's four requests for tables, and refuses every other request: no peer can
+change the store. It reads a file again only after the file has changed.
+
+A peer gets its next answer only after the previous one is sent, and the server reads nothing more
+from a peer while an answer is pending. So a peer never costs more memory than one request.
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ logger = logging.getLogger(__name__)
 
 
 class TableRequest(NamedTuple):
-    """How a table is asked for.
+    """The request for a table.
 
     Attributes:
-        code: the request.
+        code: the request code.
         table: the table.
-        nothing: the remark with which a broker that has none refuses.
+        nothing: RocketMQ's remark in the answer of a broker that has no such table.
     """
 
     code: RequestCode
@@ -69,27 +71,27 @@ REQUESTS: Final = (
         "No subscription group in this broker",
     ),
 )
-"""In the order in which a RocketMQ slave asks."""
+"""In the order of a RocketMQ slave."""
 _BY_CODE: Final = {request.code.value: request for request in REQUESTS}
 
 _SETTLED_NS: Final = 2_000_000_000
-"""A file may change again, and its time not, if it is younger."""
+"""A younger file may change again without a new modification time; do not cache it."""
 _LARGEST_DOCUMENT: Final = LARGEST_FRAME - (1 << 12)
-"""The rest is for a frame's header."""
+"""Leaves room for the header of a frame."""
 
 _Signature = tuple[int, int, int]
-"""Another one when a file was written: inode, time of its last change, bytes."""
+"""Inode, modification time and size: differs after a file was written."""
 
 
 class _Found(NamedTuple):
-    """What a table's file was found to say.
+    """The content of a table's file.
 
     Attributes:
-        signatures: of the file and of the one before it, then.
-        document: that; None where there is none.
-        is_spoilt: whether there is a file that cannot be served.
-        is_sure: whether each file that was looked at could be read: what could not may be the next
-            time, without another signature.
+        signatures: of the file and of its backup when they were read.
+        document: the content; None if there is none to serve.
+        is_spoilt: whether a file exists that cannot be served.
+        is_sure: whether all reads succeeded. A failed read may succeed the next time with the same
+            signature, so its result is not cached.
     """
 
     signatures: tuple[_Signature | None, ...]
@@ -99,13 +101,13 @@ class _Found(NamedTuple):
 
 
 class ConfigAnswers:
-    """Answers from the files of one store. For one thread.
+    """Makes answers from the files of one store. Not thread-safe.
 
     Args:
         root: the store's folder.
 
     Attributes:
-        given: how many answers held a table.
+        given: number of answers with a table.
     """
 
     def __init__(self, root: Path) -> None:
@@ -115,14 +117,14 @@ class ConfigAnswers:
         self.given = 0
 
     def answer(self, command: RemotingCommand) -> list[bytes]:
-        """The parts of the frame that answers a request."""
+        """Make the parts of the frame that answers a request."""
         request = _BY_CODE.get(command.code)
         if request is None:
             remark = f" request type {command.code} not supported"
             return [encode(command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark))]
         found = self._found(request.table)
         if found.document is None:
-            # What is wrong with a file is nobody else's business.
+            # A peer need not know what is wrong with the file.
             name = request.table.file
             remark = f"{name} cannot be served" if found.is_spoilt else request.nothing
             return [encode(command.answer(ResponseCode.SYSTEM_ERROR, remark=remark))]
@@ -131,7 +133,7 @@ class ConfigAnswers:
         return [encode_head(answer), answer.body]
 
     def _found(self, table: ConfigTable) -> _Found:
-        """What a table's file says; it is read again where it may say something else."""
+        """The content of a table's file, from the cache if the file has not changed."""
         file = config_file(self._disk, self._root, table)
         now = time.time_ns()
         signatures = (_signature(file.path), _signature(file.backup))
@@ -147,7 +149,7 @@ class ConfigAnswers:
 def _load(
     file: ConfigFile[Any], table: ConfigTable, signatures: tuple[_Signature | None, ...]
 ) -> _Found:
-    """Read a table's file, or the one before it."""
+    """Read a table's file, or its backup."""
     loaded = file.load()
     if loaded.value is None:
         return _Found(signatures, None, bool(loaded.problems), not loaded.problems)
@@ -157,7 +159,12 @@ def _load(
         logger.warning("%s is not served: %s", loaded.path, error)
         return _Found(signatures, None, True, True)
     if len(document) > _LARGEST_DOCUMENT:
-        logger.warning("%s is not served: it is too large for a frame", loaded.path)
+        logger.warning(
+            "%s is not served: it has %d bytes, and a frame holds at most %d",
+            loaded.path,
+            len(document),
+            _LARGEST_DOCUMENT,
+        )
         return _Found(signatures, None, True, True)
     return _Found(signatures, document, False, not loaded.problems)
 
@@ -170,17 +177,9 @@ def _signature(path: Path) -> _Signature | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-# --------------------------------------------------------------------------------------------------
-# What a slave's broker asks its master's: the tables of a store's ``config/``.
-#
-# Sockets about :mod:`logquarry.replication.config_server`. A RocketMQ slave asks for the topics at
-# another port, two below ("fast", or VIP channel), so this listens at both.
-#
-# Nobody gets a second answer before the first has gone, and nothing is read of whoever has an
-# answer to come: what a peer sends costs no more than a request.
-
+# --------------------------------------------------------------------------------------- the server
 FAST_PORT: Final = -2
-"""From a broker's port to the one at which a RocketMQ slave asks for topics."""
+"""A RocketMQ slave asks for topics at the broker's port minus 2 (VIP channel)."""
 _LARGEST_REQUEST: Final = 1 << 16
 _READ: Final = 1 << 14
 _TRIES: Final = 50
@@ -188,33 +187,34 @@ _TRIES: Final = 50
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigServerOptions(ServerOptions):
-    """How ``config/`` is served.
+    """Options of a ConfigServer.
 
     Attributes:
-        idle_ms: after how long without a request a connection ends
+        idle_ms: the server closes a connection without a request for this long
             (``serverChannelMaxIdleTimeSeconds``).
-        fast_port: whether to listen two ports below, too: a RocketMQ slave asks for topics there.
+        fast_port: whether to listen also at the port minus 2, where a RocketMQ slave asks for
+            topics.
     """
 
     idle_ms: int = 120_000
     fast_port: bool = True
 
     def __post_init__(self) -> None:
-        # Not by super(): a dataclass with slots is another class than the one written here.
+        # super() fails here: dataclass(slots=True) makes a new class.
         ServerOptions.__post_init__(self)
         if self.idle_ms <= 0:
-            raise UsageError(f"idle_ms is {self.idle_ms}, and must be above 0")
+            raise UsageError(f"idle_ms is {self.idle_ms}; it must be above 0")
 
 
 class ConfigServerStatus(NamedTuple):
-    """How a server does.
+    """State of a ConfigServer.
 
     Attributes:
-        address: where it listens.
-        connections: how many there are.
-        answered: requests that were answered with a table.
-        refused: connections that were refused, or ended for what they sent.
-        has_ended: whether it has ended for good.
+        address: host:port that it listens at.
+        connections: open connections.
+        answered: requests answered with a table.
+        refused: connections refused, or closed because of invalid bytes.
+        has_ended: whether the server failed and serves nothing any more.
     """
 
     address: str
@@ -225,8 +225,6 @@ class ConfigServerStatus(NamedTuple):
 
 
 class _Asking(Peer):
-    """One connection."""
-
     __slots__ = ("asked", "has_asked", "heard_ms", "reader")
 
     def __init__(self, wire: Wire, now_ms: int) -> None:
@@ -238,23 +236,23 @@ class _Asking(Peer):
 
 
 class ConfigServer(Server[_Asking]):
-    """Serves the tables of a store's ``config/`` to slaves, RocketMQ's or ours.
+    """Serves the tables of a store's ``config/`` to slaves of RocketMQ or logquarry.
 
-    Listens from the start on, and serves from :meth:`start` (or the ``with`` block) on.
+    The server listens once it is made, and serves from :meth:`start` (or the ``with`` block) on.
 
     Args:
-        root: the store's folder. The store may be open or not: its files are read for each request.
-        host: what to listen on.
-        port: 0 for one that the system chooses.
-        options: how it serves.
-        surroundings: time and sockets.
+        root: the store's folder. The store need not be open: the server reads the files.
+        host: the address to listen at.
+        port: the port; 0: the system chooses one.
+        options: limits, TLS, allowed peers.
+        surroundings: clock and sockets; a simulation passes its own.
 
     Attributes:
-        error: why it has ended for good, None where it has not.
+        error: the error that ended the server; None while it works.
 
     Raises:
-        OSError: if it cannot listen there.
-        UsageError: if there is no port two below.
+        OSError: if the server cannot listen at the address.
+        UsageError: if the port minus 2 is no port.
     """
 
     def __init__(
@@ -278,7 +276,7 @@ class ConfigServer(Server[_Asking]):
         )
 
     def status(self) -> ConfigServerStatus:
-        """How it does right now."""
+        """The current state."""
         return ConfigServerStatus(
             self.address,
             len(self._peers),
@@ -287,18 +285,18 @@ class ConfigServer(Server[_Asking]):
             self.error is not None,
         )
 
-    # ------------------------------------------------------------------------------------ at work
+    # ------------------------------------------------------------------------------------ serving
     def _serve_all(self) -> int:
         now = self._surroundings.now_ms()
         waits = [self._serve(peer, now) for peer in list(self._peers)]
         return min(waits, default=LONGEST_WAIT_MS)
 
     def _serve(self, peer: _Asking, now: int) -> int:
-        """Answer one request, if the one before has gone; milliseconds until there is more."""
+        """Answer one request, if the previous answer is sent. Return the next wait in ms."""
         wire = peer.wire
         left = peer.heard_ms + self._options.idle_ms - now
         if left <= 0:
-            self._drop(peer, f"it asked nothing for {self._options.idle_ms} ms")
+            self._drop(peer, f"it sent no request for {self._options.idle_ms} ms")
             return LONGEST_WAIT_MS
         try:
             if (wire.is_ready or wire.handshake()) and wire.send(()) and peer.asked:
@@ -307,11 +305,11 @@ class ConfigServer(Server[_Asking]):
                 peer.heard_ms = now
                 if not (command.is_response or command.is_oneway):
                     wire.send(self._answers.answer(command))
-                # TLS may have more of it, which no selector sees.
+                # TLS may have buffered more bytes, which the selector does not see.
                 self._read(peer)
                 left = 0
             if peer in self._peers:
-                # Where it wants to write its next request is served when that has gone.
+                # While an answer is pending, wait only until the socket takes it.
                 wants_write = wire.wants_write
                 self._watch(peer, selectors.EVENT_WRITE if wants_write else selectors.EVENT_READ)
         except (OSError, ValueError) as error:
@@ -336,20 +334,20 @@ class ConfigServer(Server[_Asking]):
         except OSError as error:
             self._drop(peer, str(error))
 
-    # -------------------------------------------------------------------------------- come and go
+    # -------------------------------------------------------------------------------- connections
     def _new(self, wire: Wire) -> _Asking:
         return _Asking(wire, self._surroundings.now_ms())
 
     def _silence_of(self, peer: _Asking) -> str | None:
-        return None if peer.has_asked else "it asks nothing"
+        return None if peer.has_asked else "it sent no request"
 
 
 def _listeners(sockets: Surroundings, host: str, port: int, *, fast: bool) -> list[socket.socket]:
-    """Sockets that listen: at the port, and at the one two below."""
+    """Listen at the port, and at the port minus 2 if ``fast``."""
     if not fast:
         return [sockets.listen(host, port)]
     if 0 < port <= -FAST_PORT:
-        raise UsageError(f"port {port}: there is none two below, where slaves ask for topics")
+        raise UsageError(f"port {port}: there is no port two below, where slaves ask for topics")
     tries = 1 if port else _TRIES
     for left in reversed(range(tries)):
         main = sockets.listen(host, port)

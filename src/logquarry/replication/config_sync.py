@@ -1,7 +1,7 @@
-"""Fetches the tables of a master's ``config/`` into a slave's store (``SlaveSynchronize``).
+"""Copies the tables of a master's ``config/`` into a slave's store (``SlaveSynchronize``).
 
-One connection for each time, and RocketMQ's four requests in its order. What one table lacks keeps
-none of the others: it is a problem that is told, and tried again the next time.
+Each copy uses one connection and RocketMQ's four requests in RocketMQ's order. If a table fails,
+the others are copied all the same; the status reports the problem, and the next copy tries again.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _END_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigSyncOptions:
-    """How tables are fetched.
+    """Options of a ConfigSync.
 
     Attributes:
-        interval: seconds between two times.
-        timeout: seconds for connecting, and for each answer.
-        tls: connects by TLS,
-        server_name: to a master of this name; default: its host.
+        interval: seconds between two copies.
+        timeout: seconds to wait for the connection, and for each answer.
+        tls: TLS settings; None for no TLS.
+        server_name: the name in the master's certificate; None for its host.
     """
 
     interval: float = 10.0
@@ -49,16 +49,18 @@ class ConfigSyncOptions:
 
     def __post_init__(self) -> None:
         if self.interval <= 0 or self.timeout <= 0:
-            raise UsageError("interval and timeout are seconds above 0")
+            raise UsageError(
+                f"interval is {self.interval} s and timeout {self.timeout} s; both must be above 0"
+            )
 
 
 class ConfigSynced(NamedTuple):
-    """What came of one time.
+    """Result of one copy.
 
     Attributes:
-        written: files of ``config/`` that were written: they said something else before.
-        missing: files that the master has not got; what is here stays.
-        problems: tables that were not had, with the reason; what is here stays.
+        written: files of ``config/`` that were written, because they differed.
+        missing: files that the master does not have; the slave's files stay.
+        problems: tables that failed, with the reason; the slave's files stay.
     """
 
     written: tuple[str, ...]
@@ -67,14 +69,14 @@ class ConfigSynced(NamedTuple):
 
 
 class ConfigSyncStatus(NamedTuple):
-    """How it goes.
+    """State of a ConfigSync.
 
     Attributes:
-        master: who is asked.
-        times: how often all tables were asked for.
-        last: what came of the last of these times; None before the first.
-        trouble: what is wrong now; empty where all is well.
-        has_ended: whether it has ended for good.
+        master: host:port of the master's broker.
+        times: number of copies.
+        last: result of the last copy; None before the first.
+        trouble: what is wrong now; empty if nothing is.
+        has_ended: whether the copying failed and does not continue.
     """
 
     master: str
@@ -85,7 +87,7 @@ class ConfigSyncStatus(NamedTuple):
 
 
 class _Asker:
-    """One connection to a master's broker: asks, and waits for the answer. For one thread."""
+    """One connection to a master's broker. Not thread-safe."""
 
     def __init__(self, connection: socket.socket, timeout_s: float) -> None:
         self._connection = connection
@@ -94,11 +96,11 @@ class _Asker:
         self._opaque = 0
 
     def ask(self, code: int) -> RemotingCommand:
-        """The answer to a request.
+        """Send a request, and wait for its answer.
 
         Raises:
-            OSError: if there is none in time, or the connection ends.
-            ProtocolViolation: if something else comes.
+            OSError: if there is no answer in time, or the connection ends.
+            ProtocolViolation: if the broker sends invalid bytes.
         """
         deadline = time.monotonic() + self._timeout
         self._opaque += 1
@@ -109,7 +111,7 @@ class _Asker:
             data = self._connection.recv(_RECEIVE)
             if not data:
                 raise ConnectionError("the master's broker ended the connection")
-            # What answers nothing that was asked is passed over, as RocketMQ does.
+            # Skip answers to other requests, as RocketMQ does.
             for command in self._reader.receive_data(data):
                 if command.is_response and command.opaque == self._opaque:
                     return command
@@ -124,22 +126,22 @@ def sync_config(
     options: ConfigSyncOptions | None = None,
     surroundings: Surroundings | None = None,
 ) -> ConfigSynced:
-    """Fetch the tables of a master's ``config/`` once, now.
+    """Copy the tables of a master's ``config/`` once.
 
     Args:
-        store: the slave's store, open to be written, as a SLAVE.
-        host: of the master's broker: RocketMQ's, or a
+        store: the slave's store, open for writing with ``broker_role`` SLAVE.
+        host: host of the master's broker: RocketMQ's, or a
             :class:`~logquarry.replication.config_server.ConfigServer`.
-        port: of the same.
-        options: how they are fetched.
-        surroundings: sockets.
+        port: its port.
+        options: timeouts and TLS.
+        surroundings: sockets; a simulation passes its own.
 
     Returns:
-        What came of it. What is fetched is on the disk.
+        The result. Written files are synced.
 
     Raises:
-        OSError: if the master's broker cannot be reached, does not answer, or ends the connection.
-        ProtocolViolation: if it speaks another protocol.
+        OSError: if the master's broker is unreachable, does not answer, or ends the connection.
+        ProtocolViolation: if the broker sends invalid bytes.
         StoreUnavailable: if the store cannot be written.
         UsageError: if the store is no slave.
     """
@@ -147,24 +149,24 @@ def sync_config(
 
 
 class ConfigSync:
-    """Fetches the tables of a master's ``config/`` into a slave's store again and again.
+    """Copies the tables of a master's ``config/`` into a slave's store, again and again.
 
-    From :meth:`start` (or the ``with`` block) on, at once and then at an interval. Close it before
-    the store.
+    It copies at :meth:`start` (or the start of the ``with`` block), and then at an interval. Close
+    it before the store.
 
     Args:
-        store: the slave's store, open to be written, as a SLAVE.
-        host: of the master's broker.
-        port: of the same.
-        options: how they are fetched.
-        surroundings: sockets.
+        store: the slave's store, open for writing with ``broker_role`` SLAVE.
+        host: host of the master's broker.
+        port: its port.
+        options: interval, timeouts and TLS.
+        surroundings: sockets; a simulation passes its own.
 
     Attributes:
-        error: why it has ended for good, None where it has not.
+        error: the error that ended the copying; None while it works.
 
     Raises:
-        StoreUnavailable: if the store is not open to be written.
-        UsageError: if it is no slave.
+        StoreUnavailable: if the store is not open for writing.
+        UsageError: if the store is no slave.
     """
 
     def __init__(
@@ -193,16 +195,16 @@ class ConfigSync:
 
     # -------------------------------------------------------------------------------------- life
     def start(self) -> None:
-        """Begin."""
+        """Start the thread that copies."""
         self._thread.start()
 
     def close(self) -> None:
-        """Fetch no more; once more does nothing."""
+        """Stop copying. A second call does nothing."""
         self._is_closing = True
         self._wake.set()
         connection = self._connection
         if connection is not None:
-            # Whoever waits for an answer finds the connection at its end.
+            # A thread that waits for an answer then sees the end of the connection.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         if self._thread.ident is not None:
@@ -225,35 +227,35 @@ class ConfigSync:
 
     @property
     def master(self) -> str:
-        """host:port."""
+        """host:port of the master's broker."""
         return address_text((self._host, self._port))
 
     def status(self) -> ConfigSyncStatus:
-        """How it goes right now."""
+        """The current state."""
         return ConfigSyncStatus(
             self.master, self._times, self._last, self._trouble, self.error is not None
         )
 
-    # ------------------------------------------------------------------------------------ at work
+    # ------------------------------------------------------------------------------------ copying
     def _run(self) -> None:
         while not self._is_closing:
             try:
                 self.sync()
             except StoreError as error:
                 self.error = error
-                logger.error("config/ is fetched no more: %s", error)
+                logger.error("copying of config/ ends: %s", error)
                 return
             except (OSError, ProtocolViolation) as error:
                 if not self._is_closing:
-                    logger.info("%s: config/ is not fetched: %s", self.master, error)
+                    logger.info("%s: config/ was not copied: %s", self.master, error)
             except Exception as error:
-                logger.exception("fetching config/ failed")
-                self.error = LogquarryError(f"fetching config/ failed: {error!r}")
+                logger.exception("copying config/ failed")
+                self.error = LogquarryError(f"copying config/ failed: {error!r}")
                 return
             self._wake.take(self._options.interval)
 
     def sync(self) -> ConfigSynced:
-        """Fetch now, whoever calls, and wait for it; see :func:`sync_config`."""
+        """Copy now, and wait for it; see :func:`sync_config`. Any thread may call it."""
         with self._syncing:
             try:
                 synced = self._sync()
@@ -279,7 +281,7 @@ class ConfigSync:
             problems: list[str] = []
             for request in REQUESTS:
                 if self._is_closing:
-                    raise ConnectionError("it was closed")
+                    raise ConnectionError("the copying was closed")
                 self._take(request, asker.ask(request.code), written, missing, problems)
         finally:
             self._connection = None
@@ -307,6 +309,6 @@ class ConfigSync:
         try:
             if self._tables.take(request.table, answer.body):
                 written.append(name)
-        # The decoders check what they read, but a master is not to end its slave.
+        # The decoders check their input; this is in case one misses something a master sends.
         except (ValueError, TypeError, RecursionError) as error:
-            problems.append(f"{name}: what the master sends cannot be read: {error}")
+            problems.append(f"{name}: the master's file is invalid: {error}")

@@ -1,8 +1,8 @@
-"""A master: sends its store's log to whoever asks for it, and hears how far they have it.
+"""The master of replication: sends a store's log to slaves, and receives their acknowledgements.
 
-One thread serves all connections: sending is one system call for a mebibyte of the log, straight
-from the map, and what is kept of a slave is a machine and what its socket did not take yet.
-Whatever a peer sends, it costs no memory.
+One thread serves all connections. It sends 1 MiB of the mapped log per system call. For each slave
+it keeps a MasterConnection and the bytes that the socket has not taken yet, so a peer cannot make
+it use more memory.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from logquarry.store.message_store import MessageStore
 logger = logging.getLogger(__name__)
 
 _GATHER: Final = 1 << 20
-"""Bytes of the log that are handed to the system at once."""
+"""Bytes of the log in one system call."""
 _TURN: Final = 8 << 20
-"""Bytes that one slave gets before the next one's turn."""
+"""Bytes sent to one slave before the next slave's turn."""
 _REPORTS: Final = 16 << 10
-"""Bytes that one slave says before the next one's turn. A TLS record at least: of one that is taken
-in part the rest is where no selector sees it."""
+"""Bytes read from one slave before the next slave's turn. At least one TLS record: the selector
+does not see the rest of a record that was read in part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MasterOptions(ServerOptions):
-    """How a master serves. A RocketMQ slave speaks no TLS.
+    """Options of an HaMaster. RocketMQ slaves do not support TLS.
 
     Attributes:
-        limits: transfer size and rate, of each slave.
-        times: heartbeats and housekeeping.
-        full_history: whether a slave that has nothing gets the log from its first file on, and
-            not, as with RocketMQ, from its last one.
+        limits: transfer size and rate for each slave.
+        times: heartbeat and housekeeping intervals.
+        full_history: whether an empty slave gets the log from the first file on; False: from the
+            last file on, as with RocketMQ.
     """
 
     limits: TransferLimits = field(default_factory=TransferLimits)
@@ -58,13 +58,14 @@ class MasterOptions(ServerOptions):
 
 
 class SlaveView(NamedTuple):
-    """What a master knows of a slave.
+    """State of one slave, as its master knows it.
 
     Attributes:
-        peer: its address.
-        next_offset: of the next byte that it is sent; None before its first report.
-        acknowledged: what stands before it it has; None likewise.
-        sent_bytes: of the log, over this connection.
+        peer: the slave's address.
+        next_offset: physical offset of the next byte to send; None before its first report.
+        acknowledged: the slave has all bytes before this physical offset; None before its first
+            report.
+        sent_bytes: bytes of the log sent over this connection.
     """
 
     peer: str
@@ -74,15 +75,16 @@ class SlaveView(NamedTuple):
 
 
 class MasterStatus(NamedTuple):
-    """How a master does.
+    """State of an HaMaster.
 
     Attributes:
-        address: where it listens.
-        max_offset: where its log ends.
-        acknowledged: what stands before it some slave has had since the store was opened.
-        slaves: those who are connected.
-        refused: connections that were refused, or ended for what they sent.
-        has_ended: whether it has ended by itself, and serves nobody any more.
+        address: host:port that it listens at.
+        max_offset: physical offset of the log's end.
+        acknowledged: highest physical offset that a slave has acknowledged since the store was
+            opened.
+        slaves: the connected slaves.
+        refused: connections refused, or closed because of invalid bytes.
+        has_ended: whether the master failed and serves nothing any more.
     """
 
     address: str
@@ -94,8 +96,6 @@ class MasterStatus(NamedTuple):
 
 
 class _Slave(Peer):
-    """One connection."""
-
     __slots__ = ("machine", "sent")
 
     def __init__(self, wire: Wire, machine: MasterConnection) -> None:
@@ -108,24 +108,24 @@ class _Slave(Peer):
 
 
 class HaMaster(Server[_Slave]):
-    """Serves a store's log to slaves.
+    """Sends a store's log to slaves (``HAService``).
 
-    Listens from the start on, and serves from :meth:`start` (or the ``with`` block) on. Close it
-    before the store.
+    The master listens once it is made, and serves from :meth:`start` (or the ``with`` block) on.
+    Close it before the store.
 
     Args:
-        store: the store, open to be written.
-        host: what to listen on.
-        port: 0 for one that the system chooses.
-        options: how it serves.
-        surroundings: time and sockets.
+        store: the store, open for writing.
+        host: the address to listen at.
+        port: the port; 0: the system chooses one.
+        options: limits, TLS, allowed slaves.
+        surroundings: clock and sockets; a simulation passes its own.
 
     Attributes:
-        error: why it has ended by itself, None where it has not.
+        error: the error that ended the master; None while it works.
 
     Raises:
-        OSError: if it cannot listen there.
-        StoreUnavailable: if the store is not open to be written.
+        OSError: if the master cannot listen at the address.
+        StoreUnavailable: if the store is not open for writing.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class HaMaster(Server[_Slave]):
         )
 
     def status(self) -> MasterStatus:
-        """How it does right now."""
+        """The current state."""
         views = []
         for slave in list(self._peers):
             machine = slave.machine
@@ -172,7 +172,7 @@ class HaMaster(Server[_Slave]):
             self.error is not None,
         )
 
-    # ------------------------------------------------------------------------------------ at work
+    # ------------------------------------------------------------------------------------ serving
     def serving(self) -> Waits:
         """See :meth:`Server.serving`."""
         self._feed.follow(self._wake)
@@ -189,7 +189,7 @@ class HaMaster(Server[_Slave]):
         super()._end()
 
     def _serve_all(self) -> int:
-        # Before the log is looked at: what comes to it from here on wakes.
+        # Before reading the log's end: a put after this line wakes the thread.
         self._wake.arm()
         now = self._surroundings.now_ms()
         log = self._range()
@@ -205,7 +205,7 @@ class HaMaster(Server[_Slave]):
         return LogRange(first, end, fresh)
 
     def _serve(self, slave: _Slave, log: LogRange, now: int) -> int:
-        """Send what can be sent; milliseconds until there is something to do again."""
+        """Send as much as possible now. Return the next wait in ms."""
         machine, wire = slave.machine, slave.wire
         try:
             if not wire.is_ready:
@@ -231,7 +231,7 @@ class HaMaster(Server[_Slave]):
         return wait
 
     def _send(self, slave: _Slave, log: LogRange, now: int) -> bool:
-        """A turn's worth of the log; whether there is more that could go at once."""
+        """Send at most _TURN bytes of the log. Return whether more could be sent at once."""
         machine, wire = slave.machine, slave.wire
         if not wire.send(()):
             return False
@@ -241,7 +241,9 @@ class HaMaster(Server[_Slave]):
             while gathered < _GATHER and (size := machine.transferable(log, now)):
                 data = self._feed.select(machine.next_offset)
                 if data is None:
-                    raise OSError(f"the log has nothing at {machine.next_offset} any more")
+                    raise OSError(
+                        f"the log's file at physical offset {machine.next_offset} was deleted"
+                    )
                 part = data[:size]
                 machine.send(part, now)
                 gathered += len(part)
@@ -254,7 +256,7 @@ class HaMaster(Server[_Slave]):
         return True
 
     def _tick(self, slave: _Slave, log: LogRange, now: int) -> bool:
-        """Whether the connection goes on."""
+        """Do what is due. Return whether the connection continues."""
         return self._heard(slave, slave.machine.tick(log, now))
 
     def _read(self, slave: _Slave) -> None:
@@ -282,14 +284,14 @@ class HaMaster(Server[_Slave]):
             if isinstance(event, SlaveAcknowledged):
                 self._feed.replicas.acknowledge(event.offset, event.since)
             elif isinstance(event, SlaveRequested):
-                how = "that has nothing " if event.is_fresh else ""
-                logger.info("slave %s %sbegins at %d", slave.wire.peer, how, event.offset)
+                how = "is empty and begins" if event.is_fresh else "continues"
+                logger.info("slave %s %s at physical offset %d", slave.wire.peer, how, event.offset)
             elif isinstance(event, ConnectionEnded):
                 self._drop(slave, event.reason)
                 return False
         return True
 
-    # -------------------------------------------------------------------------------- come and go
+    # -------------------------------------------------------------------------------- connections
     def _new(self, wire: Wire) -> _Slave:
         machine = MasterConnection(
             self._surroundings.now_ms(), times=self._options.times, limits=self._options.limits
@@ -297,9 +299,10 @@ class HaMaster(Server[_Slave]):
         return _Slave(wire, machine)
 
     def _silence_of(self, slave: _Slave) -> str | None:
-        return "it says nothing" if slave.machine.state is MasterState.AWAITING_REQUEST else None
+        is_silent = slave.machine.state is MasterState.AWAITING_REQUEST
+        return "it sent no report" if is_silent else None
 
-    # Puts know of both before anybody else: who sees that no slave is there puts without one.
+    # Puts learn of a slave before status() shows it, so that a put never misses a listed slave.
     def _came(self, slave: _Slave) -> None:
         if slave.wire.is_ready:
             self._feed.replicas.slave_came()

@@ -1,16 +1,15 @@
-"""A slave's log: takes the master's bytes as they come, and vouches for no others.
+"""A slave's copy of the log: appends the master's bytes, and checks them.
 
-What comes is appended, and walked over as soon as a frame is whole: its magic, lengths, CRC and
-the place that it names. Transfers end anywhere in a frame, so that the verdict on the last one
-mostly stays open; what is not judged is not acknowledged.
+The replica appends each transfer, and checks every complete frame: magic, lengths, CRC and physical
+offset. A transfer may end inside a frame; the replica does not acknowledge an incomplete frame.
 
-Before anything new is taken, the last bytes that the slave has, its last whole frame at least, are
-asked for once more and compared. So a slave finds out that its log is no beginning of its master's,
-whatever master that is; the protocol has nothing to ask that with. ::
+At each connection the slave first requests the end of its own log again, at least its last complete
+frame, and compares it. So it finds out whether its log is a prefix of this master's log; RocketMQ's
+protocol has no request for that. ::
 
     master  |=========================================|---- new ----...
     slave   |==========================[== compared ==]
-                                       ^ what is asked for
+                                       ^ requested offset
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ from logquarry.log import codec
 from logquarry.store.log_growth import LogFeed
 
 OVERLAP: Final = 64 * 1024
-"""Bytes that are compared at the start of each connection. Frames carry times and offsets: logs
-that went apart before are not alike in so many."""
+"""Bytes to compare at the start of each connection. Frames hold times and offsets, so logs that
+diverged before differ within these bytes."""
 _ROWS: Final = 4_096
 
 
 class SpoiltReplica(ProtocolViolation):
-    """What the master sent is no log, and stands at this one's end: it cannot be gone on with.
+    """The end of the slave's log holds invalid bytes of the master; replication cannot continue.
 
-    None of it was acknowledged. Opening the store anew cuts it off.
+    The slave acknowledged none of them. The next opening of the store cuts them off.
     """
 
 
 class Replica:
-    """The log of a slave. For one thread, but for :meth:`sync`.
+    """The log of a slave. Only :meth:`sync` is thread-safe.
 
     Args:
         feed: the log.
-        root: names the store in errors.
-        start: where a log that is empty begins: a physical offset, or None for where the master
-            says, which with RocketMQ is its last file.
-        check_crc: whether bodies are compared with their CRC.
-        overlap: bytes that are compared when a connection begins.
+        root: the store's path, for errors.
+        start: physical offset at which an empty log begins; None: the master chooses (RocketMQ: its
+            last file).
+        check_crc: whether to check the CRC of bodies.
+        overlap: bytes to compare at the start of a connection.
 
     Attributes:
-        checked: what stands before it is whole frames.
-        position: physical offset of the next byte to come.
+        checked: all bytes before this physical offset are valid frames.
+        position: physical offset of the next byte to receive.
     """
 
     def __init__(
@@ -71,41 +70,41 @@ class Replica:
         self._floor = 0
         self._last: int | None = None
         self._has_beaten = self._has_come = False
-        # What is dispatched ends between two frames.
+        # Dispatch ends between two frames, and never before an unchecked one.
         self.checked = min(feed.dispatched_offset, feed.wrote_offset)
         self.position = feed.wrote_offset
         feed.vouch(self.checked)
         self._vouched = self.checked
-        # The first walk takes a while: what it is compiled to has to be loaded.
+        # Load the compiled walk now: the first call is slow.
         codec.walk(codec.Window.of(bytes(8), 0), 0, 0, self._rows, check_crc=check_crc)
 
     def request(self) -> int:
-        """Where a new connection is to ask from; all before it is on the disk, and was checked.
+        """Offset for the first report of a connection; all bytes before it are durable and checked.
 
         Raises:
-            SpoiltReplica: if what is there is no log.
-            StoreUnavailable: if the log cannot be brought to the disk.
+            SpoiltReplica: if the log's end is no valid frame.
+            StoreUnavailable: if the log cannot be synced.
         """
         self._has_beaten = self._has_come = False
-        # What was there before, and was not dispatched, is not to wait for a master's first word.
+        # Check at once what an earlier run left undispatched, also if no master is reachable.
         self.check()
         wrote = self._feed.wrote_offset
         if not wrote:
-            # 0 would mean "from where you like". A frame's first byte is the highest of its
-            # size, which is 0: so a log from its very beginning is asked for from byte 1 on.
+            # 0 would mean "the master chooses". So request the whole log from byte 1 on: byte 0
+            # is the highest byte of a frame's size, which is always 0.
             self.position = 0 if self._start is None else max(1, self._start)
             return self.position
         self._feed.sync()
         last = self._last_frame()
-        # A whole frame at least, with its times: the rest of a file may be the same in all logs.
-        # Not into an earlier file than needed: a master may have deleted that.
+        # At least one complete frame with its times: a blank may be equal in all logs.
+        # Do not reach into an earlier file than needed: the master may have deleted it.
         first = last - last % self._feed.file_size
         start = min(last, max(first, wrote - self._overlap))
         self.position = max(1, self._feed.min_offset, self._floor, start)
         return self.position
 
     def _last_frame(self) -> int:
-        """Where the last whole frame begins, or its file, if that has none."""
+        """Physical offset of the last complete frame, or of its file's start if that has none."""
         if self._last is None:
             self._last = self._find_last_frame()
         return self._last
@@ -129,7 +128,7 @@ class Replica:
         return base + (self._last_from(window, 0) or 0)
 
     def _last_from(self, window: codec.Window, at: int) -> int | None:
-        """The last frame of a chain; None if there is none, or it does not come to the end."""
+        """Position of the last frame of a chain; None if the chain does not reach the end."""
         last: int | None = None
         code = TABLE_FULL
         while code == TABLE_FULL:
@@ -139,14 +138,12 @@ class Replica:
         return last if code in (REACHED_STOP, BLANK, NEED_MORE) else None
 
     def take(self, offset: int, data: memoryview) -> None:
-        """Take bytes of the master's log, which follow what came before.
-
-        They are not judged before :meth:`check`.
+        """Append or compare the next bytes of the master's log. :meth:`check` checks them.
 
         Raises:
-            LogsDiverged: if they are others than this log has there.
-            ReplicationError: if this log cannot begin where they do.
-            StoreUnavailable: if the disk does not take them.
+            LogsDiverged: if this log has other bytes there.
+            ReplicationError: if an empty log cannot begin at this offset.
+            StoreUnavailable: if the bytes cannot be written.
         """
         self._has_beaten = self._has_come = False
         wrote = self._feed.wrote_offset
@@ -167,16 +164,16 @@ class Replica:
             offset, first = 0, b"\0" + bytes(data)
         if not self._feed.append_data(offset, first):
             raise ReplicationError(
-                f"{self._root}: its log cannot begin at {offset}, where no file of "
-                f"{self._feed.file_size} bytes does: it must be the start of one of the master's "
-                "files, and mappedFileSizeCommitLog the master's"
+                f"{self._root}: its log cannot begin at physical offset {offset}, which is no "
+                f"multiple of its file size, {self._feed.file_size} bytes. Begin at the start of "
+                "one of the master's files, and set the master's mappedFileSizeCommitLog"
             )
         self.checked = self._vouched = offset
         self._feed.vouch(offset)
 
     def _append(self, offset: int, data: memoryview) -> None:
         taken = self._feed.append_data(offset, data)
-        assert taken, f"the log ends at {self._feed.wrote_offset}, and not at {offset}"
+        assert taken, f"the log ends at {self._feed.wrote_offset}, not at {offset}"
 
     def _compare(self, offset: int, data: memoryview) -> None:
         while data:
@@ -185,7 +182,7 @@ class Replica:
             if own is None or own[: len(part)] != part:
                 at = offset if own is None else offset + _first_difference(own, part)
                 raise LogsDiverged(
-                    f"{self._root}: at offset {at} its log has other bytes than its master's. "
+                    f"{self._root}: the log differs from its master's at physical offset {at}. "
                     f"{self._advice(at)}",
                     offset=at,
                 )
@@ -194,16 +191,16 @@ class Replica:
     def _advice(self, offset: int) -> str:
         if offset >= self.checked:
             return (
-                f"Only a message that never came whole, at {self.checked}, is concerned: opening "
-                "the store anew cuts it off, and it can go on"
+                f"This concerns only an incomplete message at {self.checked}: start the slave "
+                "again, the opening cuts it off"
             )
-        return f"Where they part: logquarry diff MASTER-STORE {self._root}"
+        return f"Compare the stores: logquarry diff MASTER-STORE {self._root}"
 
     def check(self) -> None:
-        """Judge what has come and is whole, and vouch for it.
+        """Check the complete frames that were appended, and release them to dispatch.
 
         Raises:
-            SpoiltReplica: if it is no log.
+            SpoiltReplica: if a frame is invalid.
         """
         before = self.checked
         try:
@@ -220,7 +217,7 @@ class Replica:
             room = size - self.checked % size
             data = self._feed.select(self.checked)
             if room < BLANK_LAYOUT.size and data is not None:
-                # Too few bytes for a blank: RocketMQ never leaves so few, others may.
+                # Too few bytes for a blank. RocketMQ never leaves so few; other writers may.
                 if len(data) < room:
                     return
                 self.checked += room
@@ -245,93 +242,94 @@ class Replica:
 
     def _spoilt(self, window: codec.Window, position: int, code: int) -> None:
         reason = codec.damage_reason(window, position, check_crc=self._check_crc)
-        advice = "Opening the store anew cuts it off"
+        advice = "The next opening of the store cuts it off"
         if code in (DamageKind.BAD_BLANK, DamageKind.BAD_SIZE):
-            # A frame that its file has no room for, or a blank within one.
+            # The frame does not fit into the slave's file, or the blank ends before the file's end.
             advice += (
-                f". Files of the log have {self._feed.file_size} bytes here: where the master's "
-                "have not, replicate into an empty folder, with its mappedFileSizeCommitLog"
+                f". Files of this log have {self._feed.file_size} bytes: if the master's have "
+                "another size, replicate into an empty folder with its mappedFileSizeCommitLog"
             )
         raise SpoiltReplica(
-            f"{self._root}: what the master sent is no frame at offset {self.checked}: "
-            f"{DamageKind(code).label}: {reason}. None of it was acknowledged. {advice}"
+            f"{self._root}: the master sent no valid frame at physical offset {self.checked}: "
+            f"{DamageKind(code).label}: {reason}. The slave acknowledged none of it. {advice}"
         )
 
-    # ------------------------------------------------------------------------ the master's words
+    # ---------------------------------------------------------------------- the master's position
     def heartbeat(self, offset: int) -> None:
-        """The master has nothing more than what came before an offset, or is slow about it.
+        """Process a heartbeat: the master's next byte is at an offset.
 
         Raises:
-            LogsDiverged: if this log goes on behind it, and the master says nothing new of it.
+            LogsDiverged: if this log is longer, and the master has nothing more to send.
         """
         if offset < self._feed.wrote_offset and self._has_beaten:
-            # After seconds of silence RocketMQ says this first, whether or not more follows: at the
-            # start, and where this side was slow. Two in a row are said where nothing follows.
+            # QUIRK: after seconds of silence RocketMQ sends a heartbeat first, also if data
+            # follows: at the start, and if the slave was slow. After two in a row nothing follows.
             self._ahead(offset)
         wrote = self._feed.wrote_offset
-        # One that has nothing may begin where the master's log ends, at the start of a file.
+        # An empty slave may begin at the end of the master's log, at the start of a file.
         self._has_come = offset == wrote or (not wrote and self._has_beaten)
         self._has_beaten = True
 
     def elsewhere(self, offset: int) -> None:
-        """The master has nothing where it was asked, but begins or ends at an offset.
+        """Process that the master's log begins or ends at an offset, and lacks the requested one.
 
-        Returns where another connection may go better.
+        Returns normally if another connection may succeed.
 
         Raises:
-            LogsDiverged: if the master ends there.
-            ReplicationError: if it begins there, and this log ends before.
+            LogsDiverged: if the master's log ends there.
+            ReplicationError: if the master's log begins there, and this log ends before.
         """
         wrote = self._feed.wrote_offset
         if not wrote:
             if offset > self.position:
                 self._start = offset
-            # Else it may come to where it was asked from.
+            # Otherwise the master's log may still grow to the requested offset.
         elif offset < self.position:
             self._ahead(offset)
         elif offset <= self._last_frame():
             self._floor = offset
         elif offset <= wrote:
             raise ReplicationError(
-                f"{self._root}: its log ends at {wrote}, and its master's begins at {offset}: "
-                "the messages that both had, by which to tell that they are one log, are gone. "
+                f"{self._root}: its log ends at physical offset {wrote} and its master's begins at "
+                f"{offset}: the master has deleted the messages needed to compare the two logs. "
                 "Replicate into an empty folder"
             )
         else:
             raise ReplicationError(
-                f"{self._root}: its log ends at {wrote}, and its master's begins at {offset}: "
-                "what is between is gone. Replicate into an empty folder"
+                f"{self._root}: its log ends at physical offset {wrote} and its master's begins at "
+                f"{offset}: the master has deleted the bytes between. Replicate into an empty "
+                "folder"
             )
 
     def _ahead(self, offset: int) -> None:
         raise LogsDiverged(
-            f"{self._root}: its log goes on to {self._feed.wrote_offset}, and its master's ends "
-            f"at {offset}: it is ahead of its master. {self._advice(offset)}",
+            f"{self._root}: the slave is ahead of its master: its log ends at physical offset "
+            f"{self._feed.wrote_offset}, its master's at {offset}. {self._advice(offset)}",
             offset=offset,
         )
 
     @property
     def has_all(self) -> bool:
-        """Whether the master's last word was that there is no more, and all of it is whole."""
+        """Whether the master's last message was a heartbeat at this log's checked end."""
         return self._has_come and self.checked == self._feed.wrote_offset
 
-    # -------------------------------------------------------------------------------------- acks
+    # ----------------------------------------------------------------------------------- syncing
     def sync(self) -> int:
-        """Bring the log to the disk; what stands before the answer is there, and was checked.
+        """Sync the log. Return the physical offset up to which it is durable and checked.
 
         Raises:
-            StoreUnavailable: if the sync failed, now or before.
+            StoreUnavailable: if this sync or an earlier one failed.
         """
-        # Before the sync: what is appended meanwhile may be on the disk or not.
+        # Read before the sync: bytes appended during the sync may not be durable.
         vouched = self._vouched
         end = min(vouched, self._feed.sync())
-        # A body that does not match its CRC looks like what a crash has torn.
+        # A body with a wrong CRC looks torn: the note that it is durable must outlast a power cut.
         self._feed.keep(not self._check_crc)
         return end
 
     @property
     def wrote(self) -> int:
-        """Where the log ends."""
+        """Physical offset of the log's end."""
         return self._feed.wrote_offset
 
 
@@ -339,4 +337,4 @@ def _first_difference(one: memoryview, other: memoryview) -> int:
     for at, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return at
-    raise AssertionError("they are alike")
+    raise AssertionError("the parts are equal")

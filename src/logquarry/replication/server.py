@@ -1,4 +1,9 @@
-"""Who may connect to us, and who was refused."""
+"""A server for many connections: listening, admission of peers, start and end.
+
+One thread serves all connections with a selector. If ``max_connections`` are open, a new peer
+replaces one that has sent no request yet. :class:`~logquarry.replication.master.HaMaster` and
+:class:`~logquarry.replication.config_server.ConfigServer` add their protocols.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +30,28 @@ Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
 
 def networks(allow: Sequence[str] | None) -> Networks | None:
-    """Addresses and networks ("10.0.0.7", "10.0.0.0/8") as such; None for whoever comes.
+    """Parse addresses and networks ("10.0.0.7", "10.0.0.0/8"); None allows all.
 
     Raises:
-        UsageError: if one is none.
+        UsageError: if a text is no address and no network.
     """
     if allow is None:
         return None
     try:
         return tuple(ipaddress.ip_network(text, strict=False) for text in allow)
     except ValueError as error:
-        raise UsageError(f"allow: {error}") from error
+        raise UsageError(f"allow takes addresses and networks: {error}") from error
 
 
 class Admission:
-    """Tells who may connect, and notes who was refused. For one thread.
+    """Decides which peers may connect, and logs refusals. Not thread-safe.
 
     Args:
-        allowed: who may; None for whoever comes.
-        now_ms: the time, by a clock that nobody sets.
+        allowed: the networks that may connect; None for all.
+        now_ms: gives the time in milliseconds, of a monotonic clock.
 
     Attributes:
-        refused: how many were.
+        refused: number of refused connections.
     """
 
     def __init__(self, allowed: Networks | None, now_ms: Callable[[], int]) -> None:
@@ -64,23 +69,16 @@ class Admission:
         return any((mapped or address) in network for network in self._allowed)
 
     def refuse(self, peer: str, reason: str) -> None:
-        """Note that somebody was."""
+        """Count a refusal, and log it."""
         self.refused += 1
-        # Whoever knocks all day is not to fill a disk with it.
+        # At most one line a second: repeated connections must not fill the disk.
         now = self._now_ms()
         if self._noted_ms is None or now - self._noted_ms >= 1_000:
             self._noted_ms = now
             logger.warning("%s was refused: %s (%d so far)", peer, reason, self.refused)
 
 
-# --------------------------------------------------------------------------------------------------
-# What listens and serves many connections: how it starts and ends, who may come, who has to go.
-#
-# One thread serves all connections, by a selector. There are ``max_connections`` of them, and a
-# stranger who says nothing has to go when somebody else comes. What is said and sent is the matter
-# of those who build on this: :class:`~logquarry.replication.master.HaMaster` and
-# :class:`~logquarry.replication.config_server.ConfigServer`.
-
+# --------------------------------------------------------------------------------------- the server
 LONGEST_WAIT_MS: Final = 1_000
 _PAUSE_SECONDS: Final = 0.01
 _END_SECONDS: Final = 10.0
@@ -88,13 +86,13 @@ _END_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerOptions:
-    """Who may connect, and how.
+    """Options of every server.
 
     Attributes:
-        max_connections: how many may be connected.
-        allow: addresses or networks that may connect ("10.0.0.0/8"); None for any that reach the
-            port, which by default is nobody outside of this machine.
-        tls: serves TLS.
+        max_connections: most connections at the same time.
+        allow: addresses or networks that may connect ("10.0.0.0/8"); None for all that reach the
+            port. The default address, 127.0.0.1, is reachable only from this machine.
+        tls: TLS settings; None for no TLS.
     """
 
     max_connections: int = 16
@@ -103,11 +101,11 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         if self.max_connections <= 0:
-            raise UsageError(f"max_connections is {self.max_connections}, and must be above 0")
+            raise UsageError(f"max_connections is {self.max_connections}; it must be above 0")
         self.networks()
 
     def networks(self) -> Networks | None:
-        """What ``allow`` means."""
+        """Parse ``allow``."""
         return networks(self.allow)
 
 
@@ -115,8 +113,8 @@ class Peer:
     """One connection.
 
     Attributes:
-        wire: its socket.
-        mask: what the selector watches it for.
+        wire: the socket.
+        mask: the events for which the selector watches the socket.
     """
 
     __slots__ = ("mask", "wire")
@@ -133,21 +131,21 @@ P = TypeVar("P", bound=Peer)
 
 
 class Server(ABC, Generic[P]):
-    """Listens from the start on, and serves from :meth:`start` (or the ``with`` block) on.
+    """Listens once it is made, and serves from :meth:`start` (or the ``with`` block) on.
 
     Args:
-        name: what it is called where it fails.
-        thread: what its thread is called.
-        listen: makes the sockets that listen; the first one is the server's address.
-        options: who may connect, and how.
-        surroundings: time and sockets.
-        read_size: bytes that are read at once.
+        name: the server's name in log messages.
+        thread: the name of its thread.
+        listen: makes the listening sockets; the address of the first is the server's address.
+        options: limits, TLS, allowed peers.
+        surroundings: clock and sockets; a simulation passes its own.
+        read_size: most bytes of one read.
 
     Attributes:
-        error: why it has ended by itself, None where it has not.
+        error: the error that ended the server; None while it works.
 
     Raises:
-        OSError: if it cannot listen there.
+        OSError: if the server cannot listen at the address.
     """
 
     def __init__(
@@ -165,7 +163,7 @@ class Server(ABC, Generic[P]):
         self._admission = Admission(options.networks(), self._surroundings.now_ms)
         self.error: LogquarryError | None = None
         with contextlib.ExitStack() as made:
-            # A port that nobody serves is not to stay taken where descriptors run out.
+            # If descriptors run out, close the listeners: the port must not stay taken.
             self._listeners = listen(self._surroundings)
             for listener in self._listeners:
                 made.enter_context(contextlib.closing(listener))
@@ -184,16 +182,16 @@ class Server(ABC, Generic[P]):
 
     # -------------------------------------------------------------------------------------- life
     def start(self) -> None:
-        """Begin."""
+        """Start the thread that serves."""
         try:
             self._thread.start()
         except RuntimeError:
-            # No more threads: whoever asks by ``with`` closes nothing that did not begin.
+            # The system has no more threads. ``with`` calls no __exit__ if __enter__ raises.
             self.close()
             raise
 
     def close(self) -> None:
-        """End all connections, and listen no more; once more does nothing."""
+        """End all connections, and stop listening. A second call does nothing."""
         self._is_closing = True
         self._wake.force()
         if self._thread.ident is not None:
@@ -212,7 +210,10 @@ class Server(ABC, Generic[P]):
         self.close()
 
     def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.disk.lifetime`: no peer is to wait for a child to end."""
+        """Close the sockets in a forked child; see :mod:`logquarry.disk.lifetime`.
+
+        Otherwise a peer would not see the end of its connection while the child lives.
+        """
         for peer in self._peers:
             peer.wire.abandon()
         for listener in self._listeners:
@@ -221,15 +222,15 @@ class Server(ABC, Generic[P]):
 
     @property
     def address(self) -> str:
-        """host:port."""
+        """host:port that the server listens at."""
         return address_text((self.host, self.port))
 
-    # ------------------------------------------------------------------------------------ at work
+    # ------------------------------------------------------------------------------------ serving
     def _run(self) -> None:
         drive(self.serving())
 
     def serving(self) -> Waits:
-        """All of its work, for whoever drives it without a thread, instead of :meth:`start`."""
+        """All work of the server, as a generator. Replaces :meth:`start` in a simulation."""
         try:
             while not self._is_closing:
                 yield from self._turn()
@@ -239,7 +240,7 @@ class Server(ABC, Generic[P]):
             self._end()
 
     def _failed(self, error: Exception) -> LogquarryError:
-        """What has ended it, which is told; called while the exception is handled."""
+        """Log an exception that ended the server, and return it as :attr:`error`."""
         logger.exception("%s failed", self._name)
         return ReplicationError(f"{self._name} failed: {error!r}")
 
@@ -252,7 +253,7 @@ class Server(ABC, Generic[P]):
         self._wake.close()
 
     def _turn(self) -> Waits:
-        """Whatever is to be done now, and then wait for more."""
+        """Do what is due, and wait for the next event."""
         wait = self._serve_all()
         found = yield self._selector, max(0, wait) / 1_000
         for key, mask in found:
@@ -265,44 +266,44 @@ class Server(ABC, Generic[P]):
 
     @abstractmethod
     def _serve_all(self) -> int:
-        """Do what is due for all peers; milliseconds until there is something to do again."""
+        """Do what is due for all peers. Return the next wait in ms."""
 
     @abstractmethod
     def _read(self, peer: P) -> None:
-        """Take what has come of a peer, who may have gone meanwhile."""
+        """Read from a peer. The peer may be dropped already."""
 
-    # -------------------------------------------------------------------------------- come and go
+    # -------------------------------------------------------------------------------- connections
     @abstractmethod
     def _new(self, wire: Wire) -> P:
-        """What is kept of a connection."""
+        """Make the peer of a new connection."""
 
     @abstractmethod
     def _silence_of(self, peer: P) -> str | None:
-        """Why a peer may have to go for another one: it never said what it came for. Else None."""
+        """The reason why a new peer may replace this one: it sent no request yet. Else None."""
 
     def _came(self, peer: P) -> None:
-        """Called before a peer is one of those who are there."""
+        """Called before a new peer is added to the peers."""
 
     def _went(self, peer: P) -> None:
-        """Called before it is none of them any more."""
+        """Called before a peer is removed from the peers."""
 
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, address = listener.accept()
         except OSError as error:
-            # Out of descriptors, or the peer is gone already. The former may last, and the listener
-            # stays ready: others are to have the processor meanwhile.
+            # No descriptors left, or the peer is gone already. Without descriptors the listener
+            # stays ready, so pause: a busy loop would take the CPU.
             self._admission.refuse("?", str(error))
             time.sleep(_PAUSE_SECONDS)
             return
         name = address_text(address)
         if not self._admission.allows(address[0]):
-            # Counted first: whoever sees the connection end may ask.
-            self._admission.refuse(name, "it is not on the list of those who may connect")
+            # Count first: a caller that sees the connection end may read status().
+            self._admission.refuse(name, "the address is not in allow")
             connection.close()
             return
         if len(self._peers) >= self._max_connections and not self._make_room():
-            self._admission.refuse(name, f"{len(self._peers)} are connected")
+            self._admission.refuse(name, f"{len(self._peers)} peers are connected (the maximum)")
             connection.close()
             return
         try:
@@ -315,7 +316,7 @@ class Server(ABC, Generic[P]):
         try:
             self._selector.register(wire, selectors.EVENT_READ, peer)
         except (OSError, ValueError) as error:
-            # Not the socket that was accepted: TLS has made another one of it.
+            # Close the wire, not the accepted socket: TLS has replaced that.
             wire.close()
             self._admission.refuse(name, str(error))
             return
@@ -323,11 +324,11 @@ class Server(ABC, Generic[P]):
         self._peers.append(peer)
 
     def _make_room(self) -> bool:
-        """Let go of who has been silent for longest and never said anything; if there is one."""
+        """Drop the oldest peer that has sent no request yet. Return whether there was one."""
         for peer in self._peers:
             reason = self._silence_of(peer)
             if reason is not None:
-                self._admission.refuse(peer.wire.peer, f"{reason}, and another one has come")
+                self._admission.refuse(peer.wire.peer, f"{reason}, and a new peer needs its place")
                 self._drop(peer, None)
                 return True
         return False
@@ -346,4 +347,4 @@ class Server(ABC, Generic[P]):
             self._selector.unregister(peer.wire)
         peer.wire.close()
         if reason is not None:
-            logger.info("%s is gone: %s", peer, reason)
+            logger.info("connection to %s closed: %s", peer, reason)

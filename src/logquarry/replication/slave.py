@@ -1,9 +1,9 @@
-"""A slave: fetches a master's log into its own store, and says how far it has it.
+"""The slave of replication: copies a master's log into its own store, and acknowledges it.
 
-Two threads. One receives, appends and checks, and brings to the disk what little came. Where much
-comes the other does that, so that receiving does not wait for the disk. Where the connection ends
-the slave comes again, after a pause that doubles each time nothing came. Where the logs do not fit
-together, or the disk fails, it ends for good and says why.
+One thread receives, appends and checks, and syncs if few bytes arrived. If many arrive, a second
+thread syncs, so that receiving does not wait for the disk. If the connection ends, the slave
+connects again after a pause, which doubles as long as no bytes arrive. If the logs have diverged or
+the disk fails, the slave ends, and ``error`` gives the reason.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _RECEIVE: Final = 4 << 20
 _READS: Final = 16
 _LARGE: Final = 256 << 10
 _SYNC_MS: Final = 20
-"""While so many bytes come at once the disk is asked this often, and not for each of them."""
+"""If _LARGE bytes arrive at once, the slave syncs at this interval, not after each read."""
 _CONNECT_SECONDS: Final = 5.0
 _LONGEST_WAIT_MS: Final = 1_000
 _END_SECONDS: Final = 600.0
@@ -57,21 +57,21 @@ _LONG_SECONDS: Final = 3_600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlaveOptions:
-    """How a slave follows.
+    """Options of an HaSlave.
 
     Attributes:
-        start: where a log that is empty begins: a physical offset, 0 for the master's whole log,
-            or None for where the master says, which with RocketMQ is its last file.
-        acknowledge: ``"flushed"`` for what is on the disk, ``"received"`` for what is in memory,
-            as RocketMQ's slave does.
-        check_crc: whether bodies are compared with their CRC before they are acknowledged.
-        overlap: bytes of the log's end that are compared with the master's at each connection;
-            its last message always is.
-        times: heartbeats and housekeeping.
-        first_pause: seconds before the second try to connect,
-        longest_pause: and before any later one.
-        tls: connects by TLS,
-        server_name: to a master of this name; default: its host.
+        start: physical offset at which an empty log begins; 0: the master's whole log; None: the
+            master chooses (RocketMQ: its last file).
+        acknowledge: ``"flushed"``: acknowledge durable bytes; ``"received"``: acknowledge bytes in
+            memory, as RocketMQ's slave does.
+        check_crc: whether to check the CRC of a body before acknowledging it.
+        overlap: bytes of the log's end to compare with the master's at each connection. The last
+            message is always compared.
+        times: heartbeat and housekeeping intervals.
+        first_pause: seconds before the second attempt to connect.
+        longest_pause: most seconds between two attempts.
+        tls: TLS settings; None for no TLS.
+        server_name: the name in the master's certificate; None for its host.
     """
 
     start: int | None = None
@@ -87,29 +87,32 @@ class SlaveOptions:
     def __post_init__(self) -> None:
         if self.acknowledge not in ACKNOWLEDGE:
             raise UsageError(
-                f"acknowledge is {self.acknowledge!r}, and must be one of {', '.join(ACKNOWLEDGE)}"
+                f"acknowledge is {self.acknowledge!r}; it must be one of {', '.join(ACKNOWLEDGE)}"
             )
         if self.start is not None and not 0 <= self.start <= _LARGEST_OFFSET:
-            raise UsageError(f"start is {self.start}, and must be 0 to {_LARGEST_OFFSET}")
+            raise UsageError(f"start is {self.start}; it must be 0 to {_LARGEST_OFFSET}")
         if self.overlap < 0:
-            raise UsageError(f"overlap is {self.overlap}, below 0")
+            raise UsageError(f"overlap is {self.overlap}; it must not be negative")
         if not 0 < self.first_pause <= self.longest_pause:
-            raise UsageError("pauses must be above 0, and the first no longer than the longest")
+            raise UsageError(
+                f"first_pause is {self.first_pause} s and longest_pause {self.longest_pause} s: "
+                "the first must be above 0 and at most the second"
+            )
 
 
 class SlaveStatus(NamedTuple):
-    """How a slave does.
+    """State of an HaSlave.
 
     Attributes:
-        master: whom it follows.
+        master: host:port of the master.
         is_connected: whether it is connected.
-        max_offset: where its log ends.
-        acknowledged: what it has told the master that it has; None where it is not connected.
-        received_bytes: of the log, since it was started.
-        connections: how many there were.
-        has_all: whether the master's last word was that there is no more of its log.
-        trouble: why it is not connected, or has ended; empty where all is well.
-        has_ended: whether it has ended for good.
+        max_offset: physical offset of the log's end.
+        acknowledged: last acknowledged physical offset; None if it is not connected.
+        received_bytes: bytes of the log received since the start.
+        connections: number of connections since the start.
+        has_all: whether it has all of the master's log, by the master's last message.
+        trouble: why it is not connected, or has ended; empty if nothing is wrong.
+        has_ended: whether it has failed and does not continue.
     """
 
     master: str
@@ -124,24 +127,25 @@ class SlaveStatus(NamedTuple):
 
 
 class HaSlave:
-    """Follows a master with a store.
+    """Copies a master's log into a store (``HAClient``).
 
-    Follows from :meth:`start` (or the ``with`` block) on. Close it before the store. Others may
-    read the store meanwhile, and cannot put: its ``broker_role`` is SLAVE.
+    The slave works from :meth:`start` (or the ``with`` block) on. Close it before the store.
+    Readers may use the store meanwhile; the store rejects puts, because its ``broker_role`` is
+    SLAVE.
 
     Args:
-        store: the store, open to be written, as a SLAVE.
-        host: of the master.
-        port: of the master.
-        options: how it follows.
-        surroundings: time and sockets.
+        store: the store, open for writing with ``broker_role`` SLAVE.
+        host: host of the master.
+        port: port of the master.
+        options: start, acknowledgements, checks, TLS.
+        surroundings: clock and sockets; a simulation passes its own.
 
     Attributes:
-        error: why it has ended for good, None where it has not.
+        error: the error that ended the slave; None while it works.
 
     Raises:
-        UsageError: if the store takes messages of its own.
-        StoreUnavailable: if it is not open to be written.
+        UsageError: if the store's ``broker_role`` is not SLAVE.
+        StoreUnavailable: if the store is not open for writing.
     """
 
     def __init__(
@@ -157,7 +161,9 @@ class HaSlave:
         self._surroundings = surroundings or Surroundings()
         feed = store.log_feed()
         if store.config.broker_role != "SLAVE":
-            raise UsageError(f"{store.root}: its broker_role is not SLAVE: it may take messages")
+            raise UsageError(
+                f"{store.root}: its broker_role is not SLAVE: open it with broker_role='SLAVE'"
+            )
         self._host, self._port = host, port
         self._replica = Replica(
             feed,
@@ -168,7 +174,7 @@ class HaSlave:
         )
         self._wake = self._surroundings.wake()
         self._sync_wanted = Flag()
-        # Guards the machine and the wire of the connection that there is.
+        # Guards the machine and the wire of the current connection.
         self._use = threading.Lock()
         self._machine: SlaveConnection | None = None
         self._wire: Wire | None = None
@@ -189,17 +195,17 @@ class HaSlave:
 
     # -------------------------------------------------------------------------------------- life
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         try:
             for thread in self._threads:
                 thread.start()
         except RuntimeError:
-            # No more threads: whoever asks by ``with`` closes nothing that did not begin.
+            # The system has no more threads. ``with`` calls no __exit__ if __enter__ raises.
             self.close()
             raise
 
     def close(self) -> None:
-        """End the connection, and follow no more; once more does nothing."""
+        """End the connection, and stop. A second call does nothing."""
         self._is_closing = True
         self._wake.force()
         self._sync_wanted.set()
@@ -207,7 +213,7 @@ class HaSlave:
             if thread.ident is not None:
                 thread.join(_END_SECONDS)
         if self._threads[0].ident is None:
-            # Nobody else says so to those who wait.
+            # The thread never started, so it cannot set this for wait().
             self._ended.set()
         self._wake.close()
         stays(self)
@@ -220,16 +226,22 @@ class HaSlave:
         self.close()
 
     def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.disk.lifetime`: no master is to wait for a child to end."""
+        """Close the socket in a forked child; see :mod:`logquarry.disk.lifetime`.
+
+        Otherwise the master would not see the end of the connection while the child lives.
+        """
         wire = self._wire
         if wire is not None:
             wire.abandon()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended; whether it has. :attr:`error` tells why, if it was not closed.
+        """Wait until the slave has ended, by :meth:`close` or with an :attr:`error`.
 
         Args:
-            timeout_s: seconds; by default as long as it takes.
+            timeout_s: seconds to wait; None for no limit.
+
+        Returns:
+            Whether it has ended.
         """
         while not self._ended.wait(_LONG_SECONDS if timeout_s is None else timeout_s):
             if timeout_s is not None:
@@ -241,11 +253,11 @@ class HaSlave:
 
     @property
     def master(self) -> str:
-        """host:port."""
+        """host:port of the master."""
         return address_text((self._host, self._port))
 
     def status(self) -> SlaveStatus:
-        """How it does right now."""
+        """The current state."""
         machine = self._machine
         return SlaveStatus(
             self.master,
@@ -264,9 +276,9 @@ class HaSlave:
         drive(self.following())
 
     def following(self) -> Waits:
-        """All work of the thread that receives, for whoever drives it without one.
+        """All work of the receiving thread, as a generator.
 
-        It takes :meth:`syncing` beside it, instead of :meth:`start`.
+        A simulation runs it together with :meth:`syncing`, instead of :meth:`start`.
         """
         pause = self._options.first_pause
         try:
@@ -282,7 +294,7 @@ class HaSlave:
                     return
                 if self._received > before:
                     pause = self._options.first_pause
-                logger.info("%s; the next try in %.1f s", self._trouble, pause)
+                logger.info("%s; connecting again in %.1f s", self._trouble, pause)
                 yield from self._rest(pause)
                 pause = min(2 * pause, self._options.longest_pause)
         except (ReplicationError, StoreError) as error:
@@ -310,12 +322,12 @@ class HaSlave:
                     self._wake.take()
 
     def _follow(self) -> Waits:
-        """One connection, from its beginning to its end.
+        """Connect, and receive until the connection ends.
 
         Raises:
-            OSError: if there is none, or it breaks.
-            ReplicationError: if master and slave cannot go on with each other.
-            StoreError: if the log does not take what comes.
+            OSError: if the connection fails.
+            ReplicationError: if the logs have diverged, or the master sends invalid bytes.
+            StoreError: if the log cannot be written.
         """
         request = self._replica.request()
         connection = self._surroundings.connect(self._host, self._port, _CONNECT_SECONDS)
@@ -347,7 +359,7 @@ class HaSlave:
             wire.close()
 
     def _say(self, selector: selectors.BaseSelector, wire: Wire, machine: SlaveConnection) -> int:
-        """Send what can be sent; milliseconds to wait for more to do."""
+        """Send as much as possible now. Return the next wait in ms."""
         if wire.is_ready or wire.handshake():
             with self._use:
                 wire.send([machine.data_to_send()])
@@ -359,7 +371,7 @@ class HaSlave:
         return min(max(0, wait), _LONGEST_WAIT_MS)
 
     def _hear(self, found: Found, wire: Wire, machine: SlaveConnection) -> bool:
-        """Take what has come, and do what is due; whether the connection goes on."""
+        """Read, and do what is due. Return whether the connection continues."""
         for key, ready in found:
             if key.fileobj is self._wake:
                 self._wake.take()
@@ -372,7 +384,7 @@ class HaSlave:
         return self._happened(events)
 
     def _sync_here(self) -> None:
-        """Bring a little to the disk at once: another thread would take as long to be woken."""
+        """Sync in this thread: for few bytes that is as fast as waking the other thread."""
         self._owes_sync = False
         if self._options.acknowledge == "flushed":
             self._acknowledge(self._replica.sync())
@@ -380,7 +392,7 @@ class HaSlave:
             self._acknowledge(self._replica.position)
 
     def _ask_sync(self) -> None:
-        """Have the other thread bring much to the disk, while more of it comes."""
+        """Have the other thread sync, while this one receives more."""
         self._owes_sync = False
         self._synced_ms = self._surroundings.now_ms()
         if self._options.acknowledge == "flushed":
@@ -389,7 +401,7 @@ class HaSlave:
             self._acknowledge(self._replica.position)
 
     def _read(self, wire: Wire, machine: SlaveConnection) -> bool:
-        """Take what has come; whether the connection goes on."""
+        """Read from the master. Return whether the connection continues."""
         before = self._received
         for _ in range(_READS):
             count = wire.receive_into(self._buffer)
@@ -419,7 +431,7 @@ class HaSlave:
         try:
             return all(self._goes_on_after(event) for event in events)
         finally:
-            # Once for all of them: most of a look is the way to it.
+            # Once for all events: most of the cost of a check does not depend on its bytes.
             replica.check()
 
     def _goes_on_after(self, event: SlaveEvent) -> bool:
@@ -431,20 +443,20 @@ class HaSlave:
             replica.heartbeat(event.offset)
         elif isinstance(event, MasterElsewhere):
             replica.elsewhere(event.offset)
-            self._trouble = f"{self.master}: its log begins or ends at {event.offset}"
+            self._trouble = f"{self.master}: its log begins or ends at offset {event.offset}"
             return False
         elif isinstance(event, ConnectionEnded):
             self._trouble = f"{self.master}: {event.reason}"
             return False
         return True
 
-    # -------------------------------------------------------------------------------------- acks
+    # ---------------------------------------------------------------------------- acknowledgements
     def _run_sync(self) -> None:
         for sync_wanted in self.syncing():
             sync_wanted.take()
 
     def syncing(self) -> Generator[Flag, None, None]:
-        """All work of the thread that syncs: gives what is to be taken before it goes on."""
+        """All work of the syncing thread: yields the flag to wait for before the next sync."""
         try:
             while self._goes_on() and not self._ended.wait(0):
                 yield self._sync_wanted
@@ -458,7 +470,7 @@ class HaSlave:
             self._wake.force()
 
     def _acknowledge(self, offset: int) -> None:
-        """Say that what stands before an offset is here, as far as this connection knows of it."""
+        """Report an offset to the master, limited to what this connection has received."""
         with self._use:
             machine, wire = self._machine, self._wire
             if machine is None or wire is None or machine.received is None:
@@ -467,10 +479,10 @@ class HaSlave:
             if offset <= machine.reported:
                 return
             if wire.wants_write:
-                # The master does not read: what is news then is said when it does, all at once.
+                # The master does not read now. Report the latest offset once it does.
                 self._owes_sync = True
                 return
             machine.report(offset, self._surroundings.now_ms())
-            # A connection that broke is found broken where it is read.
+            # If the connection is broken, the next read raises.
             with contextlib.suppress(OSError):
                 wire.send([machine.data_to_send()])

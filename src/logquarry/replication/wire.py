@@ -1,7 +1,7 @@
-"""Sockets that never wait, plain or TLS, what wakes those who watch them, and the waiting itself.
+"""Non-blocking sockets with or without TLS, and the waiting for them.
 
-Master and slave are written as generators that say what they wait for. :func:`drive` waits with
-the system; a simulation goes on as soon as its own time has come.
+Master and slave are generators that yield what they wait for. :func:`drive` waits with a selector
+of the system; a simulation advances its own clock instead.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from logquarry.protocol.ha import Buffer
 _AT_ONCE: Final = 64
 
 Found = list[tuple[selectors.SelectorKey, int]]
-"""What a selector gives."""
+"""Result of a selector."""
 Waits = Generator[tuple[selectors.BaseSelector, float], Found, None]
-"""Work that gives a selector and how many seconds it waits at most, and goes on with what came."""
+"""Work that yields a selector and a timeout in seconds, and receives the selector's result."""
 
 
 def drive(waits: Waits) -> None:
-    """Do some work to its end, and wait whenever it wants to."""
+    """Run a generator to its end; wait with the selectors that it yields."""
     with contextlib.suppress(StopIteration):
         selector, seconds = next(waits)
         while True:
@@ -42,10 +42,10 @@ def drive(waits: Waits) -> None:
 
 
 class Wake:
-    """Wakes a thread that waits in a selector. Any thread may set it.
+    """Wakes a thread that waits in a selector. Thread-safe.
 
-    Setting costs a look where the thread is at work: only when it is about to wait it asks to be
-    woken (:meth:`arm`), and looks once more at what there is to do before it does.
+    Before the thread checks for work and waits, it calls :meth:`arm`. A put then only reads a flag
+    (:meth:`is_unset`) while the thread is busy; the system call is made only for an armed thread.
     """
 
     def __init__(self) -> None:
@@ -54,25 +54,25 @@ class Wake:
         self._use = threading.Lock()
 
     def fileno(self) -> int:
-        """For the selector."""
+        """The descriptor for the selector."""
         return self._descriptor
 
     def arm(self) -> None:
-        """Ask to be woken from here on."""
+        """Request a wake-up from now on."""
         self._is_armed = True
 
     def take(self) -> None:
-        """Be woken no more, until the next :meth:`arm`."""
+        """Consume a wake-up; the next one needs :meth:`arm`."""
         self._is_armed = False
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._descriptor)
 
     def is_unset(self) -> bool:
-        """Whether somebody wants to be woken."""
+        """Whether the thread is armed and not woken yet."""
         return self._is_armed
 
     def set(self) -> None:
-        """Wake whoever asked for it."""
+        """Wake the thread."""
         self._is_armed = False
         self.force()
 
@@ -83,7 +83,7 @@ class Wake:
                 os.eventfd_write(self._descriptor, 1)
 
     def close(self) -> None:
-        """Let go of the descriptor."""
+        """Close the descriptor."""
         with self._use:
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
@@ -91,17 +91,17 @@ class Wake:
 
 
 class Surroundings:
-    """What master and slave stand on: the time and sockets. A simulation has its own."""
+    """Clock and sockets for master and slave. A simulation replaces them."""
 
     def now_ms(self) -> int:
-        """The time, by a clock that nobody sets."""
+        """The time in milliseconds, of a monotonic clock."""
         return monotonic_ms()
 
     def listen(self, host: str, port: int) -> socket.socket:
-        """A socket that listens, and never waits.
+        """Make a non-blocking socket that listens.
 
         Raises:
-            OSError: if it cannot.
+            OSError: if the socket cannot listen at the address.
         """
         _require_name(host)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -110,34 +110,34 @@ class Surroundings:
         return listener
 
     def connect(self, host: str, port: int, timeout_s: float) -> socket.socket:
-        """A connected socket.
+        """Connect to an address.
 
         Raises:
-            OSError: if there is none.
+            OSError: if the connection fails.
         """
         _require_name(host)
         return socket.create_connection((host, port), timeout_s)
 
     def selector(self) -> selectors.BaseSelector:
-        """What watches sockets."""
+        """Make a selector."""
         return selectors.DefaultSelector()
 
     def wake(self) -> Wake:
-        """What wakes those who watch them."""
+        """Make a Wake."""
         return Wake()
 
 
 class Wire:
-    """One connected socket. Any thread may use it; none waits.
+    """One connected, non-blocking socket. Thread-safe.
 
     Args:
         connection: the socket.
-        tls: makes it a TLS one.
-        server_name: whom a client expects.
+        tls: TLS settings; None for no TLS.
+        server_name: the server's name, if this is the client's side of TLS.
 
     Attributes:
-        peer: the other side's address, for people.
-        wants_write: whether something is to be sent that the socket did not take yet.
+        peer: the other side's address, for messages.
+        wants_write: whether bytes wait until the socket takes them.
     """
 
     def __init__(
@@ -166,19 +166,19 @@ class Wire:
         self._is_shaken = tls is None
 
     def fileno(self) -> int:
-        """For the selector."""
+        """The descriptor for the selector."""
         return self._socket.fileno()
 
     @property
     def is_ready(self) -> bool:
-        """Whether a TLS handshake is done; of plain sockets always."""
+        """Whether the TLS handshake is done; always True without TLS."""
         return self._is_shaken
 
     def handshake(self) -> bool:
-        """Go on with the TLS handshake, as far as it goes; whether it is done.
+        """Continue the TLS handshake. Return whether it is done.
 
         Raises:
-            OSError: if the other side cannot do it.
+            OSError: if the handshake fails.
         """
         assert isinstance(self._socket, ssl.SSLSocket)
         with self._use:
@@ -195,7 +195,7 @@ class Wire:
             return True
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Bytes that have come: how many, 0 at the end, None if there are none now.
+        """Read into a buffer. Return the number of bytes, 0 at the end, None if none are there now.
 
         Raises:
             OSError: if the connection is broken.
@@ -207,9 +207,9 @@ class Wire:
                 return None
 
     def send(self, parts: Sequence[Buffer]) -> bool:
-        """Send these behind what is to be sent already; whether all of it went.
+        """Send buffers after those that wait. Return whether all bytes are sent.
 
-        They are not copied, and must not change before it has.
+        The buffers are not copied: do not change them before they are sent.
 
         Raises:
             OSError: if the connection is broken.
@@ -242,27 +242,27 @@ class Wire:
             self._out.popleft()
 
     def abandon(self) -> None:
-        """Let go of the descriptor in a forked child, where the lock may be held for ever."""
+        """Close the descriptor in a forked child, without the lock, which may be held forever."""
         with contextlib.suppress(OSError):
             self._socket.close()
 
     def close(self) -> None:
-        """Close the socket, and forget what was to be sent."""
+        """Close the socket, and drop the bytes that wait."""
         with self._use, contextlib.suppress(OSError):
             self._out.clear()
             self._socket.close()
 
 
 def _require_name(host: str) -> None:
-    """Raise OSError for what no host can be called: looking it up raises something else."""
+    """Raise OSError for an invalid host name; the resolver would raise UnicodeError."""
     try:
         host.encode("idna")
     except UnicodeError as error:
-        raise OSError(f"{host!r} is no name of a host") from error
+        raise OSError(f"{host!r} is no host name") from error
 
 
 def address_text(address: tuple[object, ...] | str) -> str:
-    """host:port, with brackets about an IPv6 host."""
+    """Format as host:port, an IPv6 host in brackets."""
     if not isinstance(address, tuple):
         return str(address)
     host, port = address[0], address[1]

@@ -1,6 +1,6 @@
-"""One offline HTML page about a store, from a few small tables.
+"""The HTML page of ``logquarry report``.
 
-``survey`` walks the log once and counts, ``charts`` draws the counts with Altair, ``page`` puts
-charts and tables into one file that needs no network. Charts need the extra
+``survey`` scans the log once and counts, ``charts`` and ``drawing`` make charts with Altair, and
+``page`` puts charts and tables into one file that needs no network. Charts need the packages of
 ``logquarry[report]``.
 """

@@ -1,7 +1,7 @@
-"""The charts of a report, as Vega-Lite through Altair. Titles say what one sees.
+"""The charts of a report, made with Altair as Vega-Lite. Each title states the main result.
 
-Data are a few rows each, so that a page stays small however large the store is. Names from the
-store are data and never part of a specification's expressions.
+Each chart has a few rows of data, so the page stays small for any store. Names from the store are
+data, never part of an expression: a name cannot run code in the page.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _TOPIC_COLOURS: Final = (BLUE, ORANGE, GREEN, SKY, PURPLE, RED)
 _MOST_LINES: Final = 5
 _NO_TAG: Final = "(no tag)"
 _DELIVERED: Final = "delivered"
-_WAITING: Final = "not by delayOffset.json"
+_WAITING: Final = "not delivered, by delayOffset.json"
 
 
 def figures(found: Survey, pending: Mapping[int, int] | None = None) -> list[Figure]:
-    """The charts of what a survey found; those without anything to show are left out.
+    """Make the charts of a survey, without those that would be empty.
 
     Args:
         found: the survey.
-        pending: messages that wait for their delivery, by delay level, if that is known.
+        pending: number of messages that wait for delivery, by delay level; None if unknown.
     """
     if not found.total:
         made = [file_map(found)]
@@ -96,7 +96,7 @@ def _messages_per_topic(found: Survey) -> Figure:
         title = f"{plural(found.total, 'message')} in one topic"
     return Figure(
         title,
-        "Messages in the log per topic, those of the broker's own topics too.",
+        "Messages in the log per topic, with the broker's system topics.",
         bars(rows, "messages"),
     )
 
@@ -146,13 +146,13 @@ def _over_time(found: Survey) -> Figure:
         )
         .properties(height=220)
     )
-    title = f"{plural(found.total, 'message')} within {duration_text(span)}, at most "
+    title = f"{plural(found.total, 'message')} in {duration_text(span)}, at most "
     title += f"{count_text(busiest)} per {unit}"
     return Figure(title, "Messages by store time and topic.", finished(chart), wide=True)
 
 
 def _stacked(series: Mapping[str, Any], first_bin: int, bin_ms: int) -> list[dict[str, str | int]]:
-    """Counts by name and bin as rectangles on top of each other."""
+    """Turn counts by name and time bin into stacked rectangles."""
     rows: list[dict[str, str | int]] = []
     heights: dict[int, int] = {}
     for name, line in series.items():
@@ -175,7 +175,7 @@ def _stacked(series: Mapping[str, Any], first_bin: int, bin_ms: int) -> list[dic
 
 
 def _time_format(span_ms: int) -> str:
-    """How times on an axis are written that is this long."""
+    """The time format of an axis with this span."""
     if span_ms < 5_000:
         return "%H:%M:%S.%L"
     if span_ms < 600_000:
@@ -189,7 +189,7 @@ def _body_sizes(found: Survey) -> Figure:
 
     used = found.body_sizes.nonzero()[0]
     rows = []
-    # One empty size at each side: a single bar would fill the chart.
+    # One empty bin on each side: otherwise a single bar fills the chart.
     for bits in range(max(0, int(used[0]) - 1), min(len(found.body_sizes), int(used[-1]) + 2)):
         count = int(found.body_sizes[bits])
         rows.append(
@@ -213,10 +213,10 @@ def _body_sizes(found: Survey) -> Figure:
     )
     drawn = base.mark_bar(color=BLUE, cornerRadiusEnd=2)
     labels = base.mark_text(dy=-6, color="#333").encode(text="text:N")
-    what = "are empty" if common["size"] == "empty" else f"are of {common['size']} bytes"
+    what = "are empty" if common["size"] == "empty" else f"have {common['size']} bytes"
     return Figure(
         f"{share(int(str(common['messages'])) / found.total)} of bodies {what}",
-        "Sizes of bodies as stored, compressed ones as compressed.",
+        "Sizes of bodies as stored. A compressed body counts with its compressed size.",
         finished((drawn + labels).properties(height=220)),
     )
 
@@ -258,10 +258,11 @@ def _latencies(found: Survey) -> Figure | None:
     drawn = base.mark_bar(color=BLUE, cornerRadiusEnd=2).encode(x2=alt.datum(0.5))
     texts = base.mark_text(align="left", dx=4, color="#333").encode(text="text:N")
     half, most = found.latency_ms(50), found.latency_ms(99)
-    caption = "From the producer's clock to the broker's. Delayed and retried messages keep their "
-    caption += "born time, so that their wait is in it."
+    caption = "Store time (broker's clock) minus born time (producer's clock). Delayed and retried "
+    caption += "messages keep their born time, so the time includes their wait."
     if found.ahead:
-        caption += f" {plural(found.ahead, 'message')} from clocks that were ahead are left out."
+        ahead = plural(found.ahead, "message")
+        caption += f" Not counted: {ahead} whose producer's clock was ahead of the broker's."
     title = f"99% of messages are stored within {duration_text(most)}"
     if half != most:
         title = f"Half of all messages are stored within {duration_text(half)}, 99% within "
@@ -282,7 +283,7 @@ def _tags(found: Survey) -> Figure | None:
     for row in rows:
         row["text"] = f"{count_text(row['value'])} ({share(row['value'] / found.total)})"
     name, most = named.most_common(1)[0]
-    cut = " Only the first 10,000 tags that were met are counted." if found.tags_cut else ""
+    cut = " Only the first 10,000 tags in the log are counted." if found.tags_cut else ""
     title = f"{shown(name)} is the most frequent of {plural(len(named), 'tag')}"
     if len(named) == 1:
         title = f"{shown(name)} is the only tag"
@@ -328,10 +329,10 @@ def _delays(found: Survey, pending: Mapping[int, int]) -> Figure | None:
     total = sum(found.delay_levels.values())
     title = f"{plural(total, 'delayed message')}"
     if waiting:
-        title += f", {count_text(waiting)} of them not known to be delivered"
+        title += f", {count_text(waiting)} of them not delivered by delayOffset.json"
     return Figure(
         title,
-        "Messages in the schedule topic by delay level. What is delivered stands in "
-        "delayOffset.json, which a broker writes every ten seconds: it may be behind.",
+        "Messages in the schedule topic by delay level. delayOffset.json says which are delivered; "
+        "a broker writes it every ten seconds, so it may be behind.",
         finished(chart),
     )

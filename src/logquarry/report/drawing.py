@@ -1,4 +1,4 @@
-"""What all charts share: colours, looks, and bars with their numbers behind them."""
+"""Parts of the charts: colours, styles, horizontal bars, and the map of the log's files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import altair as alt
 
 
-# Okabe and Ito's colours: told apart with any kind of colour blindness, and in print by lightness.
+# Okabe and Ito's colours: distinct for every kind of colour blindness, and in grey print.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = (
     "#0072b2",
     "#e69f00",
@@ -31,13 +31,13 @@ BAR_HEIGHT: Final = 22
 
 @dataclass(frozen=True)
 class Figure:
-    """One chart with its words.
+    """One chart with its title and caption.
 
     Attributes:
-        title: what one sees.
-        caption: how to read it.
-        spec: Vega-Lite, for ``vegaEmbed``.
-        wide: whether it takes the whole width of the page.
+        title: the chart's main result.
+        caption: how to read the chart.
+        spec: Vega-Lite specification, for ``vegaEmbed``.
+        wide: whether the chart takes the whole width of the page.
     """
 
     title: str
@@ -47,7 +47,7 @@ class Figure:
 
 
 def largest(counted: Counter[Any], what: str) -> list[dict[str, Any]]:
-    """The largest of some counts as rows, and one for all others."""
+    """Rows of the largest counts, and one row for all others together."""
     top = counted.most_common(MOST_BARS if len(counted) > MOST_BARS + 1 else MOST_BARS + 1)
     rows: list[dict[str, Any]] = [{"name": printable(name), "value": value} for name, value in top]
     others = sum(counted.values()) - sum(value for _, value in top)
@@ -59,17 +59,17 @@ def largest(counted: Counter[Any], what: str) -> list[dict[str, Any]]:
 
 
 def share(part: float) -> str:
-    """A part of one as whole percents."""
+    """Format a share of 1 as whole percent."""
     return "<1%" if 0 < part < 0.005 else f"{part:.0%}"
 
 
 def bars(rows: Sequence[Mapping[str, Any]], what: str) -> Mapping[str, Any]:
-    """Horizontal bars with their numbers, largest first."""
+    """Make a chart of horizontal bars with their numbers, in the order of the rows."""
     import altair as alt
 
     most = max((row["value"] for row in rows), default=1)
     longest = max((len(row["text"]) for row in rows), default=1)
-    # Room for the number behind the longest bar; with the numbers there, an axis says no more.
+    # Room for the number after the longest bar. The numbers make an axis unnecessary.
     room = most * (1.12 + longest / 40)
     base = chart_of(rows).encode(
         y=alt.Y("name:N", sort=alt.EncodingSortField("order"), title=None),
@@ -82,14 +82,14 @@ def bars(rows: Sequence[Mapping[str, Any]], what: str) -> Mapping[str, Any]:
 
 
 def chart_of(rows: Sequence[Mapping[str, Any]]) -> alt.Chart:
-    """A chart of some rows, which become part of it."""
+    """Make a chart with inline data."""
     import altair as alt
 
     return alt.Chart(alt.InlineData(values=list(rows)))
 
 
 def finished(chart: Any) -> Mapping[str, Any]:
-    """A chart's Vega-Lite with the looks that all share."""
+    """Apply the common style, and return the Vega-Lite specification."""
     text = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
     made = chart.properties(width="container").configure(
         font="system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
@@ -111,9 +111,7 @@ def finished(chart: Any) -> Mapping[str, Any]:
     return spec
 
 
-# --------------------------------------------------------------------------------------------------
-# The map of the log's files: messages, blanks, damage and room, each where it stands.
-
+# ------------------------------------------------------------------------------- map of the files
 MOST_FILES: Final = 60
 _MOST_MARKS: Final = 1_000
 _USES: Final = (
@@ -125,7 +123,7 @@ _USES: Final = (
 
 
 def file_map(found: Survey) -> Figure | None:
-    """The map; None for a store without log files."""
+    """Chart of the log's files and their use; None for a store without log files."""
     import altair as alt
 
     if not found.files:
@@ -152,7 +150,7 @@ def file_map(found: Survey) -> Figure | None:
             y=y,
             x=alt.X(
                 "from:Q",
-                title="Place in the file",
+                title="Position in the file",
                 scale=alt.Scale(domain=[0, 1]),
                 axis=alt.Axis(format="%", tickCount=5),
             ),
@@ -163,7 +161,7 @@ def file_map(found: Survey) -> Figure | None:
     ]
     if harm:
         places = chart_of(harm).encode(y=y, x="from:Q", tooltip=tips)
-        # A hundred bytes of a gigabyte are no pixel: a line of two, and a sign above it.
+        # 100 bytes of 1 GiB are less than a pixel: draw 2 pixels, and a triangle above.
         layers += [
             places.mark_bar(height={"band": 0.72}, color=RED, stroke=RED, strokeWidth=2).encode(
                 x2="to:Q"
@@ -177,7 +175,7 @@ def file_map(found: Survey) -> Figure | None:
 
 
 def _spans_of(file: FileUse) -> list[dict[str, Any]]:
-    """Where in a file messages stand, then nothing yet, then its blank."""
+    """The parts of a file: messages, then unused bytes, then the blank."""
     rows: list[dict[str, Any]] = []
     at = 0
     for use, length in (
@@ -214,7 +212,7 @@ def _damage_of(found: Survey, files: Sequence[FileUse]) -> list[dict[str, Any]]:
 
 
 def _shown_files(files: Sequence[FileUse]) -> Sequence[FileUse]:
-    """All files, or of many those with damage and the last ones."""
+    """All files; if there are more than MOST_FILES, the damaged ones and the last ones."""
     if len(files) <= MOST_FILES:
         return files
     damaged = [file for file in files if file.damaged][:MOST_FILES]
@@ -228,7 +226,7 @@ def _file_label(file: FileUse) -> str:
 
 def _file_title(found: Survey) -> str:
     blank = sum(file.blank for file in found.files)
-    waste = f"{size_text(blank)} lost to blanks" if blank else "none of it lost to blanks"
+    waste = f"{size_text(blank)} of blanks" if blank else "no blanks"
     damaged = sum(file.damaged for file in found.files)
     harm = "no damage"
     if found.damage:
@@ -239,7 +237,7 @@ def _file_title(found: Survey) -> str:
 def _file_caption(found: Survey, files: Sequence[FileUse]) -> str:
     text = "Each bar is one file of the commit log, from its first byte to its last."
     if found.damage:
-        text += " Triangles point at damage."
+        text += " Triangles mark damage."
     if len(files) < len(found.files):
         text += f" {len(files)} of {len(found.files)} files are shown: damaged ones and the last."
     return text

@@ -1,7 +1,7 @@
-"""One HTML file that needs nothing else: charts, tables, and the script that draws the charts.
+"""The report of a store as one HTML file with charts, tables and the script that draws the charts.
 
-Everything a store says is escaped: text in the markup, JSON in the script. A content security
-policy forbids the page to load anything, whatever stands in it.
+All text from a store is escaped, in the markup and in the JSON of the script. A content security
+policy forbids the page to load anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from logquarry.units import Progress
 
 MOST_ROWS: Final = 500
 
-# Vega makes functions of its expressions, and styles of its own.
+# Vega compiles its expressions to functions (unsafe-eval), and adds styles.
 _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data:; base-uri 'none'; form-action 'none'"
@@ -53,7 +53,7 @@ _DRAW: Final = """
 
 @dataclass(frozen=True)
 class Tile:
-    """One number at the top."""
+    """One number at the top of the page."""
 
     name: str
     value: str
@@ -66,12 +66,12 @@ class Table:
     """A table of the page.
 
     Attributes:
-        title: its heading.
+        title: the heading.
         header: names of the columns.
-        rows: cells as text, which is escaped here.
-        numbers: columns that hold numbers.
-        words: columns that hold single words, which are not broken.
-        empty: what stands there instead if there are no rows.
+        rows: cells as text; :func:`render` escapes them.
+        numbers: indexes of columns with numbers.
+        words: indexes of columns with single words, which are never broken.
+        empty: text for a table without rows.
     """
 
     title: str
@@ -84,7 +84,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Page:
-    """A page before it is HTML."""
+    """The content of a page."""
 
     title: str
     subtitle: str
@@ -95,7 +95,7 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """The page as one HTML document."""
+    """Render a page as one HTML document."""
     parts = [
         "<!doctype html>",
         '<html lang="en">',
@@ -184,7 +184,7 @@ def _scripts(figures: Sequence[Figure]) -> Iterable[str]:
 
 
 def script_json(value: Any) -> str:
-    """JSON that may stand in a script element: nothing in it can end the element."""
+    """Encode JSON for a script element: no text in it can end the element."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -196,7 +196,7 @@ def _library() -> str:
     import vl_convert
 
     script: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # the stub is wrong
-    # It must not end its own element.
+    # The script's text must not end its own element.
     return script.replace("</script", "<\\/script").replace("<!--", "\\x3c!--")
 
 
@@ -210,21 +210,24 @@ def _text(text: str) -> str:
     return html.escape(text, quote=True)
 
 
-# --------------------------------------------------------------------------------------------------
-# The report of one store: what to ask of it, and in which words to answer.
+# ------------------------------------------------------------------------------ the page of a store
 
-_STATES = {"closed": "closed in order", "live": "open", "crashed": "not closed in order"}
+_STATES: Final = {
+    "closed": "shut down cleanly",
+    "live": "open",
+    "crashed": "not shut down cleanly",
+}
 
 
 class MissingExtra(LogquarryError):
-    """A package of an extra is not installed."""
+    """A package that the report needs is not installed."""
 
 
 class Watcher(Protocol):
-    """Shows how far a step is."""
+    """Shows the progress of steps."""
 
     def __call__(self, what: str, /) -> AbstractContextManager[Progress | None]:
-        """A context in which the step runs; gives its progress callback."""
+        """Make the context of a step. It yields the step's progress callback, or None."""
 
 
 def store_report(
@@ -234,16 +237,16 @@ def store_report(
     notes: Sequence[str] = (),
     title: str | None = None,
 ) -> str:
-    """The HTML page about a store.
+    """Make the HTML page about a store.
 
     Args:
         store: the store.
-        watch: shows how far each step is.
-        notes: sentences for below the numbers at the top.
-        title: what the page is called (default: the store's path).
+        watch: shows the progress of each step; None shows nothing.
+        notes: sentences to print below the numbers at the top.
+        title: the page's title; None for the store's path.
 
     Raises:
-        MissingExtra: if Altair or vl-convert are not installed.
+        MissingExtra: if Altair or vl-convert is not installed.
     """
     try:
         import altair as _altair  # noqa: F401
@@ -322,7 +325,7 @@ def _when(ms: int | None) -> str:
 
 def _hint(glance: Overview) -> str:
     reason = (glance.hint or "").partition(";")[0]
-    return f"The queues do not tell what they keep in the log: {printable(reason)}."
+    return f"Messages and bytes by queue are unknown: {printable(reason)}."
 
 
 def _queue_table(glance: Overview) -> Table:
@@ -339,7 +342,7 @@ def _queue_table(glance: Overview) -> Table:
         for queue in topic.queues
     ]
     header = ["Topic", "Queue", "Min offset", "Max offset", "Messages in the log", "Bytes"]
-    return Table("Queues", header, rows, frozenset(range(1, 6)), empty="There are none.")
+    return Table("Queues", header, rows, frozenset(range(1, 6)), empty="The store has no queues.")
 
 
 def _finding_table(report: VerifyReport) -> Table:
@@ -357,7 +360,7 @@ def _finding_table(report: VerifyReport) -> Table:
     ]
     counts: Mapping[str, int] = report.counts
     looked = (
-        f"Nothing was found: {plural(counts.get('messages', 0), 'message')}, "
+        f"No findings: {plural(counts.get('messages', 0), 'message')}, "
         f"{plural(counts.get('queue_entries', 0), 'queue entry', 'queue entries')} and "
         f"{plural(counts.get('index_entries', 0), 'index entry', 'index entries')} are sound."
     )
@@ -366,7 +369,7 @@ def _finding_table(report: VerifyReport) -> Table:
 
 
 def _pending(store: MessageStore) -> dict[int, int]:
-    """Messages that wait for delivery, by delay level, as delayOffset.json has it."""
+    """Number of messages that wait for delivery by delay level, according to delayOffset.json."""
     delivered = delay_offsets(store.layout)
     if delivered is None:
         return {}

@@ -1,4 +1,4 @@
-"""Counts of what is in a log, from one walk over it, in memory that does not grow with the log."""
+"""Counts messages, sizes, times and tags of a log in one scan, with bounded memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BIN_SIZES_MS: Final = tuple(
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 100.0)
 
 _EXACT_MS: Final = 1 << 10
-"""Latencies below it are counted one by one, those above in steps of about one percent."""
+"""Latencies below this are counted exactly, larger ones in steps of about 1%."""
 _STEPS: Final = 64
 _LATENCY_BINS: Final = _EXACT_MS + 40 * _STEPS
 _MOST_TAGS: Final = 10_000
@@ -45,7 +45,7 @@ _SIZE_BINS: Final = 34
 
 @dataclass(slots=True)
 class FileUse:
-    """What the room of one log file is used for, in bytes."""
+    """Use of one log file, in bytes."""
 
     path: str
     base: int
@@ -56,28 +56,30 @@ class FileUse:
 
     @property
     def unused(self) -> int:
-        """Bytes that hold nothing yet."""
+        """Bytes that are not used yet."""
         return max(0, self.room - self.messages - self.blank - self.damaged)
 
 
 @dataclass(slots=True)
 class Survey:
-    """What :func:`survey` counted.
+    """The counts of :func:`survey`.
 
     Attributes:
-        messages: of each topic.
-        bytes: of each topic, as frames.
-        bin_ms: width of a time bin.
-        first_bin: when the first one starts, in milliseconds since 1970.
-        over_time: messages by topic and bin.
-        body_sizes: messages by bit length of the body's size.
-        tags: messages by tag; None for those without.
-        tags_cut: whether there were too many tags to count each.
-        delay_levels: messages in the schedule topic by level.
-        files: the log's files.
-        damage: damaged spans.
+        bin_ms: width of a time bin, in milliseconds.
+        first_bin: start of the first time bin, in milliseconds since 1970.
+        messages: messages of each topic.
+        bytes: bytes of the frames of each topic.
+        over_time: messages by topic and time bin.
+        body_sizes: messages by the bit length of the body's size.
+        tags: messages by tag; the key None counts messages without a tag.
+        tags_cut: whether the log has more tags than are counted.
+        delay_levels: messages in the schedule topic by delay level.
+        files: use of the log's files.
+        damage: the damage in the log.
         ahead: messages whose producer's clock was ahead of the broker's.
         end: physical offset of the log's end.
+        first_time: lowest store time; None without messages.
+        last_time: highest store time; None without messages.
     """
 
     bin_ms: int
@@ -100,11 +102,11 @@ class Survey:
 
     @property
     def total(self) -> int:
-        """Messages in all."""
+        """Number of all messages."""
         return sum(self.messages.values())
 
     def latency_ms(self, percentile: float) -> int:
-        """Store time minus born time that ``percentile`` percent of messages do not exceed."""
+        """The latency (store time minus born time) that ``percentile`` percent do not exceed."""
         counted = int(self._latencies.sum())
         if percentile >= 100 or counted == 0:
             return self._slowest
@@ -114,7 +116,7 @@ class Survey:
 
     @property
     def has_latencies(self) -> bool:
-        """Whether there was any message whose clocks agree on the order of things."""
+        """Whether any message has a store time at or after its born time."""
         return bool(self._latencies.any())
 
 
@@ -123,12 +125,12 @@ def survey(
     span: tuple[int | None, int | None],
     progress: Progress | None = None,
 ) -> Survey:
-    """Count what is in the log of a store. Damage is passed over.
+    """Scan a store's log and count. The scan skips damage.
 
     Args:
         store: the store.
-        span: store times of its first and last message, by which time is cut into bins.
-        progress: called now and then with bytes done and bytes in all.
+        span: store times of the first and the last message; they determine the time bins.
+        progress: called with (bytes done, all bytes).
     """
     first, last = span[0] or 0, max(span[0] or 0, span[1] or 0)
     width = bin_size(last - first)
@@ -152,8 +154,8 @@ def survey(
 
 
 def bin_size(span_ms: int) -> int:
-    """The finest sensible width of bins of which MOST_BINS cover a span."""
-    # A damaged or hostile store time makes a span of any length: the last resort follows it.
+    """The smallest usual bin width with which MOST_BINS bins cover a span, in milliseconds."""
+    # A damaged or hostile store time can make a span of any length: then use the exact width.
     least = -(-span_ms // MOST_BINS)
     return next((size for size in _BIN_SIZES_MS if size >= least), least)
 
@@ -167,7 +169,7 @@ def _add_run(found: Survey, run: Run, bins: int) -> None:
     stored, born = values["store_timestamp"], values["born_timestamp"]
     counts = np.bincount(ids, minlength=len(names)).tolist()
     sizes = np.bincount(ids, rows[:, r.SIZE], minlength=len(names)).astype(np.int64).tolist()
-    # Divided before the difference, which has more than 64 bits for times that are far apart.
+    # Divide before subtracting: the difference of hostile times would overflow 64 bits.
     slots = np.clip(stored // found.bin_ms - found.first_bin // found.bin_ms, 0, bins - 1)
     for number, name in enumerate(names):
         found.messages[name] += counts[number]
@@ -219,7 +221,7 @@ def _add_tags(found: Survey, run: Run) -> None:
 
 
 def _use(found: Survey, event: Event) -> None:
-    """Book the bytes of an event on the files in which they lie."""
+    """Add the bytes of an event to the files that hold them."""
     if isinstance(event, LogEnd | ExpiredSpan):
         return
     start, end = (

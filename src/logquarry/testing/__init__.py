@@ -1,1 +1,1 @@
-"""Tools for tests and benchmarks, ours and our users'."""
+"""Tools for tests of programs that use stores: faulty disk, model store, clock, builders."""

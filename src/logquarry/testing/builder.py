@@ -1,7 +1,7 @@
-"""Writes small and large stores with the reference codec, for tests and benchmarks.
+"""Builds stores for tests and benchmarks, without a writer.
 
-What it writes is laid out as RocketMQ does: frames with their offsets, blanks at the ends of
-files, consume queues. It knows nothing of durability and is no writer for real data.
+The stores have RocketMQ's layout: frames with their offsets, blanks at the ends of files, consume
+queues, a checkpoint. The builder does not sync; do not use it for real data.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PREFIX: Final = struct.Struct(
     + _HOST
     + frame.TAIL.struct.format[1:]
 )
-"""A frame with two IPv4 hosts up to its body."""
+"""The part of a frame before its body, with two IPv4 hosts."""
 assert _PREFIX.size == frame.BODY_POSITION
 
 
@@ -77,9 +77,15 @@ class StoreBuilder:
         (root / COMMIT_LOG).mkdir(parents=True)
 
     def append(self, item: frame.Frame) -> frame.Frame:
-        """Write one frame; offsets, queue offset and CRC are filled in. Returns it as written."""
+        """Write one frame, and return it with its offsets, queue offset and CRC.
+
+        Raises:
+            ValueError: if the frame does not fit into a file.
+        """
         if item.size + frame.BLANK.size > self.file_size:
-            raise ValueError("the frame is larger than a file")
+            raise ValueError(
+                f"a frame of {item.size} bytes does not fit into a file of {self.file_size}"
+            )
         if item.size + frame.BLANK.size > self.file_size - self.offset % self.file_size:
             self.end_file()
         topic = item.topic.decode()
@@ -102,25 +108,25 @@ class StoreBuilder:
         return item
 
     def extend(self, frames: bytes, last_time: int) -> None:
-        """Write frames that are packed already; their queues are the caller's."""
+        """Write encoded frames. The caller adds their queue entries."""
         if frames:
             self._write(frames)
             self.offset += len(frames)
             self._last_time = last_time
 
     def end_file(self) -> None:
-        """Fill the file with a blank; what comes next starts a new one."""
+        """Fill the file with a blank; the next frame starts a new file."""
         left = self.file_size - self.offset % self.file_size
         self._write(frame.encode_blank(left))
         self.offset += left
         self._roll()
 
     def queue_units(self, topic: str, queue_id: int) -> bytearray:
-        """The units of a queue so far, to be added to."""
+        """The bytes of a queue's entries; the caller may append to them."""
         return self._queues[topic, queue_id]
 
     def queue_start(self, topic: str, queue_id: int, offset: int) -> None:
-        """Let a queue begin at an offset above 0, its first file padded (``fillPreBlank``)."""
+        """Let a queue begin above queue offset 0; fillers pad its first file (``fillPreBlank``)."""
         position = offset * queue_entry.UNIT_SIZE
         base = position // self.queue_file_size * self.queue_file_size
         fillers = (position - base) // queue_entry.UNIT_SIZE
@@ -128,7 +134,7 @@ class StoreBuilder:
         self._queues[topic, queue_id] = bytearray(queue_entry.encode(queue_entry.FILLER) * fillers)
 
     def forget_queue(self, topic: str, queue_id: int) -> None:
-        """Start a queue again at 0, as a broker does whose topic was deleted and made anew."""
+        """Restart a queue at 0, as a broker does after its topic was deleted and created again."""
         self._queues[topic, queue_id] = bytearray()
         self._queue_bases.pop((topic, queue_id), None)
 
@@ -143,7 +149,7 @@ class StoreBuilder:
         flags: int = 0,
         flag: int = 0,
     ) -> frame.Frame:
-        """Write one message with IPv4 hosts. Returns its frame as written."""
+        """Write one message with IPv4 hosts, and return its frame."""
         return self.append(
             frame.Frame(
                 topic=topic.encode(),
@@ -160,7 +166,7 @@ class StoreBuilder:
         )
 
     def close(self) -> None:
-        """Write what is buffered: the last file's full size, the queues, the checkpoint."""
+        """Extend the last file to its full size, and write the queues and the checkpoint."""
         self._roll()
         for (topic, queue_id), units in self._queues.items():
             folder = self.root / CONSUME_QUEUE / topic / str(queue_id)
@@ -212,17 +218,27 @@ def fill(
     seed: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Write a store of about ``total_bytes`` of log, or of ``count`` messages, for benchmarks.
+    """Build a store for benchmarks, much faster than with :meth:`StoreBuilder.put`.
 
-    Bodies are text of ``body`` = (least, most) bytes that compresses by about a quarter; every
-    message has TAGS, UNIQ_KEY, WAIT and ``keys`` KEYS. The same seed gives the same bytes, those
-    that :meth:`StoreBuilder.put` would write; but each field is packed once, in one call.
+    The bytes are those that :meth:`StoreBuilder.put` writes; the same seed gives the same bytes.
+    Bodies are text that compresses by about a quarter. Every message has TAGS, UNIQ_KEY, WAIT and
+    KEYS.
 
     Args:
-        progress: called now and then with bytes (or messages) done and wanted.
+        root: the folder to write; it must not hold a store yet.
+        total_bytes: approximate bytes of log; None for no limit.
+        count: number of messages; None for no limit.
+        body: smallest and largest size of a body, in bytes.
+        topics: number of topics.
+        queues: queues of each topic.
+        keys: words in KEYS of each message.
+        file_size: bytes of a commit log file.
+        queue_file_size: bytes of a consume queue file.
+        seed: seed of the random numbers.
+        progress: called with (done, total), in bytes or in messages.
 
     Returns:
-        How many messages were written.
+        Number of messages written.
     """
     rng = random.Random(seed)
     pool = rng.randbytes(1 << 22).translate(_ALPHABET * 4)

@@ -1,4 +1,4 @@
-"""A clock that a test sets."""
+"""A clock that a test controls."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import threading
 
 
 class FakeClock:
-    """Milliseconds, which go on only when they are told to. Any thread may ask.
+    """A clock for ``WritableStore.start(clock=...)``; it advances only by its steps. Thread-safe.
 
     Args:
-        now: the first time that it tells.
-        step: how far it goes on each time that it is asked, so that no two answers are the same.
+        now: the first time, in milliseconds since 1970.
+        step: milliseconds by which each call advances the clock. With a step above 0 all times
+            differ.
 
     Attributes:
-        now: what it tells next.
+        now: the time that the next call returns.
     """
 
     def __init__(self, now: int = 1_700_000_000_000, *, step: int = 0) -> None:
@@ -22,13 +23,13 @@ class FakeClock:
         self._lock = threading.Lock()
 
     def __call__(self) -> int:
-        """The time."""
+        """Return the time, and advance the clock by ``step``."""
         with self._lock:
             now = self.now
             self.now += self.step
             return now
 
     def advance(self, milliseconds: int) -> None:
-        """Go on; back, if it is below 0."""
+        """Advance the clock; a negative number sets it back."""
         with self._lock:
             self.now += milliseconds

@@ -1,4 +1,14 @@
-"""Which calls of a disk fail, and how: counted, one by one or all from some call on."""
+"""Faults of disk calls, and the crash images that a power cut may leave of a disk.
+
+A :class:`DiskState` holds the durable and the cached bytes of each file, and the durable names
+and the pending changes of each folder. A crash keeps any part of what is not durable:
+
+- a page of 4 KiB is the old one, the new one, one in between, or torn at a multiple of 512 bytes;
+- a file has its old size, its new size or one in between; bytes without data are zeros;
+- a name that was created, renamed or removed is as before or as after.
+
+A rename never loses the file: a crash may leave both names, but never none.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +22,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 SHORT: Final = -1
-"""Instead of an errno: a write that writes half, a read that reads half, an allocation that gets
-half and then finds the disk full. Other calls are not touched by it."""
+"""Replaces an errno: a write or a read does half of its work; an allocation gets half, and then
+fails because the disk is full. Other calls succeed."""
 
 SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_folder"})
 CHANGES: Final = frozenset({"make_folder", "rename", "link", "unlink"})
@@ -28,11 +38,11 @@ CALLS: Final = (
 """The names of the calls."""
 
 HALVES: Final = frozenset({"write", "read", "allocate"})
-"""Calls that can do half."""
+"""Calls that can do half of their work."""
 
 
 class Stopped(OSError):
-    """The process is dead, and this call never happened."""
+    """The simulated process is dead: the call had no effect."""
 
     def __init__(self) -> None:
         super().__init__(errno.EIO, "the process was stopped before this call")
@@ -40,13 +50,13 @@ class Stopped(OSError):
 
 @dataclass(slots=True)
 class Fault:
-    """A call that is to fail.
+    """A disk call that fails.
 
     Attributes:
-        kind: the call's name, None for any.
-        nth: which one, from 1 on, counted from when the fault was set.
-        error: errno to fail with, or :data:`SHORT`.
-        for_ever: whether all calls behind it fail likewise.
+        kind: the call's name; None for any call.
+        nth: number of the call that fails, counted from 1 since the fault was added.
+        error: the errno, or :data:`SHORT`.
+        for_ever: whether all later calls fail too.
     """
 
     kind: str | None = None
@@ -55,7 +65,7 @@ class Fault:
     for_ever: bool = False
 
     def hits(self, kind: str) -> bool:
-        """Whether this call fails; counts it."""
+        """Count a call, and return whether it fails."""
         if self.kind not in (None, kind):
             return False
         self.nth -= 1
@@ -66,10 +76,10 @@ class Faults:
     """The faults of one disk.
 
     Attributes:
-        counts: how often each call was made.
-        total: how many there were.
-        stops_at: the number of the call before which the process dies, None for never.
-        is_stopped: whether it has died.
+        counts: number of calls by name.
+        total: number of all calls.
+        stops_at: number of the call before which the process dies; None for never.
+        is_stopped: whether the process is dead.
     """
 
     def __init__(self) -> None:
@@ -80,21 +90,21 @@ class Faults:
         self._faults: list[Fault] = []
 
     def add(self, fault: Fault) -> None:
-        """Have a call fail."""
+        """Add a fault."""
         if fault.kind is not None and fault.kind not in CALLS:
-            raise ValueError(f"no call of a disk: {fault.kind}")
+            raise ValueError(f"{fault.kind!r} is no disk call; use one of {sorted(CALLS)}")
         self._faults.append(fault)
 
     def clear(self) -> None:
-        """Let all calls work again."""
+        """Remove all faults."""
         self._faults.clear()
 
     def called(self, kind: str) -> bool:
-        """Count a call; whether it is to do only half of its work.
+        """Count a call, and return whether it does only half of its work.
 
         Raises:
-            OSError: if it is to fail.
-            Stopped: if the process is dead, now or before.
+            OSError: if the call fails.
+            Stopped: if the process is dead.
         """
         if self.is_stopped:
             raise Stopped
@@ -104,7 +114,7 @@ class Faults:
             self.is_stopped = True
             raise Stopped
         is_half = False
-        # All of them count, whichever fails first.
+        # Each fault must count this call, also if an earlier one raises.
         for fault in [fault for fault in self._faults if fault.hits(kind)]:
             if fault.error != SHORT:
                 raise OSError(fault.error, os.strerror(fault.error))
@@ -112,35 +122,23 @@ class Faults:
         return is_half
 
 
-# --------------------------------------------------------------------------------------------------
-# What a power cut may leave of a folder: a disk at one moment, and crash images of it.
-#
-# A :class:`DiskState` holds, of each file, what is on the disk for sure and what the page cache
-# has, and of each folder the names that are on the disk for sure and the changes that may be. A
-# crash takes, of all that is not sure, any part:
-#
-# - a page of 4 KiB is the old one, the new one, one that it was in between, or torn at 512 bytes;
-# - a file has its old size, its new one, or one in between; what lies between is zeros;
-# - a name that was made, renamed or taken away is as before or as after.
-#
-# A rename loses no file: its new name may be there beside the old one, but never none of the two.
-
+# ----------------------------------------------------------------------------------- crash images
 PAGE: Final = 4096
 SECTOR: Final = 512
 ROOT_ID: Final = 0
-"""The number of the topmost folder."""
+"""The number of the root folder."""
 
 _SHARES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""How much of what is not sure a crash keeps: all and nothing are the likeliest ends."""
+"""Shares of the data that is not durable which a crash keeps."""
 
 
 class Content(NamedTuple):
     """A file's bytes.
 
     Attributes:
-        durable: what is on the disk.
-        live: what the page cache has.
-        versions: what else pages held since the last sync, by page number.
+        durable: bytes on the disk.
+        live: bytes in the page cache.
+        versions: other contents of pages since the last sync, by page number.
     """
 
     durable: bytes
@@ -149,7 +147,7 @@ class Content(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """One name that is to change: which file or folder it leads to then, None for no longer."""
+    """A change of one name: the number of its file or folder afterwards; None if it is removed."""
 
     folder: int
     name: str
@@ -158,7 +156,7 @@ class Effect(NamedTuple):
 
 @dataclass(slots=True)
 class Change:
-    """A change of names that no sync has made sure; of a rename the new name comes first."""
+    """A change of names that is not durable yet. In a rename the new name comes first."""
 
     effects: list[Effect]
     is_rename: bool = False
@@ -166,12 +164,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class CrashImage:
-    """Files and folders as a crash left them, by their paths below the topmost folder.
+    """Files and folders after a crash, by their paths below the root folder.
 
     Attributes:
-        folders: each after the one that it is in.
+        folders: the folders, each after its parent.
         files: bytes of each file.
-        links: further names of files, with the first one of each.
+        links: other names of files, with the first name of each.
     """
 
     folders: tuple[str, ...] = ()
@@ -179,13 +177,13 @@ class CrashImage:
     links: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
-        """Make a folder with this in it."""
+        """Write the image into a new folder, and return the folder."""
         folder.mkdir(parents=True)
         root = os.fspath(folder)
         for name in self.folders:
             os.mkdir(f"{root}/{name}")  # noqa: PTH102
         for name, data in self.files.items():
-            # A thousand images a second: pathlib alone would take half of the time.
+            # os, not pathlib: tests write thousands of images, and pathlib doubles the time.
             descriptor = os.open(f"{root}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             try:
                 os.write(descriptor, data)
@@ -198,13 +196,13 @@ class CrashImage:
 
 @dataclass(frozen=True, slots=True)
 class DiskState:
-    """A disk at one moment; nothing that happens later changes it.
+    """A disk at one moment. Immutable.
 
     Attributes:
-        contents: each file's bytes, by its number.
-        durable: names that are on the disk, by folder: where they lead to.
-        live: names as they are seen.
-        pending: changes between the two, in their order.
+        contents: bytes of each file, by its number.
+        durable: durable names of each folder, with the numbers of their files or folders.
+        live: current names, likewise.
+        pending: changes from ``durable`` to ``live``, in order.
     """
 
     contents: Mapping[int, Content]
@@ -213,7 +211,7 @@ class DiskState:
     pending: Sequence[Change] = ()
 
     def crash(self, rng: random.Random) -> CrashImage:
-        """What a power cut may leave; another one for each state of the random numbers."""
+        """Make a random crash image of a power cut."""
         names = {folder: dict(entries) for folder, entries in self.durable.items()}
         share = rng.choice(_SHARES)
         for change in self.pending:
@@ -226,11 +224,11 @@ class DiskState:
         return _image(names, {key: _crashed(c, share, rng) for key, c in self.contents.items()})
 
     def killed(self) -> CrashImage:
-        """What the death of the process leaves: all that it did."""
+        """The disk after the death of the process alone: all of its writes."""
         return _image(self.live, {key: c.live for key, c in self.contents.items()})
 
     def synced(self) -> CrashImage:
-        """What is on the disk for sure, and nothing else."""
+        """The durable data only."""
         return _image(
             self.durable, {key: content.durable for key, content in self.contents.items()}
         )
@@ -291,7 +289,7 @@ def _crashed(content: Content, share: float, rng: random.Random) -> bytes:
 
 
 def _torn(old: bytes, new: bytes, rng: random.Random) -> bytes:
-    """Sectors of the one page and of the other."""
+    """Mix the sectors of two versions of a page."""
     choice = rng.getrandbits(PAGE // SECTOR)
     sectors = range(0, len(old), SECTOR)
     return b"".join(

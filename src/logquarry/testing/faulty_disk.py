@@ -1,9 +1,9 @@
-"""A disk that fails, dies and loses what was not synced, as a disk may and no more.
+"""A disk for tests with injected faults and simulated power cuts.
 
-The files are real ones, best on a tmpfs; nothing is ever synced for real. What is *durable* is kept
-in a model: a file's pages when it is synced, a folder's names when that is. So one run of a store
-gives thousands of crash images (:class:`~logquarry.testing.disk_state.DiskState`), and none of them
-takes a power cut.
+The files are real, best on a tmpfs, but a sync never reaches the hardware. A model records what is
+durable: the pages of a file when the file is synced, the names of a folder when the folder is. So
+one run of a store gives thousands of crash images
+(:class:`~logquarry.testing.disk_state.DiskState`) without a power cut.
 """
 
 from __future__ import annotations
@@ -41,28 +41,29 @@ from logquarry.testing.disk_state import (
 
 _MOST_VERSIONS: Final = 3
 _SITE_DEPTH: Final = 3
-_STORE: Final = "logquarry.store."
+_PACKAGE: Final = "logquarry."
+_TESTING: Final = "logquarry.testing."
 _PORT: Final = "logquarry.disk.disk"
 
 
 class _File:
-    """A file, under whatever names."""
+    """A file, independent of its names."""
 
     def __init__(self, number: int, path: Path, durable: bytes) -> None:
         self.number = number
-        # Not a copy of the store's descriptor: that would share its lock.
+        # A descriptor of its own: a copy of the store's would share its lock.
         self._reader = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._reader)
         status = os.fstat(self._reader)
         self.identity = status.st_dev, status.st_ino
         self.durable = self.live = durable
         self.versions: dict[int, tuple[bytes, ...]] = {}
-        # Pages that a failed sync marked clean: what they held then.
+        # Pages that a failed sync marked clean, with their bytes at that time.
         self.stuck: dict[int, bytes] = {}
         self._content: Content | None = None
 
     def look(self) -> bytes:
-        """What the page cache has; pages that have changed since the last look are kept too."""
+        """Read the page cache, and keep versions of the pages that changed since the last call."""
         data = os.pread(self._reader, os.fstat(self._reader).st_size, 0)
         before = self.live
         if data == before:
@@ -76,7 +77,7 @@ class _File:
         return data
 
     def sync(self) -> None:
-        """Make durable what there is, but for what a failed sync has lost."""
+        """Make the current bytes durable, except pages that an earlier failed sync has lost."""
         live = self.look()
         durable = live
         for number, lost in list(self.stuck.items()):
@@ -85,17 +86,17 @@ class _File:
                 old = self.durable[at].ljust(len(lost), b"\0")
                 durable = durable[: at.start] + old + durable[at.stop :]
             else:
-                # Written to since, and so dirty again.
+                # Written since the failed sync, so the page is dirty again.
                 del self.stuck[number]
         self.durable, self.versions, self._content = durable, {}, None
 
     def dirty(self, position: int, count: int) -> None:
-        """Some bytes were written by a call, be they what stood there: their pages are dirty."""
+        """Mark the pages of a write dirty, also if the bytes did not change."""
         for number in range(position // PAGE, -(-(position + count) // PAGE)):
             self.stuck.pop(number, None)
 
     def fail_sync(self) -> None:
-        """Mark all pages clean, whatever the disk has of them."""
+        """Mark all pages clean without writing them, as Linux does after a failed sync."""
         live = self.look()
         for number in _differing(self.durable, live):
             self.stuck[number] = live[number * PAGE :][:PAGE]
@@ -109,26 +110,27 @@ class _File:
 
 
 def _differing(one: bytes, other: bytes) -> Iterator[int]:
-    """The numbers of the pages that are not the same."""
+    """Yield the numbers of the pages that differ."""
     for at in range(0, max(len(one), len(other)), PAGE):
         if one[at : at + PAGE] != other[at : at + PAGE]:
             yield at // PAGE
 
 
 class FaultyDisk(LocalDisk):
-    """A local disk below one folder, whose faults a test chooses. Any thread may call it.
+    """A local disk below one folder with injected faults. Thread-safe.
 
-    What is in the folder at the start is durable. Nothing but this disk may make, rename or
-    delete files there; that somebody else did is seen when the name is opened next.
+    The content of the folder at the start is durable. Only this disk should create, rename or
+    delete files in the folder; it notices a foreign change when the name is opened next.
 
     Args:
         root: the folder.
-        observe: called with the name of each call before it is made; it may ask for :meth:`state`.
+        observe: called with the name of each disk call before the call; it may take a
+            :meth:`state`.
 
     Attributes:
-        faults: which calls fail, and how often each was made.
-        sites: the places of the code that sync, with how often each did.
-        ignored: places whose syncs do nothing.
+        faults: the faults, and the number of calls.
+        sites: places in the code that called a sync, with the number of calls.
+        ignored: places whose syncs have no effect.
     """
 
     def __init__(self, root: Path, *, observe: Callable[[str], None] | None = None) -> None:
@@ -148,7 +150,7 @@ class FaultyDisk(LocalDisk):
         self._next = ROOT_ID + 1
         self._take_in(self.root, ROOT_ID)
 
-    # ------------------------------------------------------------------------- what a test asks
+    # ------------------------------------------------------------------------- for the test
     def fail(
         self,
         kind: str | None = None,
@@ -157,21 +159,28 @@ class FaultyDisk(LocalDisk):
         error: int = errno.EIO,
         for_ever: bool = False,
     ) -> None:
-        """Have a call fail: the nth from now on, of one kind or of any; see :class:`Fault`."""
+        """Make a later call fail.
+
+        Args:
+            kind: the call's name, for example ``fdatasync``; None for any call.
+            nth: number of the call that fails, counted from 1.
+            error: the errno, or :data:`~logquarry.testing.disk_state.SHORT`.
+            for_ever: whether all later calls fail too.
+        """
         self.faults.add(Fault(kind, nth, error, for_ever))
 
     def stop_at(self, number: int) -> None:
-        """Let the process die at a call, counted from the first one ever.
+        """Let the process die before a call, counted from the disk's first call.
 
-        From there on nothing reaches the disk, and each call raises :class:`Stopped`. (What the
-        store still writes through its maps is not looked at.)
+        From then on each call has no effect and raises :class:`Stopped`. Writes through maps no
+        longer count.
         """
         self.faults.stops_at = number
 
     def restart(self) -> None:
-        """Begin again as a new process does, with the page cache as the old one left it.
+        """Simulate a new process with the same page cache. Faults are removed.
 
-        The store that was open must be closed, as far as it can be.
+        Close the store of the old process first, as far as it closes.
         """
         with self._lock:
             self.faults.clear()
@@ -181,7 +190,7 @@ class FaultyDisk(LocalDisk):
             abandon_in_children(self.health)
 
     def state(self) -> DiskState:
-        """All of the disk as it is now; after :meth:`stop_at` as it was then."""
+        """The whole disk now; after a stop (:meth:`stop_at`), the disk at the stop."""
         with self._lock:
             return self._at_stop or DiskState(
                 {number: file.content for number, file in self._reachable().items()},
@@ -191,16 +200,16 @@ class FaultyDisk(LocalDisk):
             )
 
     def crash(self, rng: random.Random, folder: Path) -> Path:
-        """Make a folder with what a power cut now might leave.
+        """Write a crash image of a power cut now.
 
         Args:
-            rng: chooses among what it might.
-            folder: is made.
+            rng: chooses the image.
+            folder: the folder to make.
         """
         return self.state().crash(rng).write(folder)
 
     def image(self, rng: random.Random) -> CrashImage:
-        """The same in memory."""
+        """Make a crash image of a power cut now, in memory."""
         return self.state().crash(rng)
 
     # ----------------------------------------------------------------------------- the port
@@ -213,7 +222,7 @@ class FaultyDisk(LocalDisk):
             return descriptor
 
     def close(self, descriptor: int) -> None:
-        """See :meth:`Disk.close`. The descriptor is gone, whatever is raised."""
+        """See :meth:`Disk.close`. The descriptor is closed even if the call raises."""
         try:
             with self._call("close"):
                 pass
@@ -241,7 +250,7 @@ class FaultyDisk(LocalDisk):
             raise
         except OSError as error:
             if error.errno == errno.ENOSPC and size > before:
-                # ext4 leaves a file of the size that did fit.
+                # ext4 keeps the part that did fit.
                 os.ftruncate(descriptor, before + (size - before) // 2)
             raise
 
@@ -335,7 +344,7 @@ class FaultyDisk(LocalDisk):
     # ------------------------------------------------------------------------------- calls
     @contextmanager
     def _call(self, kind: str) -> Iterator[bool]:
-        """One call at a time: counted, observed, and failed where it is to fail."""
+        """Observe and count a call under the lock, and make it fail if a fault says so."""
         with self._lock:
             if self.observe is not None and not self.faults.is_stopped:
                 self.observe(kind)
@@ -362,7 +371,7 @@ class FaultyDisk(LocalDisk):
 
     # ------------------------------------------------------------------------------- names
     def _take_in(self, folder: Path, number: int) -> None:
-        """What is there at the start."""
+        """Record the files that exist at the start, as durable."""
         by_identity: dict[tuple[int, int], int] = {}
         below = [(folder, number)]
         while below:
@@ -390,7 +399,7 @@ class FaultyDisk(LocalDisk):
         return path.absolute().is_relative_to(self.root)
 
     def _number(self, path: Path) -> int:
-        """The file or folder that a path leads to."""
+        """The number of the file or folder at a path."""
         number = ROOT_ID
         for name in path.absolute().relative_to(self.root).parts:
             number = self._names[number][name]
@@ -409,7 +418,7 @@ class FaultyDisk(LocalDisk):
 
     def _sync_names(self, folder: int) -> None:
         for change in self._pending:
-            # The old name of a renamed file never goes before the new one is there.
+            # A sync of the old folder makes both names of a rename durable: never none of the two.
             goes = change.is_rename and change.effects[-1].folder == folder
             done = [e for e in change.effects if e.folder == folder or goes]
             for at, name, node in done:
@@ -421,7 +430,7 @@ class FaultyDisk(LocalDisk):
         self._pending = [change for change in self._pending if change.effects]
 
     def _opened(self, path: Path, descriptor: int) -> _File:
-        """The file of a path that was just opened, and perhaps made."""
+        """The file of a path that was just opened, and possibly created."""
         status = os.fstat(descriptor)
         with contextlib.suppress(KeyError):
             file = self._files[self._number(path)]
@@ -433,7 +442,7 @@ class FaultyDisk(LocalDisk):
         return file
 
     def _reachable(self) -> dict[int, _File]:
-        """The files that a name leads to, or may lead to after a crash; others are forgotten."""
+        """The files with a name now or possibly after a crash. Forgets all others."""
         used = {
             n for names in (*self._names.values(), *self._durable.values()) for n in names.values()
         }
@@ -445,19 +454,19 @@ class FaultyDisk(LocalDisk):
 
     # ------------------------------------------------------------------------------- sites
     def _is_ignored(self, kind: str, of: _File | Path) -> bool:
-        """Note which place of the code syncs; whether nothing is to come of it."""
+        """Record the place in the code that syncs, and return whether its syncs have no effect."""
         assert kind in SYNCS
         site = f"{kind} {self._part(of)}: {_call_chain()}"
         self.sites[site] = self.sites.get(site, 0) + 1
         return site in self.ignored
 
     def _part(self, of: _File | Path) -> str:
-        """Which part of a store it is; topics, numbers and file names left out."""
+        """The part of a store, without topics, numbers and file names."""
         if isinstance(of, _File):
             parts = self._path_of(of.number)
         else:
             parts = of.absolute().relative_to(self.root).parts
-        # The store may be the topmost folder, or any in it.
+        # The store may be the root folder or any folder in it.
         kept = [part for part in parts if part in _PARTS]
         return "/".join(kept) or ("root" if isinstance(of, Path) else "?")
 
@@ -476,13 +485,13 @@ _PARTS: Final = frozenset(
 
 
 def _call_chain() -> str:
-    """The functions of the store that ask for a sync, the nearest first."""
+    """The functions of the package that call a sync, the innermost first."""
     found: list[str] = []
     others = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and others < _SITE_DEPTH:
         module = frame.f_globals.get("__name__", "")
-        if module.startswith(_STORE):
+        if module.startswith(_PACKAGE) and not module.startswith(_TESTING):
             code = frame.f_code
             others += module != _PORT
             found.append(f"{code.co_qualname}+{frame.f_lineno - code.co_firstlineno}")

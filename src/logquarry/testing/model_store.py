@@ -1,14 +1,14 @@
-"""A store as a list: what was put, what was acknowledged, and what a real one must then have.
+"""A model of a store for tests: finds lost, doubled, misplaced and revived messages.
 
 ::
 
     model = ModelStore()
-    put = model.attempt(message)          # before the real store is asked
-    model.acked(put, store.put(message))  # and when it has answered
+    put = model.attempt(message)                             # before the put
+    model.acked(put, store.put(message), is_durable=False)   # after the put
     ...
-    model.check(Seen.of(store))           # [] or what is wrong with it
+    model.check(Seen.of(store))                              # [] or a list of Violation
 
-Bodies tell messages apart: no two that are put may have the same.
+The model identifies messages by their bodies, so all bodies must differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_SHOWN = 24
 
 
 class Wrong(Enum):
-    """What can be wrong with a store."""
+    """Kinds of violations."""
 
     LOST = "lost acked write"
     DUPLICATE = "duplicate"
@@ -39,18 +39,13 @@ class Wrong(Enum):
     SKIP = "skip"
     WRONG_TOPIC = "wrong topic"
     REVIVED = "revived write"
-    TORN = "half of it"
-    UNKNOWN = "nobody put it"
+    TORN = "torn message"
+    UNKNOWN = "never put"
     UNREADABLE = "cannot be read"
 
 
 class Violation(NamedTuple):
-    """One thing that is wrong.
-
-    Attributes:
-        kind: its class.
-        reason: in words.
-    """
+    """One difference between a store and the model: a kind, and a text with the details."""
 
     kind: Wrong
     reason: str
@@ -60,10 +55,10 @@ class Violation(NamedTuple):
 
 
 class SeenMessage(NamedTuple):
-    """A message as a store gave it.
+    """A message as a store returned it.
 
-    ``is_torn`` where topic or properties have bytes of 0: the CRC covers the body only, so that a
-    frame of which a part never came to the disk may look sound.
+    ``is_torn``: whether topic or properties contain bytes of 0. The CRC covers only the body, so a
+    frame looks sound even if a crash lost the page with its topic or properties.
     """
 
     topic: str
@@ -84,7 +79,7 @@ class SeenMessage(NamedTuple):
 
     @classmethod
     def of(cls, message: StoredMessage) -> Self:
-        """The same of a message that was read."""
+        """Make it from a message that was read."""
         return cls(
             message.topic,
             message.queue_id,
@@ -100,13 +95,13 @@ class SeenMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a store has, read from it.
+    """The messages of a store, as read from it.
 
     Attributes:
-        log: the messages of its log, in their order.
-        queues: the messages of each queue as a consumer gets them; None where nobody looked.
-        keyed: the bodies that each (topic, key) leads to; None where nobody looked.
-        unreadable: what could not be read, in words.
+        log: the messages of the log, in its order.
+        queues: the messages of each queue as a consumer gets them; None if they were not read.
+        keyed: the bodies found by each (topic, key); None if they were not queried.
+        unreadable: errors of reads.
     """
 
     log: tuple[SeenMessage, ...]
@@ -123,14 +118,14 @@ class Seen:
         keys: bool = False,
         on_damage: OnDamage = "fail",
     ) -> Self:
-        """Read all of a store.
+        """Read a whole store.
 
         Args:
-            store: is dispatched, if it is written.
-            queues: whether to read the queues too: of one that was not closed in order they may be
-                behind, or ahead.
-            keys: whether to ask for each message by its keys.
-            on_damage: ``stop`` where the log may end in a torn message.
+            store: the store. If it is open for writing, it must be completely dispatched.
+            queues: whether to read the queues too. After a crash they may be behind the log or
+                ahead of it.
+            keys: whether to query each message by its keys.
+            on_damage: pass ``stop`` if the log may end in a torn message.
         """
         unreadable: list[str] = []
         log: list[SeenMessage] = []
@@ -154,10 +149,10 @@ class Seen:
         return cls(tuple(log), found, keyed, tuple(unreadable))
 
     def before_torn(self, known: Collection[bytes] = ()) -> Self:
-        """The same with a log that ends before the first message that is torn.
+        """Cut the log before the first torn message.
 
         Args:
-            known: bodies of torn messages that count as whole (:attr:`ModelStore.torn`).
+            known: bodies of torn messages to accept (:attr:`ModelStore.torn`).
         """
         torn = (n for n, m in enumerate(self.log) if m.is_torn and m.body not in known)
         return replace(self, log=self.log[: next(torn, len(self.log))])
@@ -174,7 +169,8 @@ def _read_queue(
             unreadable.append(str(error))
             return
         if not answer.messages:
-            unreadable.append(f"{topic} {queue_id}: nothing at {at} of {end}: {answer.status}")
+            place = f"{topic} queue {queue_id} offset {at}"
+            unreadable.append(f"{place}: no message, but the queue ends at {end}: {answer.status}")
             return
         yield from (SeenMessage.of(message) for message in answer.messages)
         at = answer.next_offset
@@ -182,16 +178,16 @@ def _read_queue(
 
 @dataclass(slots=True)
 class Put:
-    """A message that somebody tried to put.
+    """An attempted put.
 
     Attributes:
         message: the message.
-        is_acked: whether the store said that it is in the log.
-        is_durable: whether it said that it is on the disk.
-        physical_offset: where it said that it is, None where it did not say.
-        queue_offset: likewise.
-        store_timestamp: likewise.
-        body: the message's.
+        is_acked: whether the store acknowledged it as in the log.
+        is_durable: whether the store acknowledged it as durable.
+        physical_offset: acknowledged physical offset; None without acknowledgement.
+        queue_offset: acknowledged queue offset, likewise.
+        store_timestamp: acknowledged store time, likewise.
+        body: the message's body.
     """
 
     message: Message
@@ -210,13 +206,13 @@ class Put:
 
 
 class Mark(NamedTuple):
-    """The model at one moment, for the state of a disk at that moment.
+    """The model at one moment, to check a disk state of the same moment.
 
     Attributes:
-        attempted: how many puts were begun.
-        durable: the bodies that must survive a power cut.
-        acked: the bodies that must survive the death of the process.
-        absent: the bodies that a read has proved to be absent.
+        attempted: number of attempted puts.
+        durable: bodies that must survive a power cut.
+        acked: bodies that must survive the death of the process.
+        absent: bodies that an earlier recovery dropped.
     """
 
     attempted: int
@@ -227,12 +223,12 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class ModelStore:
-    """What a store should have. One thread at a time changes it.
+    """The expected content of a store. Not thread-safe.
 
     Attributes:
-        puts: all that was tried, in order.
-        absent: bodies that are not to come back.
-        torn: bodies of messages that came back from a crash with torn properties, and stay so.
+        puts: all attempted puts, in order.
+        absent: bodies that must not appear again.
+        torn: bodies of messages that a recovery kept with torn properties.
     """
 
     puts: list[Put] = field(default_factory=list)
@@ -243,23 +239,29 @@ class ModelStore:
 
     # ------------------------------------------------------------------------------- what happened
     def attempt(self, message: Message) -> Put:
-        """Note that a message is about to be put."""
+        """Record a put before the store gets it.
+
+        Raises:
+            UsageError: if another message has the same body.
+        """
         put = Put(message)
         if put.body in self._by_body:
-            raise UsageError(f"two messages have the body {put.body[:_MOST_SHOWN]!r}")
+            raise UsageError(
+                f"two messages have the body {put.body[:_MOST_SHOWN]!r}: all bodies must differ"
+            )
         self._by_body[put.body] = put
         self.puts.append(put)
         self._mark = None
         return put
 
     def acked(self, put: Put, result: PutResult, *, is_durable: bool, number: int = 0) -> None:
-        """Note that the store has it.
+        """Record an acknowledgement.
 
         Args:
-            put: what was tried.
-            result: what the store said; of a batch, of all of it.
-            is_durable: whether the store is one that says so only when it is on the disk.
-            number: its place in the batch.
+            put: the put.
+            result: the store's result; for a batch, the result of the whole batch.
+            is_durable: whether PUT_OK means that the message is durable (SYNC_FLUSH).
+            number: the message's position in the batch, from 0.
         """
         self.acked_at(
             put,
@@ -272,23 +274,24 @@ class ModelStore:
     def acked_at(
         self, put: Put, physical: int, queued: int, time: int, *, is_durable: bool
     ) -> None:
-        """The same in numbers."""
+        """Record an acknowledgement by its physical offset, queue offset and store time."""
         put.physical_offset, put.queue_offset, put.store_timestamp = physical, queued, time
         put.is_acked = True
         put.is_durable = is_durable
         self._mark = None
 
     def flushed(self, offset: int) -> None:
-        """Note that the store said that its log is on the disk up to an offset."""
+        """Record that the store reported its log as durable up to a physical offset."""
         for put in self.puts:
             if put.physical_offset is not None and put.physical_offset < offset:
                 put.is_durable = True
         self._mark = None
 
     def survived(self, seen: Seen) -> None:
-        """Go on from what a recovered store has: what it has not is never to come back.
+        """Continue from the content of a recovered store.
 
-        What it has counts as durable from here on, as an answer to a reader made it known.
+        From now on its messages count as durable, because a reader has seen them, and the others
+        must never appear again.
         """
         by_body = {message.body: message for message in seen.log}
         self.torn.update(message.body for message in seen.log if message.is_torn)
@@ -307,7 +310,7 @@ class ModelStore:
                 )
 
     def mark(self) -> Mark:
-        """The model now, never to change. Cheap enough for each call of a disk."""
+        """An immutable copy of the model's state. Cheap enough for each disk call."""
         if self._mark is None:
             present = [put for put in self.puts if put.body not in self.absent]
             self._mark = Mark(
@@ -319,7 +322,7 @@ class ModelStore:
         return self._mark
 
     def at(self, mark: Mark) -> ModelStore:
-        """The model as it was at an earlier moment, to go on from there."""
+        """A new model with the state of an earlier moment."""
         made = ModelStore(absent=set(mark.absent), torn=set(self.torn))
         for put in self.puts[: mark.attempted]:
             then = made.attempt(put.message)
@@ -335,7 +338,7 @@ class ModelStore:
         return made
 
     def queue(self, topic: str, queue_id: int) -> list[Put]:
-        """What a queue should have, by what was acknowledged, in order."""
+        """The acknowledged puts of a queue, by queue offset."""
         found = [
             put
             for put in self.puts
@@ -347,11 +350,14 @@ class ModelStore:
 
     # ------------------------------------------------------------------------------- what is wrong
     def check(self, seen: Seen, *, must: Collection[bytes] | None = None) -> list[Violation]:
-        """Compare a store with what it should have.
+        """Compare a store with the model.
 
         Args:
-            seen: what was read from it.
-            must: bodies that have to be there (default: all that were acknowledged).
+            seen: the store's content.
+            must: bodies that the store must have; None for all acknowledged ones.
+
+        Returns:
+            The violations; empty if the store is correct.
         """
         if must is None:
             must = self.mark().acked
@@ -366,7 +372,7 @@ class ModelStore:
         by_queue: dict[QueueKey, list[SeenMessage]] = {}
         for message in seen.log:
             if message.is_torn and "\0" in message.topic:
-                # No folder is made for such a name.
+                # The store makes no queue for such a topic.
                 continue
             by_queue.setdefault((message.topic, message.queue_id), []).append(message)
         for key, messages in by_queue.items():
@@ -394,17 +400,17 @@ class ModelStore:
                 wrong.append(Violation(Wrong.UNKNOWN, f"{message}"))
                 continue
             if message.body in self.absent:
-                wrong.append(Violation(Wrong.REVIVED, f"{_named(put)} is there again: {message}"))
+                wrong.append(Violation(Wrong.REVIVED, f"{_named(put)} appears again: {message}"))
             wrong += _check_put(put, message)
         return wrong
 
     def _check_queue(
         self, key: QueueKey, queued: Iterable[SeenMessage], logged: Iterable[SeenMessage]
     ) -> list[Violation]:
-        """A queue against the log: each message of it once, in order, and no other."""
+        """Check that a queue has each of its messages in the log once, in order, and no other."""
         queued = list(queued)
         wrong = [
-            Violation(Wrong.WRONG_TOPIC, f"a read of {key} gave {message}")
+            Violation(Wrong.WRONG_TOPIC, f"a read of {key} returned {message}")
             for message in queued
             if (message.topic, message.queue_id) != key
         ]
@@ -412,13 +418,15 @@ class ModelStore:
         wrong += _check_offsets(key, offsets)
         have = {message.body for message in queued}
         wrong += [
-            Violation(Wrong.SKIP, f"a read of {key} does not give {message}")
+            Violation(Wrong.SKIP, f"a read of {key} does not return {message}")
             for message in logged
             if message.body not in have
         ]
         in_log = {message.body for message in logged}
         wrong += [
-            Violation(Wrong.UNKNOWN, f"a read of {key} gave what is not in the log: {message}")
+            Violation(
+                Wrong.UNKNOWN, f"a read of {key} returned a message not in the log: {message}"
+            )
             for message in queued
             if message.body not in in_log
         ]
@@ -429,22 +437,23 @@ def _check_put(put: Put, message: SeenMessage) -> list[Violation]:
     wrong = []
     wanted = put.message
     if (message.topic, message.queue_id) != (wanted.topic, wanted.queue_id):
-        wrong.append(Violation(Wrong.WRONG_TOPIC, f"{_named(put)} came as {message}"))
+        wrong.append(Violation(Wrong.WRONG_TOPIC, f"{_named(put)} became {message}"))
     if (message.tags, message.keys) != (wanted.tags, wanted.keys):
         wrong.append(Violation(Wrong.UNKNOWN, f"{_named(put)} has other properties: {message}"))
-    said = put.physical_offset, put.queue_offset
-    if put.is_acked and said != (message.physical_offset, message.queue_offset):
-        wrong.append(Violation(Wrong.WRONG_OFFSET, f"{_named(put)} was to be at {said}: {message}"))
+    acked = put.physical_offset, put.queue_offset
+    if put.is_acked and acked != (message.physical_offset, message.queue_offset):
+        reason = f"{_named(put)} was acknowledged at {acked}: {message}"
+        wrong.append(Violation(Wrong.WRONG_OFFSET, reason))
     return wrong
 
 
 def _check_offsets(key: QueueKey, offsets: list[int]) -> list[Violation]:
-    """Queue offsets in the log's order: from 0 on, none twice, none left out."""
+    """Check queue offsets in the log's order: 0, 1, 2 and so on."""
     wrong = []
     for expected, offset in enumerate(offsets):
         if offset != expected:
             kind = Wrong.DUPLICATE if offset in offsets[:expected] else Wrong.SKIP
-            wrong.append(Violation(kind, f"{key}: offset {offset} stands where {expected} belongs"))
+            wrong.append(Violation(kind, f"{key}: offset {offset} in the place of {expected}"))
             break
     return wrong
 
@@ -452,7 +461,7 @@ def _check_offsets(key: QueueKey, offsets: list[int]) -> list[Violation]:
 def _check_keys(seen: Seen) -> list[Violation]:
     assert seen.keyed is not None
     return [
-        Violation(Wrong.SKIP, f"key {key!r} of {message.topic} does not lead to {message}")
+        Violation(Wrong.SKIP, f"key {key!r} of {message.topic} does not find {message}")
         for message in seen.log
         for key in (message.keys or "").split()
         if message.body not in seen.keyed.get((message.topic, key), ())
@@ -460,7 +469,7 @@ def _check_keys(seen: Seen) -> list[Violation]:
 
 
 def explain(wrong: Sequence[object], most: int = 5) -> str:
-    """The first of what is wrong, a line each, and how much more there is."""
+    """The first violations, one line each, and the number of the others."""
     lines = [str(found) for found in wrong[:most]]
     if len(wrong) > most:
         lines.append(f"and {len(wrong) - most} more")

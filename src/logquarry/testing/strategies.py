@@ -1,8 +1,8 @@
-"""Hypothesis strategies: frames, property strings and whole commit logs, sound and odd.
+"""Hypothesis strategies: frames, property strings and whole commit logs, common and unusual.
 
-For tests of what reads RocketMQ's bytes, ours and our users'. Everything made here is sound: a
-reader must take it. To get damage, change the bytes. Needs the package ``hypothesis``, which is no
-dependency of this one.
+Use them to test code that reads RocketMQ's bytes. All of them are sound: a reader must accept them.
+To get damage, change the bytes. The module needs the package ``hypothesis``, which logquarry does
+not install.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from logquarry.format.frame import BLANK, MAGIC_V1, MAGIC_V2, Frame
 from logquarry.log.layout import COMMIT_LOG, NAME_DIGITS
 
 MOST_TOPIC_BYTES = 0x7F
-"""TOPICLEN is a signed byte."""
+"""Most bytes of a topic: TOPICLEN is a signed byte."""
 
 _NUMBERS = struct.Struct(">iiqqqiq")
 """Queue id, flag, queue offset, born and store time, reconsume times, prepared offset."""
@@ -72,7 +72,7 @@ _ODD_PIECES = [
 
 # ---------------------------------------------------------------------------------- single fields
 def hosts(*, v6: bool) -> st.SearchStrategy[bytes]:
-    """BORNHOST or STOREHOSTADDRESS: address and port, 8 or 20 bytes; any port, also below 0."""
+    """BORNHOST or STOREHOSTADDRESS: address and port in 8 or 20 bytes, also negative ports."""
     if not v6:
         known = [bytes(8), b"\x7f\0\0\x01\0\0\x2a\x9f", b"\xff" * 8]
         return st.one_of(st.sampled_from(known), st.binary(min_size=8, max_size=8))
@@ -82,7 +82,7 @@ def hosts(*, v6: bool) -> st.SearchStrategy[bytes]:
 
 
 def sys_flags() -> st.SearchStrategy[int]:
-    """SYSFLAG: the bits that RocketMQ 4.9 and 5.x know in any mix, and any other bits."""
+    """SYSFLAG: any mix of the bits that RocketMQ 4.9 and 5.x define, and any other integer."""
     known = sys_flag.INNER_BATCH * 2 + sys_flag.COMPRESSION_MASK
     return st.one_of(st.integers(0, known), st.integers(java.INT_MIN, java.INT_MAX))
 
@@ -97,7 +97,7 @@ def topics() -> st.SearchStrategy[bytes]:
 
 
 def properties_maps(*, max_size: int = 6) -> st.SearchStrategy[dict[str, str]]:
-    """Properties that survive the property string: no separators in them, nothing empty."""
+    """Properties that a property string can hold: no separators, no empty names or values."""
     text = st.text(
         st.characters(
             exclude_categories=["Cs"],
@@ -111,10 +111,10 @@ def properties_maps(*, max_size: int = 6) -> st.SearchStrategy[dict[str, str]]:
 
 
 def property_strings() -> st.SearchStrategy[bytes]:
-    """Property strings as they may stand in a sound frame.
+    """Property strings of sound frames.
 
-    Well-formed ones; and such with empty names and values, without separators, with doubled and
-    trailing ones, duplicate names, characters beyond the BMP, and bytes that are no UTF-8.
+    They are well-formed, or they have empty names or values, missing, doubled or trailing
+    separators, duplicate names, characters beyond the BMP, or bytes that are no UTF-8.
     """
     separators = st.sampled_from([b"\x01", b"\x02", b"\x01\x01", b"\x02\x02"])
     piece = st.one_of(separators, st.sampled_from(_ODD_PIECES), st.binary(max_size=3))
@@ -143,17 +143,17 @@ def frames(
     flags: st.SearchStrategy[int] | None = None,
     numbers: st.SearchStrategy[tuple[int, ...]] | None = None,
 ) -> Frame:
-    """Frames of any shape that a sound log may hold, with the CRC of their body.
+    """Frames of any shape that a sound log may hold, with a correct body CRC.
 
     Args:
-        draw: from Hypothesis.
+        draw: passed by Hypothesis.
         max_body: most bytes of a body.
         magics: magic codes to choose from.
         topic: the topic's bytes (default: :func:`topics`).
         property_string: the property string (default: :func:`property_strings`).
-        flags: SYSFLAG (default: :func:`sys_flags`); the hosts follow its bits.
+        flags: SYSFLAG (default: :func:`sys_flags`); its bits decide between IPv4 and IPv6 hosts.
         numbers: queue id, flag, queue offset, born and store timestamp, reconsume times, prepared
-            transaction offset (default: sane ones, and any that fit their fields).
+            transaction offset (default: usual numbers, and any that fit their fields).
     """
     magic = draw(st.sampled_from(magics))
     flag_bits = draw(sys_flags() if flags is None else flags)
@@ -183,7 +183,7 @@ def frames(
 
 @st.composite
 def plain_frames(draw: st.DrawFn, *, max_body: int = 64) -> Frame:
-    """Frames as a 4.9.3 broker on IPv4 writes them for well-behaved clients."""
+    """Frames that a 4.9.3 broker with IPv4 writes for common clients."""
     item = draw(
         frames(
             max_body=max_body,
@@ -209,7 +209,7 @@ class Log:
     Attributes:
         start: physical offset of the first file.
         file_size: bytes of each file.
-        frames: the messages, with the offsets at which they stand.
+        frames: the messages with their physical offsets.
         blanks: (physical offset, length) of the blanks that end files.
         files: the bytes of each file, ``file_size`` each.
     """
@@ -222,7 +222,7 @@ class Log:
 
     @property
     def end(self) -> int:
-        """Physical offset behind the last frame or blank."""
+        """Physical offset after the last frame or blank."""
         ends = [item.physical_offset + item.size for item in self.frames[-1:]]
         ends += [offset + length for offset, length in self.blanks[-1:]]
         return max(ends, default=self.start)
@@ -247,20 +247,25 @@ class Log:
 
 
 def place(items: Iterable[Frame], *, file_size: int, start: int = 0, fill: bytes = b"\0") -> Log:
-    """A log that holds frames one after the other, rolled to the next file as RocketMQ does.
+    """Place frames one after the other in the files of a log, as RocketMQ does.
 
     Args:
-        items: the frames; their PHYSICALOFFSET is set. None may be larger than a file.
+        items: the frames; this function sets their PHYSICALOFFSET.
         file_size: bytes of a file.
         start: physical offset of the first file.
-        fill: what the rest of a blank is filled with, repeated.
+        fill: bytes for the rest of a blank, repeated.
+
+    Raises:
+        ValueError: if a frame does not fit into a file.
     """
     placed: list[Frame] = []
     blanks: list[tuple[int, int]] = []
     files = [bytearray()]
     for item in items:
         if item.size + BLANK.size > file_size:
-            raise ValueError(f"a frame of {item.size} bytes is larger than a file of {file_size}")
+            raise ValueError(
+                f"a frame of {item.size} bytes does not fit into a file of {file_size}"
+            )
         left = file_size - len(files[-1])
         if item.size + BLANK.size > left:
             blanks.append((start + len(files) * file_size - left, left))
@@ -282,14 +287,14 @@ def logs(
     max_frames: int = 8,
     start: int | None = None,
 ) -> Log:
-    """Whole logs: some files, blanks at their ends, the last one not full.
+    """Whole logs: files that end with blanks, and a last file that is not full.
 
     Args:
-        draw: from Hypothesis.
-        items: their frames (default: :func:`frames`).
+        draw: passed by Hypothesis.
+        items: strategy of the frames (default: :func:`frames`).
         min_frames: fewest frames.
         max_frames: most frames.
-        start: physical offset of the first file (default: 0 or some multiple of the file's size).
+        start: physical offset of the first file (default: 0 or a multiple of the file's size).
     """
     found = draw(
         st.lists(frames() if items is None else items, min_size=min_frames, max_size=max_frames)

@@ -1,4 +1,4 @@
-"""The machines of the HA protocol: every split of the bytes, every hostile one, every time."""
+"""The HA connections without sockets: bytes cut anywhere, hostile bytes, and times."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from logquarry.protocol.ha import (
     SlaveRequested,
     SlaveState,
     TransferLimits,
+    Transitions,
 )
-from logquarry.protocol.machine import Transitions
 
 LOG = LogRange(min_offset=1000, max_offset=9000, fresh_start=8000)
 DATA = bytes(range(256)) * 40
@@ -47,7 +47,7 @@ def transferring(offset: int = 2000, **limits: int) -> MasterConnection:
 
 
 def send(master: MasterConnection, now_ms: int = 0) -> bytes:
-    """One transfer, of bytes that tell their offsets, as they go over the wire."""
+    """One encoded transfer, with bytes that depend on their offsets."""
     size = master.transferable(LOG, now_ms)
     if size:
         start = master.next_offset % 256
@@ -75,7 +75,7 @@ def master_events(pieces: list[bytes]) -> tuple[list[ha.MasterEvent], str | None
 )
 def test_every_split_of_a_slaves_bytes_gives_the_same_events(offsets: tuple[int, ...]) -> None:
     data = reports(*offsets)
-    # What a slave acknowledges must have been sent before: so each report on its own.
+    # A slave can only acknowledge sent bytes, so the test sends one report at a time.
     whole = master_events([data[at : at + 8] for at in range(0, len(data), 8)])
     for first in range(1, len(data)):
         for second in range(first, len(data)):
@@ -139,7 +139,7 @@ def test_an_acknowledgement_never_falls() -> None:
     assert master.acknowledged == 9000
 
 
-# Words that may be meant among them: random bytes alone end with the first eight.
+# Include valid reports: with random bytes alone the first eight end the connection.
 REPORTS = st.one_of(st.just(0), st.integers(900, 9_100)).map(reports)
 
 
@@ -147,7 +147,7 @@ REPORTS = st.one_of(st.just(0), st.integers(900, 9_100)).map(reports)
 def test_a_stranger_gets_nothing_acknowledged_that_it_was_not_sent(
     pieces: list[bytes | None],
 ) -> None:
-    """None: it is sent something."""
+    """Return None: the master sends data."""
     master = MasterConnection(0, limits=TransferLimits(transfer_size=400))
     for piece in pieces:
         if piece is None:
@@ -176,12 +176,12 @@ def test_a_master_says_something_now_and_then() -> None:
 
 
 def test_a_master_does_not_say_that_there_is_no_more_where_there_is() -> None:
-    """Its slave does not read: a heartbeat would say that the log ends here."""
+    """The slave does not read: a heartbeat would tell it that the log ends here."""
     master = transferring(2000)
     assert master.tick(LOG, 5_001) == [] and master.data_to_send() == []
     assert master.next_tick_ms() == 10_002
     assert master.transferable(LOG, 5_001)
-    # Where a rate allows little, there is no heartbeat between two portions either.
+    # With a low rate, too, there is no heartbeat between two portions.
     slow = transferring(2000, transfer_size=3_000, bytes_per_second=100)
     assert slow.transferable(LOG, 0) == 500
     slow.send(memoryview(DATA)[:500], 0)
@@ -213,7 +213,7 @@ def test_a_rate_is_kept_over_time() -> None:
             sent += size
     assert 2900 <= sent <= 3200
     assert master.next_transfer_ms() > 2_900
-    # A pause is made up for by a second's worth at most.
+    # After a pause at most one second's bytes are allowed.
     while size := master.transferable(LOG, 100_000):
         master.send(memoryview(DATA)[:size], 100_000)
         sent += size
@@ -228,7 +228,7 @@ def test_an_end_is_told_once() -> None:
 
 # -------------------------------------------------------------------------------------- slave
 class Joined(NamedTuple):
-    """The data of neighbouring events."""
+    """Join the data of neighbouring events."""
 
     offset: int
     data: bytes
@@ -237,7 +237,7 @@ class Joined(NamedTuple):
 def slave_events(
     offset: int, pieces: list[bytes]
 ) -> tuple[list[ha.SlaveEvent | Joined], str | None]:
-    """The events, with the data of neighbouring ones joined."""
+    """Join the data of neighbouring events, and keep the other events."""
     slave = SlaveConnection(offset, 0)
     found: list[ha.SlaveEvent | Joined] = []
     reason = None
@@ -296,7 +296,7 @@ def split(name: str) -> tuple[int, list[bytes]]:
     return offset, [data]
 
 
-# What a master may say, and what it may not, about the place where such slaves are.
+# Headers that a master may send to such slaves, and headers that it may not.
 TRANSFERS = st.tuples(st.integers(1_998, 2_010), st.integers(0, 5)).map(
     lambda said: header(*said) + bytes(said[1])
 )

@@ -1,4 +1,4 @@
-"""Frames of the remoting protocol: every split of the bytes, every hostile one."""
+"""Remoting frames: cut at every byte, and with hostile bytes."""
 
 from __future__ import annotations
 

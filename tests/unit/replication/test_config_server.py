@@ -1,4 +1,4 @@
-"""Who asks for config/: what is answered, and strangers, who cost nothing."""
+"""ConfigServer: its answers, its limits, and hostile peers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def master(golden: Path, tmp_path: Path) -> Path:
     return real_config(golden, tmp_path / "m")
 
 
-# -------------------------------------------------------------------------------- what is answered
+# ----------------------------------------------------------------------------------------- answers
 def test_what_is_served_is_what_the_file_says_now(master: Path) -> None:
     path = master / "config" / "delayOffset.json"
     with ConfigServer(master) as server, Client(server) as client:
         for number, age_s in enumerate((0, 0, 60, 60, 59, 60, 0)):
-            # One that is old enough to be remembered, and the same time with other bytes.
+            # First an old file, which is cached; then other bytes with the same time.
             path.write_text(f'{{"offsetTable":{{1:{10**number}}}}}')
             stamp = 1_700_000_000 - age_s if age_s else time.time()
             os.utime(path, (stamp, stamp))
@@ -62,7 +62,7 @@ def test_what_could_not_be_read_once_is_served_when_it_can(
             patched.setattr(Path, "read_bytes", out_of_descriptors)
             client.say(asking())
             answer = client.hear()
-            # The one before it.
+            # The backup.
             assert answer is not None and answer.code == 0
             assert broker_config.decode_topic_document(answer.body) != expected
         client.say(asking())
@@ -71,7 +71,7 @@ def test_what_could_not_be_read_once_is_served_when_it_can(
         assert broker_config.decode_topic_document(answer.body) == expected
 
 
-# -------------------------------------------------------------------------------------- strangers
+# ----------------------------------------------------------------------------------- hostile peers
 def test_everything_else_is_not_supported(master: Path) -> None:
     before = config_bytes(master)
     known = {request.code for request in REQUESTS}
@@ -83,7 +83,7 @@ def test_everything_else_is_not_supported(master: Path) -> None:
                 assert answer is not None and answer.is_response
                 assert (answer.code, answer.opaque) == (3, code)
                 assert answer.remark == f" request type {code} not supported"
-        # What wants no answer gets none, and what is one neither.
+        # Oneway requests and answers get no answer.
         client.say(
             RemotingCommand(code=21, opaque=5, flag=2),
             RemotingCommand(code=21, opaque=6, flag=1),
@@ -110,7 +110,7 @@ def test_who_reads_nothing_costs_no_more_than_an_answer(master: Path) -> None:
     with ConfigServer(master) as server, Client(server) as client, Client(server) as other:
         client.say(*(asking(opaque=number) for number in range(count)))
         eventually(lambda: server.status().answered > 0)
-        # Another one is served meanwhile, and this one gets nothing more.
+        # The server serves another peer meanwhile, and sends this one nothing more.
         for number in range(3):
             other.say(asking(RequestCode.GET_ALL_DELAY_OFFSET, number))
             assert other.hear() is not None
@@ -188,7 +188,7 @@ def test_two_ports(master: Path) -> None:
                 client.say(asking())
                 answer = client.hear()
                 assert answer is not None and answer.code == 0
-        # The port two above is free for all that is known: ours is what is two below it.
+        # The port two above is free, but the port two below that one is taken by the first server.
         with pytest.raises(OSError, match="asks for topics there"):
             ConfigServer(master, port=server.port - FAST_PORT)
     with pytest.raises(UsageError, match="two below"):

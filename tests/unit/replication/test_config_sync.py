@@ -1,4 +1,4 @@
-"""A master's config/ on its slave: what is taken, what is not, and who may ask."""
+"""ConfigSync: which tables are copied, what stays, and hostile masters."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def fetch(store: lq.MessageStore, server: ConfigServer) -> ConfigSynced:
     return sync_config(store, server.host, server.port, options=PATIENT)
 
 
-# ------------------------------------------------------------------------------- what is taken
+# -------------------------------------------------------------------------------------- copies
 def test_all_four_tables(master: Path, slave: lq.MessageStore) -> None:
     with ConfigServer(master) as server:
         assert fetch(slave, server) == (tuple(FILES), (), ())
         for name in FILES:
             ours, theirs = (Path(root) / "config" / name for root in (slave.root, master))
-            # As the broker itself wrote them, byte for byte.
+            # The broker's own bytes.
             assert ours.read_bytes() == theirs.read_bytes()
         before = config_bytes(Path(slave.root))
         assert fetch(slave, server) == ((), (), ())
@@ -78,7 +78,7 @@ def test_topics_and_groups_are_taken_as_a_whole_where_their_version_is_another(
         write(root, name, versioned(table, 3, other={}))
     with ConfigServer(master) as server:
         assert not {"topics.json", "subscriptionGroup.json"} & set(fetch(slave, server).written)
-        # An older one counts too: it is the master's.
+        # An older version replaces a newer one too, because it is the master's.
         for counter in (9, 2):
             write(master, "topics.json", versioned("topicConfigTable", counter, a={}))
             assert fetch(slave, server).written == ("topics.json",)
@@ -191,7 +191,7 @@ def test_who_is_no_slave_takes_nothing(master: Path, tmp_path: Path) -> None:
 
 
 def test_a_slave_delivers_nothing(slave: lq.MessageStore) -> None:
-    # It would write over what it has of its master.
+    # Delivery would overwrite the offsets of the master.
     with pytest.raises(StoreUnavailable, match="its master delivers"):
         slave.start_delivery()
     with pytest.raises(StoreUnavailable, match="its master delivers"):
@@ -231,7 +231,7 @@ def test_a_disk_that_fails_ends_it(master: Path, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ hostile masters
 @contextmanager
 def broker(answers: Answers) -> Iterator[int]:
-    """The port of something that answers each request with any bytes; empty ones end it."""
+    """The port of a server that answers each request with the given bytes; empty bytes close it."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -313,7 +313,7 @@ def test_who_hangs_up_or_says_nothing(master: Path, slave: lq.MessageStore) -> N
         sync_config(slave, "127.0.0.1", port, options=PATIENT)
 
     def other(command: RemotingCommand) -> bytes:
-        # A request of its own, and an answer to something else.
+        # A request, and an answer to another request.
         own = RemotingCommand(code=40, opaque=command.opaque)
         late = RemotingCommand(code=0, opaque=command.opaque + 1, flag=1, body=b"{}")
         return remoting.encode(own) + remoting.encode(late)
@@ -366,7 +366,7 @@ def test_tls(master: Path, slave: lq.MessageStore, tmp_path: Path) -> None:
     served = replication.server_tls(str(certificate), str(key), str(certificate))
     with ConfigServer(master, options=ConfigServerOptions(tls=served)) as server:
         bare = replication.client_tls(True, str(certificate), None, None)
-        # Whoever speaks no TLS, and whoever has no certificate, gets nothing.
+        # A peer without TLS and a peer without certificate get nothing.
         for options in (PATIENT, replace(asks, tls=bare)):
             with pytest.raises((OSError, ProtocolViolation)):
                 sync_config(slave, server.host, server.port, options=options)

@@ -1,4 +1,4 @@
-"""A slave's log by itself: where it asks from, what it compares, and when it refuses."""
+"""Replica: requested offsets, comparisons with the master, and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def message(offset: int, *, time: int = 1, body: int = 100) -> bytes:
 
 
 def log_of(*sizes: int, time: int = 1) -> bytes:
-    """Messages with bodies of these sizes; only their times tell two such logs apart."""
+    """Messages with bodies of these sizes; two such logs differ only in their times."""
     data = b""
     for size in sizes:
         data += message(len(data), time=time, body=size)
@@ -28,7 +28,7 @@ def log_of(*sizes: int, time: int = 1) -> bytes:
 
 
 def slave_with(data: bytes, *, file_size: int = FILE, overlap: int = OVERLAP) -> Replica:
-    """As it is found when its process begins."""
+    """A replica as a new process opens it."""
     log = ModelLog("slave", file_size)
     log.append_data(0, data)
     return Replica(cast(Any, log.reopened()), "slave", overlap=overlap)
@@ -40,7 +40,7 @@ def send(replica: Replica, data: bytes, start: int, stop: int) -> None:
 
 
 def test_a_slow_master_is_not_behind() -> None:
-    """RocketMQ says where it is after five seconds of silence, and then goes on."""
+    """After five seconds of silence RocketMQ sends a heartbeat, and then more data."""
     data = log_of(30_000, 30_000, 30_000)
     replica = slave_with(data)
     start = replica.request()
@@ -50,7 +50,7 @@ def test_a_slow_master_is_not_behind() -> None:
     replica.heartbeat(start + 20_000)
     with pytest.raises(LogsDiverged, match="ahead of its master"):
         replica.heartbeat(start + 20_000)
-    # Another connection begins anew.
+    # A new connection starts again.
     replica.request()
     replica.heartbeat(start)
     send(replica, data, start, len(data))
@@ -78,7 +78,7 @@ def test_one_that_is_to_begin_where_the_log_ends_has_all_of_it() -> None:
 def test_a_whole_message_is_compared_however_large(
     sizes: tuple[int, ...], knows: str, overlap: int
 ) -> None:
-    """The same bodies again, at other times: a producer that was told that its send failed."""
+    """The same bodies with other times: a producer sent them again after an error."""
     data = log_of(*sizes)
     if knows == "as it came":
         replica = Replica(cast(Any, ModelLog("slave", FILE)), "slave", overlap=overlap)
@@ -114,7 +114,7 @@ def test_what_was_not_judged_is_not_claimed() -> None:
 
 
 def test_what_never_came_whole_is_no_reason_to_compare_stores() -> None:
-    """The master's power went within a message: it has others there now, or ends before."""
+    """After a power cut inside a message, the master has other bytes there, or ends before it."""
     data = log_of(10, 10, 200)
     whole = len(log_of(10, 10))
     for other in (log_of(10, 10, 100), None):
@@ -122,7 +122,7 @@ def test_what_never_came_whole_is_no_reason_to_compare_stores() -> None:
         replica.request()
         send(replica, data, 0, len(data) - 50)
         start = replica.request()
-        with pytest.raises(LogsDiverged, match=f"never came whole, at {whole}.*anew") as caught:
+        with pytest.raises(LogsDiverged, match=f"incomplete message at {whole}.*again") as caught:
             if other is None:
                 send(replica, data, start, whole)
                 replica.heartbeat(whole)
@@ -133,7 +133,7 @@ def test_what_never_came_whole_is_no_reason_to_compare_stores() -> None:
 
 
 def test_what_is_asked_from_is_on_the_disk() -> None:
-    """The first report counts as an acknowledgement, and the disk may not have been asked yet."""
+    """The first report is an acknowledgement, so the bytes before it must be synced first."""
     data = log_of(10, 10, 10)
     log = ModelLog("slave", FILE)
     replica = Replica(cast(Any, log), "slave", overlap=0)
@@ -144,7 +144,7 @@ def test_what_is_asked_from_is_on_the_disk() -> None:
 
 
 def test_what_was_there_before_waits_for_no_master() -> None:
-    """A slave's store may be opened, and followed with, before all of it is dispatched."""
+    """A slave may start before its store is completely dispatched."""
     data = log_of(10, 10)
     log = ModelLog("slave", FILE)
     log.append_data(0, data)

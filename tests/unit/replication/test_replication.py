@@ -1,4 +1,4 @@
-"""Ours to ours: a slave's log is its master's, whatever happens between."""
+"""HaMaster and HaSlave: the slave's log equals its master's after every kind of interruption."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_rocketmqs_way_is_the_last_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [MASTER, FULL])
 def test_a_slave_may_ask_for_the_whole_log(options: MasterOptions, tmp_path: Path) -> None:
-    """By byte 1, so that a RocketMQ master would give it too."""
+    """The slave requests byte 1, so a RocketMQ master sends the whole log too."""
     with (
         opened(tmp_path / "m") as store,
         opened(tmp_path / "s", "SLAVE") as copy,
@@ -137,7 +137,7 @@ def test_tls(tmp_path: Path) -> None:
         HaMaster(store, options=replace(FULL, tls=server)) as master,
     ):
         fill(store, 300)
-        # Whoever speaks no TLS, and whoever has no certificate, is no slave.
+        # A peer without TLS and a peer without certificate do not count as slaves.
         bare = replication.client_tls(True, str(certificate), None, None)
         for options in (SLAVE, replace(SLAVE, tls=bare, server_name="localhost")):
             with follow(copy, master, options) as slave:
@@ -252,7 +252,7 @@ def test_the_statuses_as_slaves_come_fall_silent_and_go(tmp_path: Path) -> None:
         assert store.put(lq.Message("t")).status is PutStatus.SLAVE_NOT_AVAILABLE
         with socket.create_connection((master.host, master.port)) as stranger:
             eventually(lambda: len(master.status().slaves) == 1)
-            # As with RocketMQ a mere connection counts as a slave.
+            # As in RocketMQ, a connection counts as a slave before its first report.
             assert store.put(lq.Message("t")).status is PutStatus.FLUSH_SLAVE_TIMEOUT
             assert store.put(lq.Message("t", wait_store_ok=False)).status is PutStatus.PUT_OK
             stranger.sendall(struct.pack(">q", store.max_offset))
@@ -295,7 +295,7 @@ def test_a_slave_that_is_ahead_of_its_master_is_told_so(behind: int, tmp_path: P
 
 
 def _frame(store: lq.MessageStore, message: lq.Message) -> bytes:
-    """Put a message; what came to the log."""
+    """Put a message, and return its bytes in the log."""
     start = store.max_offset
     store.put(message)
     found = b""
@@ -307,7 +307,7 @@ def _frame(store: lq.MessageStore, message: lq.Message) -> bytes:
 
 
 def _cut(path: Path, end: int) -> None:
-    """Take from a closed store what is behind an offset, as a crash may."""
+    """Cut a closed store after an offset, as a crash may."""
     for name in ("consumequeue", "index", ".logquarry"):
         shutil.rmtree(path / name)
     (path / "checkpoint").unlink()
@@ -363,7 +363,7 @@ def test_only_a_slave_follows(tmp_path: Path) -> None:
 
 
 def test_a_slave_of_a_slave_gets_what_was_judged(tmp_path: Path) -> None:
-    """The first slave, opened anew, cuts off the rest: the second one must not be ahead of it."""
+    """The first slave cuts an incomplete message when it opens again; the second must lack it."""
     with opened(tmp_path / "m") as store:
         first, end = fill(store, 20), fill(store, 1, first=20)
     log = log_bytes(tmp_path / "m", end)
@@ -390,7 +390,7 @@ def test_a_slave_of_a_slave_gets_what_was_judged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_closed", [True, False])
 @pytest.mark.parametrize("start", [0, SIZES.mapped_file_size_commit_log])
 def test_zeros_are_no_end_of_a_message(start: int, is_closed: bool, tmp_path: Path) -> None:
-    """What came of a message ends within its properties, which no CRC covers."""
+    """The received part of the message ends inside its properties, which no CRC covers."""
     with opened(tmp_path / "m") as store:
         fill(store, 160 if start else 2)
         first = store.max_offset
@@ -442,7 +442,7 @@ def test_a_log_that_begins_with_a_part_of_a_message(is_closed: bool, tmp_path: P
 
 
 def test_a_body_unlike_its_crc_stays_once_it_was_acknowledged(tmp_path: Path) -> None:
-    """A crash right behind the acknowledgement: it looks like what that has torn."""
+    """A crash right after the acknowledgement: the body looks like a torn one."""
     with opened(tmp_path / "m") as store:
         at = store.put(lq.Message("topic", body=bytes(50))).physical_offset
         end = fill(store, 10)

@@ -1,4 +1,4 @@
-"""Strangers at both ends: none gets anything acknowledged, and none costs memory or a place."""
+"""Hostile peers of master and slave: no false acknowledgement, no memory, no lost place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def header(offset: int, size: int) -> bytes:
 
 
 def talk(master: HaMaster, *pieces: bytes) -> bytes:
-    """What a master answers before it hangs up."""
+    """The bytes that a master sends before it closes the connection."""
     answer = b""
     with socket.create_connection((master.host, master.port), 20) as wire:
         try:
@@ -47,7 +47,7 @@ def talk(master: HaMaster, *pieces: bytes) -> bytes:
     return answer
 
 
-# -------------------------------------------------------------------------------- at a master's
+# -------------------------------------------------------------------------------- at a master
 @pytest.mark.parametrize(
     "first",
     [b"GET / HTTP/1.1\r\n", report(-1), report(1 << 62), report(1 << 63 - 1), b"\xff" * 64],
@@ -148,14 +148,14 @@ def test_a_slave_that_reads_nothing_costs_what_its_socket_holds(tmp_path: Path) 
                 return sent[-1] > 0 and not slaves
 
             eventually(has_gone)
-        # It was handed no more than what its socket and one turn's gathering hold.
+        # The master gave it at most its socket's buffer and one turn.
         assert 0 < max(sent) < store.max_offset - (1 << 22)
         assert store.put(lq.Message("t")).ok
 
 
 def test_who_talks_without_a_pause_leaves_others_their_turn(tmp_path: Path) -> None:
     class Endless:
-        """Always has as much as is asked for."""
+        """A socket that always has as many bytes as the reader asks for."""
 
         peer, is_ready, turns = "endless", True, 0
 
@@ -197,10 +197,10 @@ def test_random_bytes(tmp_path: Path) -> None:
         assert store.log_feed().replicas.connected == 0
 
 
-# --------------------------------------------------------------------------------- at a slave's
+# --------------------------------------------------------------------------------- at a slave
 @contextmanager
 def false_master(*answers: Callable[[bytes], bytes]) -> Iterator[socket.socket]:
-    """Answers each connection's first report, and then waits for its end."""
+    """A server that answers the first report of each connection, and waits for its end."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -340,9 +340,9 @@ def test_what_cannot_be_meant() -> None:
 
 
 def test_what_no_host_is_called(tmp_path: Path) -> None:
-    """The name is looked up again later, as one that nobody knows is."""
+    """The slave tries again later, as with an unknown host."""
     with opened(tmp_path / "s", "SLAVE") as copy, HaSlave(copy, "a..b", 1, options=SLAVE) as slave:
         eventually(lambda: "no name of a host" in slave.status().trouble)
         assert slave.error is None
-        with pytest.raises(OSError, match="no name of a host"):
+        with pytest.raises(OSError, match="is no host name"):
             HaMaster(copy, "a..b")

@@ -1,4 +1,4 @@
-"""The quick writer of large stores writes what the slow one does."""
+"""``fill`` writes the same bytes as ``StoreBuilder.put``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk that test stores stand on loses what was not synced, and nothing else."""
+"""FaultyDisk loses only data that was not synced."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_failed_sync_loses_what_it_was_for(disk: FaultyDisk) -> None:
     disk.fdatasync(descriptor)
     expected = b"1" * PAGE + b"3" * PAGE + b"1" * PAGE
     assert disk.state().synced().files["file"] == expected
-    # Written anew, the page is dirty again.
+    # The second write makes the page dirty again.
     disk.write_all(descriptor, b"2" * 10, 0)
     disk.fdatasync(descriptor)
     assert disk.state().synced().files["file"] == b"2" * PAGE + expected[PAGE:]

@@ -1,4 +1,4 @@
-"""The model of a store finds each kind of wrong, and nothing in a sound store."""
+"""ModelStore finds each kind of violation, and none in a sound store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def model() -> ModelStore:
 
 @pytest.fixture
 def seen(tmp_path: Path, model: ModelStore) -> Seen:
-    """Three messages, acknowledged and there."""
+    """Three messages, acknowledged and present."""
     clock = FakeClock(step=1)
     with lq.MessageStore.open(tmp_path, mode="rw", config=config(), clock=clock) as store:
         for number in range(3):
@@ -42,7 +42,7 @@ def kinds(model: ModelStore, seen: Seen) -> set[Wrong]:
 
 
 def changed(seen: Seen, number: int, **fields: object) -> Seen:
-    """The same with another message in log and queue."""
+    """Add a message to log and queue."""
     assert seen.queues is not None
     log = list(seen.log)
     log[number] = log[number]._replace(**fields)  # type: ignore[arg-type]

@@ -2,24 +2,23 @@
 
 ::
 
-    slave -> master    [offset 8]                           report: what the slave has; heartbeat
+    slave -> master    [offset 8]                           report, also a heartbeat
     master -> slave    [offset 8][size 4][data ``size``]    transfer; size 0 is a heartbeat
 
-The slave's first report says where it wants the log from; 0 stands for "I have nothing", and the
-master chooses. Later ones acknowledge. Transfers are cut wherever a file ends or the transfer size
-is reached, never at frames: offsets may lie anywhere in a frame.
+The slave's first report is the physical offset from which it wants the log. 0 means "I have
+nothing": then the master chooses the offset. Later reports acknowledge bytes. A transfer ends at a
+file's end or when it has the transfer size, so it may end inside a frame.
 
-Both machines are fed with bytes and the time, and give events and bytes. Bytes may come in any
-pieces: the events are the same, but for the data of a transfer, which is passed on as it comes,
-so that nothing is kept. Whatever else a stranger sends ends in
-:class:`~logquarry.errors.ProtocolViolation`; what is kept of a peer's bytes is never more than a
-part of one header.
+The two connection classes take bytes and the time, and return events and bytes to send. The events
+do not depend on how the network cuts the bytes, except that the data of a transfer is passed on
+piece by piece. A connection buffers at most a part of one header. Invalid bytes raise
+:class:`~logquarry.errors.ProtocolViolation`.
 
-Guarantees: the master acknowledges to its waiters no more than what was sent to the slave since its
-first report, which lies within the log. The slave takes no byte but the next one.
+Guarantees: a master releases waiting puts only for bytes that it sent over this connection. A slave
+accepts only the next byte of the log.
 """
 
-from logquarry.protocol.ha.master import MasterConnection
+from logquarry.protocol.ha.connection import MasterConnection, SlaveConnection
 from logquarry.protocol.ha.messages import (
     HEADER,
     LARGEST_TRANSFER,
@@ -42,8 +41,8 @@ from logquarry.protocol.ha.messages import (
     SlaveRequested,
     SlaveState,
     TransferLimits,
+    Transitions,
 )
-from logquarry.protocol.ha.slave import SlaveConnection
 
 __all__ = [
     "HEADER",
@@ -69,4 +68,5 @@ __all__ = [
     "SlaveRequested",
     "SlaveState",
     "TransferLimits",
+    "Transitions",
 ]

@@ -1,30 +1,69 @@
-"""What each side of an HA connection is doing: tables that run the machines, and draw the docs."""
+"""Messages, settings, events and state tables of RocketMQ's HA protocol.
+
+The tables drive the connections, and draw the diagrams in docs/replicate.md.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from logquarry.errors import UsageError
 from logquarry.format.fields import Field, Layout
-from logquarry.protocol.machine import Transitions
+
+State = TypeVar("State", bound=Enum)
+Input = TypeVar("Input", bound=Enum)
+
+
+class Transitions(Generic[State, Input]):
+    """The table of a state machine.
+
+    Args:
+        start: the first state.
+        table: (state, input) to the next state. A pair that is missing is a bug of the machine.
+    """
+
+    def __init__(self, start: State, table: Mapping[tuple[State, Input], State]) -> None:
+        self.start: Final = start
+        self.table: Final = MappingProxyType(dict(table))
+
+    def after(self, state: State, happened: Input) -> State:
+        """The next state.
+
+        Raises:
+            AssertionError: if the table has no such pair.
+        """
+        following = self.table.get((state, happened))
+        assert following is not None, f"{happened} in {state}"
+        return following
+
+    def diagram(self) -> str:
+        """Draw the table as a Mermaid state diagram; the labels are the values of the inputs."""
+        lines = ["stateDiagram-v2", f"    [*] --> {self.start.name}"]
+        lines += [
+            f"    {state.name} --> {following.name}: {happened.value}"
+            for (state, happened), following in self.table.items()
+        ]
+        return "\n".join(lines)
 
 
 class MasterState(Enum):
-    """What a master's connection is doing."""
+    """States of a master's connection."""
 
-    AWAITING_REQUEST = "nothing is known of the slave; it counts as connected"
-    TRANSFERRING = "the log is sent"
-    CLOSED = "nothing more is read or sent"
+    AWAITING_REQUEST = "the slave is connected and has not reported yet"
+    TRANSFERRING = "the master sends the log"
+    CLOSED = "the connection reads and sends nothing more"
 
 
 class MasterInput(Enum):
-    """What may happen to it; the values are the diagram's labels."""
+    """Inputs of a master's connection; the values label the diagram."""
 
     REPORT = "report within the log"
-    SENT = "transfer or heartbeat"
-    VIOLATION = "report outside of it"
+    SENT = "transfer or heartbeat sent"
+    VIOLATION = "report outside the log"
     SILENCE = "20 s without a report"
     END = "connection ended"
 
@@ -46,22 +85,22 @@ MASTER: Final = Transitions(
 
 
 class SlaveState(Enum):
-    """What a slave's connection is doing."""
+    """States of a slave's connection."""
 
-    AWAITING_HEADER = "the next transfer's header is to come, or the rest of it"
-    AWAITING_DATA = "the data of a transfer is to come, or the rest of it"
-    CLOSED = "nothing more is read or sent"
+    AWAITING_HEADER = "the header of the next transfer is incomplete"
+    AWAITING_DATA = "the data of a transfer is incomplete"
+    CLOSED = "the connection reads and sends nothing more"
 
 
 class SlaveInput(Enum):
-    """What may happen to it; the values are the diagram's labels."""
+    """Inputs of a slave's connection; the values label the diagram."""
 
     HEARTBEAT = "heartbeat at the next byte"
     HEADER = "header of the next bytes"
-    DATA = "the last of the data"
+    DATA = "data complete"
     ELSEWHERE = "heartbeat at another byte"
-    VIOLATION = "a header that cannot be"
-    SILENCE = "20 s without a word"
+    VIOLATION = "invalid header"
+    SILENCE = "20 s without a byte"
     END = "connection ended"
 
 
@@ -81,10 +120,8 @@ SLAVE: Final = Transitions(
 )
 
 
-# --------------------------------------------------------------------------------------------------
-# What goes over an HA connection, and what either side tells of it: tables, settings, events.
-
-REPORT: Final = Layout("report", Field("offset", "q", "what the slave has; 0: nothing"))
+# ----------------------------------------------------------------- messages, settings and events
+REPORT: Final = Layout("report", Field("offset", "q", "end of what the slave has; 0: nothing"))
 HEADER: Final = Layout(
     "transfer header",
     Field("offset", "q", "physical offset of the data's first byte"),
@@ -93,19 +130,21 @@ HEADER: Final = Layout(
 assert (REPORT.size, HEADER.size) == (8, 12)
 
 LARGEST_TRANSFER: Final = (4 << 20) - HEADER.size
-"""What fits into the buffer of a Java slave (``READ_MAX_BUFFER_SIZE``) behind its header."""
+"""Most bytes of data in a transfer: the buffer of a RocketMQ slave (``READ_MAX_BUFFER_SIZE``) must
+hold them and the header."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HaTimes:
-    """Settings of both sides, in milliseconds.
+    """Intervals of both sides, in milliseconds.
 
     Attributes:
-        heartbeat_ms: after how long without a word one is said (``haSendHeartbeatInterval``).
-        housekeeping_ms: after how long without a word the other side counts as gone
-            (``haHousekeepingInterval``). A Java slave says nothing in its first five seconds.
+        heartbeat_ms: a side that has sent nothing for this long sends a heartbeat
+            (``haSendHeartbeatInterval``).
+        housekeeping_ms: a side that has received nothing for this long closes the connection
+            (``haHousekeepingInterval``). A RocketMQ slave sends nothing in its first five seconds.
     """
 
     heartbeat_ms: int = 5_000
@@ -114,19 +153,18 @@ class HaTimes:
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_ms < self.housekeeping_ms:
             raise UsageError(
-                f"heartbeats every {self.heartbeat_ms} ms and an end after "
-                f"{self.housekeeping_ms} ms of silence: the first must be above 0 and below the "
-                "second"
+                f"haSendHeartbeatInterval is {self.heartbeat_ms} ms and haHousekeepingInterval "
+                f"{self.housekeeping_ms} ms: the first must be above 0 and below the second"
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferLimits:
-    """How much a master sends.
+    """Limits on what a master sends.
 
     Attributes:
         transfer_size: most bytes of data in one transfer (``haTransferBatchSize``).
-        bytes_per_second: to one slave, on average; None for as fast as it goes.
+        bytes_per_second: average rate to one slave; None for no limit.
     """
 
     transfer_size: int = 32 * 1024
@@ -135,20 +173,20 @@ class TransferLimits:
     def __post_init__(self) -> None:
         if not 0 < self.transfer_size <= LARGEST_TRANSFER:
             raise UsageError(
-                f"a transfer of {self.transfer_size} bytes: it must be above 0 and not above "
+                f"the transfer size is {self.transfer_size} bytes: it must be above 0 and at most "
                 f"{LARGEST_TRANSFER}"
             )
         if self.bytes_per_second is not None and self.bytes_per_second <= 0:
-            raise UsageError(f"{self.bytes_per_second} bytes a second: it must be above 0")
+            raise UsageError(f"the rate is {self.bytes_per_second} bytes/s: it must be above 0")
 
 
 class LogRange(NamedTuple):
-    """What a master has of its log right now.
+    """The range of the log that a master can send now.
 
     Attributes:
-        min_offset: where its first file begins.
-        max_offset: where what can be read ends.
-        fresh_start: where a slave that has nothing begins.
+        min_offset: physical offset of the first file's start.
+        max_offset: physical offset of the log's end.
+        fresh_start: physical offset at which an empty slave begins.
     """
 
     min_offset: int
@@ -157,11 +195,11 @@ class LogRange(NamedTuple):
 
 
 class SlaveRequested(NamedTuple):
-    """A slave has told where it wants the log from.
+    """The slave has requested the log.
 
     Attributes:
-        offset: where sending begins.
-        is_fresh: whether it had nothing, and the master chose.
+        offset: physical offset of the first byte to send.
+        is_fresh: whether the slave had nothing, and the master chose the offset.
     """
 
     offset: int
@@ -169,13 +207,13 @@ class SlaveRequested(NamedTuple):
 
 
 class SlaveAcknowledged(NamedTuple):
-    """A slave has what stands before an offset: its first report says so too.
+    """The slave has reported an offset; its first report gives this event too.
 
     Attributes:
-        offset: the offset.
-        since: where sending began. What stands before that came over no connection that is known:
-            a slave that lacks it, or has other bytes there, asks in the same way as one that has
-            it. So nobody may rely on it.
+        offset: the slave has all bytes before it.
+        since: physical offset at which sending began. The master did not send the bytes before it
+            over this connection, so it does not know whether the slave has them, or has others.
+            Release no put for them.
     """
 
     offset: int
@@ -183,11 +221,11 @@ class SlaveAcknowledged(NamedTuple):
 
 
 class DataReceived(NamedTuple):
-    """The next bytes of the log. Good until the next call: they are the caller's own buffer.
+    """The next bytes of the log.
 
     Attributes:
-        offset: physical offset of the first.
-        data: the bytes.
+        offset: physical offset of the first byte.
+        data: the bytes: a view of the caller's buffer, so use it before that buffer changes.
     """
 
     offset: int
@@ -195,28 +233,23 @@ class DataReceived(NamedTuple):
 
 
 class HeartbeatReceived(NamedTuple):
-    """The master lives, and its next byte is this one."""
+    """The master is alive, and its next byte has this physical offset."""
 
     offset: int
 
 
 class MasterElsewhere(NamedTuple):
-    """The master's next byte is another one than this slave's: nothing more will come.
+    """The master cannot continue at the slave's offset; it sends nothing more.
 
-    A master that has nothing at the offset that it was asked for says so in this way: by a
-    heartbeat at its log's end where the slave is ahead of it, and at its log's start where the
-    slave is too far behind.
+    If the slave is ahead, the offset is the end of the master's log; if the slave is too far
+    behind, it is the start.
     """
 
     offset: int
 
 
 class ConnectionEnded(NamedTuple):
-    """Nothing more will come or go: close the socket.
-
-    Attributes:
-        reason: in words.
-    """
+    """The connection is over: close the socket."""
 
     reason: str
 

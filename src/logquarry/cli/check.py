@@ -1,0 +1,267 @@
+"""``logquarry verify`` and ``diff``: check one store, or compare two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from logquarry import text
+from logquarry.cli import options
+from logquarry.cli.output import Output
+
+if TYPE_CHECKING:
+    from logquarry.config import StoreConfig
+    from logquarry.repair.diff.report import Place, StoreDiff
+    from logquarry.repair.verify import VerifyReport
+
+_FINDINGS: Final = 1
+_MOST_LISTED: Final = 40
+
+
+@click.command()
+@click.argument("stores", metavar="STORE...", nargs=-1, required=True)
+@options.spark_master
+@options.as_json
+@options.config
+@options.quiet
+def verify(
+    stores: tuple[str, ...],
+    spark_master: str | None,
+    as_json: bool,
+    config: str | None,
+    quiet: bool,
+) -> None:
+    """Check all files of a store, and list what is wrong.
+
+    verify checks every frame, blank, queue entry and index chain, and the checkpoint. A finding is
+    damage, or a note (a harmless fact). STORE is a folder, a URL, or a glob of several stores. A
+    broker may have it open.
+
+    Exit code 1 if any finding is damage, else 0.
+
+    Example: logquarry verify /data/store
+    """
+    out = Output(quiet=quiet)
+    settings = options.store_config(config)
+    if spark_master is None:
+        reports = _alone(out, stores, settings)
+    else:
+        from logquarry.cli import spark as with_spark
+        from logquarry.spark.verifying import verify_stores
+
+        with (
+            with_spark.session(spark_master) as session,
+            out.progress("checking", in_bytes=True) as progress,
+        ):
+            reports = verify_stores(session, stores, config=settings, progress=progress)
+    if as_json:
+        documents = [report.to_json() for report in reports]
+        out.json(documents[0] if len(documents) == 1 else {"stores": documents})
+    else:
+        for number, report in enumerate(reports):
+            if len(reports) > 1:
+                out.line(f"{chr(10) if number else ''}{out.style(report.store, 'bold')}")
+            _show_findings(out, report)
+    if any(report.has_damage for report in reports):
+        click.get_current_context().exit(_FINDINGS)
+
+
+def _alone(out: Output, stores: Sequence[str], settings: StoreConfig | None) -> list[VerifyReport]:
+    from logquarry.log.layout import StoreLayout
+    from logquarry.log.store_names import find_stores
+    from logquarry.repair.verify import verify_store
+
+    reports = []
+    for location in find_stores(stores):
+        layout = StoreLayout.open(location, settings)
+        with out.progress("checking", in_bytes=True) as progress:
+            reports.append(verify_store(layout, progress=progress))
+    return reports
+
+
+def _show_findings(out: Output, report: VerifyReport) -> None:
+    if report.findings:
+        rows = [
+            [
+                finding.severity,
+                finding.kind,
+                text.printable(finding.file),
+                str(finding.offset),
+                str(finding.length) if finding.length else "-",
+                text.printable(finding.reason),
+            ]
+            for finding in report.findings
+        ]
+        header = ["severity", "kind", "file", "offset", "length", "reason"]
+        out.table(header, rows, right="offset length")
+        out.line()
+    damage = sum(finding.severity == "damage" for finding in report.findings)
+    notes = len(report.findings) - damage
+    verdict = text.plural(damage, "damage finding") if damage else "no damage"
+    counts = report.counts
+    checked = (
+        f"{text.plural(counts.get('messages', 0), 'message')}, "
+        f"{text.plural(counts.get('queue_entries', 0), 'queue entry', 'queue entries')}, "
+        f"{text.plural(counts.get('index_entries', 0), 'index entry', 'index entries')}"
+    )
+    verdict = out.style(verdict, "red" if damage else "green")
+    out.line(f"{verdict}, {text.plural(notes, 'note')}; checked {checked}")
+
+
+# --------------------------------------------------------------------------------------------- diff
+@click.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@options.as_json
+@options.config
+@options.quiet
+def diff(a: str, b: str, as_json: bool, config: str | None, quiet: bool) -> None:
+    """Compare two stores, and show where they diverge.
+
+    A and B are for example the stores of a master and its slave. diff compares the logs byte by
+    byte in the range that both have, then the consume queues. A store that begins later or ends
+    earlier has not diverged. Brokers may have both stores open.
+
+    Exit code 1 if the stores have diverged or their logs have no range in common; 0 if they are
+    equal, or one continues where the other ends.
+
+    Example: logquarry diff /data/master /data/slave
+    """
+    out = Output(quiet=quiet)
+    settings = options.store_config(config)
+    from logquarry.log.layout import StoreLayout
+    from logquarry.repair.diff.diff import compare_stores
+
+    layouts = [StoreLayout.open(store, settings) for store in (a, b)]
+    with out.progress("comparing", in_bytes=True) as progress:
+        found = compare_stores(*layouts, progress=progress)
+    if as_json:
+        out.json(found.to_json())
+    else:
+        _show_diff(out, found, a, b, config)
+    if found.has_diverged:
+        click.get_current_context().exit(_FINDINGS)
+
+
+def _show_diff(out: Output, found: StoreDiff, a: str, b: str, config: str | None) -> None:
+    out.line(_verdict(out, found))
+    out.line()
+    out.line(f"  a  {text.printable(a)}: {found.log_a.min_offset} to {found.log_a.max_offset}")
+    out.line(f"  b  {text.printable(b)}: {found.log_b.min_offset} to {found.log_b.max_offset}")
+    for note in found.notes:
+        out.line(f"  {text.printable(note)}")
+    _show_divergence(out, found)
+    _show_parts(out, found)
+    _show_queues(out, found)
+    different = [name for name, state in found.config.items() if state != "equal"]
+    if different:
+        out.line()
+        out.line(f"  ignored: differences in config/: {text.printable(', '.join(different))}")
+    _show_next(out, found, a, b, config)
+
+
+def _verdict(out: Output, found: StoreDiff) -> str:
+    compared = text.size_text(max(0, found.end - found.start))
+    if found.verdict == "equal":
+        return f"{out.style('equal', 'green')}: {compared} of log, {_queue_count(found)}"
+    if found.verdict == "prefix":
+        words = out.style("equal in the range that both have", "green")
+        return f"{words}: {compared} of log, {_queue_count(found)}"
+    if found.verdict == "disjoint":
+        words = out.style("no range in common", "red")
+        return f"{words}: one log ends before the other begins; the stores cannot be compared"
+    if found.divergence is not None:
+        words = out.style(f"diverged at physical offset {found.divergence.offset}", "red")
+        before = text.size_text(found.divergence.offset - found.start)
+        return f"{words}: the {before} of log before it are equal"
+    count = sum(queue.state == "differs" for queue in found.queues)
+    words = out.style(text.plural(count, "queue differs", "queues differ"), "red")
+    return f"{words}: the logs are equal in the range that both have, {compared}"
+
+
+def _queue_count(found: StoreDiff) -> str:
+    return text.plural(len(found.queues), "queue")
+
+
+def _show_divergence(out: Output, found: StoreDiff) -> None:
+    if found.divergence is None:
+        return
+    out.line()
+    out.line(out.style(f"at physical offset {found.divergence.offset}", "bold"))
+    for name, place in (("a", found.divergence.a), ("b", found.divergence.b)):
+        out.line(f"  {name}  {_place(place)}")
+        out.line(f"     in {text.printable(place.file)}")
+
+
+def _place(place: Place) -> str:
+    words = f"{place.what} at {place.offset}"
+    if place.size:
+        words += f", {text.plural(place.size, 'byte')}"
+    if place.topic is not None:
+        words += (
+            f": {text.shown(place.topic)}, queue {place.queue_id} offset {place.queue_offset}, "
+            f"stored {text.time_text(place.store_timestamp)}"
+        )
+    if place.reason is not None:
+        words += f": {text.printable(place.reason)}"
+    return words
+
+
+def _show_parts(out: Output, found: StoreDiff) -> None:
+    differing = [part for part in found.parts if part.first_difference is not None]
+    if not differing:
+        return
+    out.line()
+    rows = [
+        [
+            text.printable(part.file),
+            str(part.offset),
+            str(part.length),
+            f"not in {part.missing_in}" if part.missing_in else str(part.different_bytes),
+            str(part.first_difference),
+        ]
+        for part in differing[:_MOST_LISTED]
+    ]
+    header = ["log file", "from", "compared", "different", "first"]
+    out.table(header, rows, right="from compared different first")
+    same = len(found.parts) - len(differing)
+    rest = len(differing) - len(rows)
+    if rest:
+        out.line(f"and {rest} more that differ; --json lists all")
+    if same:
+        out.line(f"{text.plural(same, 'other file is', 'other files are')} equal")
+
+
+def _show_queues(out: Output, found: StoreDiff) -> None:
+    differing = [queue for queue in found.queues if queue.state == "differs"]
+    if not differing:
+        return
+    out.line()
+    rows = []
+    for queue in differing[:_MOST_LISTED]:
+        ends = ["-" if side is None else str(side.max_offset) for side in (queue.a, queue.b)]
+        name = text.shown(queue.topic)
+        rows.append([name, str(queue.queue_id), *ends, text.printable(queue.reason)])
+    out.table(["topic", "queue", "end in a", "end in b", "difference"], rows, right="queue")
+    rest = len(differing) - len(rows)
+    if rest:
+        out.line(f"and {rest} more; --json lists all")
+
+
+def _show_next(out: Output, found: StoreDiff, a: str, b: str, config: str | None) -> None:
+    if not found.has_diverged or found.verdict == "disjoint":
+        return
+    divergence = found.divergence
+    suspects = [a, b]
+    if divergence is not None:
+        harmed = [
+            store
+            for store, place in ((a, divergence.a), (b, divergence.b))
+            if place.what in ("damage", "nothing")
+        ]
+        suspects = harmed or suspects
+    out.line()
+    for store in suspects:
+        out.line(f"next: {options.command_line('verify', store, config=config)}")

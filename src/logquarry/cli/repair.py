@@ -1,0 +1,484 @@
+"""``logquarry recover``, ``rebuild`` and ``salvage``: repair a store, or copy what is sound."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from logquarry import text
+from logquarry.cli import options, output
+from logquarry.cli.output import Output
+from logquarry.errors import UsageError
+from logquarry.log.store_names import has_wildcard
+from logquarry.units import Progress
+
+if TYPE_CHECKING:
+    from logquarry.config import StoreConfig
+    from logquarry.repair.rebuild.build import RebuildReport
+    from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan
+    from logquarry.repair.salvage.salvage import Salvaged
+
+_FINDINGS: Final = 1
+_REFUSED: Final = 4
+_MOST_LISTED: Final = 40
+_NAMES: Final = {"consumequeue": "consume queues", "index": "index"}
+
+
+@click.command()
+@options.store
+@click.option(
+    "--mode",
+    type=click.Choice(["safe", "rocketmq"]),
+    default="safe",
+    show_default=True,
+    help="safe: keep every sound message. rocketmq: recover as RocketMQ does, which ends the log "
+    "at the first bad message.",
+)
+@click.option(
+    "--apply", is_flag=True, help="Do the steps.  [default: print them, and change nothing]"
+)
+@options.as_json
+@options.config
+@options.quiet
+def recover(
+    store: str, mode: RecoveryMode, apply: bool, as_json: bool, config: str | None, quiet: bool
+) -> None:
+    """Show what a store needs after a crash, or do it.
+
+    Without --apply, recover prints the steps and changes nothing. It never deletes a file of the
+    store: it moves files to STORE/.logquarry/quarantine/. Stop the broker first: no process may
+    have the store open.
+
+    Exit code 0 if there is nothing to do, or all steps are done; 1 if there are steps to do and
+    --apply is missing; 4 if a process has the store open, or the recovery cannot be done.
+
+    Example: logquarry recover /data/store --apply
+    """
+    out = Output(quiet=quiet)
+    settings = options.store_config(config)
+    from logquarry.repair.recover.recover import recover as recover_store
+
+    with out.progress("recovering" if apply else "reading", in_bytes=True) as progress:
+        plan = recover_store(store, mode=mode, apply=apply, config=settings, progress=progress)
+    is_due = plan.is_needed and not apply
+    if as_json:
+        out.json(plan.to_json() | {"needed": plan.is_needed, "applied": apply and plan.is_needed})
+    else:
+        _show_recovery(out, plan, store, is_applied=apply)
+        if plan.refused is None and is_due:
+            words = ["recover", store, "--mode", mode] if mode != "safe" else ["recover", store]
+            out.line()
+            out.line(f"next: {options.command_line(*words, '--apply', config=config)}")
+    if plan.refused is not None or is_due:
+        click.get_current_context().exit(_FINDINGS if plan.refused is None else _REFUSED)
+
+
+def _show_recovery(out: Output, plan: RecoveryPlan, store: str, *, is_applied: bool) -> None:
+    count = text.plural(len(plan.steps), "step")
+    if plan.refused is not None:
+        verdict, colour = f"refused: {plan.refused}", "red"
+    elif not plan.is_needed:
+        verdict, colour = "nothing to do", "green"
+    elif is_applied:
+        verdict, colour = f"recovered in {count}: the store is shut down cleanly now", "green"
+    else:
+        verdict, colour = f"needs recovery, {count}; nothing was changed", "yellow"
+    out.line(f"{text.printable(store)}: {out.style(text.printable(verdict), colour)}")
+    length = text.size_text(plan.log_end - plan.log_start)
+    ends = "ends" if is_applied or not plan.is_needed else "will end"
+    log = f"the log begins at {plan.log_start} and {ends} at {plan.log_end}, {length}"
+    _section(out, "found", [*plan.looked_at, log])
+    damage = [f"{s.path} at {s.offset}, {s.length} bytes: {s.reason}" for s in plan.damage]
+    _section(out, "damage, which stays in the log; readers skip it", damage)
+    steps = [f"{number}. {step}" for number, step in enumerate(plan.steps, 1)]
+    _section(out, "done" if is_applied else "to do", steps)
+
+
+def _section(out: Output, title: str, lines: list[str]) -> None:
+    if not lines:
+        return
+    out.line()
+    out.line(out.style(title, "bold"))
+    out.lines(f"  {text.printable(line)}" for line in lines[:_MOST_LISTED])
+    _more(out, len(lines), indent="  ")
+
+
+def _more(out: Output, count: int, *, indent: str = "") -> None:
+    if count > _MOST_LISTED:
+        out.line(f"{indent}and {count - _MOST_LISTED} more; --json lists all")
+
+
+# ------------------------------------------------------------------------------------------ rebuild
+@click.command()
+@click.argument("stores", metavar="STORE...", nargs=-1, required=True)
+@click.option(
+    "--into",
+    metavar="DIR",
+    type=options.LocalFolder(),
+    help="Write the files into DIR and only read STORE. With several stores, each gets its own "
+    "folder in DIR.",
+)
+@click.option(
+    "--in-place",
+    is_flag=True,
+    help="Replace the files of STORE. The old files move to STORE/.logquarry/quarantine/.",
+)
+@click.option(
+    "--apply",
+    is_flag=True,
+    help="With --in-place: do it.  [default: print what would be done, and change nothing]",
+)
+@click.option("--queues", is_flag=True, help="Only the consume queues.  [default: both]")
+@click.option("--index", is_flag=True, help="Only the index.  [default: both]")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="With --into and --spark-master: skip stores that are complete in DIR.",
+)
+@options.spark_master
+@options.as_json
+@options.config
+@options.quiet
+def rebuild(
+    stores: tuple[str, ...],
+    into: Path | None,
+    in_place: bool,
+    apply: bool,
+    queues: bool,
+    index: bool,
+    resume: bool,
+    spark_master: str | None,
+    as_json: bool,
+    config: str | None,
+    quiet: bool,
+) -> None:
+    """Rebuild consume queues and index from the log.
+
+    Without --into and --apply, rebuild only prints what it would do. With --into a broker may have
+    the store open; rebuild then uses the log as it is at the start. With --in-place no process may
+    have the store open. Several stores need --spark-master.
+
+    Example: logquarry rebuild /data/store --in-place --apply
+    """
+    if into is not None and (in_place or apply):
+        raise UsageError("pass --into DIR, or --in-place with --apply, not both")
+    if apply and not in_place:
+        raise UsageError("--apply replaces the store's files: pass --in-place too, or --into DIR")
+    out = Output(quiet=quiet)
+    settings = options.store_config(config)
+    both = queues == index
+    wanted: dict[str, Any] = {
+        "into": into,
+        "apply": apply,
+        "queues": queues or both,
+        "index": index or both,
+        "config": settings,
+    }
+    if resume and spark_master is None:
+        raise UsageError("--resume needs --spark-master")
+    on_spark = spark_master is not None and (into is not None or apply)
+    several = spark_master is not None and (len(stores) > 1 or has_wildcard(stores[0]))
+    if len(stores) > 1 and not on_spark:
+        raise UsageError("several stores need --spark-master, and --into or --in-place --apply")
+    if spark_master is None or not on_spark:
+        from logquarry.repair.rebuild.rebuild import rebuild as rebuild_store
+
+        with out.progress("reading the log", in_bytes=True) as progress:
+            reports = [rebuild_store(stores[0], **wanted, progress=progress)]
+    else:
+        from logquarry.cli import spark as with_spark
+        from logquarry.spark.rebuilding import rebuild_on_spark, rebuild_stores
+
+        with (
+            with_spark.session(spark_master) as session,
+            out.progress("rebuilding", in_bytes=True) as progress,
+        ):
+            if several or resume:
+                more = {**wanted, "resume": resume, "progress": progress}
+                reports = rebuild_stores(session, stores, **more)
+            else:
+                reports = [rebuild_on_spark(session, stores[0], **wanted, progress=progress)]
+    if as_json:
+        documents = [report.to_json() for report in reports]
+        out.json({"stores": documents} if several or resume else documents[0])
+        return
+    for number, report in enumerate(reports):
+        if number:
+            out.line()
+        _show_rebuild(out, report, stores[0] if not several else report.store, config)
+    if not reports:
+        out.note("nothing to do: all stores are complete already")
+
+
+def _show_rebuild(out: Output, report: RebuildReport, store: str, config: str | None) -> None:
+    what = " and ".join(_NAMES[name] for name in report.old)
+    name = text.printable(store)
+    only = [f"--{'queues' if word == 'consumequeue' else word}" for word in report.old]
+    only = only if len(only) == 1 else []
+    if not report.is_applied:
+        verdict = f"would rebuild {what} from the log; nothing was changed"
+        out.line(f"{name}: {out.style(verdict, 'yellow')}")
+        out.line()
+        for folder, found in report.old.items():
+            size = f"{text.plural(found.files, 'file')}, {text.size_text(found.bytes)}"
+            out.line(f"  {folder + '/':<14} {size} now; would move to quarantine")
+        if report.is_live:
+            out.line("  a process has the store open: only --into DIR is possible now")
+        if report.has_abort:
+            out.line("  the store was not shut down cleanly; recover also adds missing entries")
+        out.line()
+        check = "recover" if report.has_abort else "verify"
+        _show_next(out, "check", check, store, config=config)
+        if not report.is_live:
+            words = ["rebuild", store, "--in-place", "--apply", *only]
+            _show_next(out, "in place", *words, config=config)
+        _show_next(out, "elsewhere", "rebuild", store, "--into", "DIR", *only, config=config)
+        return
+    where = "in place" if report.into is None else f"into {text.printable(report.into)}"
+    out.line(f"{name}: {out.style(f'{what} rebuilt {where}', 'green')}")
+    out.line()
+    out.line(
+        f"  log            {report.log_start} to {report.log_end}: "
+        f"{text.plural(report.messages or 0, 'message')}"
+    )
+    if report.queues is not None:
+        _show_queues(out, report)
+    if report.index is not None:
+        keys, files = report.keys or 0, report.index.files
+        out.line(f"  index          {text.plural(keys, 'key')} in {text.plural(files, 'file')}")
+    if report.quarantine is not None:
+        out.line(f"  old files      {text.printable(report.quarantine)}")
+    _show_left_damage(out, report)
+    if report.is_live:
+        out.line()
+        out.line("  a process has the store open: messages stored since the start are not included")
+    out.line()
+    if report.into is None and report.has_abort:
+        out.line("  the store was not shut down cleanly; rebuild does not change that")
+        _show_next(out, "next", "recover", store, config=config)
+    elif report.into is None:
+        _show_next(out, "next", "verify", store, config=config)
+
+
+def _show_queues(out: Output, report: RebuildReport) -> None:
+    assert report.queues is not None
+    topics = {queue.topic for queue in report.queues}
+    taken = sum(queue.is_taken_over for queue in report.queues)
+    words = f"{text.plural(len(report.queues), 'queue')} of {text.plural(len(topics), 'topic')}"
+    if taken:
+        words += f"; {taken} without a message in the log, copied unchanged"
+    out.line(f"  consume queues {words}")
+    for queue in report.queues[: _MOST_LISTED if report.damage else 0]:
+        if queue.fillers:
+            lost = text.plural(queue.fillers, "message")
+            place = f"{text.printable(queue.topic)}/{queue.queue_id}"
+            out.line(f"    {place}: the log has lost {lost}; filler entries take their place")
+
+
+def _show_left_damage(out: Output, report: RebuildReport) -> None:
+    lines = [f"{s.path} at {s.offset}, {s.length} bytes: {s.reason}" for s in report.damage]
+    lines += [
+        f"the message at physical offset {m.physical_offset} is in no queue: {m.topic}, queue "
+        f"{m.queue_id} offset {m.queue_offset}: {m.reason}"
+        for m in report.left_out
+    ]
+    if not lines:
+        return
+    out.line()
+    out.line(out.style("damage in the log, which stays unchanged", "bold"))
+    out.lines(f"  {text.printable(line)}" for line in lines[:_MOST_LISTED])
+    _more(out, len(lines), indent="  ")
+
+
+def _show_next(out: Output, what: str, *words: str, config: str | None) -> None:
+    out.line(f"{what + ':':<11}{options.command_line(*words, config=config)}")
+
+
+# ------------------------------------------------------------------------------------------ salvage
+@click.command()
+@click.argument("stores", metavar="STORE...", nargs=-1, required=True)
+@click.option(
+    "--into",
+    metavar="DIR",
+    type=options.LocalFolder(),
+    help="Make the new store in DIR, which must be empty or missing. With several stores, each "
+    "gets its own folder in DIR.  [default: write nothing, only report]",
+)
+@click.option(
+    "--include-stale",
+    is_flag=True,
+    help="Also save stale frames: sound messages after the log's end, which an earlier recovery "
+    "cut off.",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="With --spark-master: skip stores that are saved completely, and start the others again.",
+)
+@options.spark_master
+@options.as_json
+@options.config
+@options.quiet
+def salvage(
+    stores: tuple[str, ...],
+    into: Path | None,
+    include_stale: bool,
+    resume: bool,
+    spark_master: str | None,
+    as_json: bool,
+    config: str | None,
+    quiet: bool,
+) -> None:
+    """Copy the sound messages of a damaged store.
+
+    The output lists what is lost. salvage only reads STORE, but no process may have it open. With
+    --spark-master it saves several stores in parallel, one task each.
+
+    Exit code 1 if anything is lost, else 0; 4 if a process has the store open.
+
+    Example: logquarry salvage /data/store --into /data/saved
+    """
+    out = Output(quiet=quiet)
+    settings = options.store_config(config)
+    if spark_master is not None:
+        from logquarry.cli import spark as with_spark
+        from logquarry.spark.salvaging import salvage_stores
+
+        with (
+            with_spark.session(spark_master) as session,
+            out.progress("saving", in_bytes=True) as progress,
+        ):
+            found = salvage_stores(
+                session,
+                stores,
+                into,
+                include_stale=include_stale,
+                config=settings,
+                resume=resume,
+                progress=progress,
+            )
+    elif resume:
+        raise UsageError("--resume needs --spark-master")
+    elif len(stores) > 1:
+        raise UsageError("several stores need --spark-master")
+    else:
+        found = [_salvage_one(out, stores[0], into, settings, include_stale=include_stale)]
+    if as_json:
+        documents = [one.to_json() for one in found]
+        out.json(documents[0] if spark_master is None else {"stores": documents})
+    else:
+        for number, one in enumerate(found):
+            if spark_master is not None:
+                out.line(f"{chr(10) if number else ''}{out.style(one.plan.store, 'bold')}")
+            _show_salvage(out, one)
+    if not all(one.is_whole for one in found):
+        click.get_current_context().exit(_FINDINGS)
+
+
+def _salvage_one(
+    out: Output, store: str, into: Path | None, settings: StoreConfig | None, *, include_stale: bool
+) -> Salvaged:
+    from logquarry.log.layout import StoreLayout
+    from logquarry.repair.salvage.salvage import salvage as salvage_store
+
+    def bars(what: str) -> AbstractContextManager[Progress | None]:
+        return out.progress(what, in_bytes=True)
+
+    layout = StoreLayout.open(store, settings)
+    try:
+        return salvage_store(layout, into, include_stale=include_stale, bars=bars)
+    except BaseException:
+        if into is not None and (into / ".salvage").is_dir():
+            output.error(
+                f"{text.printable(str(into))} is incomplete and cannot be opened: delete it, and "
+                "run salvage again"
+            )
+        raise
+
+
+def _show_salvage(out: Output, found: Salvaged) -> None:
+    plan = found.plan
+    if plan.lost:
+        rows = [
+            [
+                text.printable(span.file),
+                str(span.offset),
+                str(span.length),
+                span.kind,
+                text.printable(span.reason),
+            ]
+            for span in plan.lost[:_MOST_LISTED]
+        ]
+        out.table(["file", "offset", "length", "kind", "reason"], rows, right="offset length")
+        _more(out, len(plan.lost))
+        out.line()
+    lost = [
+        (topic, queue_id, start, stop)
+        for span in plan.lost
+        for (topic, queue_id), ranges in sorted(span.messages.items())
+        for start, stop in ranges
+    ]
+    if lost:
+        rows = [
+            [text.printable(topic), str(queue_id), str(start), str(stop - start)]
+            for topic, queue_id, start, stop in lost[:_MOST_LISTED]
+        ]
+        out.table(["lost in", "queue", "from offset", "messages"], rows, right="queue messages")
+        _more(out, len(lost))
+        out.line()
+    if plan.topics:
+        rows = [
+            [text.printable(name), str(one.messages), text.size_text(one.bytes), str(one.lost)]
+            for name, one in sorted(plan.topics.items())
+        ]
+        out.table(["topic", "saved", "bytes", "lost"], rows, right="saved bytes lost")
+        out.line()
+    for line in _notes(found):
+        out.line(line)
+    count = text.plural(plan.messages, "message")
+    size = text.size_text(plan.bytes)
+    if found.into is None:
+        verdict = f"{count}, {size}, can be saved; to save, pass --into DIR"
+    else:
+        verdict = f"{count}, {size}, saved into {text.printable(found.into)}"
+    loss = "nothing is lost"
+    if found.left_behind:
+        loss = f"{text.plural(len(found.left_behind), 'part')} of the store left behind"
+    if plan.lost:
+        lost_bytes = text.size_text(sum(span.length for span in plan.lost))
+        loss = f"lost: {lost_bytes} in {text.plural(len(plan.lost), 'place')}"
+    out.line(f"{verdict}; {out.style(loss, 'green' if found.is_whole else 'red')}")
+
+
+def _notes(found: Salvaged) -> list[str]:
+    plan, stale, plural = found.plan, found.plan.stale, text.plural
+    lines = []
+    if plan.raised_times:
+        count = plural(plan.raised_times, "store time")
+        lines.append(f"{count} raised to the store time of the message before")
+    if plan.rotten_offsets:
+        count = plural(plan.rotten_offsets, "impossible queue offset")
+        lines.append(f"{count} corrected from the neighbours in the queue")
+    if plan.ends:
+        count = plural(plan.ends, "transaction end")
+        lines.append(f"{count} whose half message is lost")
+    if stale.messages:
+        count = plural(stale.messages, "stale frame")
+        what = "saved after all others" if stale.included else "not saved; pass --include-stale"
+        lines.append(f"{count} after the log's end, from an earlier recovery: {what}")
+    lines.extend(
+        f"consumer group {text.printable(one.group)}, {text.printable(one.topic)} queue "
+        f"{one.queue_id}: consumer offset {one.was} was beyond the queue's end; now {one.now}"
+        for one in found.progress
+    )
+    if found.carried:
+        lines.append(f"copied unchanged: {text.printable(', '.join(found.carried))}")
+    lines.extend(
+        f"left behind: {one.feature} ({text.printable(', '.join(one.paths))}): "
+        f"{text.printable(one.reason)}"
+        for one in found.left_behind
+    )
+    return lines

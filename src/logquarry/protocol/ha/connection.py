@@ -1,0 +1,379 @@
+"""Both ends of an HA connection without sockets: bytes and the time in, events and bytes out."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from logquarry.errors import ProtocolViolation
+from logquarry.protocol.ha.messages import (
+    HEADER,
+    LARGEST_TRANSFER,
+    MASTER,
+    REPORT,
+    SLAVE,
+    Buffer,
+    ConnectionEnded,
+    DataReceived,
+    HaTimes,
+    HeartbeatReceived,
+    LogRange,
+    MasterElsewhere,
+    MasterEvent,
+    MasterInput,
+    MasterState,
+    SlaveAcknowledged,
+    SlaveEvent,
+    SlaveInput,
+    SlaveRequested,
+    SlaveState,
+    TransferLimits,
+)
+
+
+class MasterConnection:
+    """A master's side of one connection (``HAConnection``). Not thread-safe.
+
+    Args:
+        now_ms: the time in milliseconds, of a monotonic clock.
+        times: heartbeat and housekeeping intervals.
+        limits: limits on what the master sends.
+
+    Attributes:
+        state: the current state.
+        acknowledged: the slave has all bytes before this physical offset; None before its first
+            report.
+    """
+
+    def __init__(
+        self,
+        now_ms: int,
+        *,
+        times: HaTimes | None = None,
+        limits: TransferLimits | None = None,
+    ) -> None:
+        self.state = MASTER.start
+        self.acknowledged: int | None = None
+        self._times = times or HaTimes()
+        self._limits = limits or TransferLimits()
+        self._received = b""
+        self._next = self._since = 0
+        self._heard_ms = self._said_ms = now_ms
+        self._outgoing: list[Buffer] = []
+        self._has_caught_up = False
+        rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
+        if rate is not None:
+            # At least one portion in each heartbeat interval: a heartbeat between two portions
+            # would tell the slave that it has all of the log.
+            portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
+        self._bucket = Bucket(rate, portion, now_ms)
+
+    @property
+    def next_offset(self) -> int:
+        """Physical offset of the next byte to send; 0 before the slave's first report."""
+        return self._next
+
+    def receive_data(self, data: Buffer, log: LogRange, now_ms: int) -> list[MasterEvent]:
+        """Process bytes of the slave.
+
+        Args:
+            data: the bytes; empty if the slave has ended the connection.
+            log: the range of the log that the master has now.
+            now_ms: the time.
+
+        Raises:
+            ProtocolViolation: if the bytes are invalid or do not fit this log. The connection is
+                closed then. The exception's ``events`` are valid, and so are the bytes of
+                :meth:`data_to_send`.
+        """
+        if self.state is MasterState.CLOSED:
+            return []
+        if not data:
+            self._move(MasterInput.END)
+            return [ConnectionEnded("the slave ended the connection")]
+        received = self._received + bytes(data)
+        whole = len(received) - len(received) % REPORT.size
+        self._received = received[whole:]
+        events: list[MasterEvent] = []
+        for (offset,) in REPORT.struct.iter_unpack(received[:whole]):
+            # Only a complete report shows that the slave is alive.
+            self._heard_ms = now_ms
+            self._report(offset, log, events)
+        return events
+
+    def _report(self, offset: int, log: LogRange, events: list[MasterEvent]) -> None:
+        if self.state is MasterState.AWAITING_REQUEST:
+            self._request(offset, log, events)
+        elif not 0 <= offset <= self._next:
+            reason = f"it reports physical offset {offset}, and was sent bytes up to {self._next}"
+            self._violated(reason, events)
+        if self.acknowledged is None or offset > self.acknowledged:
+            # A lower report does not take an acknowledgement back.
+            self.acknowledged = offset
+            events.append(SlaveAcknowledged(offset, self._since))
+
+    def _request(self, offset: int, log: LogRange, events: list[MasterEvent]) -> None:
+        if offset < 0 or offset > log.max_offset:
+            self._refuse(log.max_offset)
+            reason = f"its first report is {offset}, and the log ends at {log.max_offset}"
+            self._violated(reason, events)
+        if 0 < offset < log.min_offset:
+            self._refuse(log.min_offset)
+            reason = f"its first report is {offset}, and the log begins at {log.min_offset}"
+            self._violated(reason, events)
+        self._next = self._since = log.fresh_start if offset == 0 else offset
+        events.append(SlaveRequested(self._next, offset == 0))
+        self._move(MasterInput.REPORT)
+
+    def _refuse(self, offset: int) -> None:
+        self._outgoing.append(HEADER.struct.pack(offset, 0))
+
+    def _violated(self, reason: str, events: list[MasterEvent]) -> NoReturn:
+        self._move(MasterInput.VIOLATION)
+        raise ProtocolViolation(f"a slave's connection: {reason}", events=events)
+
+    def transferable(self, log: LogRange, now_ms: int) -> int:
+        """Most bytes that the next transfer may have, from :attr:`next_offset` on.
+
+        0 if the log has no more bytes, or if the rate allows none yet.
+        """
+        if self.state is not MasterState.TRANSFERRING:
+            return 0
+        available = min(log.max_offset - self._next, self._limits.transfer_size)
+        return max(0, min(available, self._bucket.allowed(now_ms)))
+
+    def send(self, data: memoryview, now_ms: int) -> None:
+        """Send the next bytes of the log in one transfer.
+
+        Args:
+            data: bytes of the log from :attr:`next_offset` on, at most :meth:`transferable`. They
+                are not copied: do not change them before they are sent.
+            now_ms: the time.
+        """
+        size = len(data)
+        assert 0 < size <= self._limits.transfer_size
+        self._move(MasterInput.SENT)
+        self._outgoing += (HEADER.struct.pack(self._next, size), data)
+        self._next += size
+        self._said_ms = now_ms
+        self._bucket.take(size)
+
+    def tick(self, log: LogRange, now_ms: int) -> list[MasterEvent]:
+        """Send a heartbeat if one is due, or end the connection if the slave is silent."""
+        if self.state is MasterState.CLOSED:
+            return []
+        if now_ms - self._heard_ms > self._times.housekeeping_ms:
+            self._move(MasterInput.SILENCE)
+            reason = f"the slave sent no report for {self._times.housekeeping_ms} ms"
+            return [ConnectionEnded(reason)]
+        if self.state is MasterState.TRANSFERRING:
+            # At once when all is sent for the first time: the slave learns where the log ends.
+            first = not self._has_caught_up and self._next >= log.max_offset
+            if first or now_ms - self._said_ms > self._times.heartbeat_ms:
+                self._said_ms = now_ms
+                if self.transferable(log, now_ms):
+                    # There is more to send, which waits for the slave: a heartbeat would deny it.
+                    return []
+                self._has_caught_up = self._has_caught_up or first
+                self._move(MasterInput.SENT)
+                self._outgoing.append(HEADER.struct.pack(self._next, 0))
+        return []
+
+    def next_tick_ms(self) -> int:
+        """Time (ms) at which :meth:`tick` is due, unless bytes arrive or leave before."""
+        silence = self._heard_ms + self._times.housekeeping_ms
+        if self.state is not MasterState.TRANSFERRING:
+            return silence + 1
+        return min(silence, self._said_ms + self._times.heartbeat_ms) + 1
+
+    def next_transfer_ms(self) -> int:
+        """Time in milliseconds at which the rate allows the next transfer."""
+        return self._bucket.next_ms()
+
+    def data_to_send(self) -> list[Buffer]:
+        """Remove and return the buffers to send, in order."""
+        outgoing, self._outgoing = self._outgoing, []
+        return outgoing
+
+    def _move(self, happened: MasterInput) -> None:
+        self.state = MASTER.after(self.state, happened)
+
+
+class SlaveConnection:
+    """A slave's side of one connection (``HAClient``). Not thread-safe.
+
+    Args:
+        offset: the slave has all bytes before this physical offset, and wants the log from it on.
+            0: the slave has nothing, and the master chooses.
+        now_ms: the time in milliseconds, of a monotonic clock.
+        times: heartbeat and housekeeping intervals.
+
+    Attributes:
+        state: the current state.
+        received: physical offset after the last received byte; None if the slave has nothing and
+            the master has sent nothing yet.
+        reported: the last reported physical offset.
+    """
+
+    def __init__(self, offset: int, now_ms: int, *, times: HaTimes | None = None) -> None:
+        assert offset >= 0
+        self.state = SLAVE.start
+        self.received: int | None = offset or None
+        self.reported = offset
+        self._times = times or HaTimes()
+        self._header = b""
+        self._left = 0
+        self._heard_ms = self._said_ms = now_ms
+        self._outgoing: list[Buffer] = [REPORT.struct.pack(offset)]
+
+    def receive_data(self, data: Buffer, now_ms: int) -> list[SlaveEvent]:
+        """Process bytes of the master.
+
+        Args:
+            data: the bytes; empty if the master has ended the connection. The events hold views of
+                it: process them before it changes.
+            now_ms: the time.
+
+        Raises:
+            ProtocolViolation: if no master would send that; the machine is closed then. Events of
+                the bytes before are in its ``events``.
+        """
+        if self.state is SlaveState.CLOSED:
+            return []
+        if not data:
+            self._move(SlaveInput.END)
+            return [ConnectionEnded("the master ended the connection")]
+        self._heard_ms = now_ms
+        events: list[SlaveEvent] = []
+        rest = memoryview(data)
+        while rest and self._is_open:
+            if self.state is SlaveState.AWAITING_DATA:
+                rest = self._take_data(rest, events)
+                continue
+            lacking = HEADER.size - len(self._header)
+            self._header += rest[:lacking]
+            rest = rest[lacking:]
+            if len(self._header) == HEADER.size:
+                offset, size = HEADER.struct.unpack(self._header)
+                self._header = b""
+                self._take_header(offset, size, events)
+        return events
+
+    @property
+    def _is_open(self) -> bool:
+        return self.state is not SlaveState.CLOSED
+
+    def _take_data(self, data: memoryview, events: list[SlaveEvent]) -> memoryview:
+        assert self.received is not None
+        part = data[: self._left]
+        events.append(DataReceived(self.received, part))
+        self.received += len(part)
+        self._left -= len(part)
+        if not self._left:
+            self._move(SlaveInput.DATA)
+        return data[len(part) :]
+
+    def _take_header(self, offset: int, size: int, events: list[SlaveEvent]) -> None:
+        if offset < 0 or not 0 <= size <= LARGEST_TRANSFER:
+            self._violated(f"a transfer of {size} bytes at physical offset {offset}", events)
+        if self.received is None:
+            # The first header fixes the offset at which the master begins, also a heartbeat.
+            self.received = offset
+        if offset != self.received:
+            if size:
+                reason = f"bytes at physical offset {offset}; the next byte is {self.received}"
+                self._violated(reason, events)
+            self._move(SlaveInput.ELSEWHERE)
+            events.append(MasterElsewhere(offset))
+        elif size:
+            self._move(SlaveInput.HEADER)
+            self._left = size
+        else:
+            self._move(SlaveInput.HEARTBEAT)
+            events.append(HeartbeatReceived(offset))
+
+    def _violated(self, reason: str, events: list[SlaveEvent]) -> NoReturn:
+        self._move(SlaveInput.VIOLATION)
+        raise ProtocolViolation(f"the master sends {reason}", events=events)
+
+    def report(self, offset: int, now_ms: int) -> None:
+        """Acknowledge all bytes before an offset. The same offset again sends nothing.
+
+        Args:
+            offset: at least :attr:`reported`, at most :attr:`received`.
+            now_ms: the time.
+        """
+        if self.state is SlaveState.CLOSED or offset == self.reported:
+            return
+        assert self.received is not None and self.reported <= offset <= self.received
+        self.reported = offset
+        self._say(now_ms)
+
+    def tick(self, now_ms: int) -> list[SlaveEvent]:
+        """Send a heartbeat if one is due, or end the connection if the master is silent."""
+        if self.state is SlaveState.CLOSED:
+            return []
+        if now_ms - self._heard_ms > self._times.housekeeping_ms:
+            self._move(SlaveInput.SILENCE)
+            reason = f"the master sent nothing for {self._times.housekeeping_ms} ms"
+            return [ConnectionEnded(reason)]
+        if now_ms - self._said_ms > self._times.heartbeat_ms:
+            self._say(now_ms)
+        return []
+
+    def next_tick_ms(self) -> int:
+        """Time (ms) at which :meth:`tick` is due, unless bytes arrive or leave before."""
+        times = self._times
+        return min(self._heard_ms + times.housekeeping_ms, self._said_ms + times.heartbeat_ms) + 1
+
+    def data_to_send(self) -> bytes:
+        """Remove and return the bytes to send."""
+        outgoing, self._outgoing = self._outgoing, []
+        return b"".join(outgoing)
+
+    def _say(self, now_ms: int) -> None:
+        self._outgoing.append(REPORT.struct.pack(self.reported))
+        self._said_ms = now_ms
+
+    def _move(self, happened: SlaveInput) -> None:
+        self.state = SLAVE.after(self.state, happened)
+
+
+class Bucket:
+    """Limits a rate of bytes (token bucket). The first portion is allowed at once.
+
+    Args:
+        rate: average bytes a second; None for no limit.
+        portion: bytes of one transfer. The bucket waits until it holds a whole portion, so that
+            transfers do not get tiny.
+        now_ms: the time.
+    """
+
+    def __init__(self, rate: int | None, portion: int, now_ms: int) -> None:
+        self._rate = rate
+        self._portion = portion
+        # In thousandths of a byte, so that rounding loses nothing.
+        self._held = 1_000 * portion
+        self._filled_ms = now_ms
+
+    def allowed(self, now_ms: int) -> int:
+        """Bytes that may be sent now: a portion, or 0."""
+        if self._rate is None:
+            return self._portion
+        # At most one second's bytes: a pause must not lead to a burst.
+        most = 1_000 * max(self._portion, self._rate)
+        passed = max(0, now_ms - self._filled_ms)
+        self._held = min(most, self._held + passed * self._rate)
+        self._filled_ms = max(self._filled_ms, now_ms)
+        return self._portion if self._held >= 1_000 * self._portion else 0
+
+    def take(self, size: int) -> None:
+        """Count bytes that were sent."""
+        if self._rate is not None:
+            self._held -= 1_000 * size
+
+    def next_ms(self) -> int:
+        """Time in milliseconds at which the next portion is allowed."""
+        if self._rate is None:
+            return self._filled_ms
+        lacking = max(0, 1_000 * self._portion - self._held)
+        return self._filled_ms - (-lacking // self._rate)
