@@ -1,11 +1,11 @@
-"""Loaded by PySpark, in the process that looks for data sources among packages of such names.
+"""Silences tracebacks in the process in which PySpark looks for data sources.
 
-That process is of no other use, lives as long as the session, and prints a traceback when the JVM
-closes its connection after an idle minute. There is no other way to tell it not to. It offers no
-``DefaultSource``: a source that was found here could not be registered again by
-``logquarry.spark.register``.
+PySpark imports all packages named ``pyspark_*`` there. The process then idles as long as the
+session lives, and prints a traceback when the JVM closes its connection after a minute; this import
+is the only way to prevent that. The package offers no ``DefaultSource``: PySpark does not register
+a source again that it found here, so ``logquarry.spark.register`` would fail.
 """
 
-from logquarry.spark.worker import let_hang_up
+from logquarry.spark.worker import ignore_hang_ups
 
-let_hang_up()
+ignore_hang_ups()

@@ -227,41 +227,41 @@ def test_a_manifest_tells_the_files(
 
 def test_manifests_that_are_wrong(exported: Path, tmp_path: Path, put_in: Import) -> None:
     with_manifest(exported, rows=3)
-    assert "and the export's manifest says 3" in put_in(exported, code=3).stderr
+    assert "but the export's manifest states 3" in put_in(exported, code=3).stderr
     with_manifest(exported, path="gone.parquet")
     assert "gone.parquet: No such file" in put_in(exported, code=3).stderr
     with_manifest(exported, path="../x.parquet")
-    assert "lies elsewhere" in put_in(exported, code=3).stderr
+    assert "outside of it" in put_in(exported, code=3).stderr
     (exported / "_manifest.json").write_text('{"files": [{"path": 1}]}')
-    assert "not the manifest of an export" in put_in(exported, code=3).stderr
+    assert "is no manifest of an export" in put_in(exported, code=3).stderr
     with_manifest(exported)
     (exported / "_SUCCESS").unlink()
-    assert "the export was not finished" in put_in(exported, code=3).stderr
+    assert "the export is incomplete" in put_in(exported, code=3).stderr
     assert not (tmp_path / "store").exists()
 
 
 # ------------------------------------------------------------------------------------ refused rows
 BAD_LINES: list[tuple[Document | str, str]] = [
-    ("{", "line 2: not JSON"),
-    ("[1]", "line 2: not an object but a list"),
+    ("{", "line 2: is not JSON"),
+    ("[1]", "line 2: is a list, not a JSON object"),
     ('{"topic": "\\ud800", "body": ""}', "line 2: topic is"),
-    (line(topic=None), "line 2: it has no topic"),
-    ({"topic": "orders"}, "line 2: it has no body"),
-    (line(body=None), "line 2: it has no body (was it redacted?)"),
-    (line(body="?"), "line 2: body is no base64"),
-    (line(body=5), "line 2: body is 5, and has to be base64"),
-    (line(topic=5), "line 2: topic is 5, and has to be text"),
-    (line(queue_id="1"), 'line 2: queue_id is "1", and has to be a whole number'),
-    (line(flag=True), "line 2: flag is true, and has to be a whole number"),
+    (line(topic=None), "line 2: the topic is missing"),
+    ({"topic": "orders"}, "line 2: the body is missing"),
+    (line(body=None), "line 2: the body is missing (was it redacted?)"),
+    (line(body="?"), "line 2: body is not base64"),
+    (line(body=5), "line 2: body is 5, but must be base64"),
+    (line(topic=5), "line 2: topic is 5, but must be text"),
+    (line(queue_id="1"), 'line 2: queue_id is "1", but must be a whole number'),
+    (line(flag=True), "line 2: flag is true, but must be a whole number"),
     (line(flag=2**31), "line 2: flag is 2147483648"),
     (line(store_timestamp=1.5), "line 2: store_timestamp is 1.5"),
-    (line(colour="red"), "line 2: there is no column 'colour' in an export"),
+    (line(colour="red"), "line 2: an export has no column 'colour'"),
     (line(properties={"a": 1}), "line 2: properties is"),
     (line(properties_string=1), "line 2: properties_string is 1"),
-    (line(properties_base64="="), "line 2: properties_base64 is no base64"),
+    (line(properties_base64="="), "line 2: properties_base64 is not base64"),
     (line(born_host="nowhere"), "line 2: born_host: not a host and port"),
     (line(sys_flag=0x20, store_host=None), "line 2: SYSFLAG 0x20 says IPv6 of a host"),
-    (line(body_crc=5), "line 2: the body is not what body_crc says"),
+    (line(body_crc=5), "line 2: the CRC of the body differs from body_crc"),
     (line(topic="a/b"), "line 2: not a topic to write to: 'a/b'"),
     (line(topic=""), "line 2: not a topic to write to"),
     (line(content=bytes(66_000)), "line 2: 66097 bytes do not fit into a file"),
@@ -296,32 +296,34 @@ def test_bad_files(tmp_path: Path, put_in: Import) -> None:
         pq.write_table(table, source)
         assert f"{source}: {reason}" in put_in(source, code=code).stderr
 
-    refused(whole.append_column("colour", pa.array([1])), "there is no column 'colour'")
-    refused(whole.drop_columns(["body"]), "messages need a column body")
-    refused(whole.set_column(0, "topic", pa.array([1])), "the column topic is of int64")
-    refused(whole.append_column("flag", pa.array(["1"])), "the column flag is of string")
+    refused(whole.append_column("colour", pa.array([1])), "an export has no column 'colour'")
+    refused(whole.drop_columns(["body"]), "the column body is missing")
+    refused(whole.set_column(0, "topic", pa.array([1])), "the column topic is int64, but must be")
+    refused(whole.append_column("flag", pa.array(["1"])), "the column flag is string, but must be")
     refused(whole.append_column("flag", pa.array([2**40])), "the column flag: ")
-    refused(whole.set_column(1, "body", pa.array([None], pa.binary())), "row 1: it has no body", 1)
-    refused(whole.append_column("body_crc", pa.array([7])), "row 1: the body is not", 1)
+    refused(
+        whole.set_column(1, "body", pa.array([None], pa.binary())), "row 1: the body is missing", 1
+    )
+    refused(whole.append_column("body_crc", pa.array([7])), "row 1: the CRC of the body", 1)
     two = pa.concat_tables([whole, whole.set_column(0, "topic", pa.array(["a/b"]))])
     refused(two, "row 2: not a topic", 1)
     pq.write_table(whole, source)
     source.write_bytes(source.read_bytes()[:-9])
     put_in(source, code=3)
     assert "No such file" in put_in(tmp_path / "gone", code=3).stderr
-    assert "there are no files" in put_in(tmp_path / "*.nothing", code=3).stderr
+    assert "contains no files to import" in put_in(tmp_path / "*.nothing", code=3).stderr
     assert "only local files" in put_in("s3://bucket/x", code=2).stderr
     source.write_bytes(b"\xff\xfe")
-    assert "line 1: not JSON" in put_in(source, code=1).stderr
+    assert "line 1: is not JSON" in put_in(source, code=1).stderr
 
 
 def test_content_in_the_place_of_compressed_bodies(tmp_path: Path, put_in: Import) -> None:
     stored = zlib.compress(b"content")
     crc = zlib.crc32(stored) & 0x7FFFFFFF
     content = write(tmp_path / "c.jsonl", line(content=b"content", sys_flag=1, body_crc=crc))
-    assert "an export with --decompress cannot be put back" in put_in(content, code=1).stderr
+    assert "from an export with --decompress" in put_in(content, code=1).stderr
     write(content, line(content=b"content", sys_flag=1))
-    assert "an export with --decompress cannot be put back" in put_in(content, code=1).stderr
+    assert "from an export with --decompress" in put_in(content, code=1).stderr
     write(content, line(content=stored, sys_flag=1, body_crc=crc), line(content=stored, sys_flag=1))
     put_in(content)
     assert len(jsonl(tmp_path / "store")) == 2

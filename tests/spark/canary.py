@@ -1,4 +1,4 @@
-"""A source that takes filters from Spark, as ours would if PySpark did not keep them."""
+"""A source that accepts filters from Spark, as ours would if PySpark did not cache them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = 100
 
 
 class CanarySource(DataSource):
-    """The numbers from 0 on."""
+    """Yields the numbers from 0 on."""
 
     @classmethod
     def name(cls) -> str:

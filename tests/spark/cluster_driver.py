@@ -1,4 +1,4 @@
-"""The driver of a cluster, which does the jobs that lines of JSON name: run with -m."""
+"""The driver of a cluster: runs the jobs that lines of JSON on stdin name. Run with -m."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from logquarry.spark.errors import explain
 from logquarry.spark.export import export_parquet
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.rebuilding import rebuild_on_spark
-from logquarry.spark.verifying import verify_stores
+from logquarry.spark.repair import verify_stores
 from tests.spark.golden_rows import rows_by_broker
 from tests.spark.standalone import QUICK_START
 
@@ -32,7 +32,7 @@ _CONFIG: Final = {
     "spark.executor.extraJavaOptions": QUICK_START,
     "spark.driver.extraJavaOptions": QUICK_START,
     "spark.sql.shuffle.partitions": "2",
-    # No job before both of them are there.
+    # Start no job before both executors are there.
     "spark.cores.max": "2",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "90s",
@@ -40,7 +40,7 @@ _CONFIG: Final = {
 
 
 def main(master: str) -> None:
-    """Do jobs until stdin ends."""
+    """Run jobs until stdin ends."""
     spark = get_session(master=master, config=_CONFIG)
     for line in sys.stdin:
         order = json.loads(line)
@@ -53,14 +53,14 @@ def main(master: str) -> None:
 
 
 def _workers(spark: SparkSession) -> int:
-    """How many executors take part in a job of eight tasks."""
+    """Return how many executors take part in a job of eight tasks."""
     return len(set(run_tasks(spark, "who", [0.2] * 8, _executor, weight=lambda _: 1)))
 
 
 def _executor(_: int, seconds: float) -> int:
-    # So long that nobody is done with all of them before the other one begins.
+    # Long enough that one executor cannot finish all tasks before the other starts.
     time.sleep(seconds)
-    # All Python workers of an executor have one daemon.
+    # All Python workers of an executor share one daemon.
     return os.getppid()
 
 
@@ -71,7 +71,7 @@ def _read(spark: SparkSession, stores: list[str], partitions: int) -> Any:
 
 
 def _error(spark: SparkSession, store: str) -> str:
-    """What reading a store fails with."""
+    """Return the error of reading a store."""
     try:
         spark.read.format("rocketmq").load(store).collect()
     except Exception as error:
@@ -85,7 +85,7 @@ def _export(spark: SparkSession, stores: list[str], out: str) -> Any:
 
 
 def _stream(spark: SparkSession, store: str, out: str, checkpoint: str) -> Any:
-    """What of a stream is in its Parquet files, and how many batches there were."""
+    """Return the rows in a stream's Parquet files, and the number of its batches."""
     reader = spark.readStream.format("rocketmq").option("maxOffsetsPerTrigger", 100)
     writer = reader.option("minPartitions", 2).load(store).writeStream.format("parquet")
     writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
@@ -95,7 +95,7 @@ def _stream(spark: SparkSession, store: str, out: str, checkpoint: str) -> Any:
 
 
 def _load(spark: SparkSession, rows: int, out: str, settings: dict[str, int]) -> Any:
-    """The same rows by the sink and by tasks; what Spark reads of both."""
+    """Write the same rows by the sink and by `load`; return what Spark reads from both."""
     df = spark.range(0, rows, 1, 6).selectExpr(
         "concat('topic', id % 3) as topic",
         "cast(concat('body ', id) as binary) as body",

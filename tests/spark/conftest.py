@@ -1,4 +1,4 @@
-"""The one session of all Spark tests: it takes ten seconds to start."""
+"""The session that all Spark tests share: its start takes ten seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session on two cores that knows the source `rocketmq`; change none of its settings."""
+    """A session on two cores with the source `rocketmq`; do not change its settings."""
     from logquarry.spark import get_session
 
     session = get_session(master="local[2]", app_name="logquarry-tests")

@@ -1,4 +1,4 @@
-"""Rows of DataFrames in the golden files' terms."""
+"""Rows of DataFrames in the form of the golden files."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 SAME = OUR_NAMES | {"bornHost": "born_host", "storeHost": "store_host"}
-"""Golden name -> our column, where the values are the same."""
+"""Golden name: our column with the same values."""
 
 MIDDLE, OLD, LAST, LAST_FILE = 78237, 36796, 82623, 73728
-"""Places in the `unclean` stores, see tests/conformance/test_verify.py."""
+"""Places in the `unclean` stores; see tests/conformance/test_verify.py."""
 
 _ONE_GONE = {
     MIDDLE: ["body-length-middle", "crc-middle", "magic-middle", "total-size-middle"],
@@ -27,27 +27,27 @@ _ONE_GONE = {
     LAST: ["frame-head-only", "half-frame", "noabort-half-frame"],
 }
 _ALL_GONE_FROM = {
-    # Of a closed store the break in the last file is the log's end; cq-ahead lost the bytes.
+    # In a closed store, the break in the last file is the log's end; cq-ahead lost the bytes.
     MIDDLE: ["cq-ahead", "noabort-cq-ahead", "noabort-crc-middle"],
     LAST_FILE: ["last-log-gone", "noabort-last-log-gone"],
 }
 
 
 def sound_stores(golden: Path) -> dict[str, Path]:
-    """The stores that RocketMQ closed in order, by the broker's name when all are read at once."""
+    """The stores that RocketMQ shut down cleanly, by broker name when all are read at once."""
     return {name.rpartition("/")[2]: golden / name / "store" for name in SOUND}
 
 
 def harmed_stores(golden: Path) -> dict[str, Path]:
-    """The `unclean` stores as they were harmed, by scenario."""
+    """The damaged `unclean` stores, by scenario."""
     stores = {path.parent.name: path for path in sorted(golden.glob("unclean/*/store"))}
-    # Without its log a store is refused.
+    # A store without its log is refused.
     del stores[LOG_GONE]
     return stores
 
 
 def whole_messages(golden: Path, scenario: str) -> list[Message]:
-    """The messages that stand whole before the log's end, after the harm of an `unclean` store."""
+    """Return the whole messages before the log's end of a damaged `unclean` store."""
     messages = golden_messages(golden / "unclean" / "before-harm-expected.jsonl")
     for offset, scenarios in _ONE_GONE.items():
         if scenario in scenarios:
@@ -59,13 +59,13 @@ def whole_messages(golden: Path, scenario: str) -> list[Message]:
 
 
 def golden_messages(path: Path) -> list[Message]:
-    """The messages of an `expected.jsonl`, under our names."""
+    """Return the messages of an `expected.jsonl`, under our names."""
     found = []
     for line in path.read_text("utf-8").splitlines():
         golden = json.loads(line)
         message = {ours: golden[theirs] for theirs, ours in SAME.items()}
         properties = golden["properties"]
-        # Java says '' of a property that is not there.
+        # Java returns '' for a missing property.
         message["keys"] = properties.get("KEYS")
         message["tags"] = properties.get("TAGS")
         message["uniq_key"] = properties.get("UNIQ_KEY")
@@ -75,7 +75,7 @@ def golden_messages(path: Path) -> list[Message]:
 
 
 def rows_by_broker(df: DataFrame) -> dict[str, list[Message]]:
-    """The rows of a DataFrame with all columns: by broker, in physical order."""
+    """Return the rows of a DataFrame with all columns: by broker, in physical order."""
     timestamps = {
         name: f"unix_millis({name}) AS {name}" for name in df.columns if "_timesta" in name
     }
@@ -91,5 +91,5 @@ def rows_by_broker(df: DataFrame) -> dict[str, list[Message]]:
 
 
 def offsets_of(df: DataFrame) -> list[int]:
-    """The physical offsets of a DataFrame's rows, in order."""
+    """Return the physical offsets of a DataFrame's rows, in order."""
     return sorted(row[0] for row in df.select("physical_offset").collect())

@@ -1,4 +1,4 @@
-"""Processes for a test to kill: Spark's driver, its JVM, and the Python that this one starts."""
+"""Processes for a test to kill: Spark's driver, its JVM, and its Python processes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import psutil
 
 
 class Killable:
-    """A Python program with all that it starts.
+    """A Python program with all processes that it starts.
 
     Args:
-        module: what is run, as with ``-m``.
-        arguments: of it.
-        errors: file that gets what it says on stderr, for whoever looks at a test that failed.
+        module: module to run, as with ``-m``.
+        arguments: its arguments.
+        errors: file for its stderr, to inspect after a failure.
     """
 
     def __init__(self, module: str, *arguments: str, errors: Path) -> None:
@@ -34,14 +34,14 @@ class Killable:
                 stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,
-                # Killed with all that it started.
+                # The process group, so that a kill reaches all processes.
                 start_new_session=True,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             )
         self._left: list[psutil.Process] = []
 
     def wait_for(self, word: str) -> None:
-        """Wait until it prints a line."""
+        """Wait until the program prints a line."""
         while line := self._stdout.readline():
             if line.strip() == word:
                 return
@@ -49,7 +49,7 @@ class Killable:
         raise AssertionError(f"it ended with {code} before it said {word!r}:\n{self.errors}")
 
     def end(self, seconds: float) -> str:
-        """Let it come to its end, which closing stdin may ask for: the last line that it prints."""
+        """Wait for the end, which closing stdin may cause; return the last line printed."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         assert self.ended(seconds) == 0, self.errors
@@ -60,12 +60,12 @@ class Killable:
         return self._process.poll() is None
 
     def ended(self, seconds: float) -> int:
-        """Its code, once it has come to its end by itself."""
+        """Return the exit code after the program has ended."""
         return self._process.wait(seconds)
 
     @property
     def errors(self) -> str:
-        """What it said on stderr, or the end of that."""
+        """Return the end of its stderr."""
         return self._file.read_text("utf-8", "replace")[-20_000:]
 
     def pause(self) -> None:
@@ -75,19 +75,19 @@ class Killable:
         self._process.send_signal(signal.SIGCONT)
 
     def kill_a_worker(self, rng: random.Random) -> None:
-        """One of Spark's Python processes: the daemon, or one that plans, reads or commits."""
+        """Kill one of Spark's Python processes: the daemon, or one that plans, reads or commits."""
         workers = [child for child in self._below() if _is_python(child)]
         if workers:
             with suppress(psutil.NoSuchProcess):
                 rng.choice(workers).kill()
 
     def kill_the_driver(self) -> None:
-        """The driver and its JVM alone: the Python processes go on until they notice."""
+        """Kill driver and JVM only: the Python processes run on until they notice."""
         self._left += [child for child in self._below() if _is_python(child)]
         self._kill_group()
 
     def kill(self) -> None:
-        """All of it, at once, and what an earlier kill has left."""
+        """Kill all processes at once, also those that an earlier kill left."""
         below = [*self._below(), *self._left]
         self._kill_group()
         end_all(below)
@@ -124,7 +124,7 @@ def _is_python(process: psutil.Process) -> bool:
 def end_all(processes: Sequence[psutil.Process]) -> None:
     """Kill processes, and wait until they are gone.
 
-    Not by `psutil.wait_procs`, which fails where a process ends while it is asked for.
+    Not with `psutil.wait_procs`, which fails if a process ends during the query.
     """
     for process in processes:
         with suppress(psutil.NoSuchProcess):

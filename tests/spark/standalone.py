@@ -1,4 +1,4 @@
-"""A standalone cluster on loopback: a master and two workers, and a driver that takes orders."""
+"""A standalone cluster on loopback: a master, two workers, and a driver that runs jobs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ import psutil
 from logquarry.spark.java import java_home
 from tests.spark.killing import end_all
 
-# Processes that live for a minute on two cores: what makes a JVM quick in the long run is not for
-# them.
+# The processes live for a minute on two cores: the JVM's optimizing compiler would only cost time.
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _CLASS = "org.apache.spark.deploy"
 _SECONDS = 90
 
 
 class Cluster:
-    """A master and workers of one core each, for as long as the block lasts.
+    """Start a master and workers of one core each; stop them after the block.
 
     Args:
-        folder: logs and the workers' folders.
-        workers: how many.
+        folder: folder for logs and the workers' folders.
+        workers: number of workers.
     """
 
     def __init__(self, folder: Path, workers: int = 2) -> None:
@@ -71,7 +70,8 @@ class Cluster:
                     "SPARK_LOCAL_IP": "127.0.0.1",
                     "SPARK_DAEMON_MEMORY": "256m",
                     "SPARK_DAEMON_JAVA_OPTS": QUICK_START,
-                    # Executors inherit it, and their Python processes from them.
+                    # Executors inherit the environment, and their Python processes inherit it
+                    # from them.
                     "PYTHONPATH": os.pathsep.join(sys.path),
                 },
             )
@@ -82,9 +82,9 @@ class Cluster:
 
 
 class Driver:
-    """A process with a session on a cluster, which does the jobs of `cluster_driver`.
+    """A process with a session on a cluster, which runs the jobs of `cluster_driver`.
 
-    It is a process of its own, as this one has a session already, and may have only one.
+    A separate process, because this one already has its only session.
     """
 
     def __init__(self, master: str, folder: Path) -> None:
@@ -101,7 +101,7 @@ class Driver:
             )
 
     def do(self, job: str, **given: Any) -> Any:
-        """What came of a job."""
+        """Return the result of a job."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps({"job": job, "given": given}) + "\n")
         self._process.stdin.flush()
@@ -120,7 +120,7 @@ class Driver:
 
 
 def _found(log: Path, pattern: str) -> str:
-    """What a log says sooner or later."""
+    """Wait for a text in a log."""
     deadline = time.monotonic() + _SECONDS
     while time.monotonic() < deadline:
         match = re.search(pattern, log.read_text("utf-8", "replace"))
@@ -131,7 +131,7 @@ def _found(log: Path, pattern: str) -> str:
 
 
 def _end(process: subprocess.Popen[Any], wait: float = 0) -> None:
-    """End it and what it has started, at the latest after some seconds."""
+    """End the process and all that it has started, after some seconds by force."""
     below: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         below = psutil.Process(process.pid).children(recursive=True)

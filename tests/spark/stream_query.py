@@ -1,4 +1,4 @@
-"""A process that brings a store somewhere by Spark, for a test to kill: run with -m."""
+"""A process that moves messages of a store with Spark, for a test to kill: run with -m."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-# A task may fail three times: a worker that is killed does not end the query.
+# A task may fail three times: killing a worker does not end the query.
 MASTER = "local[2,4]"
 SETTINGS: dict[str, Any] = {
     "mappedFileSizeCommitLog": 1 << 20,
@@ -26,21 +26,21 @@ COLUMNS = "topic, queue_id, body, keys, tags, flag, born_timestamp, born_host, p
 
 
 def main(form: str, store: str, folder: str, how: str, most: str) -> None:
-    """From a store into what is in ``folder``.
+    """Move messages from a store to ``folder``.
 
     Args:
-        form: what the messages come into, and by which way.
-        store: which is being written.
-        folder: where the form's own folders are.
-        how: ``on`` until it is killed, ``now`` until it has what is there.
-        most: bytes of log in a batch.
+        form: kind of the target, and the way to write it.
+        store: store that another process is writing.
+        folder: folder for the target and its checkpoint.
+        how: ``on`` to run until killed, ``now`` to read what is there and end.
+        most: most bytes of log in a batch.
     """
     spark = get_session(master=MASTER, config={"spark.driver.extraJavaOptions": QUICK_START})
     print("started", flush=True)
     if form in ("delta", "iceberg"):
         _export(form, store, folder, how, most)
         return
-    # Small partitions, so that a batch has several, in whose order a log has to be.
+    # Small partitions, so that a batch has several and their order in a log is tested.
     reader = spark.readStream.format("rocketmq").option("maxBytesPerTrigger", most)
     stream = reader.option("minPartitions", 3).load(store)
     writer = _WRITERS[form](spark, stream, folder)
@@ -51,7 +51,7 @@ def main(form: str, store: str, folder: str, how: str, most: str) -> None:
 
 
 def _export(kind: str, store: str, folder: str, how: str, most: str) -> None:
-    """By the command, which takes the session that is there."""
+    """Export by the command, which uses the running session."""
     from logquarry.cli.main import app
 
     words = ["export", store, "--to", f"{folder}/out", "--format", kind, "--spark-master", MASTER]
@@ -67,7 +67,7 @@ def _parquet(_: SparkSession, stream: DataFrame, folder: str) -> DataStreamWrite
 
 
 def _delta_by_batches(_: SparkSession, stream: DataFrame, folder: str) -> DataStreamWriter:
-    """As one does it by hand, with the batch's number in the table."""
+    """Write each batch with its number in the table, as a user would without the sink."""
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
     place = f"{folder}/out"
@@ -89,7 +89,7 @@ def _sink(_: SparkSession, stream: DataFrame, folder: str) -> DataStreamWriter:
 
 
 def _load(_: SparkSession, stream: DataFrame, folder: str) -> DataStreamWriter:
-    """By tasks that append, into two stores."""
+    """Append by tasks, into two stores."""
     import logquarry as lq
 
     config = lq.StoreConfig.from_mapping(SETTINGS)

@@ -1,4 +1,4 @@
-"""A process that writes a store for as long as a test reads it: run with -m."""
+"""A process that writes a store while a test reads it: run with -m."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 import logquarry as lq
 
 STEP = 50
-"""Messages that are put in one go, where there is a pause behind them."""
+"""Messages between two pauses."""
 
 
 def main(root: Path, count: int, pause_ms: int) -> None:
-    """Put messages, numbered in their bodies, and print how many.
+    """Put numbered messages, and print how many.
 
     Args:
-        root: the store.
-        count: how many; 0 for as many as can be put, one by one, until stdin is closed.
-        pause_ms: after each fifty.
+        root: folder of the store.
+        count: number of messages; 0 to put one after the other until stdin is closed.
+        pause_ms: pause after each fifty, in milliseconds.
     """
     config = lq.StoreConfig(
         mapped_file_size_commit_log=1 << 18, mapped_file_size_consume_queue=20 * 1000
@@ -48,7 +48,7 @@ def _put_until_told(store: lq.WritableStore) -> int:
         try:
             result = store.put(_message(number))
         except lq.errors.StoreUnavailable as error:
-            # Whoever is stopped for seconds does not make a file in time; it is there a bit later.
+            # A process that was stopped for seconds creates its file late: try again.
             if "in time" not in str(error):
                 raise
             time.sleep(0.1)

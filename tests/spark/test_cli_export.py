@@ -1,4 +1,4 @@
-"""``export`` through Spark, and ``demo``."""
+"""The commands ``export`` through Spark, and ``demo``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.cli.small_store import harm, make_small_store
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
 
-# What started the tests may have had interrupts ignored.
+# The parent of the tests may have ignored interrupts.
 HEEDING_INTERRUPTS = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -35,7 +35,7 @@ main()
 
 
 def rows(folder: Path) -> list[tuple[Any, ...]]:
-    # The files have all columns; those of the folders are not needed, and of other types.
+    # The files have all columns; those of the folders are not needed, and have other types.
     names = ["topic", "physical_offset", "body"]
     table = pq.read_table(folder, columns=names, partitioning=None)
     return sorted(tuple(row.values()) for row in table.to_pylist())
@@ -114,13 +114,13 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSessi
         assert pq.read_table(tmp_path / "demo-output" / "parquet").num_rows == 452
     page = (tmp_path / "demo-output" / "report.html").read_text("utf-8")
     assert "MainTopic takes 41% of" in page and len(page) < 1_500_000
-    # The session was there before, and still is.
+    # The session existed before, and still does.
     assert spark.range(3).count() == 3
 
 
 @pytest.mark.parametrize("seconds", [None, 4])
 def test_interrupted(tmp_path: Path, seconds: float | None) -> None:
-    """While it writes, and while Spark starts."""
+    """Ctrl-C while the export writes, and while Spark starts."""
     store, target = tmp_path / "store", tmp_path / "out"
     fill(store, total_bytes=400 << 20 if seconds is None else 1 << 20)
     process = subprocess.Popen(
@@ -139,7 +139,7 @@ def test_interrupted(tmp_path: Path, seconds: float | None) -> None:
         while not list(target.glob("_temporary-*/**/*.parquet*")) and process.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-    # As a terminal does: to all processes of the group.
+    # A terminal signals all processes of the group.
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=100)
     assert process.returncode == 130, errors.decode()
@@ -148,7 +148,7 @@ def test_interrupted(tmp_path: Path, seconds: float | None) -> None:
 
 
 def test_what_went_wrong_in_a_worker_is_told(spark: SparkSession) -> None:
-    # It raises OSError, as a full disk does.
+    # Raises OSError, like a full disk.
     with (
         pytest.raises(
             SparkTrouble, match=r"^Spark failed: OSError: \[Errno 22\] Invalid argument$"

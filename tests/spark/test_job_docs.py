@@ -1,4 +1,4 @@
-"""The examples of the pages about Spark run, in their order, in one folder."""
+"""The examples of the pages about Spark jobs run in their order, in one folder."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def test_the_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     names: dict[str, object] = {}
     for example in examples:
         line = text[: example.start()].count("\n") + 1
-        # With its own line numbers, so that a failure names the line of the page.
+        # Keep the page's line numbers, so that a failure names the line.
         exec(compile("\n" * line + example[1], f"docs/{page}", "exec"), names)

@@ -1,4 +1,4 @@
-"""Exports into tables with Spark's workers, and by command."""
+"""Exports to tables with Spark's workers, and by command."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_command(kind: str, tmp_path: Path) -> None:
     result = run(*words)
     assert "did not decode" not in result.stderr
     result = run(*words, "--tag", "Tag1", code=2)
-    assert "the table was begun with filters" in result.stderr
+    assert "the table has filters" in result.stderr
 
 
 @pytest.mark.spark
@@ -110,12 +110,12 @@ def test_command_with_the_columns_of_kafka(tmp_path: Path) -> None:
         (["--format", "delta", "--partition-by", "colour"], "partition by 'colour'"),
         (["--format", "delta", "--limit", "3"], "--limit is for JSON lines"),
         (["--format", "iceberg", "--catalog", "uri"], "takes NAME=VALUE"),
-        (["--format", "iceberg", "--table", "messages"], "takes NAMESPACE.TABLE"),
+        (["--format", "iceberg", "--table", "messages"], "give NAMESPACE.TABLE"),
         (["--format", "delta", "--columns", "colour"], "no column 'colour'"),
     ],
 )
 def test_usage(tmp_path: Path, words: list[str], told: str) -> None:
-    """None of these waits for Spark to start."""
+    """These errors appear before Spark starts."""
     store = make_small_store(tmp_path / "store")
     result = run("export", store, "--to", tmp_path / "out", *words, code=2)
     assert told in result.stderr
@@ -141,7 +141,7 @@ FOLLOW = "from logquarry.cli.main import main; main()"
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_follower_that_is_killed(kind: str, tmp_path: Path) -> None:
-    """Driver, JVM and workers at once, while the store is written."""
+    """Kill driver, JVM and workers at once, while the store is written."""
     store, lake = tmp_path / "store", Lake(kind, tmp_path / "table")
     config = lq.StoreConfig(
         mapped_file_size_commit_log=1 << 18, mapped_file_size_consume_queue=60_000

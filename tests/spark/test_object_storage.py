@@ -1,4 +1,4 @@
-"""Spark reads, checks and exports stores in an S3 bucket, with storage options alone."""
+"""Spark reads, verifies and exports stores in an S3 bucket, with storage options alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyarrow import fs as pafs
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import verify_store
 from logquarry.spark.export import export_parquet
-from logquarry.spark.verifying import verify_stores
+from logquarry.spark.repair import verify_stores
 from tests.object_storage import Options, put_stores, s3_server
 
 if TYPE_CHECKING:

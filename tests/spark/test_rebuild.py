@@ -1,4 +1,4 @@
-"""Queues and index built by Spark are those that one process builds; the driver knows no more."""
+"""Spark rebuilds the same queues and index as one process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_same_bytes(spark: SparkSession, golden: Path, tmp_path: Path, name:
     alone = rebuild(scenario.store, into=tmp_path / "alone", config=config)
     assert made(many, tmp_path / "many") == made(alone, tmp_path / "alone")
     if name.startswith("v3-"):
-        # RocketMQ 3.1.3's own, but for the name that is the time of its making.
+        # RocketMQ 3.1.3's own file, except for its name, which is a time.
         [theirs] = (scenario.store / "index").iterdir()
         [ours] = (tmp_path / "many" / "index").iterdir()
         assert ours.read_bytes() == theirs.read_bytes()
@@ -89,6 +89,6 @@ def test_stores_that_are_there_already_are_left_out(
     (again,) = rebuild_stores(spark, stores, into=tmp_path, resume=True)
     assert (again.store, again.messages) == (second.store, second.messages)
     assert rebuild_stores(spark, stores, into=tmp_path, resume=True) == []
-    with pytest.raises(UsageError, match="it is for a folder"):
+    with pytest.raises(UsageError, match="needs a target folder"):
         rebuild_stores(spark, stores, apply=True, resume=True)
     assert first.messages == 400

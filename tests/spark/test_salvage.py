@@ -1,4 +1,4 @@
-"""Many stores saved at once are saved as each would be alone."""
+"""Stores salvaged by one job equal stores salvaged one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from logquarry.errors import UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify import verify_store
-from logquarry.spark.salvaging import salvage_stores
+from logquarry.spark.repair import salvage_stores
 from tests.cli.helpers import run
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def test_what_was_cut_off_is_gone_on_with(
     stores = [golden / name / "store" for name in ("single", "batch")]
     one, two = salvage_stores(spark, stores, tmp_path)
     assert one.plan.is_whole and two.plan.is_whole
-    # As if the second had been killed while it brought its store out.
+    # As if the second salvage had been killed while it wrote its store.
     made = tmp_path / "batch"
     (made / ".salvage").mkdir()
     (made / "commitlog").rename(made / ".salvage" / "commitlog")

@@ -1,4 +1,4 @@
-"""DataFrames and streams into stores, exactly once."""
+"""DataFrames and streams are written into stores exactly once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rows(spark: SparkSession, first: int, count: int, partitions: int = 2) -> Da
 
 
 def places(root: Path) -> list[Place]:
-    """All messages of a store that is sound, in order; but their store times."""
+    """Return all messages of a sound store in order, without store times."""
     assert [
         f for f in verify_store(StoreLayout.open(root)).findings if f.severity == "damage"
     ] == []
@@ -60,7 +60,7 @@ def places(root: Path) -> list[Place]:
 
 
 def logs(root: Path) -> list[bytes]:
-    """The log's bytes, without store times."""
+    """Return the log's bytes, without store times."""
     found = []
     for path in sorted((root / "commitlog").glob("0*")):
         data = bytearray(path.read_bytes())
@@ -104,9 +104,9 @@ def test_rows_become_messages(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_what_was_read_can_be_written(spark: SparkSession, golden: Path, tmp_path: Path) -> None:
-    """All columns of the source: those that nobody chooses are passed over."""
+    """All columns of the source: the sink ignores those that it does not need."""
     df = spark.read.format("rocketmq").load(str(golden / "real-broker" / "store"))
-    # What was delayed would be delayed again.
+    # A delayed message would be delayed again.
     df = df.where("(sys_flag & 4) = 0 and properties['DELAY'] is null and tags is not null")
     written(df, tmp_path / "copy", onRejected="deadLetter", deadLetterPath=str(tmp_path / "dead"))
     columns = ["topic", "queue_id", "body", "tags", "keys", "flag", "born_timestamp", "properties"]
@@ -159,7 +159,7 @@ def test_rejected_rows(spark: SparkSession, tmp_path: Path) -> None:
     ("options", "mode", "columns", "why"),
     [
         ({}, "overwrite", "*", "mode: a log can only be appended to"),
-        ({}, "append", "topic", "rows to be written need a column body"),
+        ({}, "append", "topic", "rows need a column body"),
         ({}, "append", "*, 'x' as colour", "there is no column 'colour' to put"),
         ({"brokers": "none"}, "append", "*", "brokers: takes a whole number"),
     ],
@@ -203,7 +203,7 @@ def test_several_brokers_by_both_ways(spark: SparkSession, tmp_path: Path) -> No
 
 def test_a_load_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
     bad = rows(spark, 0, 10).selectExpr("topic", "if(flag = 7, null, body) as body")
-    with pytest.raises(StoreError, match="it has no body"):
+    with pytest.raises(StoreError, match="the body is missing"):
         load(bad, tmp_path / "store", config=CONFIG)
     assert not list((tmp_path / "store").rglob("*.frames"))
     with pytest.raises(UsageError, match="onRejected"):
@@ -213,7 +213,7 @@ def test_a_load_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) -
 # ---------------------------------------------------------------------------------------- streams
 @pytest.fixture
 def batches(tmp_path: Path) -> Path:
-    """Files of rows; each is a batch of a stream."""
+    """Write files of rows; each file is a batch of a stream."""
     folder = tmp_path / "batches"
     folder.mkdir()
     for number in range(4):
@@ -230,7 +230,7 @@ def batches(tmp_path: Path) -> Path:
         )
         path = folder / f"{number}.parquet"
         pq.write_table(table, path)
-        # By which Spark tells their order.
+        # Spark orders files by their modification time.
         os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
     return folder
 
@@ -265,7 +265,7 @@ def stores(root: Path) -> Iterator[Path]:
 def test_a_stream_is_written_once(
     spark: SparkSession, batches: Path, tmp_path: Path, brokers: int
 ) -> None:
-    """With the last entry of the checkpoint's commits gone Spark runs the last batch again."""
+    """Without the last entry of the checkpoint's commits, Spark runs the last batch again."""
     undisturbed, disturbed = tmp_path / "one" / "store", tmp_path / "two" / "store"
     run(spark, batches, undisturbed, brokers)
     late = batches / "3.parquet"
@@ -311,12 +311,12 @@ def test_a_stream_by_tasks(spark: SparkSession, batches: Path, tmp_path: Path) -
 
 
 def test_the_examples_of_the_page_run(spark: SparkSession, tmp_path: Path) -> None:
-    """In their order, in one folder."""
+    """The examples run in their order, in one folder."""
     page = Path(__file__).parents[2] / "docs" / "sink.md"
     names: dict[str, object] = {"CONFIG": CONFIG, "SETTINGS": json.dumps(SETTINGS)}
     folders = "store|stores|dead|incoming|checkpoint|streamed|loaded|by-tasks"
     for example in re.finditer(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
-        # Spark's paths begin in the folder where its JVM was started. And files are small.
+        # Spark resolves paths in the folder where its JVM was started. Also, use small files.
         code = re.sub(rf'"({folders})(/\*|-by-tasks)?"', rf'"{tmp_path}/\1\2"', example[1])
         code = code.replace('"rocketmq")', '"rocketmq").option("config", SETTINGS)')
         code = code.replace("brokers=2, ", "config=CONFIG, brokers=2, ")

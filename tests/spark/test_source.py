@@ -1,4 +1,4 @@
-"""The batch source against golden stores: what real RocketMQ wrote, row by row."""
+"""The batch source returns what real RocketMQ wrote into the golden stores, row by row."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NOT_LOADED = ("cq-wrong-size", "log-wrong-size")
-"""RocketMQ refuses these stores, and recovered nothing."""
+"""Stores that RocketMQ refuses to load and did not recover."""
 
 Load = Callable[..., "DataFrame"]
 
@@ -63,7 +63,7 @@ def messages(golden: Path) -> list[dict[str, Any]]:
 
 
 def error_of(action: Callable[[], Any]) -> tuple[LogquarryError, str]:
-    """What an action raises, explained, and what Spark says."""
+    """Return the explained error of an action, and Spark's text."""
     with pytest.raises(Exception) as caught:
         action()
     ours = explain(caught.value)
@@ -160,7 +160,7 @@ def test_offsets(load: Load, real: Path, messages: list[dict[str, Any]]) -> None
     first, last = offsets[100], offsets[300]
     start, stop = json.dumps({"store": first}), json.dumps({"store": last})
     assert offsets_of(load(real, startingOffsets=start, endingOffsets=stop)) == offsets[100:300]
-    # An offset within a frame: the first message that starts behind it.
+    # An offset within a frame: the read starts with the next message.
     inside = json.dumps({"store": first + 1})
     assert offsets_of(load(real, startingOffsets=inside)) == offsets[101:]
     assert offsets_of(load(real, startingOffsets="earliest", endingOffsets="latest")) == offsets
@@ -180,7 +180,7 @@ def test_queue_offsets(load: Load, real: Path, messages: list[dict[str, Any]]) -
         endingQueueOffsets='{"MainTopic": {"0": 9}}',
     )
     assert offsets_of(df) == expected
-    # As Kafka's source has it, and with the other topics' messages.
+    # As in Kafka's source; the other topics' messages are read too.
     others = [m["physical_offset"] for m in messages if m["topic"] != "MainTopic"]
     df = load(
         real,
@@ -287,19 +287,19 @@ def test_writing_is_told_to_come_later(load: Load, spark: SparkSession, tmp_path
     writer = spark.range(3).selectExpr("'t' topic").write.format("rocketmq").mode("append")
     ours, told = error_of(lambda: writer.save(str(tmp_path / "out")))
     assert isinstance(ours, UsageError)
-    assert "rows to be written need a column body" in str(ours)
+    assert "rows need a column body" in str(ours)
     assert "Traceback" not in told
     assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_option_is_warned_of(real: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # Here and not in Spark's process for planning: its stderr is the JVM's.
+    # Plan here, not in Spark's planning process, whose stderr goes to the JVM.
     source = RocketMQDataSource({"path": str(real), "topic": "MainTopic", "limit": "3"})
     source.reader(StructType([StructField("topic", StringType())]))
     told = [record.getMessage() for record in caplog.records]
     assert told == [
         "rocketmq: there is no option limit: it has no effect",
-        "rocketmq: there is no option topic (is topics meant?): it has no effect",
+        "rocketmq: there is no option topic (did you mean topics?): it has no effect",
     ]
 
 
@@ -328,7 +328,7 @@ def test_a_subset_does_not_touch_bodies(load: Load, golden: Path) -> None:
 
 # ------------------------------------------------------------------------------ filters by Spark
 def test_filters_of_one_query_do_not_stay_for_the_next(load: Load, real: Path) -> None:
-    """PySpark up to 4.3 caches what `pushFilters` took with the table: we must not need it."""
+    """PySpark up to 4.3 caches a filtered plan with the table: `pushFilters` must stay unused."""
     df = load(real)
     total = df.count()
     main = df.where("topic = 'MainTopic'")
@@ -362,7 +362,7 @@ def test_damage_is_told_with_file_offset_and_reason(load: Load, golden: Path) ->
     assert ours.offset == OLD
     assert ours.kind == "bad_body_crc"
     assert str(ours) in told
-    # Nothing but Spark's own introduction comes before it: no traceback.
+    # Only Spark's introduction precedes the text, no traceback.
     assert told.index(str(ours)) < 120
     assert "Traceback" not in told
 
@@ -382,7 +382,7 @@ def test_damage_in_the_middle_of_an_open_log(load: Load, golden: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"onDamage": "quarantine"}, "onDamage: quarantine wants a folder"),
+        ({"onDamage": "quarantine"}, "onDamage: quarantine needs a folder"),
         ({"schema": "avro"}, "schema: takes native or kafka"),
         ({"splitSize": "lots"}, "splitSize: takes a size such as 64m, not 'lots'"),
         ({"columns": "topic,nope"}, "columns: there is no column 'nope'"),

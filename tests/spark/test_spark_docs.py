@@ -1,4 +1,4 @@
-"""The examples of docs/spark.md run, one after the other, in one session."""
+"""The examples of docs/spark.md run one after the other, in one session."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_examples(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFix
     assert len(examples) >= 4
     for example in examples:
         line = text[: example.start()].count("\n") + 1
-        # With its own line numbers, so that a failure names the line of the page.
+        # Keep the page's line numbers, so that a failure names the line.
         exec(compile("\n" * line + example[1], "docs/spark.md", "exec"), names)
     assert spark.read.parquet(f"{tmp_path}/data/lake/orders").count() == 15
     words = {row[0]: row[1] for row in spark.table("words").collect()}

@@ -34,7 +34,7 @@ def real(golden: Path) -> Path:
 
 @pytest.fixture
 def to_parquet(spark: SparkSession, tmp_path: Path) -> Callable[..., StreamingQuery]:
-    """Starts a query from a store into `tmp_path/out`, with one checkpoint for all its runs."""
+    """Start a query from a store into `tmp_path/out`, with one checkpoint for all runs."""
 
     def started(
         store: Path | str, trigger: dict[str, Any] | None = None, **options: str
@@ -68,7 +68,7 @@ def test_a_batch_that_is_run_again_is_there_once(
     source = progress[-1]["sources"][0]
     assert json.loads(source["endOffset"]) == json.loads(source["latestOffset"])
     assert json.loads(source["endOffset"]).keys() == {"store"}
-    # As a crash leaves it when the files of a batch are written: the third is run once more.
+    # As after a crash between writing a batch's files and its commit: the third batch runs again.
     number = len(progress) - 1
     for folder in (tmp_path / "checkpoint/commits", tmp_path / "out/_spark_metadata"):
         (folder / f"{number}").unlink()
@@ -91,7 +91,7 @@ def test_a_word_count_written_for_kafka(spark: SparkSession, tmp_path: Path) -> 
         expected.update(words if n % 2 == 0 else [])
     maker.write(tmp_path / "store")
 
-    # structured_kafka_wordcount.py of Spark's examples, but for format, path and schema.
+    # structured_kafka_wordcount.py of Spark's examples, except for format, path and schema.
     reader = spark.readStream.format("rocketmq").option("schema", "kafka")
     lines = (
         reader.option("kafka.bootstrap.servers", "localhost:9092")
@@ -160,7 +160,7 @@ def is_slow(query: StreamingQuery) -> bool:
 def test_a_store_that_is_written_meanwhile(
     spark: SparkSession, tmp_path: Path, to_parquet: Callable[..., StreamingQuery]
 ) -> None:
-    """Every message is there once, although the query is stopped at any point and started again."""
+    """A query that is stopped at any point and restarted returns every message once."""
     store, count = tmp_path / "store", 4_000
     writer = subprocess.Popen(
         [sys.executable, "-m", "tests.spark.stream_writer", str(store), str(count), "60"],
@@ -192,14 +192,15 @@ def test_a_store_that_is_written_meanwhile(
             done(query)
             break
         except StreamingQueryException:
-            # The next one goes on where this one was.
+            # Spark gives a Python process ten seconds to start, which can be too short on a busy
+            # machine. The restarted query continues from the checkpoint.
             assert tries < 2 and is_slow(query)
     df = spark.read.parquet(str(tmp_path / "out"))
     assert sorted(int(row[0]) for row in df.select("body").collect()) == list(range(count))
 
 
 def test_pushed_filters_still_stay_for_the_next_query(spark: SparkSession) -> None:
-    """If this fails PySpark has mended `pushFilters`: our source may take filters from queries."""
+    """If this fails, PySpark has fixed `pushFilters`, and our source can accept filters."""
     from tests.spark.canary import CanarySource
 
     switch = "spark.sql.python.filterPushdown.enabled"

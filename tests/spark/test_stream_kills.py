@@ -1,8 +1,7 @@
-"""What follows a store at full speed is killed at any point, again and again: every message is
-there once, and a log is the one that an undisturbed run writes.
+"""Queries that follow a store at full speed are killed repeatedly and keep every message once.
 
-``CRASH_N=20 CRASH_SEED=7 make test-slow ARGS="tests/spark/test_stream_kills.py -s"`` kills each
-form twenty times, and tells what was hit.
+A log that they write equals that of an uninterrupted run. ``CRASH_N=20 CRASH_SEED=7 make test-slow
+ARGS="tests/spark/test_stream_kills.py -s"`` kills each form twenty times, and prints what was hit.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from tests.spark.killing import Killable
 
 KILLS = count(3)
 BURST_SECONDS, REST_SECONDS = 0.1, 0.5
-"""How the writer goes on while a query starts, which takes its time on two cores: in bursts, so
-that there is something to begin with, and flushed."""
+"""While a query starts, which takes long on two cores, the writer alternates between writing and
+pausing with a flush, so that the query has something to read."""
 SESSION_SECONDS = 4.0
-"""How long it runs beside the writer at the most, once it is at work; a batch takes about one."""
+"""Most seconds of a query beside the writer after its first batch; a batch takes about one."""
 STORE_TIME = slice(56, 64)
-"""In a frame with IPv4 hosts."""
+"""Offset of the store timestamp in a frame with IPv4 hosts."""
 WAIT_SECONDS = 300
 Numbers = npt.NDArray[np.int64]
 
@@ -41,13 +40,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600 + 240
 
 @dataclass
 class Runs:
-    """One form, killed and started again while its store is written.
+    """One form, killed and restarted while its store is written.
 
     Attributes:
-        form: what the messages come into; see `stream_query`.
-        folder: everything is in here.
-        messages: how many there are, once the writer is done.
-        hits: how many kills left something unfinished.
+        form: kind of the target; see `stream_query`.
+        folder: folder for everything.
+        messages: number of messages, once the writer has ended.
+        hits: number of kills that interrupted something.
     """
 
     form: str
@@ -65,20 +64,20 @@ class Runs:
         return self.folder / "out"
 
     def begun(self) -> int:
-        """How much was begun so far: batches, or files of a table."""
+        """Return how many batches, or files of a table, were begun."""
         if self.form in ("delta", "iceberg"):
             return len(Lake(self.form, self.out).parquet_files())
         return newest(self.folder / "checkpoint/offsets")
 
     def done(self) -> int:
-        """How much of that is committed; to be asked while nobody is at work."""
+        """Return how many of these are committed; call it while no process is running."""
         if self.form in ("delta", "iceberg"):
             return len(Lake(self.form, self.out).known_files()) if self.begun() else 0
         return newest(self.folder / "checkpoint/commits")
 
     # ------------------------------------------------------------------------------- what is done
     def kill_often(self, rng: random.Random) -> None:
-        """Until it was killed so often that it is enough; nothing is written meanwhile."""
+        """Start and kill queries while the writer writes, KILLS times; then end the writer."""
         writer = Killable(
             "tests.spark.stream_writer",
             *(str(self.store), "0", "0"),
@@ -89,8 +88,8 @@ class Runs:
         writer.pause()
         for number in range(KILLS):
             query, begun = self.query("on", "2m"), self.begun()
-            # Every fourth may be killed before it has begun anything: who is always too early
-            # shows nothing.
+            # Every fourth run may be killed before its first batch: a kill that always comes too
+            # early proves nothing.
             while number % 4 < 3 and not self.gets_to_work(query, begun, writer):
                 query.kill()
                 query = self.query("on", "2m")
@@ -113,7 +112,7 @@ class Runs:
         print(f"{self.messages:,} messages; committed {self.done()}")
 
     def query(self, how: str, most: str) -> Killable:
-        """One that was started."""
+        """A query that was started."""
         query = Killable(
             "tests.spark.stream_query",
             *(self.form, str(self.store), str(self.folder), how, most),
@@ -124,7 +123,7 @@ class Runs:
         return query
 
     def gets_to_work(self, query: Killable, begun: int, writer: Killable) -> bool:
-        """Wait until it begins something; whether it did before it gave up as a slow one."""
+        """Wait for its first batch; return False if the query gave up on a slow machine."""
         deadline = time.monotonic() + WAIT_SECONDS
         while self.begun() <= begun and query.is_running:
             assert time.monotonic() < deadline, "it has begun nothing"
@@ -137,7 +136,7 @@ class Runs:
         return self.begun() > begun
 
     def finish(self, most: str = "32m") -> None:
-        """Bring over all that is there."""
+        """Run a query that reads all that is there."""
         while True:
             query = self.query("now", most)
             if query.ended(2 * WAIT_SECONDS) == 0:
@@ -175,7 +174,7 @@ def test_every_message_is_in_the_table_once(
         killed.kill_often(random.Random(f"{SEED} {form}"))
         killed.finish()
         if form == "parquet":
-            # The only one that a table's own packages do not read.
+            # The only form that the table's own package does not read.
             df = request.getfixturevalue("spark").read.parquet(str(killed.out))
             table = df.toArrow()
         else:
@@ -206,7 +205,7 @@ def test_logs_are_those_of_an_undisturbed_run(
         assert newest(commits) >= last
         undisturbed = runs(form, tmp_path / "undisturbed")
         killed.store.rename(undisturbed.store)
-        # In other batches than those of the killed one: these are nowhere to be seen.
+        # The batches differ from those of the killed query, whose files must not be visible.
         undisturbed.finish("48m")
         bodies = []
         names = [path.name for path in stores(undisturbed.out)]
@@ -222,21 +221,21 @@ def test_logs_are_those_of_an_undisturbed_run(
                 assert [f for f in report.findings if f.severity == "damage"] == []
         assert not list(tmp_path.rglob("*.frames"))
         assert np.array_equal(np.sort(np.concatenate(bodies)), np.arange(killed.messages))
-        # Of one broker in the order of the source; of several each has its part in that order.
+        # One broker keeps the order of the source; of several, each keeps it for its part.
         assert all(np.all(np.diff(part) > 0) for part in bodies)
 
 
 def is_slow(query: Killable) -> bool:
-    """Whether a query that is over ended for what is no fault of anybody's, on a busy machine.
+    """Return whether a query ended because the machine is busy.
 
-    Spark gives a Python ten seconds to start, and no setting gives it more.
+    Spark gives a Python process ten seconds to start, and no setting changes that.
     """
     return "Python worker failed to connect back" in query.errors
 
 
 # ---------------------------------------------------------------------------------- what is there
 def newest(folder: Path) -> int:
-    """The last batch that a log of the checkpoint tells of, -1 without any."""
+    """Return the last batch that a log of the checkpoint contains, or -1."""
     return max((int(p.name) for p in folder.glob("*") if p.name.isdecimal()), default=-1)
 
 
@@ -250,13 +249,13 @@ def numbers(bodies: pa.ChunkedArray) -> Numbers:
 
 
 def numbers_of(root: Path) -> Numbers:
-    """What the writer wrote, in the log's order."""
+    """Return what the writer wrote, in the log's order."""
     with lq.MessageStore.open(root) as store:
         return numbers(store.to_arrow(columns=["body"]).read_all().column("body"))
 
 
 def bytes_without_times(root: Path) -> dict[str, npt.NDArray[np.uint8]]:
-    """The files of a log, without the store times of its messages."""
+    """Return the files of a log, without the store times of its messages."""
     files = {
         int(path.name): np.fromfile(path, np.uint8)
         for path in sorted((root / "commitlog").iterdir())
@@ -275,7 +274,7 @@ def bytes_without_times(root: Path) -> dict[str, npt.NDArray[np.uint8]]:
 def check_same(
     found: dict[str, npt.NDArray[np.uint8]], expected: dict[str, npt.NDArray[np.uint8]]
 ) -> None:
-    # A file that is made ahead, and has nothing yet, is no difference.
+    # A preallocated file without messages is no difference.
     used = [name for name, data in found.items() if data.any()]
     assert used == [name for name, data in expected.items() if data.any()]
     for name in used:

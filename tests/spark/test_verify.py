@@ -1,4 +1,4 @@
-"""The check on Spark finds what the check in one process finds."""
+"""A verify on Spark has the same findings as one in a single process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import verify_store
-from logquarry.spark.verifying import verify_stores
+from logquarry.spark.repair import verify_stores
 from tests.cli.helpers import run
 from tests.spark.golden_rows import sound_stores
 

@@ -49,7 +49,7 @@ def verify(
         reports = _alone(out, stores, settings)
     else:
         from logquarry.cli import spark as with_spark
-        from logquarry.spark.verifying import verify_stores
+        from logquarry.spark.repair import verify_stores
 
         with (
             with_spark.session(spark_master) as session,

@@ -345,7 +345,7 @@ def salvage(
     settings = options.store_config(config)
     if spark_master is not None:
         from logquarry.cli import spark as with_spark
-        from logquarry.spark.salvaging import salvage_stores
+        from logquarry.spark.repair import salvage_stores
 
         with (
             with_spark.session(spark_master) as session,

@@ -1,1 +1,1 @@
-"""Exported messages back into a store: files found, read as rows, checked, and put as they were."""
+"""Brings messages into stores: imports of exported files, and loads of Spark's rows."""

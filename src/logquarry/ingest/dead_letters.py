@@ -1,7 +1,7 @@
-"""Rows that no store takes, in a folder of their own: Parquet files with the rows and the reasons.
+"""Dead letters of a load: rows that no store accepts, with the reasons, as Parquet files.
 
-A load's files are staged, and put in place when the load is: their names say which load it is, so
-that one that is done again replaces what it wrote before.
+A load stages its files and moves them into place when it commits. Their names contain the load, so
+a repeated load replaces its files.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from logquarry.store.load.ledger import LoadId, remove_staged
 
 REASON: Final = "reason"
 _STAGED: Final = "_logquarry"
-"""Readers of Parquet pass over names that begin like this."""
+"""Readers of Parquet ignore names that begin with an underscore."""
 
 
 def dead_letter_folder(path: str) -> Path:
-    """The folder of a path.
+    """Return the local folder of a path.
 
     Raises:
-        UsageError: if it is elsewhere.
+        UsageError: if it is a URL.
     """
-    return local_folder(path, "only a folder that is mounted can be used")
+    return local_folder(path, "dead letters need a folder on a mounted disk")
 
 
 class DeadLetters:
-    """Takes the rejected rows of one task.
+    """Stages the rejected rows of one task.
 
     Args:
-        folder: where they are to be.
-        load: which load they are of.
-        partition: of the task.
+        folder: folder of the dead letters.
+        load: identity of the load.
+        partition: number of the task.
     """
 
     def __init__(self, folder: Path, load: LoadId, partition: int) -> None:
@@ -52,14 +52,16 @@ class DeadLetters:
         self._writer: pq.ParquetWriter | None = None
 
     def add(self, rows: pa.RecordBatch, reasons: Sequence[str]) -> None:
-        """Take some rows, with the reason for each.
+        """Add rows, with the reason for each.
 
         Raises:
-            UsageError: if they have a column ``reason`` of their own.
+            UsageError: if the rows have a column ``reason``.
             StoreUnavailable: if they cannot be written.
         """
         if REASON in rows.schema.names:
-            raise UsageError(f"a rejected row has a column {REASON!r} already")
+            raise UsageError(
+                f"a rejected row has a column {REASON!r} already: rename the column of the rows"
+            )
         rows = rows.append_column(REASON, pa.array(reasons, pa.string()))
         try:
             if self._writer is None:
@@ -71,7 +73,7 @@ class DeadLetters:
         self.rows += rows.num_rows
 
     def finish(self) -> str | None:
-        """Bring the file to the disk: its name, None where nothing was rejected.
+        """Sync the file and return its name; None if no row was rejected.
 
         Raises:
             StoreUnavailable: if it cannot be written.
@@ -90,7 +92,7 @@ class DeadLetters:
         return self.path.name
 
     def discard(self) -> None:
-        """Take the file away."""
+        """Remove the staged file."""
         if self._writer is not None:
             with suppress(OSError):
                 self._writer.close()
@@ -99,16 +101,16 @@ class DeadLetters:
 
 
 def put_in_place(folder: Path, load: LoadId, names: Sequence[str], disk: Disk) -> None:
-    """Let these be all files of a load, whatever an earlier try of it left.
+    """Move the staged files of a load into place; remove files of an earlier attempt.
 
     Args:
-        folder: the folder of the rejected rows.
-        load: which load.
-        names: of the staged files.
-        disk: what they are on.
+        folder: folder of the dead letters.
+        load: identity of the load.
+        names: names of the staged files.
+        disk: the disk port.
 
     Raises:
-        StoreUnavailable: if that cannot be done.
+        StoreUnavailable: if a file cannot be moved.
     """
     prefix = f"rejected-{load.folder}-{load.version:012d}-"
     wanted = {f"{prefix}{number:05d}.parquet": name for number, name in enumerate(names)}
@@ -126,7 +128,7 @@ def put_in_place(folder: Path, load: LoadId, names: Sequence[str], disk: Disk) -
 
 
 def forget_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None) -> None:
-    """Take away what is staged; see :func:`logquarry.store.load.ledger.remove_staged`."""
+    """Remove staged files; see :func:`logquarry.store.load.ledger.remove_staged`."""
     remove_staged(folder / _STAGED, load, names)
     for place in (f"{_STAGED}/staged", _STAGED):
         with suppress(OSError):
@@ -134,7 +136,7 @@ def forget_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None
 
 
 def names_of(folder: Path, load: LoadId) -> list[str]:
-    """The files of a load that are in place."""
+    """Return the names of a load's files that are in place."""
     wanted = re.compile(rf"rejected-{load.folder}-{load.version:012d}-\d+\.parquet")
     with suppress(OSError):
         return sorted(name for name in os.listdir(folder) if wanted.fullmatch(name))  # noqa: PTH208

@@ -1,9 +1,8 @@
-"""The import: all rows are checked, and then put.
+"""Imports exported messages: checks all rows, then puts them.
 
-An import that fails on the way leaves half of it in a log from which nothing can be taken back,
-and one that is tried again doubles it. So all of the source is read and checked first. What can
-still end it then (a full disk, Ctrl-C) ends it between two messages, and it is known how many are
-in.
+An import that fails halfway leaves messages in the log that cannot be removed, and a second attempt
+duplicates them. So the import reads and checks the whole source before the first put. Afterwards
+only a full disk or Ctrl-C can end it; it then ends between two messages and reports their number.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from logquarry.units import Progress
 from logquarry.write.put_many import PutManyResult
 
 Checked = list[Rows]
-"""All rows of a source, as ``put_stored`` takes them."""
+"""All rows of a source, in the form of ``put_stored``."""
 
 MOST_KEPT: Final = 256 << 20
-"""Bytes of rows that are kept from the check to the put; more are read once more."""
+"""Most bytes of checked rows that are kept in memory for the put; a larger source is read twice."""
 
 
 @dataclass(slots=True)
 class Imported:
-    """What an import has put so far.
+    """Counts of an import so far.
 
     Attributes:
-        messages: how many.
-        bytes: of their frames.
-        topics: messages and bytes by topic.
-        first_offset: physical offset of the first one; None without one.
-        end_offset: behind the last one.
-        raised_times: with kept times, how many are later than they were.
-        is_complete: whether that is all of them.
+        messages: number of messages.
+        bytes: bytes of their frames.
+        topics: (messages, bytes) by topic.
+        first_offset: physical offset of the first message; None without messages.
+        end_offset: physical offset after the last message.
+        raised_times: number of messages whose store time was raised, if store times are kept.
+        is_complete: whether all messages are in the store.
     """
 
     messages: int = 0
@@ -53,7 +52,7 @@ class Imported:
     is_complete: bool = False
 
     def add(self, result: PutManyResult) -> None:
-        """Take in what was put."""
+        """Add the result of a put."""
         if not result.message_count:
             return
         self.messages += result.message_count
@@ -67,10 +66,11 @@ class Imported:
 
 
 def read_source(source: Source, progress: Progress | None = None) -> Iterator[Rows]:
-    """All rows of a source, in order.
+    """Yield all rows of a source, in order.
 
     Raises:
-        BadRow, SourceNotReadable: as :func:`read_lines` and :func:`read_parquet`.
+        BadRow: if a row cannot be imported.
+        SourceNotReadable: if a file cannot be read.
     """
     before = 0
     for file in source.files:
@@ -92,19 +92,20 @@ def check_source(
     progress: Progress | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> Checked | None:
-    """Read all of a source, and refuse what the store would refuse.
+    """Read the whole source and check that the store accepts all rows.
 
     Args:
-        store: where they are to go.
+        store: the target.
         source: the messages.
-        progress: told how many bytes are read, of how many.
-        pause: called where the work may be ended: by what it raises.
+        progress: called with (bytes read, bytes in total).
+        pause: called at safe points; raise to cancel.
 
     Returns:
-        The rows, so that they need not be read once more; None where they are too many.
+        The rows, or None if they are more than MOST_KEPT bytes.
 
     Raises:
-        BadRow, SourceNotReadable: at the first row that cannot be imported.
+        BadRow: for the first row that cannot be imported.
+        SourceNotReadable: if a file cannot be read.
     """
     kept: Checked | None = []
     size = 0
@@ -135,17 +136,18 @@ def import_source(
     """Put all messages of a source into a store, in order.
 
     Args:
-        store: where they go.
+        store: the target.
         source: the messages.
-        imported: is told of what is in, also where an exception ends it.
-        checked: the rows, where :func:`check_source` has kept them.
-        keep_times: whether they keep their store times; see :meth:`ManyWriter.put_stored`.
-        progress: told how many bytes are done, of how many.
-        pause: called where the work may be ended: by what it raises.
+        imported: receives the counts, also if an exception ends the import.
+        checked: the rows that :func:`check_source` returned; None to read the source again.
+        keep_times: whether messages keep their store times; see :meth:`ManyWriter.put_stored`.
+        progress: called with (bytes done, bytes in total).
+        pause: called at safe points; raise to cancel.
 
     Raises:
-        StoreUnavailable: if the store takes no more.
-        BadRow, SourceNotReadable: as :func:`check_source`, if the source is another one by now.
+        StoreUnavailable: if the store rejects puts, for example because the disk is full.
+        BadRow: if the source has changed since the check.
+        SourceNotReadable: if a file cannot be read.
     """
     found = _stored(read_source(source, progress)) if checked is None else iter(checked)
     for number, rows in enumerate(found, 1):
@@ -172,7 +174,7 @@ def _stored(found: Iterator[Rows]) -> Iterator[Rows]:
 
 
 def _later(batch: Any, result: PutManyResult) -> int:
-    """How many messages have a later store time than they had."""
+    """Count the messages whose store time was raised."""
     from logquarry.write.outgoing_arrow import store_times_of
 
     if "store_timestamp" not in batch.schema.names:
@@ -181,7 +183,7 @@ def _later(batch: Any, result: PutManyResult) -> int:
 
 
 def _raise_as_row(rows: Rows, error: MessageRejected | UsageError) -> NoReturn:
-    """The same said of the row."""
+    """Raise the error of a message with file and row number of the source."""
     match = re.fullmatch(r"message (\d+): (.*)", str(error), re.DOTALL)
     if match is None:
         raise SourceNotReadable(f"{rows.path}: {error}") from error

@@ -1,4 +1,4 @@
-"""JSON lines as rows: what ``messages --jsonl`` and ``export --format jsonl`` write, read back."""
+"""Reads JSON Lines back into rows: the output of ``messages --jsonl`` and ``export``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from logquarry.message import JSON_NAMES
 from logquarry.write.encode import utf8
 
 CHUNK_BYTES: Final = 8 << 20
-"""Bytes of lines that are in memory at one time, unless one line is longer."""
+"""Bytes of lines in memory at a time, unless one line is longer."""
 
 _BASE64: Final = "properties_base64"
 _KNOWN: Final = frozenset((*JSON_NAMES, _BASE64))
@@ -42,10 +42,10 @@ Document = dict[str, Any]
 
 
 def read_lines(file: SourceFile) -> Iterator[Rows]:
-    """The messages of a file, some at a time. Lines without anything are passed over.
+    """Yield the messages of a file in batches; empty lines are skipped.
 
     Raises:
-        BadRow: at the first line that is no message of an export.
+        BadRow: for the first line that is no message of an export.
     """
     with open(file.path, "rb") as source:  # noqa: PTH123
         first = 1
@@ -65,9 +65,10 @@ def _documents(path: str, first: int, lines: list[bytes]) -> tuple[list[int], li
         try:
             document = json.loads(line.decode())
         except (ValueError, RecursionError) as error:
-            raise BadRow(path, "line", number, f"not JSON: {error}") from error
+            raise BadRow(path, "line", number, f"is not JSON: {error}") from error
         if not isinstance(document, dict):
-            raise BadRow(path, "line", number, f"not an object but a {type(document).__name__}")
+            kind = type(document).__name__
+            raise BadRow(path, "line", number, f"is a {kind}, not a JSON object")
         numbers.append(number)
         documents.append(document)
     return numbers, documents
@@ -79,7 +80,7 @@ def _rows(path: str, numbers: list[int], documents: list[Document], done: int) -
         for name in shape:
             if name not in _KNOWN:
                 index = next(i for i, document in enumerate(documents) if name in document)
-                raise unbatched.bad(index, f"there is no column {name!r} in an export")
+                raise unbatched.bad(index, f"an export has no column {name!r}")
     names = set(chain.from_iterable(set(map(tuple, documents))))
     columns = {
         name: _column(unbatched, name, [document.get(name) for document in documents])
@@ -96,7 +97,7 @@ def _column(rows: Rows, name: str, values: list[Any]) -> pa.Array:
     if not set(map(type, values)) <= {wanted, _NONE}:
         index = first_bad(values, lambda value: type(value) not in (wanted, _NONE))
         what = "text" if wanted is str else "a whole number"
-        raise rows.bad(index, f"{name} is {_shown(values[index])}, and has to be {what}")
+        raise rows.bad(index, f"{name} is {_shown(values[index])}, but must be {what}")
     try:
         return pa.array(values, _KINDS[name])
     except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError) as error:
@@ -122,15 +123,15 @@ def _bodies(rows: Rows, documents: list[Document]) -> pa.Array:
 
 def _decoded(rows: Rows, index: int, name: str, text: Any) -> bytes:
     if not isinstance(text, str):
-        raise rows.bad(index, f"{name} is {_shown(text)}, and has to be base64")
+        raise rows.bad(index, f"{name} is {_shown(text)}, but must be base64")
     try:
         return binascii.a2b_base64(text, strict_mode=True)
     except ValueError as error:
-        raise rows.bad(index, f"{name} is no base64: {error}") from error
+        raise rows.bad(index, f"{name} is not base64: {error}") from error
 
 
 def _strings(rows: Rows, documents: list[Document]) -> pa.Array:
-    """The property strings: the bytes where they are given, else the text, else the properties."""
+    """Return the property strings: from base64, else from the text, else from the properties."""
     strings: list[bytes] = []
     for index, document in enumerate(documents):
         if (data := document.get(_BASE64)) is not None:
@@ -140,7 +141,7 @@ def _strings(rows: Rows, documents: list[Document]) -> pa.Array:
         elif isinstance(text, str):
             strings.append(utf8(text))
         else:
-            reason = f"properties_string is {_shown(text)}, and has to be text"
+            reason = f"properties_string is {_shown(text)}, but must be text"
             raise rows.bad(index, reason)
     return pa.array(strings, pa.binary())
 
@@ -149,13 +150,13 @@ def _made(rows: Rows, index: int, document: Document) -> bytes:
     given = document.get("properties")
     found = {} if given is None else given
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise rows.bad(index, f"properties is {_shown(found)}, and has to be an object of texts")
+        raise rows.bad(index, f"properties is {_shown(found)}, but must be an object of texts")
     found = dict(found)
     for name, word in (("keys", props.KEYS), ("tags", props.TAGS), ("uniq_key", props.UNIQ_KEY)):
         value = document.get(name)
         if value is not None:
             if not isinstance(value, str):
-                raise rows.bad(index, f"{name} is {_shown(value)}, and has to be text")
+                raise rows.bad(index, f"{name} is {_shown(value)}, but must be text")
             found[word] = value
     return utf8(props.encode(found))
 

@@ -1,14 +1,14 @@
-"""A load of many tasks into one store or several: all of it, exactly once, or nothing.
+"""Commits a load of many tasks to one store or several: all rows exactly once, or none.
 
-One store has its intent (:mod:`logquarry.store.load.loading`), which is all that it takes. Of
-several some may have their part and others not when a load dies; so it is decided first, in one
-document for all of them, which segments are the load. Whoever comes next, with the same load or
-with another one, finishes what was decided; segments that a second try of it staged are dropped.
+For one store, its intent makes the load atomic (:mod:`logquarry.store.load.loading`). With several
+stores, a crash may leave the load in some of them only. So one document first decides for all
+stores which segments are the load. The next load into the same path completes a decided load; it
+drops segments that a second attempt staged.
 
 ::
 
-    lock -> finish what was decided -> in the ledger? -> dead letters in place -> DECIDE
-         -> each store: intent, append, ledger (in parallel) -> ledger -> segments go
+    lock -> complete a decided load -> in the ledger? -> dead letters in place -> DECIDE
+         -> each store: intent, append, ledger (in parallel) -> ledger -> remove segments
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Appending:
-    """What one store is to get. Small and picklable.
+    """The segments that one store gets. Small and picklable.
 
     Attributes:
-        store: its folder.
-        config: its settings, as they were stated.
-        load: which load.
-        segments: in their order.
-        loads: the folder that these are in, as seen from the store.
+        store: folder of the store.
+        config: settings of the store, as the user gave them.
+        load: identity of the load.
+        segments: the segments, in order.
+        loads: folder of the segments, relative to the store.
     """
 
     store: str
@@ -78,22 +78,22 @@ class Appending:
 
 
 class RunAppends(Protocol):
-    """Runs :func:`append_to_store` for each of some stores, wherever that is."""
+    """Runs :func:`append_to_store` for each store: in this process or on Spark."""
 
     def __call__(self, appendings: Sequence[Appending], /) -> Sequence[Loaded]:
-        """What each of them came to."""
+        """Return the results in the order of the stores."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSummary:
-    """What a load came to.
+    """The result of a load.
 
     Attributes:
-        rows: messages that are in the logs, by this call.
-        bytes: of their frames.
+        rows: messages that this call appended.
+        bytes: bytes of their frames.
         rejected: rows that went to the dead letters.
-        was_there: whether the ledger had it already, and nothing was done.
-        stores: by folder: where each store's log ended before, and where it ends now.
+        was_there: whether the load was complete before, so this call appended nothing.
+        stores: (end of the log before, end now) by folder of the store.
     """
 
     rows: int = 0
@@ -104,18 +104,18 @@ class LoadSummary:
 
 
 def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
-    """Append segments to one store, unless it has them.
+    """Append segments to one store, unless the store has them.
 
     Raises:
-        StoreUnavailable: if somebody else has the store, or the disk fails.
-        CorruptFile: if a segment cannot be seen from here, or is not what was written.
+        StoreUnavailable: if another process has the store open, or the disk fails.
+        CorruptFile: if a segment is missing here, or its content has changed.
     """
     with _opened(appending, disk) as store:
         return store.load_staged(appending.load, appending.segments, appending.loads)
 
 
 def _opened(appending: Appending, disk: Disk | None) -> WritableStore:
-    """The store, also if a try of the same that was given up has it for a moment more."""
+    """Open the store; wait a moment if an abandoned attempt still holds its lock."""
     return _patiently(
         lambda: WritableStore.start(appending.store, config=appending.config, disk=disk),
         lambda: _is_held(appending.store),
@@ -130,7 +130,7 @@ def _is_held(store: str) -> bool:
 
 
 def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
-    """All of them in this process, as many at a time as it has processors for, or four."""
+    """Append to all stores in this process: one thread for each processor, at least four."""
     if len(appendings) == 1:
         return [append_to_store(appendings[0])]
     most = max(4, os.cpu_count() or 1)
@@ -139,17 +139,18 @@ def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
 
 
 def plan_load(plan: LoadPlan) -> LoadPlan:
-    """A plan with the sizes that its stores have.
+    """Return the plan with the file sizes of its stores.
 
     Raises:
-        UsageError: if the stores cannot be where the plan says.
+        UsageError: if `path` is a store, but the plan has several brokers.
         UnsupportedStore: if a store has a feature that writing would harm.
     """
     root = Path(plan.path)
     is_store = any((root / name).is_dir() for name in (COMMIT_LOG, CONSUME_QUEUE))
     if plan.brokers > 1 and is_store:
         raise UsageError(
-            f"{root}: it is a store, and no folder for the stores of {plan.brokers} brokers"
+            f"{root}: is a store, but {plan.brokers} brokers need a folder that contains their "
+            "stores: give another folder"
         )
     sizes: StoreConfig | None = None
     for broker in range(plan.brokers):
@@ -163,15 +164,7 @@ def plan_load(plan: LoadPlan) -> LoadPlan:
         if sizes is None or _log_size(found) < _log_size(sizes):
             sizes = found
     assert sizes is not None
-    return LoadPlan(
-        path=plan.path,
-        brokers=plan.brokers,
-        queues=plan.queues,
-        config=plan.config,
-        sizes=sizes,
-        on_rejected=plan.on_rejected,
-        dead_letters=plan.dead_letters,
-    )
+    return replace(plan, sizes=sizes)
 
 
 def _log_size(config: StoreConfig) -> int:
@@ -188,33 +181,33 @@ def commit_load(
     run: RunAppends = append_here,
     disk: Disk | None = None,
 ) -> LoadSummary:
-    """Bring what all tasks have staged into the stores, unless that was done before.
+    """Append what all tasks staged to the stores, unless an earlier call did.
 
     Args:
-        plan: where it goes.
-        load: which load it is.
-        tasks: all of them.
+        plan: where and how to load.
+        load: identity of the load.
+        tasks: results of all tasks.
         run: appends to the stores.
-        disk: what the folder of the loads is on.
+        disk: the disk port for the folder of the loads.
 
     Raises:
-        UsageError: if the tasks are of another load.
-        CorruptFile: if a segment is not what its task wrote; nothing is appended then.
-        StoreUnavailable: if a store cannot be written. What was decided is finished by whoever
-            loads into the same path next.
+        UsageError: if a task staged another load.
+        CorruptFile: if a segment has changed since it was staged; nothing is appended then.
+        StoreUnavailable: if a store cannot be written. The next load into the same path completes
+            a decided load.
     """
     if any(task.load != load for task in tasks):
-        raise UsageError(f"{plan.path}: not all tasks are of {load}")
+        raise UsageError(f"{plan.path}: a task has staged another load than {load}")
     return _Commit(plan, load, tasks, run, disk or LocalDisk()).run()
 
 
 def discard_load(
     plan: LoadPlan, load: LoadId, tasks: Sequence[Staged | None], disk: Disk | None = None
 ) -> None:
-    """Take away what tasks have staged for a load that is not to be; unless it is decided.
+    """Remove what tasks staged for a load that is cancelled, unless the load is decided.
 
     Raises:
-        StoreUnavailable: if somebody else is at work there for long.
+        StoreUnavailable: if another load holds the lock for more than 30 seconds.
     """
     disk = disk or LocalDisk()
     if not plan.loads.is_dir():
@@ -224,7 +217,7 @@ def discard_load(
             return
         done = [task for task in tasks if task is not None]
         names = [segment.name for task in done for _, segment in task.segments]
-        # Nobody else stages anything by the name of a run that has no other.
+        # The name of an unnamed load is unique, so all its staged files can go.
         remove_staged(plan.loads, load, names if load.is_named else None)
         if plan.dead_letters is not None:
             letters = [task.dead_letters for task in done if task.dead_letters is not None]
@@ -235,10 +228,14 @@ def discard_load(
 def finish_loads(
     plan: LoadPlan, *, run: RunAppends = append_here, disk: Disk | None = None
 ) -> bool:
-    """Finish a load of several brokers that was decided and then died; whether there was one.
+    """Complete a load of several brokers that was decided before a crash.
+
+    Returns:
+        Whether there was one.
 
     Raises:
-        CorruptFile, StoreUnavailable: as :func:`commit_load`.
+        CorruptFile: as :func:`commit_load`.
+        StoreUnavailable: as :func:`commit_load`.
     """
     disk = disk or LocalDisk()
     if not (plan.loads / _DECISION).is_file():
@@ -293,11 +290,11 @@ class _Commit:
         plan, load = self._plan, self._load
         segments = by_broker(self._tasks)
         if plan.brokers == 1:
-            # Also without rows: a load that had none is known, and the store is there.
+            # Also without rows: this creates the store and records the load in its ledger.
             store = plan.store(0)
-            # What is in the file itself need not travel.
-            told = tuple(replace(segment, queues=()) for segment in segments.get(0, ()))
-            appending = Appending(str(store), plan.config, load, told, LOADS)
+            # The segment files list their queues, so the task does not need them.
+            sent = tuple(replace(segment, queues=()) for segment in segments.get(0, ()))
+            appending = Appending(str(store), plan.config, load, sent, LOADS)
             return {str(store): self._run([appending])[0]}
         if not segments:
             self._ledger.add(load)
@@ -325,7 +322,7 @@ class _Commit:
 
 
 class _Decision:
-    """What was decided for several brokers, as long as it is not done."""
+    """The document that decides a load of several brokers; it exists until the load is complete."""
 
     def __init__(self, plan: LoadPlan, disk: Disk) -> None:
         self._plan = plan
@@ -334,12 +331,12 @@ class _Decision:
 
     @property
     def load(self) -> LoadId | None:
-        """Which load was decided, None if there is none."""
+        """The decided load; None if there is none."""
         found = self._read()
         return None if found is None else found[0]
 
     def make(self, load: LoadId, stores: Mapping[str, Sequence[Segment]]) -> None:
-        """Decide: from here on these segments are the load."""
+        """Decide: from now on these segments are the load."""
         document: dict[str, Any] = {
             "load": load.to_json(),
             "stores": {
@@ -350,7 +347,7 @@ class _Decision:
         write_document(self._disk, self._path, document)
 
     def finish(self, run: RunAppends) -> dict[str, Loaded] | None:
-        """Do what was decided: what came of it in each store; None if nothing was."""
+        """Complete the decided load; return the result of each store, None if there is no load."""
         found = self._read()
         if found is None:
             return None
@@ -379,19 +376,19 @@ class _Decision:
             stores = {}
             for name, segments in document["stores"].items():
                 if not name.removeprefix("broker-").isdecimal():
-                    raise ValueError(f"no name of a broker: {name!r}")
+                    raise ValueError(f"invalid broker name {name!r}")
                 stores[name] = tuple(map(Segment.from_json, segments))
             return load, stores
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise CorruptFile(str(self._path), 0, f"no decision of ours: {error}") from error
+            raise CorruptFile(str(self._path), 0, f"invalid decision: {error!r}") from error
 
 
 @contextmanager
 def _locked(disk: Disk, folder: Path) -> Iterator[None]:
-    """One load at a time decides; others wait a moment.
+    """Hold the lock of the loads; wait for other loads at most 30 seconds.
 
     Raises:
-        StoreUnavailable: if it takes them too long.
+        StoreUnavailable: if another load holds it longer.
     """
     lock = _patiently(lambda: StoreLock(disk, folder), lambda: True)
     try:
@@ -401,7 +398,7 @@ def _locked(disk: Disk, folder: Path) -> Iterator[None]:
 
 
 def _patiently(take: Callable[[], T], is_held: Callable[[], bool]) -> T:
-    """What somebody else may have for a moment more."""
+    """Retry `take` while `is_held` is true, at most 30 seconds."""
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:

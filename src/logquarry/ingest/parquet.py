@@ -1,4 +1,4 @@
-"""Parquet files as rows: what the export on Spark writes, read back."""
+"""Reads Parquet files of an export back into rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from logquarry.ingest.rows import Rows, SourceFile
 from logquarry.log import exact_properties, schema
 
 CHUNK_BYTES: Final = 8 << 20
-"""Bytes of rows that are put at one time, about."""
+"""Approximate bytes of rows that are put at a time."""
 
 _MOST_ROWS: Final = 1 << 16
 _EXACT: Final = schema.EXACT_PROPERTIES.name
@@ -24,15 +24,15 @@ _READ: Final = (
     *("store_host", "sys_flag", "flag", "body_crc", "reconsume_times"),
     *("prepared_transaction_offset", "tags", "keys", "uniq_key", "properties", "body", _EXACT),
 )
-"""What a message keeps, or what is compared with what it keeps."""
+"""The columns that a message keeps, or that are checked against the message."""
 
 
 def read_parquet(file: SourceFile) -> Iterator[Rows]:
-    """The messages of a file, some at a time.
+    """Yield the messages of a file in batches.
 
     Raises:
-        SourceNotReadable: if it is no whole Parquet file, has other columns than an export, or
-            another number of rows than the manifest says.
+        SourceNotReadable: if the file is damaged, has other columns than an export, or another
+            number of rows than the manifest states.
     """
     try:
         with pq.ParquetFile(file.path) as opened:
@@ -40,7 +40,7 @@ def read_parquet(file: SourceFile) -> Iterator[Rows]:
             count = opened.metadata.num_rows
             if file.rows is not None and file.rows != count:
                 raise SourceNotReadable(
-                    f"{file.path}: it has {count} rows, and the export's manifest says {file.rows}"
+                    f"{file.path}: has {count} rows, but the export's manifest states {file.rows}"
                 )
             try:
                 exact = exact_properties.read(opened.metadata.metadata)
@@ -54,18 +54,18 @@ def read_parquet(file: SourceFile) -> Iterator[Rows]:
 def _check_schema(file: SourceFile, found: pa.Schema) -> None:
     for name in found.names:
         if name not in schema.NAMES and name != _EXACT:
-            raise SourceNotReadable(f"{file.path}: there is no column {name!r} in an export")
+            raise SourceNotReadable(f"{file.path}: an export has no column {name!r}")
     if len(set(found.names)) != len(found.names):
-        raise SourceNotReadable(f"{file.path}: a column comes twice in {', '.join(found.names)}")
+        raise SourceNotReadable(f"{file.path}: a column appears twice: {', '.join(found.names)}")
     for name in _NEEDED:
         if name not in found.names:
-            raise SourceNotReadable(f"{file.path}: messages need a column {name}")
+            raise SourceNotReadable(f"{file.path}: the column {name} is missing")
 
 
 def _read(file: SourceFile, opened: pq.ParquetFile, exact: Any) -> Iterator[Rows]:
     names = [name for name in _READ if name in opened.schema_arrow.names]
     if "properties" in names or _EXACT in names:
-        # They are among the properties.
+        # The properties contain them.
         names = [name for name in names if name not in ("tags", "keys", "uniq_key")]
     first = 0
     for read in opened.iter_batches(_batch_rows(opened), columns=names):
@@ -81,14 +81,14 @@ def _read(file: SourceFile, opened: pq.ParquetFile, exact: Any) -> Iterator[Rows
 
 
 def _batch_rows(opened: pq.ParquetFile) -> int:
-    """Rows of about CHUNK_BYTES, by what the rows of the largest group take."""
+    """Return the rows in about CHUNK_BYTES, by the average row of the widest row group."""
     groups = [opened.metadata.row_group(i) for i in range(opened.metadata.num_row_groups)]
     width = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
     return int(min(_MOST_ROWS, max(1, CHUNK_BYTES // max(width, 1))))
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A batch in pieces of about CHUNK_BYTES: rows may be of very different sizes."""
+    """Split a batch into pieces of about CHUNK_BYTES: rows can differ much in size."""
     pieces = -(-batch.nbytes // CHUNK_BYTES)
     step = max(1, -(-batch.num_rows // max(pieces, 1)))
     for first in range(0, batch.num_rows, step):
@@ -121,7 +121,7 @@ def _cast(file: SourceFile, name: str, column: pa.Array, kind: pa.DataType) -> p
         or (pa.types.is_string(kind) and _is_text(given))
         or (pa.types.is_binary(kind) and (_is_text(given) or _is_bytes(given)))
     )
-    # Times in whole milliseconds are taken as such.
+    # Accept a whole number for a timestamp, as milliseconds.
     same = same or (pa.types.is_timestamp(kind) and given == pa.int64())
     if same and pa.types.is_timestamp(kind):
         return column
@@ -130,7 +130,7 @@ def _cast(file: SourceFile, name: str, column: pa.Array, kind: pa.DataType) -> p
             return column.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SourceNotReadable(f"{file.path}: the column {name}: {error}") from error
-    raise SourceNotReadable(f"{file.path}: the column {name} is of {given}, and has to be {kind}")
+    raise SourceNotReadable(f"{file.path}: the column {name} is {given}, but must be {kind}")
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -150,7 +150,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _strings_of_words(columns: dict[str, pa.Array], count: int) -> pa.Array:
-    """Property strings where the properties were not exported: of the words that were."""
+    """Make property strings from keys, tags and unique key, if the properties were not exported."""
     words = {
         word: columns[name].to_pylist() if name in columns else [None] * count
         for name, word in (

@@ -1,8 +1,8 @@
-"""What is imported: one file, the files of a folder, or those that a glob names.
+"""Finds the files of an import, and prepares their rows for the store.
 
-A folder that our export to Parquet has written says in its manifest which files there are, and how
-many rows each has. They are read by broker and first offset: so each queue's messages come in
-their order, however the files are named.
+The source is one file, a folder, or a glob. For a folder of an export to Parquet, the manifest
+lists the files and their rows. They are read by broker and first offset, so each queue keeps the
+order of its messages, independent of the files' names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from logquarry.log import codec
 from logquarry.log.filesystem import without_file_scheme
 from logquarry.write.outgoing_arrow import binary_spans
 
-# As the export names them (spark/commit.py), which stands below this layer.
+# The export's names (spark/output.py, a lower layer).
 MANIFEST: Final = "_manifest.json"
 SUCCESS: Final = "_SUCCESS"
 
@@ -37,13 +37,13 @@ _PARQUET_MAGIC: Final = b"PAR1"
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file.
+    """A file to import.
 
     Attributes:
-        path: where it is.
-        is_parquet: or else it has JSON lines.
-        size: its bytes.
-        rows: how many the manifest says; None without one.
+        path: path of the file.
+        is_parquet: True for Parquet, False for JSON Lines.
+        size: size of the file in bytes.
+        rows: number of rows that the manifest states; None without a manifest.
     """
 
     path: str
@@ -54,12 +54,12 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The files, in the order in which they are imported.
+    """The files of an import, in their order.
 
     Attributes:
-        location: what was asked for.
+        location: the path that the user gave.
         files: the files.
-        damage: places that the export passed over, as its manifest says.
+        damage: number of damaged places that the export skipped, from its manifest.
     """
 
     location: str
@@ -68,23 +68,23 @@ class Source:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Size of all files in bytes."""
         return sum(file.size for file in self.files)
 
 
 def open_source(location: str | os.PathLike[str]) -> Source:
-    """Find the files.
+    """Find the files to import.
 
     Args:
         location: a file, a folder, or a glob (``*``, ``?``, ``[...]``, ``**``).
 
     Raises:
-        SourceNotReadable: if there are none, one cannot be read, or an export was not finished.
+        SourceNotReadable: if there is no file, a file cannot be read, or an export is incomplete.
         UsageError: if it is a URL.
     """
     name = without_file_scheme(os.fspath(location))
     if "://" in name:
-        raise UsageError(f"{name}: only local files are imported")
+        raise UsageError(f"{name}: only local files can be imported")
     path = Path(name)
     if path.is_dir():
         if (path / MANIFEST).is_file() or (path / SUCCESS).is_file():
@@ -96,12 +96,12 @@ def open_source(location: str | os.PathLike[str]) -> Source:
         found = [Path(match) for match in sorted(glob.glob(name, recursive=True))]  # noqa: PTH207
         found = [match for match in found if _is_data(match)]
     if not found:
-        raise SourceNotReadable(f"{name}: there are no files to import")
+        raise SourceNotReadable(f"{name}: contains no files to import")
     return Source(name, tuple(_file(child) for child in found))
 
 
 def _is_data(path: Path) -> bool:
-    # As Spark and pyarrow: such names are not data.
+    # Spark and pyarrow ignore such names too.
     return path.is_file() and not path.name.startswith(("_", "."))
 
 
@@ -118,7 +118,7 @@ def _file(path: Path, rows: int | None = None) -> SourceFile:
 def _exported(folder: Path) -> Source:
     if not (folder / SUCCESS).is_file():
         raise SourceNotReadable(
-            f"{folder}: the export was not finished ({SUCCESS} is missing): run it again"
+            f"{folder}: the export is incomplete ({SUCCESS} is missing): run the export again"
         )
     manifest = folder / MANIFEST
     try:
@@ -129,7 +129,7 @@ def _exported(folder: Path) -> Source:
     except OSError as error:
         raise SourceNotReadable(f"{manifest}: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise SourceNotReadable(f"{manifest}: not the manifest of an export: {error!r}") from error
+        raise SourceNotReadable(f"{manifest}: is no manifest of an export: {error!r}") from error
     _require_within(folder, [path for path, _ in files])
     return Source(str(folder), tuple(_file(path, rows) for path, rows in files), damage)
 
@@ -148,14 +148,10 @@ def _require_within(folder: Path, paths: Sequence[Path]) -> None:
     root = folder.resolve()
     for path in paths:
         if not path.resolve().is_relative_to(root):
-            raise SourceNotReadable(f"{folder}: {MANIFEST} names {path}, which lies elsewhere")
+            raise SourceNotReadable(f"{folder}: {MANIFEST} names {path}, which is outside of it")
 
 
-# --------------------------------------------------------------------------------------------------
-# Rows of exported files on their way into a store, and what has to be right about them.
-#
-# What files of either kind give is a record batch with the columns of an export;
-# :func:`as_stored` makes of it what ``put_stored`` takes.
+# ------------------------------------------------------------------------------------------- rows
 
 _HOSTS: Final = (("born_host", sys_flag.BORN_HOST_V6), ("store_host", sys_flag.STORE_HOST_V6))
 _MAPPED_V4: Final = bytes(10) + b"\xff\xff"
@@ -167,14 +163,14 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows of a file.
+    """A batch of rows of a file, with the columns of an export.
 
     Attributes:
         batch: the rows.
-        path: of the file.
-        unit: what rows are called there: line or row.
-        numbers: of each row, counted from 1.
-        done: bytes of the file that are read with them, about.
+        path: path of the file.
+        unit: word for a row of this file: line or row.
+        numbers: number of each row in the file, from 1.
+        done: bytes of the file that are read so far, approximately.
     """
 
     batch: pa.RecordBatch
@@ -184,15 +180,15 @@ class Rows:
     done: int
 
     def bad(self, index: int, reason: str) -> BadRow:
-        """What a row that cannot be imported is answered with."""
+        """Return the error for a row that cannot be imported."""
         return BadRow(self.path, self.unit, self.numbers[index], reason)
 
 
 def as_stored(rows: Rows) -> pa.RecordBatch:
-    """The batch for ``put_stored``: hosts as bytes, bodies compared with their CRC.
+    """Return the batch for ``put_stored``: hosts as bytes, the CRC of bodies checked.
 
     Raises:
-        BadRow: if a topic, body or host is missing or wrong.
+        BadRow: if a topic, body or host is missing or invalid.
     """
     batch = rows.batch
     for name in ("topic", "body"):
@@ -200,7 +196,7 @@ def as_stored(rows: Rows) -> pa.RecordBatch:
         if column.null_count:
             index = pc.index(column.is_null(), True).as_py()
             why = " (was it redacted?)" if name == "body" else ""
-            raise rows.bad(index, f"it has no {name}{why}")
+            raise rows.bad(index, f"the {name} is missing{why}")
     flags = _numbers(batch, "sys_flag", 0)
     _check_bodies(rows, flags)
     for name, bit in _HOSTS:
@@ -220,7 +216,7 @@ def _numbers(batch: pa.RecordBatch, name: str, default: int) -> Int64:
 
 # ------------------------------------------------------------------------------------------ hosts
 def _hosts(rows: Rows, name: str, is_v6: npt.NDArray[np.bool_]) -> pa.Array:
-    """Hosts as frames have them: IPv6 where SYSFLAG says so, also of an IPv4 address."""
+    """Return hosts as bytes: 16 bytes if SYSFLAG has the IPv6 bit, also for an IPv4 address."""
     coded = rows.batch.column(name).dictionary_encode()
     words = coded.dictionary.to_pylist()
     table: list[bytes | None] = []
@@ -245,9 +241,9 @@ def _host_bytes(word: str, wide: bool) -> bytes:
 
 # ----------------------------------------------------------------------------------------- bodies
 def _check_bodies(rows: Rows, flags: Int64) -> None:
-    """That bodies are what was stored: their CRC tells, or else that they decompress.
+    """Check bodies: by their CRC, or if there is none, by decompressing compressed ones.
 
-    An export of content (``--decompress``) has SYSFLAG say compressed of what is not.
+    An export with ``--decompress`` has decompressed bodies, but SYSFLAG keeps the compressed bit.
     """
     crcs = _numbers(rows.batch, "body_crc", -1)
     body = rows.batch.column("body")
@@ -264,14 +260,14 @@ def _check_bodies(rows: Rows, flags: Int64) -> None:
 def _reason(flag: int) -> str:
     if compression.is_compressed(flag):
         return (
-            "sys_flag says that the body is compressed, and it is not what was stored: an export "
-            "with --decompress cannot be put back: export without it"
+            "sys_flag marks the body as compressed, but it is not: it comes from an export "
+            "with --decompress: export without it"
         )
-    return "the body is not what body_crc says"
+    return "the CRC of the body differs from body_crc"
 
 
 def _first_wrong(body: pa.Array, crcs: Int64) -> int | None:
-    """The first body that has another CRC than is said; one below 0 says nothing."""
+    """Return the index of the first body whose CRC differs; a negative CRC is not checked."""
     spans = binary_spans(body, len(body), "body")
     kernels = codec.kernels()
     if kernels is not None:
@@ -285,5 +281,5 @@ def _first_wrong(body: pa.Array, crcs: Int64) -> int | None:
 
 
 def first_bad(values: Sequence[Any], is_bad: Callable[[Any], bool]) -> int:
-    """The number of the first value that is bad; there is one."""
+    """Return the index of the first bad value; there must be one."""
     return next(number for number, value in enumerate(values) if is_bad(value))

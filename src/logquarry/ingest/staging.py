@@ -1,10 +1,12 @@
-"""Where the rows of a load go that do not say it: which broker, and which queue.
+"""Stages the rows of a load: chooses broker and queue, makes frames, writes segments.
 
-As a producer's ``SelectMessageQueueByHash`` does it over the queues that all brokers have of a
-topic: rows of one key go to one queue. Rows without a key take turns. A row that names its queue
-stays with it, and all of one topic and queue go to one broker.
+A task checks its rows and makes their frames before any store is locked; under the lock only
+copying and numbering remain. A task writes one segment for each broker that gets rows.
 
-Nothing of it depends on the time or on chance: what is loaded again goes where it went.
+Rows with a queue id keep it; all rows of one topic and queue go to one broker. Rows without a queue
+id are placed like a producer's ``SelectMessageQueueByHash`` over the queues of all brokers: rows of
+one key go to one queue. Rows without a key take turns. The choice does not depend on time or
+chance, so a repeated load puts each row into the same queue.
 """
 
 from __future__ import annotations
@@ -45,26 +47,26 @@ from logquarry.write.outgoing_arrow import (
 Int64 = npt.NDArray[np.int64]
 
 NO_WORD: Final = -(1 << 32)
-"""What a text without words has instead of a hash."""
+"""Stands for the hash of a text without words."""
 _SPACE: Final = " "
 
 
 def place_rows(
     batch: pa.RecordBatch, *, brokers: int, queues: int, turn: int
 ) -> tuple[pa.RecordBatch, Int64]:
-    """Give every row a queue and a broker.
+    """Give every row a queue id and a broker.
 
     Args:
-        batch: rows with a topic, all valid; ``queue_id`` and ``keys`` where they have them.
-        brokers: how many there are.
-        queues: how many queues each broker has of a topic.
-        turn: whose turn it is, of all queues, at the first row.
+        batch: rows with a valid topic each; ``queue_id`` and ``keys`` are optional.
+        brokers: number of brokers.
+        queues: number of queues of each topic in each broker.
+        turn: index of the queue for the first row without a key, over the queues of all brokers.
 
     Returns:
-        (the batch with all queue ids, number of each row's broker).
+        (batch with all queue ids, number of the broker for each row).
 
     Raises:
-        UsageError: if a queue id is none that 64 bits have.
+        UsageError: if a queue id does not fit into 64 bits.
     """
     count = batch.num_rows
     column = batch["queue_id"] if "queue_id" in batch.schema.names else pa.nulls(count, pa.int32())
@@ -78,7 +80,7 @@ def place_rows(
         every = brokers * queues
         keys = batch["keys"] if "keys" in batch.schema.names else pa.nulls(count, pa.string())
         hashes = first_word_hashes(keys)
-        # As Java divides: towards 0.
+        # Java's remainder has the sign of the dividend.
         chosen = np.abs(np.fmod(hashes, every))
         turns = (turn + np.arange(count)) % every
         chosen = np.where(hashes == NO_WORD, turns, chosen)
@@ -88,7 +90,7 @@ def place_rows(
 
 
 def first_word_hashes(keys: pa.Array) -> Int64:
-    """``String.hashCode`` of each text's first word; :data:`NO_WORD` where it has none."""
+    """Return ``String.hashCode`` of the first word of each text; NO_WORD for a text without one."""
     count = len(keys)
     if pa.types.is_null(keys.type) or not count:
         return np.full(count, NO_WORD)
@@ -102,7 +104,6 @@ def first_word_hashes(keys: pa.Array) -> Int64:
 
 
 def _first_word_hash(text: Any) -> int:
-    """The reference."""
     words = [word for word in (text or "").split(_SPACE) if word]
     return java.hash_code(words[0]) if words else NO_WORD
 
@@ -121,12 +122,6 @@ def _with_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.Recor
     return batch.set_column(index, name, column)
 
 
-# --------------------------------------------------------------------------------------------------
-# Rows on their way into stores: checked, made into frames, and staged, by one task of a load.
-#
-# What a frame lacks only the store's lock can tell, so that nothing but copying is left to be done
-# there. One task writes one segment for each broker that gets rows of it.
-
 OnRejected = Literal["fail", "deadLetter"]
 
 _BLANK: Final = frame.BLANK.size
@@ -135,16 +130,16 @@ _NEEDED: Final = ("topic", "body")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """Where rows are to go, and how. Picklable.
+    """Where and how to load rows. Picklable.
 
     Attributes:
-        path: the store; of several brokers the folder that holds their stores.
-        brokers: how many stores.
-        queues: how many queues each has of a topic, for rows that name none.
-        config: of the stores, as it was stated.
-        sizes: the same with the sizes of the files that are there.
-        on_rejected: what becomes of a row that no store takes: it ends the load, or goes to
-        dead_letters: this folder.
+        path: the store; with several brokers, the folder of their stores.
+        brokers: number of stores.
+        queues: queues of each topic in each store, for rows without a queue id.
+        config: settings of the stores, as the user gave them.
+        sizes: `config` with the file sizes of the existing stores.
+        on_rejected: whether a row that no store accepts ends the load or goes to `dead_letters`.
+        dead_letters: folder for rejected rows.
     """
 
     path: str
@@ -157,25 +152,25 @@ class LoadPlan:
 
     @property
     def loads(self) -> Path:
-        """The folder of the loads."""
+        """Folder of the staged loads."""
         return Path(self.path) / LOADS
 
     def store(self, broker: int) -> Path:
-        """The store of a broker."""
+        """Return the folder of a broker's store."""
         root = Path(self.path)
         return root if self.brokers == 1 else root / f"broker-{broker}"
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What one task has staged. Small and picklable.
+    """The result of staging one task. Small and picklable.
 
     Attributes:
-        load: of which load.
-        partition: number of the task, in whose order the rows are loaded.
-        segments: by number of the broker.
-        rejected: how many rows went to the dead letters,
-        dead_letters: and in which file they wait.
+        load: identity of the load.
+        partition: number of the task; rows are loaded in this order.
+        segments: (number of the broker, segment) for each segment.
+        rejected: number of rows that went to the dead letters.
+        dead_letters: name of the staged file of dead letters; None without one.
     """
 
     load: LoadId
@@ -189,10 +184,10 @@ class Stager:
     """Stages the rows of one task.
 
     Args:
-        plan: where they go.
-        load: which load it is.
+        plan: where and how to load.
+        load: identity of the load.
         partition: number of the task.
-        clock: gives the born time of rows that have none, in milliseconds.
+        clock: returns the born time of rows that have none, in milliseconds.
     """
 
     def __init__(
@@ -220,11 +215,11 @@ class Stager:
             self._dead = DeadLetters(Path(plan.dead_letters), load, partition)
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take some rows.
+        """Stage rows.
 
         Raises:
-            UsageError: if the columns are of no use.
-            MessageRejected: if no store takes a row, and that is to end the load.
+            UsageError: if the columns do not describe messages.
+            MessageRejected: if no store accepts a row, and `on_rejected` is "fail".
             StoreUnavailable: if the rows cannot be staged.
         """
         batch = check_rows(rows)
@@ -249,7 +244,7 @@ class Stager:
         self._seen += rows.num_rows
 
     def finish(self) -> Staged:
-        """Bring all of it to the disk: what it is."""
+        """Sync all files and return what was staged."""
         segments = tuple((b, writer.finish()) for b, writer in sorted(self._writers.items()))
         name, rejected = None, 0
         if self._dead is not None:
@@ -257,7 +252,7 @@ class Stager:
         return Staged(self._load, self._partition, segments, rejected, name)
 
     def discard(self) -> None:
-        """Take all of it away."""
+        """Remove all staged files."""
         for writer in self._writers.values():
             writer.discard()
         if self._dead is not None:
@@ -275,11 +270,11 @@ class Stager:
                 refused,
             )
         else:
-            part = self._plain(batch, refused)
+            part = self._outgoing_reference(batch, refused)
         return part
 
-    def _plain(self, batch: pa.RecordBatch, refused: dict[int, str]) -> Outgoing:
-        """The reference."""
+    def _outgoing_reference(self, batch: pa.RecordBatch, refused: dict[int, str]) -> Outgoing:
+        """Encode one message at a time; the twin of :func:`outgoing`."""
         odd: dict[int, Encoded] = {}
         sizes = np.zeros(batch.num_rows, np.int64)
         for number in range(batch.num_rows):
@@ -299,7 +294,7 @@ class Stager:
 
     def _check(self, encoded: Encoded) -> None:
         if encoded.copies is not None:
-            raise UsageError("it goes to further queues, whose offsets only its store can tell")
+            raise UsageError("the message has copies in further queues, which a load cannot number")
         require_fit(encoded, self._file_size)
 
     def _write(self, part: Outgoing, brokers: Int64, refused: dict[int, str]) -> None:
@@ -313,7 +308,7 @@ class Stager:
     def _writer(self, broker: int) -> SegmentWriter:
         writer = self._writers.get(broker)
         if writer is None:
-            # A task may be tried twice at a time, and each try has files of its own.
+            # Two attempts of a task can run at once, so each has its own file names.
             name = f"{self._partition:05d}-{broker:04d}-{uuid.uuid4().hex}{ENDING}"
             path = self._plan.loads / self._load.staged / name
             writer = self._writers[broker] = SegmentWriter(path)
@@ -329,13 +324,13 @@ class Stager:
             odd = [at for at, number in enumerate(chosen.tolist()) if number in part.odd]
         counts: dict[int, int] = {}
         if len(odd) < len(chosen):
-            is_plain = np.ones(len(chosen), np.bool_)
-            is_plain[odd] = False
+            by_kernel = np.ones(len(chosen), np.bool_)
+            by_kernel[odd] = False
             rows = part.rows
             if len(chosen) < part.count:
                 rows = np.ascontiguousarray(rows[:, chosen])
             self._encode(part, rows, data, starts, odd)
-            used, each = np.unique(rows[r.QUEUE, is_plain], return_counts=True)
+            used, each = np.unique(rows[r.QUEUE, by_kernel], return_counts=True)
             numbers = np.zeros(len(part.queues), np.int64)
             for queue, count in zip(used.tolist(), each.tolist(), strict=True):
                 number = numbers[queue] = writer.number(part.queues[queue])
@@ -343,7 +338,7 @@ class Stager:
             kernels = codec.kernels()
             assert kernels is not None
             kernels.number_frames(
-                data.ctypes.data, starts[is_plain], numbers[rows[r.QUEUE, is_plain]]
+                data.ctypes.data, starts[by_kernel], numbers[rows[r.QUEUE, by_kernel]]
             )
         for at in odd:
             encoded = part.odd[int(chosen[at])]
@@ -354,7 +349,7 @@ class Stager:
         writer.add(data.data, counts.items())
 
     def _room(self, size: int) -> npt.NDArray[np.uint8]:
-        """Some memory, good until it is asked for again: fresh one costs more than the frames."""
+        """Return memory, valid until the next call; a new allocation costs more than encoding."""
         if len(self._scratch) < size:
             self._scratch = np.empty(size + size // 4, np.uint8)
         return self._scratch[:size]
@@ -363,11 +358,11 @@ class Stager:
     def _encode(
         part: Outgoing, rows: r.PutRows, data: npt.NDArray[np.uint8], starts: Int64, odd: list[int]
     ) -> None:
-        """Write the frames of rows, and leave room for those that the reference makes."""
+        """Encode rows with the kernel; leave gaps for the rows in `odd`."""
         kernels = codec.kernels()
         assert kernels is not None
         count = len(starts)
-        told = np.empty((3, count), np.int64)
+        places = np.empty((3, count), np.int64)
         offsets = np.zeros(len(part.queues), np.int64)
         at = 0
         for stop in (*odd, count):
@@ -376,9 +371,9 @@ class Stager:
                     *(rows, at, stop),
                     *(part.heads, part.head_facts, part.topics, part.topic_ends),
                     *(data.ctypes.data, int(starts[at]), len(data) + _BLANK, 0, 0),
-                    *(codec.crc32_address(), offsets, told[0], told[1], told[2]),
+                    *(codec.crc32_address(), offsets, places[0], places[1], places[2]),
                 )
-                assert done == stop, "there is room for all of them"
+                assert done == stop, "the buffer has room for all frames"
             at = stop + 1
 
     # ----------------------------------------------------------------------------- rejected rows
@@ -396,30 +391,30 @@ class Stager:
 
 
 def check_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Refuse rows whose columns can be no messages; else the rows, with the names as we have them.
+    """Check that the columns describe messages; return the rows with lower-case column names.
 
     Raises:
-        UsageError: if the columns are of no use.
+        UsageError: if they do not.
     """
-    # In Spark `TOPIC` is the column `topic`.
+    # Spark ignores case: `TOPIC` is the column `topic`.
     names = [name.lower() for name in batch.schema.names]
     for name in _NEEDED:
         if name not in names:
-            raise UsageError(f"rows to be written need a column {name}")
+            raise UsageError(f"rows need a column {name}")
     batch = batch if names == batch.schema.names else batch.rename_columns(names)
     check_columns(batch)
-    # Of which types they have to be.
+    # Checks the types of the columns.
     list(messages_of(batch.slice(0, 0)))
     return batch
 
 
 def _without_text(batch: pa.RecordBatch) -> dict[int, str]:
-    """The rows that lack what every message has, or hold text that is none."""
+    """Return the reasons for rows without topic or body, or with invalid UTF-8."""
     refused: dict[int, str] = {}
     for name in _NEEDED:
         if batch[name].null_count:
             for number in pc.indices_nonzero(batch[name].is_null()).to_pylist():
-                refused.setdefault(number, f"it has no {name}")
+                refused.setdefault(number, f"the {name} is missing")
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid:
@@ -435,15 +430,15 @@ def _text_fault(batch: pa.RecordBatch, number: int) -> str | None:
         try:
             column[number].as_py()
         except UnicodeDecodeError as error:
-            return f"{name} is no UTF-8: {error}"
+            return f"{name} is not UTF-8: {error}"
         except (ValueError, OverflowError):
-            # A time that Python has no word for.
+            # A valid time that Python's datetime cannot represent.
             continue
     return None
 
 
 def by_broker(tasks: Sequence[Staged]) -> dict[int, tuple[Segment, ...]]:
-    """The segments of each broker, in the order of the tasks."""
+    """Return the segments of each broker, in the order of the tasks."""
     found: dict[int, list[Segment]] = {}
     for task in sorted(tasks, key=lambda task: task.partition):
         for broker, segment in task.segments:
@@ -452,5 +447,5 @@ def by_broker(tasks: Sequence[Staged]) -> dict[int, tuple[Segment, ...]]:
 
 
 def rows_of(tasks: Sequence[Staged]) -> int:
-    """How many rows some tasks have staged."""
+    """Return the number of staged rows."""
     return sum(segment.rows for task in tasks for _, segment in task.segments)

@@ -1,1 +1,1 @@
-"""Numbers of a store as Prometheus reads them; needs the extra ``metrics``."""
+"""Metrics of a store for Prometheus; needs the extra ``metrics``."""

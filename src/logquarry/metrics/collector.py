@@ -1,4 +1,4 @@
-"""The numbers of a store under the names that RocketMQ 5 gives them.
+"""Collects the metrics of a store for Prometheus, under the names that RocketMQ 5 uses.
 
 ::
 
@@ -7,7 +7,7 @@
 
     REGISTRY.register(StoreCollector(store))
 
-They are reckoned when somebody scrapes; nothing is counted twice, and no thread is needed.
+The collector computes them at each scrape; it needs no thread and keeps no state.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _MS: Final = 1_000
 
 
 class StoreCollector(Collector):
-    """Gives a registry the numbers of one store. Any thread may scrape a store that is written.
+    """A collector for the metrics of one store.
 
-    A store that is open for reading has no thread but that of its owner: give it one of its own.
+    Any thread may scrape a store that is open for writing. A store that is open for reading belongs
+    to one thread: open a separate one for the collector.
 
     Args:
         store: the store.
-        node_id: what the label ``node_id`` says (default: the store's broker name). RocketMQ puts
-            its broker's name there.
+        node_id: value of the label ``node_id``; None for the store's broker name, as in RocketMQ.
     """
 
     def __init__(self, store: MessageStore, node_id: str | None = None) -> None:
@@ -58,13 +58,13 @@ class StoreCollector(Collector):
         self._node = store.broker if node_id is None else node_id
 
     def describe(self) -> list[Metric]:
-        """Nothing: a registry would scrape otherwise when it is given the collector."""
+        """Return nothing, so that registering the collector does not scrape the store."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The numbers now; none of a store that was closed."""
+        """Yield the metrics now; none if the store is closed."""
         try:
-            # Only an open store has one.
+            # Raises StoreError if the store is closed.
             _ = self._store.min_offset
             stats = self._store.stats()
         except StoreError:
@@ -89,19 +89,19 @@ class StoreCollector(Collector):
         size.add_metric([self._node, "local", "disk"], sum(state.file_bytes.values()))
         yield size
         parts = GaugeMetricFamily(
-            "logquarry_storage_size", "The same by folder.", labels=("node_id", "folder")
+            "logquarry_storage_size", "Bytes of a folder's files.", labels=("node_id", "folder")
         )
         for folder, count in state.file_bytes.items():
             parts.add_metric([self._node, folder], count)
         yield parts
         yield from self._gauge(
             "rocketmq_storage_flush_behind_bytes",
-            "Bytes of the log that are not known to be on the disk.",
+            "Bytes of the log that are not synced yet.",
             state.flush_behind,
         )
         yield from self._gauge(
             "rocketmq_storage_dispatch_behind_bytes",
-            "Bytes of the log that are in no consume queue yet.",
+            "Bytes of the log that are not in the consume queues yet.",
             state.dispatch_behind,
         )
         yield from self._gauge(
@@ -110,7 +110,7 @@ class StoreCollector(Collector):
             state.reserve_time_ms,
         )
         ratio = GaugeMetricFamily(
-            "logquarry_disk_ratio", "How full the disk is, 0 to 1.", labels=("node_id", "folder")
+            "logquarry_disk_ratio", "Used part of the disk, 0 to 1.", labels=("node_id", "folder")
         )
         for folder, used in (
             ("commitlog", state.commit_log_disk_ratio),
@@ -119,14 +119,14 @@ class StoreCollector(Collector):
             if used is not None:
                 ratio.add_metric([self._node, folder], used)
         yield ratio
-        name, text = "logquarry_log_min_offset", "Physical offset at which the log begins."
+        name, text = "logquarry_log_min_offset", "Physical offset of the first byte of the log."
         yield from self._gauge(name, text, state.min_offset)
-        name, text = "logquarry_log_max_offset", "Physical offset at which the log ends."
+        name, text = "logquarry_log_max_offset", "Physical offset after the last byte of the log."
         yield from self._gauge(name, text, state.max_offset)
 
     def _kept(self, state: StoreState) -> Iterator[Metric]:
         kept = GaugeMetricFamily(
-            "logquarry_retained_bytes", "Bytes of the log that a topic keeps.", labels=_TOPIC
+            "logquarry_retained_bytes", "Bytes of a topic's messages in the log.", labels=_TOPIC
         )
         messages = GaugeMetricFamily(
             "logquarry_retained_messages", "Messages of a topic in the log.", labels=_TOPIC
@@ -138,7 +138,7 @@ class StoreCollector(Collector):
         yield messages
         lag = GaugeMetricFamily(
             "rocketmq_consumer_lag_messages",
-            "Messages that a group of consumers has not committed.",
+            "Messages that a consumer group has not committed.",
             labels=("node_id", "topic", "consumer_group"),
         )
         for one in state.consumer_lag:
@@ -146,17 +146,16 @@ class StoreCollector(Collector):
         yield lag
         waiting = GaugeMetricFamily(
             "logquarry_delayed_messages",
-            "Delayed messages that are not delivered.",
+            "Delayed messages that are not delivered yet.",
             labels=("node_id", "level"),
         )
         for level in state.delay_levels:
             count = max(0, level.max_offset - level.delivered)
             waiting.add_metric([self._node, str(level.level)], count)
         yield waiting
-
         halves = GaugeMetricFamily(
             "rocketmq_half_messages",
-            "Messages of a topic whose transaction nobody has ended.",
+            "Transactional messages of a topic that are neither committed nor rolled back.",
             labels=_TOPIC,
         )
         for topic, number in state.half_messages.items():
@@ -165,10 +164,10 @@ class StoreCollector(Collector):
 
     def _work(self, stats: StoreStats) -> Iterator[Metric]:
         messages = CounterMetricFamily(
-            "rocketmq_messages_in_total", "Messages that were put.", labels=_TOPIC
+            "rocketmq_messages_in_total", "Messages that puts stored.", labels=_TOPIC
         )
         size = CounterMetricFamily(
-            "rocketmq_throughput_in_total", "Bytes of the log that were put.", labels=_TOPIC
+            "rocketmq_throughput_in_total", "Bytes that puts added to the log.", labels=_TOPIC
         )
         for topic, found in stats.topics.items():
             messages.add_metric([self._node, topic], found.messages)
@@ -176,29 +175,31 @@ class StoreCollector(Collector):
         yield messages
         yield size
         out = CounterMetricFamily(
-            "rocketmq_messages_out_total", "Messages that gets gave.", labels=_NODE
+            "rocketmq_messages_out_total", "Messages that gets returned.", labels=_NODE
         )
         out.add_metric([self._node], stats.get_messages)
         yield out
         refused = CounterMetricFamily(
-            "logquarry_puts_failed_total", "Puts that were refused.", labels=_NODE
+            "logquarry_puts_failed_total", "Puts that failed.", labels=_NODE
         )
         refused.add_metric([self._node], stats.put_failed)
         yield refused
         gets = CounterMetricFamily(
-            "logquarry_gets_total", "Gets, by what came of them.", labels=("node_id", "found")
+            "logquarry_gets_total",
+            "Gets, by whether they found a message.",
+            labels=("node_id", "found"),
         )
         gets.add_metric([self._node, "true"], stats.get_found)
         gets.add_metric([self._node, "false"], stats.get_missed)
         yield gets
         sizes = HistogramMetricFamily(
-            "rocketmq_message_size", "Bytes of the frames of messages.", labels=_NODE
+            "rocketmq_message_size", "Size of message frames in bytes.", labels=_NODE
         )
         sizes.add_metric([self._node], _buckets(stats.sizes, SIZES), stats.put_bytes)
         yield sizes
         delays = HistogramMetricFamily(
             "rocketmq_delay_message_latency",
-            "Seconds for which messages that were delivered had been delayed.",
+            "Scheduled delay of delivered delayed messages in seconds.",
             labels=_TOPIC,
         )
         for topic, one in stats.delays.items():
@@ -206,7 +207,9 @@ class StoreCollector(Collector):
             delays.add_metric([self._node, topic], counts, one.seconds)
         yield delays
         longest = GaugeMetricFamily(
-            "logquarry_longest_seconds", "The longest so far.", labels=("node_id", "of")
+            "logquarry_longest_seconds",
+            "Longest duration of an operation so far.",
+            labels=("node_id", "of"),
         )
         longest.add_metric([self._node, "put"], stats.put_longest_ms / _MS)
         longest.add_metric([self._node, "lock"], stats.lock_longest_ms / _MS)
@@ -215,7 +218,7 @@ class StoreCollector(Collector):
 
 
 def prometheus_text(store: MessageStore, node_id: str | None = None) -> str:
-    """The numbers of a store now, as Prometheus reads them."""
+    """Return the metrics of a store now, in Prometheus's text format."""
     from prometheus_client.exposition import generate_latest
 
     registry = CollectorRegistry(auto_describe=False)
@@ -225,14 +228,14 @@ def prometheus_text(store: MessageStore, node_id: str | None = None) -> str:
 
 
 def _counts(store: MessageStore | WritableStore) -> bool:
-    """Whether a store counts what is done with it: those that are written do."""
+    """Return whether the store counts its operations: only one open for writing does."""
     from logquarry.store.writable_store import WritableStore
 
     return isinstance(store, WritableStore)
 
 
 def _buckets(counts: Sequence[int], bounds: Sequence[int]) -> list[tuple[str, float]]:
-    """Each class with all below it, by where it ends."""
+    """Return cumulative counts as (upper bound, count of values up to it)."""
     found: list[tuple[str, float]] = []
     total = 0
     for bound, count in zip([*map(str, map(float, bounds)), "+Inf"], counts, strict=True):

@@ -1,17 +1,21 @@
-"""Stores as DataFrames: sessions, and the data source `rocketmq`.
+"""Stores in Spark: the data source `rocketmq`, and jobs over many stores.
 
-    from logquarry.spark import get_session, register
+    from logquarry.spark import get_session
 
     spark = get_session()
     spark.read.format("rocketmq").load("store").show()
 
-`get_session` finds or provides Java and makes a session that knows the source; `register` makes the
-source known to a session of your own; `load` writes a DataFrame into stores. Needs the extra
-`logquarry[spark]`.
+`get_session` finds Java and makes a session with the source; `register` adds the source to a
+session of your own. The jobs: `verify_stores`, `salvage_stores` and `rebuild_on_spark` check and
+repair stores, `export_parquet`, `export_delta`, `export_iceberg` and `compact` write tables,
+`summarize` counts messages, `load` writes a DataFrame into stores.
+
+Needs the extra `logquarry[spark]`.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +25,46 @@ if find_spec("pyspark") is None:
         name="pyspark",
     )
 
-# session.py imports pyspark where it uses it: Spark's workers come past here too.
+# Spark's workers import this package too: session.py imports pyspark only inside its functions.
 from logquarry.spark.session import get_session, register
 
 if TYPE_CHECKING:
-    from logquarry.spark.sink.load import load
+    from logquarry.spark.compaction import compact
+    from logquarry.spark.export import export_parquet, summarize
+    from logquarry.spark.lakehouse.export import export_delta, export_iceberg
+    from logquarry.spark.rebuilding import rebuild_on_spark
+    from logquarry.spark.repair import salvage_stores, verify_stores
+    from logquarry.spark.sink import load
 
-__all__ = ["get_session", "load", "register"]
+__all__ = [
+    "compact",
+    "export_delta",
+    "export_iceberg",
+    "export_parquet",
+    "get_session",
+    "load",
+    "rebuild_on_spark",
+    "register",
+    "salvage_stores",
+    "summarize",
+    "verify_stores",
+]
+
+_JOBS = {
+    "compact": "compaction",
+    "export_delta": "lakehouse.export",
+    "export_iceberg": "lakehouse.export",
+    "export_parquet": "export",
+    "load": "sink",
+    "rebuild_on_spark": "rebuilding",
+    "salvage_stores": "repair",
+    "summarize": "export",
+    "verify_stores": "repair",
+}
+"""Name of each job: its module, which is imported when the job is first used."""
 
 
 def __getattr__(name: str) -> Any:
-    # What a load needs is a lot to import for those who only read.
-    if name == "load":
-        from logquarry.spark.sink.load import load
-
-        return load
+    if name in _JOBS:
+        return getattr(import_module(f"{__name__}.{_JOBS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,15 +1,15 @@
-"""What Spark starts its Python workers from: PySpark's daemon, silent about a JVM that hung up.
+"""The daemon that forks Spark's Python workers: PySpark's own, without tracebacks of hang-ups.
 
-Run as a module, by the setting ``spark.python.daemon.module``. Processes that plan for Spark are
-started from PySpark's own daemon whatever is set: see :mod:`pyspark_logquarry`.
+Spark runs it as a module, by the setting ``spark.python.daemon.module``. The processes that plan
+for Spark ignore that setting and use PySpark's daemon: see :mod:`pyspark_logquarry`.
 """
 
 from __future__ import annotations
 
 from pyspark import daemon
 
-from logquarry.spark.worker import let_hang_up
+from logquarry.spark.worker import ignore_hang_ups
 
 if __name__ == "__main__":
-    let_hang_up()
+    ignore_hang_ups()
     daemon.manager()

@@ -1,18 +1,13 @@
-"""Our exceptions across Spark: from a worker through the JVM to the user.
+"""Finds the error behind an exception of Spark.
 
-Spark hands on the text of a Python exception and nothing else, and puts the worker's traceback
-before it. :func:`told_plainly` has the traceback left out where the exception is one of ours, so
-that what the user reads is Spark's one line of introduction and then our text. :func:`explain`
-makes the exception again from that text, and :func:`root_cause` finds in it what another exception
-had to say.
+Spark carries the text of a Python exception from a worker to the driver, not its type. `explain`
+makes our exception again from that text; `root_cause` finds the line that names the cause of any
+other failure.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from logquarry import errors
 from logquarry.errors import CorruptStore, LogquarryError
@@ -20,9 +15,6 @@ from logquarry.format.frame import DamageKind
 from logquarry.log.batches import BAD_COMPRESSION
 from logquarry.log.walk import MISSING_FILE, TORN_TAIL
 from logquarry.spark.tasks import LOST_END
-from logquarry.spark.worker import in_worker
-
-_HIDE = "SPARK_HIDE_TRACEBACK"
 
 _OURS = re.compile(r"\blogquarry\.errors\.(\w+): (.*)")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -33,39 +25,26 @@ _KINDS = frozenset(
 )
 
 
-@contextmanager
-def told_plainly() -> Iterator[None]:
-    """Within Spark's workers: exceptions of ours reach the user without a traceback."""
-    try:
-        yield
-    except LogquarryError:
-        # PySpark reads it when it reports an exception, as the last thing that this process does.
-        if in_worker():
-            os.environ[_HIDE] = "1"
-        raise
-
-
 def explain(error: BaseException | None) -> LogquarryError | None:
-    """The exception of ours that made Spark raise ``error``; None if there was none.
+    """Return the exception of logquarry that made Spark raise `error`; None if there is none.
 
-    Of an exception that says where a store is damaged, path, offset, kind and reason are there
-    again.
+    A CorruptStore has its path, offset, kind and reason again.
     """
     while error is not None:
         if isinstance(error, LogquarryError):
             return error
         found = _OURS.search(str(error))
         if found is not None:
-            return _made_again(found[1], found[2].strip())
+            return _remade(found[1], found[2].strip())
         error = error.__cause__ or error.__context__
     return None
 
 
 def root_cause(error: BaseException) -> str:
-    """The line that says why Spark failed, out of its pages.
+    """Return the line of Spark's text that names the cause.
 
-    That is what a worker's Python raised, else the innermost cause in Java, else what Spark begins
-    with.
+    It is the exception that a worker's Python raised, else the innermost cause in Java, else the
+    first two lines.
     """
     lines = [line for line in str(error).splitlines() if line.strip()]
     raised: str | None = None
@@ -81,7 +60,7 @@ def root_cause(error: BaseException) -> str:
     return causes[-1].removeprefix(_CAUSE) if causes else " ".join(lines[:2])
 
 
-def _made_again(name: str, text: str) -> LogquarryError:
+def _remade(name: str, text: str) -> LogquarryError:
     kind = getattr(errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, LogquarryError)):
         return LogquarryError(text)

@@ -1,9 +1,8 @@
-"""Stores to Parquet: the main job.
+"""Exports stores to Parquet, and counts their messages.
 
-The workers read and write (pyarrow, zstd); nothing but counts comes back. Files have names that
-depend on the store and the place of their messages alone, and get into place by
-:mod:`logquarry.spark.commit`, so that an export that is run again replaces what it wrote and never
-doubles it.
+The workers read and write; only counts return to the driver. A file's name depends only on the
+store and the place of its messages, and :mod:`logquarry.spark.output` commits the files, so an
+export that runs again replaces its files and never duplicates rows.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 from logquarry.errors import UsageError
 from logquarry.log.store_names import Stores, as_paths
 from logquarry.signals import held
-from logquarry.spark.commit import ExportCommit
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.options import ReadOptions, parse_read_options
-from logquarry.spark.output import OutputFolder
+from logquarry.spark.output import ExportCommit, OutputFolder
 from logquarry.spark.parquet import (
     TaskResult,
     WrittenFile,
@@ -39,13 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSummary:
-    """What an export wrote.
+    """The result of an export.
 
     Attributes:
-        location: where to.
-        files: what is there, by name.
-        summary: messages and bytes by topic, and the damage that was passed over.
-        seconds: how long it took.
+        location: path or URL of the destination.
+        files: the files, sorted by path.
+        summary: messages and bytes by topic, and the damage that the export skipped.
+        seconds: duration.
     """
 
     location: str
@@ -55,12 +53,12 @@ class ExportSummary:
 
     @property
     def messages(self) -> int:
-        """How many messages were exported."""
+        """Number of exported messages."""
         return sum(file.rows for file in self.files)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the files."""
+        """Size of all files."""
         return sum(file.bytes for file in self.files)
 
 
@@ -74,27 +72,28 @@ def export_parquet(
     progress: Progress | None = None,
     dest_storage_options: Mapping[str, Any] | None = None,
 ) -> ExportSummary:
-    """Write the messages of some stores as Parquet files that have the columns of the source.
+    """Export the messages of stores to Parquet files with the columns of the source.
 
-    ``spark.read.parquet(dest)`` gives them back. Rows of a file are in physical order. With
-    ``partition_by`` files lie in folders ``topic=.../day=...``; the columns are in the files all
-    the same. An interrupt leaves ``dest`` as it was, unless files are being put in place: then it
-    comes once they are.
+    Read them with ``spark.read.parquet(dest)``. The rows of a file are in physical order. With
+    ``partition_by`` the files are in folders ``topic=.../day=...`` and still contain these columns.
+    Ctrl-C leaves ``dest`` unchanged, except during the commit: then it takes effect after it.
 
     Args:
-        spark: a session; its workers have to reach the stores and ``dest`` by the same names.
+        spark: a session; its workers must reach the stores and ``dest`` under the same paths.
         stores: a path, URL or glob, or several.
-        dest: a folder that is not there, is empty, or holds an earlier export.
-        options: which messages, and what to do about damage: options of the source, or
-            :class:`ReadOptions`, which takes ``on_damage="stop"`` and ``"fail"`` besides.
-        partition_by: some of broker, topic, queue_id and day (of the store timestamp, UTC).
-        progress: told how many bytes of log are done, of how many.
-        dest_storage_options: what the file system of ``dest`` takes, if it is a URL.
+        dest: a folder that does not exist, is empty, or holds an earlier export.
+        options: options of the source, or :class:`ReadOptions`, which also takes
+            ``on_damage="stop"`` and ``"fail"``.
+        partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
+        progress: called with (bytes of log done, bytes in total).
+        dest_storage_options: options for the file system of ``dest``, if it is a URL; None for
+            those of the stores.
 
     Raises:
-        CorruptFrame: on damage, as the options say; ``dest`` is then as it was.
-        UsageError: if ``dest`` holds other Parquet files, or lies in a store.
-        StoreNotFound, StoreUnavailable: if a store is not there, or ``dest`` in use.
+        CorruptFrame: on damage, as the options say; ``dest`` is unchanged.
+        UsageError: if ``dest`` holds other Parquet files, or overlaps with a store.
+        StoreNotFound: if a path is no store.
+        StoreUnavailable: if another export is running in ``dest``.
     """
     began = time.monotonic()
     read = read_options(stores, options)
@@ -141,15 +140,15 @@ def summarize(
     *,
     progress: Progress | None = None,
 ) -> Summary:
-    """Messages and bytes by topic, the time they span and the damage, of some stores.
+    """Count messages and bytes by topic, with their time range and the damage.
 
-    Bodies are not looked at, and so not compared with their CRC.
+    Bodies are not read, so their CRC is not checked.
 
     Args:
-        spark: a session; its workers have to reach the stores.
+        spark: a session; its workers must reach the stores under the same paths.
         stores: a path, URL or glob, or several.
-        options: as for :func:`export_parquet`.
-        progress: told how many bytes of log are done, of how many.
+        options: see :func:`export_parquet`.
+        progress: called with (bytes of log done, bytes in total).
     """
     read = read_options(stores, options)
     tasks = plan_tasks(read, TALLY_COLUMNS, min_tasks=_cores(spark))
@@ -166,16 +165,16 @@ def read_options(
     is_stream: bool = False,
     takes_kafka: bool = False,
 ) -> ReadOptions:
-    """What an export reads.
+    """Parse the options of an export.
 
     Args:
         stores: a path, URL or glob, or several.
-        options: as users give them.
-        is_stream: whether it goes on from where the last one ended.
-        takes_kafka: whether the columns may be those of Spark's Kafka source.
+        options: as the user gave them.
+        is_stream: whether each export continues the last one.
+        takes_kafka: whether the table may be the one of Spark's Kafka source.
 
     Raises:
-        UsageError: if an option makes no sense, or has no effect.
+        UsageError: if an option has an invalid value or no effect.
     """
     paths = as_paths(stores)
     if isinstance(options, ReadOptions):
@@ -185,7 +184,7 @@ def read_options(
     if read.remarks:
         raise UsageError("; ".join(read.remarks))
     if read.is_kafka and not takes_kafka:
-        raise UsageError("schema: an export has our columns; kafka's are for DataFrames")
+        raise UsageError("schema: kafka is for DataFrames: an export has the native columns")
     return replace(read, paths=paths)
 
 
@@ -200,7 +199,7 @@ def _weight(task: ReadTask) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """What a worker of an export does."""
+    """The function that writes a task's files in a worker."""
 
     folder: OutputFolder
     staging: str
@@ -224,10 +223,10 @@ def _tally(number: int, task: ReadTask) -> TaskResult:
 
 
 def _up_to_damage(tasks: Sequence[ReadTask], results: Sequence[TaskResult]) -> list[TaskResult]:
-    """The results of what comes before the first damage of each store.
+    """Drop the results of tasks after the first damage of each store.
 
-    Each task has stopped at its own first damage, and knows nothing of the others'. Tasks of a
-    store are in the order of its log.
+    Each task stops at the first damage in its own part. The tasks of a store are in the order of
+    its log.
     """
     ended: set[str] = set()
     kept: list[TaskResult] = []
@@ -240,14 +239,16 @@ def _up_to_damage(tasks: Sequence[ReadTask], results: Sequence[TaskResult]) -> l
 
 
 def check_apart(dest: str, locations: Iterable[str]) -> None:
-    """That neither the destination lies in a store nor a store in the destination.
+    """Check that destination and stores do not overlap.
 
     Raises:
-        UsageError: if one does.
+        UsageError: if one contains the other.
     """
     for location in set(locations):
         if f"{dest}/".startswith(f"{location}/") or f"{location}/".startswith(f"{dest}/"):
-            raise UsageError(f"{dest}: one of it and the store {location} lies in the other")
+            raise UsageError(
+                f"{dest}: overlaps with the store {location}: give a folder outside of it"
+            )
 
 
 def _manifest(

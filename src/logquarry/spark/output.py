@@ -1,15 +1,36 @@
-"""The folder that an export goes to: on a disk, or behind an object store."""
+"""The destination folder of an export, and how an export or a compaction commits its files.
+
+An export puts all of its files in place once, even after a crash::
+
+    DEST/_temporary-ID/          files that a running export has written so far
+    DEST/_intent.json            during the commit: all files of this and the earlier export
+    DEST/**/part-*.parquet       the files
+    DEST/_manifest.json          the files of the last complete export
+    DEST/_SUCCESS                written last
+
+Before the intent, nothing of an earlier export changes. After it, a crash leaves a mix of old and
+new files without ``_SUCCESS``; the intent lists all of them, and the next export replaces or
+removes each. The intent of a compaction lists the new and the removed files and the new manifest;
+the next export or compaction completes it.
+
+The commit never touches files that no export wrote. If such Parquet files exist, the export is
+rejected, because readers would mix them with its own.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.disk.locks import lock_folder
+from logquarry.errors import CorruptFile, UsageError
 from logquarry.log.filesystem import arrow_folder
 from logquarry.log.store_names import absolute
 
@@ -18,11 +39,11 @@ if TYPE_CHECKING:
 
 
 class OutputFolder:
-    """A folder to write to; paths are below it. Picklable.
+    """A folder on a local disk or in an object store; all paths are relative to it. Picklable.
 
     Attributes:
         location: its path or URL.
-        storage_options: what the file system of a URL takes.
+        storage_options: options for the file system of a URL.
     """
 
     def __init__(
@@ -36,7 +57,7 @@ class OutputFolder:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on a disk that this machine mounts."""
+        """Whether this machine mounts the folder."""
         return "://" not in self.location
 
     @cached_property
@@ -56,24 +77,24 @@ class OutputFolder:
         return f"{self._opened[1]}/{path}" if path else self._opened[1]
 
     def lock(self) -> int | None:
-        """A lock on the folder, held until the descriptor is closed; None where there are none.
+        """Lock the folder until the descriptor is closed; None if it is in an object store.
 
-        It is taken before anything is looked at: what another export puts in place meanwhile
-        would stay beside what this one writes.
+        Take the lock before you list the folder: the files that another export commits after the
+        listing would stay beside the new ones.
 
         Raises:
-            StoreUnavailable: if another export has it.
+            StoreUnavailable: if another export holds the lock.
         """
         if not self.is_local:
             return None
         while True:
             try:
-                return lock_folder(self.location, "another export is at work there")
+                return lock_folder(self.location, "another export is running there")
             except FileNotFoundError:
                 self.make()
 
     def files(self, path: str = "") -> Iterator[str]:
-        """Paths of all files in a folder and below it; none if it is not there."""
+        """Yield the paths of all files in a folder and below it; none if it does not exist."""
         from pyarrow import fs as pafs
 
         start = len(self._full("")) + 1
@@ -83,7 +104,7 @@ class OutputFolder:
                 yield info.path[start:]
 
     def names(self) -> list[tuple[str, bool]]:
-        """What is directly in the folder: (name, whether it is a folder)."""
+        """List the folder itself: (name, whether it is a folder)."""
         from pyarrow import fs as pafs
 
         selector = pafs.FileSelector(self._full(""), allow_not_found=True)
@@ -91,23 +112,23 @@ class OutputFolder:
         return sorted((info.base_name, info.type == pafs.FileType.Directory) for info in found)
 
     def size(self, path: str) -> int:
-        """Bytes of a file."""
+        """Return the bytes of a file."""
         return int(self._fs.get_file_info(self._full(path)).size)
 
     def make(self, path: str = "") -> None:
-        """Make a folder, and those above it."""
+        """Create a folder and its parents."""
         self._fs.create_dir(self._full(path), recursive=True)
 
     def create(self, path: str) -> Any:
-        """A file to be written, open; what was there is replaced."""
+        """Open a file to write; an existing file is replaced."""
         return self._fs.open_output_stream(self._full(path))
 
     def open(self, path: str) -> Any:
-        """A file to be read, open."""
+        """Open a file to read."""
         return self._fs.open_input_file(self._full(path))
 
     def sync(self, path: str) -> None:
-        """Have a file on the disk, and its name; an object store has what it has taken."""
+        """Sync a local file and its folder; an object store needs no sync."""
         if not self.is_local:
             return
         for place in (self._full(path), os.path.dirname(self._full(path))):  # noqa: PTH120
@@ -118,26 +139,26 @@ class OutputFolder:
                 os.close(descriptor)
 
     def move(self, source: str, target: str) -> None:
-        """Move a file, within the file system; what was there is replaced."""
+        """Move a file and replace the target."""
         if not self.is_local:
-            # Not every one of them replaces a file by moving another over it.
+            # Some object stores do not replace an existing object by a move.
             self.remove(target)
         self._fs.move(self._full(source), self._full(target))
 
     def remove(self, path: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         from pyarrow import fs as pafs
 
         if self._fs.get_file_info(self._full(path)).type != pafs.FileType.NotFound:
             self._fs.delete_file(self._full(path))
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder with everything in it, if it is there."""
+        """Remove a folder and everything in it, if it exists."""
         with suppress(FileNotFoundError):
             self._fs.delete_dir(self._full(path))
 
     def remove_if_empty(self, path: str) -> bool:
-        """Remove a folder that has nothing in it; whether it went."""
+        """Remove a folder if it is empty; return whether it was."""
         from pyarrow import fs as pafs
 
         selector = pafs.FileSelector(self._full(path), allow_not_found=True)
@@ -147,10 +168,10 @@ class OutputFolder:
         return True
 
     def read_json(self, path: str) -> Any:
-        """A JSON document; None if it is not there.
+        """Read a JSON document; None if the file does not exist.
 
         Raises:
-            ValueError: if it is none.
+            ValueError: if the file is not JSON.
         """
         try:
             with self._fs.open_input_stream(self._full(path)) as source:
@@ -159,7 +180,282 @@ class OutputFolder:
             return None
 
     def write_json(self, path: str, document: Any, *, by_way_of: str) -> None:
-        """A JSON document, there whole or not at all: written to ``by_way_of`` and moved."""
+        """Write a JSON document atomically: to ``by_way_of``, which is then moved to `path`."""
         with self.create(by_way_of) as sink:
             sink.write(json.dumps(document, indent=1).encode())
         self.move(by_way_of, path)
+
+
+# ------------------------------------------------------------------------------------------ export
+
+MANIFEST: Final = "_manifest.json"
+SUCCESS: Final = "_SUCCESS"
+INTENT: Final = "_intent.json"
+TEMPORARY: Final = "_temporary-"
+WRITTEN_BY: Final = "logquarry"
+
+_PARQUET_ENDINGS: Final = (".parquet", ".parq")
+_OUR_ENDING: Final = ".parquet"
+_TABLE_FOLDERS: Final = {"_delta_log": "a Delta table", ".hoodie": "a Hudi table"}
+_MOST_NAMED: Final = 3
+_COMPACTION: Final = "compaction"
+
+
+class ExportCommit:
+    """The commit of one export: :meth:`begin`, then :meth:`commit` or :meth:`abort`.
+
+    Args:
+        folder: the destination.
+    """
+
+    def __init__(self, folder: OutputFolder) -> None:
+        self._folder = folder
+        self._staging = TEMPORARY + uuid.uuid4().hex[:12]
+        self._earlier: frozenset[str] = frozenset()
+        self._lock: int | None = None
+
+    @property
+    def staging(self) -> str:
+        """Name of the folder below the destination that tasks write into."""
+        return self._staging
+
+    def begin(self) -> None:
+        """Check the destination, clean up after exports that crashed, make the staging folder.
+
+        Raises:
+            UsageError: if it holds another table, or Parquet files that no export wrote.
+            StoreUnavailable: if another export is running there.
+        """
+        self._folder.make()
+        self._lock = self._folder.lock()
+        try:
+            self._begin()
+        except BaseException:
+            self.abort()
+            raise
+
+    def _begin(self) -> None:
+        finish_compaction(self._folder)
+        names = dict(self._folder.names())
+        for name, what in _TABLE_FOLDERS.items():
+            if name in names:
+                raise UsageError(
+                    f"{self._folder.location}: holds {what}: give another folder for the export"
+                )
+        self._earlier = self._ours()
+        foreign = sorted(
+            path
+            for path in self._folder.files()
+            if path.lower().endswith(_PARQUET_ENDINGS)
+            and path not in self._earlier
+            and not path.startswith(TEMPORARY)
+        )
+        if foreign:
+            some = ", ".join(foreign[:_MOST_NAMED])
+            more = f" and {len(foreign) - _MOST_NAMED} more" * (len(foreign) > _MOST_NAMED)
+            raise UsageError(
+                f"{self._folder.location}: holds Parquet files that no export wrote "
+                f"({some}{more}): give a folder without them"
+            )
+        for name, is_folder in names.items():
+            if is_folder and name.startswith(TEMPORARY):
+                # Left by an export that crashed: a running one would hold the lock.
+                self._folder.remove_folder(name)
+        self._folder.make(self._staging)
+
+    def commit(self, files: Sequence[tuple[str, str]], manifest: Mapping[str, Any]) -> None:
+        """Put files in place, remove other files of an earlier export, write manifest and _SUCCESS.
+
+        Args:
+            files: (staged path, final path) below the destination.
+            manifest: the manifest; the commit adds ``written_by``.
+        """
+        try:
+            self._put(files, manifest)
+            self._folder.remove_folder(self._staging)
+        finally:
+            self._unlock()
+
+    def abort(self) -> None:
+        """Remove the staged files; the earlier export stays complete."""
+        try:
+            self._folder.remove_folder(self._staging)
+        finally:
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _put(self, files: Sequence[tuple[str, str]], manifest: Mapping[str, Any]) -> None:
+        folder = self._folder
+        wanted = [path for _, path in files]
+        if len(set(wanted)) != len(wanted):
+            raise AssertionError("two tasks of one export wrote files of the same name")
+        draft = f"{self._staging}/{MANIFEST}"
+        intent = {"written_by": WRITTEN_BY, "files": sorted({*self._earlier, *wanted})}
+        folder.write_json(INTENT, intent, by_way_of=draft)
+        folder.remove(SUCCESS)
+        for place in sorted({os.path.dirname(path) for path in wanted}):  # noqa: PTH120
+            folder.make(place)
+        for staged, path in files:
+            folder.move(staged, path)
+        unwanted = self._earlier - set(wanted)
+        for path in sorted(unwanted):
+            folder.remove(path)
+        _remove_empty(folder, unwanted)
+        document = {"written_by": WRITTEN_BY, **manifest}
+        folder.write_json(MANIFEST, document, by_way_of=draft)
+        with folder.create(SUCCESS):
+            pass
+        folder.remove(INTENT)
+
+    def _ours(self) -> frozenset[str]:
+        """Return the files that earlier exports put here or were about to."""
+        found: set[str] = set()
+        for name in (MANIFEST, INTENT):
+            try:
+                document = self._folder.read_json(name)
+            except ValueError:
+                document = {}
+            if document is None:
+                continue
+            if not isinstance(document, dict) or document.get("written_by") != WRITTEN_BY:
+                raise UsageError(
+                    f"{self._folder.location}: {name} was not written by an export: "
+                    "give another folder"
+                )
+            files = document.get("files")
+            for entry in files if isinstance(files, list) else [None]:
+                path = entry.get("path") if isinstance(entry, dict) else entry
+                found.add(written_path(self._folder, name, path))
+        return frozenset(found)
+
+
+def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
+    """Remove the folders that became empty with the removed files."""
+    places = {os.path.dirname(path) for path in removed}  # noqa: PTH120
+    for place in sorted(places, key=len, reverse=True):
+        while place and folder.remove_if_empty(place):
+            place = os.path.dirname(place)  # noqa: PTH120, PLW2901
+
+
+def written_path(folder: OutputFolder, name: str, path: Any) -> str:
+    """Return a path of a manifest or intent, if an export may have written that file.
+
+    The commit removes such files. The check keeps a forged document from removing any other file.
+
+    Raises:
+        UsageError: if an export cannot have written the path.
+    """
+    parts = path.split("/") if isinstance(path, str) else []
+    plain = all(part not in ("", ".", "..") and "\0" not in part for part in parts)
+    if not parts or not plain or not parts[-1].endswith(_OUR_ENDING):
+        raise UsageError(
+            f"{folder.location}: {name} names {path!r}, which no export wrote: give another folder"
+        )
+    if folder.is_local:
+        root = os.path.realpath(folder.location)
+        place = os.path.realpath(os.path.join(root, *parts[:-1]))  # noqa: PTH118
+        if place != os.path.join(root, *parts[:-1]):  # noqa: PTH118
+            raise UsageError(
+                f"{folder.location}: {name} names {path!r}, which a symbolic link leads out of "
+                "the folder: give another folder"
+            )
+    return str(path)
+
+
+# ------------------------------------------------------------------------------------- compaction
+@dataclass(frozen=True, kw_only=True)
+class CompactionIntent:
+    """The intent of a compaction: new files, and the files that they replace.
+
+    Attributes:
+        staging: folder of the new files, below the destination.
+        moves: (staged path, final path) of each new file.
+        removed: paths of the files that the new ones replace.
+        manifest: manifest of the folder after the compaction.
+    """
+
+    staging: str
+    moves: Sequence[tuple[str, str]]
+    removed: Sequence[str]
+    manifest: Mapping[str, Any]
+
+    def commit(self, folder: OutputFolder) -> None:
+        """Write the intent and carry it out; the new files must be synced before."""
+        before = {entry["path"] for entry in self.manifest["files"]}
+        intent = {
+            "written_by": WRITTEN_BY,
+            "files": sorted({*before, *self.removed}),
+            _COMPACTION: {
+                "staging": self.staging,
+                "moves": [list(move) for move in self.moves],
+                "removed": list(self.removed),
+                "manifest": dict(self.manifest),
+            },
+        }
+        folder.write_json(INTENT, intent, by_way_of=f"{self.staging}/{INTENT}")
+        folder.sync(INTENT)
+        finish_compaction(folder)
+
+
+def finish_compaction(folder: OutputFolder) -> bool:
+    """Complete a compaction whose intent exists; return whether there was one.
+
+    Raises:
+        UsageError: if the intent is invalid.
+        CorruptFile: if a new file is neither staged nor in place.
+    """
+    try:
+        document = folder.read_json(INTENT)
+    except ValueError:
+        return False
+    plan = document.get(_COMPACTION) if isinstance(document, dict) else None
+    if plan is None or document.get("written_by") != WRITTEN_BY:
+        return False
+    staging, moves, removed, manifest = _checked(folder, plan)
+    there = set(folder.files())
+    for staged, path in moves:
+        if staged not in there and path not in there:
+            reason = f"the file is missing, also at {staged}"
+            raise CorruptFile(f"{folder.location}/{path}", 0, reason)
+    folder.remove(SUCCESS)
+    for staged, path in moves:
+        if staged in there:
+            folder.move(staged, path)
+        folder.sync(path)
+    for path in removed:
+        folder.remove(path)
+    folder.make(staging)
+    folder.write_json(MANIFEST, manifest, by_way_of=f"{staging}/{MANIFEST}")
+    with folder.create(SUCCESS):
+        pass
+    folder.remove(INTENT)
+    folder.remove_folder(staging)
+    return True
+
+
+def _checked(
+    folder: OutputFolder, plan: Any
+) -> tuple[str, list[tuple[str, str]], list[str], dict[str, Any]]:
+    """Return the parts of an intent; reject an invalid one, because files are removed by it."""
+    try:
+        staging, manifest = plan["staging"], dict(plan["manifest"])
+        moves = [(str(staged), str(path)) for staged, path in plan["moves"]]
+        removed = [written_path(folder, INTENT, path) for path in plan["removed"]]
+        if not isinstance(staging, str) or not re.fullmatch(f"{TEMPORARY}[0-9a-f]+", staging):
+            raise ValueError(f"staging {staging!r}")
+        # The new manifest is staged there even if no file is moved.
+        written_path(folder, INTENT, f"{staging}/{_OUR_ENDING}")
+        for staged, path in moves:
+            written_path(folder, INTENT, path)
+            written_path(folder, INTENT, staged)
+            if not staged.startswith(f"{staging}/"):
+                raise ValueError(f"staged {staged!r}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{folder.location}: {INTENT} is no valid intent of a compaction: {error!r}"
+        ) from error
+    return staging, moves, removed, manifest

@@ -1,8 +1,7 @@
-"""One task's messages as Parquet files: what the workers of an export do. Knows nothing of Spark.
+"""Writes the messages of one task to Parquet files, in a worker. Needs no PySpark.
 
-Rows stay in physical order. Rows of about one row group are in memory at a time, however large the
-task is. Files go to a folder of the attempt's own; the driver moves those of the attempts that
-count.
+Rows stay in physical order. A task holds about one row group in memory, however large the task is.
+Each attempt writes to a separate folder; the driver moves the files of the attempts that count.
 """
 
 from __future__ import annotations
@@ -31,29 +30,29 @@ from logquarry.spark.summary import TALLY_COLUMNS, Summary
 from logquarry.spark.tasks import ReadTask, read_batches
 
 PARTITION_COLUMNS: Final = ("broker", "topic", "queue_id", "day")
-"""What files can be parted by: columns, and the day of the store timestamp (UTC)."""
+"""Keys to partition files by: columns, and the day of the store timestamp (UTC)."""
 
 ROW_GROUP_BYTES: Final = 64 << 20
-"""Bytes of Arrow data in one row group: measured, see docs/performance.md."""
+"""Bytes of Arrow data in one row group; measured, see docs/performance.md."""
 COMPRESSION_LEVEL: Final = 1
-"""Of zstd: a higher one saves a few percent of space and takes far more time."""
+"""Level of zstd: higher levels save a few percent of space and take far more time."""
 
 _MOST_FILES: Final = 64
-"""Files that one task has open at once; with more partitions the one not used longest is closed."""
+"""Files that a task keeps open; before it opens another, it closes the least recently used one."""
 _LONGEST_STEM: Final = 180
 _DAY_US: Final = 86_400_000_000
 _NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 _EPOCH: Final = date(1970, 1, 1)
-# What Hive and Spark escape in a partition's value.
+# The characters that Hive and Spark escape in a partition's value.
 _HIVE_ESCAPED = re.compile(r'[\x00-\x1f"#%\'*/:=?\\\x7f{\[\]^]')
 
-# Values that come again and again; for the others a dictionary is made and thrown away.
+# Columns with repeated values. For other columns a dictionary costs time and saves no space.
 _DICTIONARY: Final = (
     "broker", "topic", "queue_id", "born_host", "store_host", "sys_flag", "flag", "reconsume_times",
     "prepared_transaction_offset", "tags", "tags_code",
 )  # fmt: skip
 _DICTIONARY_PATHS: Final = {"properties": "properties.key_value.key"}
-# Least and largest value by row group, where queries ask for ranges. Not of keys and bodies.
+# Columns with minimum and maximum by row group, because queries ask for ranges; not keys, bodies.
 _STATISTICS: Final = (
     "broker", "topic", "queue_id", "queue_offset", "physical_offset", "store_timestamp",
     "born_timestamp", "tags",
@@ -63,17 +62,17 @@ _ASCENDING: Final = ("queue_offset", "physical_offset", "store_timestamp", "born
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenFile:
-    """A file that a task has written.
+    """A file that a task wrote.
 
     Attributes:
-        path: where it belongs, below the destination.
-        staged: where it is, below the destination.
-        broker: whose messages it has.
-        rows: how many.
-        bytes: of the file.
+        path: final path, below the destination.
+        staged: current path, below the destination.
+        broker: broker of its messages.
+        rows: number of messages.
+        bytes: size of the file.
         first_offset: physical offset of the first message.
-        last_offset: of the last.
-        values: what its rows have in common, where files are parted.
+        last_offset: physical offset of the last message.
+        values: values of the partition columns, if the export is partitioned.
     """
 
     path: str
@@ -88,13 +87,13 @@ class WrittenFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskResult:
-    """What one task did.
+    """The result of one task.
 
     Attributes:
-        task: its number.
-        files: what it wrote.
-        summary: what was in it.
-        length: bytes of log that it was made for.
+        task: number of the task.
+        files: the files that it wrote.
+        summary: counts and damage.
+        length: bytes of log that the task read.
     """
 
     task: int
@@ -104,32 +103,32 @@ class TaskResult:
 
 
 def check_partition_columns(names: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
-    """``names`` as a tuple.
+    """Return `names` as a tuple if an export of `columns` can be partitioned by them.
 
     Raises:
-        UsageError: if files cannot be parted by one of them.
+        UsageError: if it cannot.
     """
     for name in names:
         if name not in PARTITION_COLUMNS:
             known = ", ".join(PARTITION_COLUMNS)
-            raise UsageError(f"partition by {name!r}: files can be parted by {known}")
+            raise UsageError(f"partition by {name!r}: takes {known}")
         needed = "store_timestamp" if name == "day" else name
         if needed not in columns:
-            raise UsageError(f"partition by {name!r}: the column {needed} is not exported")
+            raise UsageError(f"partition by {name!r}: export the column {needed} too")
     if len(set(names)) != len(names):
-        raise UsageError(f"partition by {', '.join(names)}: one comes twice")
+        raise UsageError(f"partition by {', '.join(names)}: a column appears twice")
     return tuple(names)
 
 
 def write_task(
     number: int, task: ReadTask, folder: OutputFolder, staging: str, partition_by: Sequence[str]
 ) -> TaskResult:
-    """Write the messages of a task into a folder of its own below ``staging``.
+    """Write the messages of a task below `staging`, in a folder for this attempt.
 
     Raises:
         CorruptFrame: on damage, as the task's options say.
     """
-    # A second attempt of the same task may run beside the first (speculation).
+    # A second attempt of the task may run at the same time (speculation).
     attempt = f"{staging}/{number:06d}-{uuid.uuid4().hex[:12]}"
     files = PartedFiles(
         folder,
@@ -141,7 +140,7 @@ def write_task(
     )
     damage = DamageLog()
     summary = Summary()
-    # What the manifest tells is read in any case; what is not wanted of it is not written.
+    # The manifest needs these columns even if the export does not have them.
     needed = [*TALLY_COLUMNS, "physical_offset"]
     needed += [EXACT_PROPERTIES.name] if "properties" in task.columns else []
     more = [name for name in needed if name not in task.columns]
@@ -157,7 +156,7 @@ def write_task(
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Where the files of an attempt belong, and where they are until then."""
+    """The names of an attempt's files: (final path, staged path)."""
 
     attempt: str
     stem: str
@@ -170,7 +169,7 @@ class _Names:
 
 
 def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> WrittenFile:
-    """A file without rows: what readers take the columns from where nothing was exported."""
+    """Write a file without rows: from it, readers of an empty export learn the columns."""
     name = "part-empty.parquet"
     staged = f"{staging}/{name}"
     with folder.create(staged) as sink:
@@ -187,13 +186,13 @@ def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> W
 
 
 def chunks(batches: Iterator[pa.RecordBatch], *, in_one: bool = False) -> Iterator[pa.Table]:
-    """Batches put together to about a row group each.
+    """Join batches to tables of about one row group each.
 
-    Whoever takes one lets go of it before the next: it is most of the memory of a task.
+    Drop each table before you take the next: it is most of the memory of a task.
 
     Args:
-        batches: of rows.
-        in_one: whether each column is to be in one piece, for rows that are parted.
+        batches: batches of rows.
+        in_one: whether to copy each column into one chunk, which partitioning needs.
     """
     held: list[pa.RecordBatch] = []
     size = 0
@@ -202,13 +201,13 @@ def chunks(batches: Iterator[pa.RecordBatch], *, in_one: bool = False) -> Iterat
         size += batch.nbytes
         if size >= ROW_GROUP_BYTES:
             size = 0
-            yield _put_together(held, in_one)
+            yield _joined(held, in_one)
     if held:
-        yield _put_together(held, in_one)
+        yield _joined(held, in_one)
 
 
-def _put_together(held: list[pa.RecordBatch], in_one: bool) -> pa.Table:
-    """Some batches as a table; the list has none of them any more."""
+def _joined(held: list[pa.RecordBatch], in_one: bool) -> pa.Table:
+    """Make a table of batches and empty the list, so that the batches can be freed."""
     table = pa.Table.from_batches(held)
     held.clear()
     return table.combine_chunks() if in_one else table
@@ -217,13 +216,13 @@ def _put_together(held: list[pa.RecordBatch], in_one: bool) -> pa.Table:
 # ------------------------------------------------------------------------------------------ files
 @dataclass(frozen=True, slots=True)
 class FileForm:
-    """What is in the files of a task.
+    """Columns and partitioning of a task's files.
 
     Attributes:
-        schema: their columns, in order; some of those of the rows that are added.
-        partition_by: what they are parted by.
-        exact: whether the metadata tells what the column ``properties`` cannot say; the rows have
-            the column ``properties_string`` then.
+        schema: columns of the files, in order; a subset of the columns of the rows.
+        partition_by: keys to partition by.
+        exact: whether the file's metadata records properties that the column ``properties`` cannot
+            represent; the rows then need the column ``properties_string``.
     """
 
     schema: pa.Schema
@@ -232,14 +231,14 @@ class FileForm:
 
 
 class PartedFiles:
-    """The files of one attempt, one open at a time for each partition's values.
+    """The files of one attempt, with one open file for each partition.
 
     Args:
-        folder: where they go.
-        broker: whose messages they have.
-        form: what is in them.
-        name: path of a partition's file, and where it is until it is put in place, by the
-            partition's values and the number of files that the partition has had before.
+        folder: the destination.
+        broker: broker of the messages.
+        form: columns and partitioning.
+        name: returns (final path, staged path), given the partition's values and the number of
+            files that the partition has already.
     """
 
     def __init__(
@@ -258,9 +257,9 @@ class PartedFiles:
         self._written: list[WrittenFile] = []
 
     def add(self, rows: pa.Table) -> None:
-        """Write some rows; they have ``physical_offset``, and what the form wants."""
+        """Write rows, which need ``physical_offset`` and the columns of the form."""
         for values, part in _parted(rows, self._form.partition_by):
-            # The one used last goes to the end.
+            # Put the file last: the first one is closed when too many are open.
             file = self._open.pop(values, None) or self._begin(values)
             self._open[values] = file
             file.add(part)
@@ -269,7 +268,7 @@ class PartedFiles:
             del part
 
     def close(self) -> tuple[WrittenFile, ...]:
-        """Complete all files, and tell of them."""
+        """Complete all files and return them."""
         while self._open:
             self._close(next(iter(self._open)))
         return tuple(sorted(self._written, key=lambda file: file.path))
@@ -311,7 +310,7 @@ class _File:
 
     @property
     def is_full(self) -> bool:
-        """Whether further rows had better go to another file."""
+        """Whether the metadata is so large that further rows need another file."""
         return self._exact is not None and self._exact.size > MOST_BYTES
 
     def add(self, rows: pa.Table) -> None:
@@ -342,7 +341,7 @@ class _File:
 
 
 def writer_settings(schema: pa.Schema) -> dict[str, Any]:
-    """What a Parquet writer is given for files with these columns."""
+    """Return the settings of a Parquet writer for files with these columns."""
     columns = schema.names
     return {
         "compression": "zstd",
@@ -358,10 +357,10 @@ def writer_settings(schema: pa.Schema) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------ names
 def file_stem(task: ReadTask) -> str:
-    """The name of a task's file without its ending: the same whenever the same part is exported.
+    """Return the name of a task's file without its ending; the same part has the same name.
 
-    ``part-BROKER.OFFSET`` for a range of the log, ``part-BROKER.TOPIC.QUEUE.OFFSET`` (a queue
-    offset) for a slice of a queue, ``part-BROKER.at.OFFSET`` for places.
+    ``part-BROKER.OFFSET`` for a range of the log, ``part-BROKER.TOPIC.QUEUE.OFFSET`` for a range of
+    a queue (with its first queue offset), ``part-BROKER.at.OFFSET`` for single places.
     """
     first = task.plan.parts[0]
     if isinstance(first, LogSplit):
@@ -377,14 +376,14 @@ def file_stem(task: ReadTask) -> str:
 
 
 def _plain_name(word: str) -> str:
-    """Letters, digits, ``_`` and ``-`` as they are, all else as ``~`` and hex: never a dot."""
+    """Encode all but letters, digits, ``_`` and ``-`` as ``~`` and hex, so no dot remains."""
     return re.sub(
         r"[^A-Za-z0-9_-]", lambda m: "".join(f"~{byte:02x}" for byte in m[0].encode()), word
     )
 
 
 def partition_folder(names: Sequence[str], values: Sequence[Any]) -> str:
-    """``topic=orders/day=2024-05-01``, escaped as Hive and Spark do."""
+    """Return a folder such as ``topic=orders/day=2024-05-01``, escaped as by Hive and Spark."""
     return "/".join(f"{n}={_hive_value(v)}" for n, v in zip(names, values, strict=True))
 
 
@@ -394,7 +393,7 @@ def _hive_value(value: Any) -> str:
 
 
 def _day(number: int) -> date | None:
-    """A day by its number since 1970; None where no calendar has it."""
+    """Return a day by its number since 1970-01-01; None if `date` cannot represent it."""
     try:
         return _EPOCH + timedelta(days=number)
     except OverflowError:
@@ -404,7 +403,7 @@ def _day(number: int) -> date | None:
 def _parted(
     rows: pa.Table, partition_by: tuple[str, ...]
 ) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
-    """Rows by the values of their partition, each in the order they had."""
+    """Split rows by the values of their partition; each part keeps the order of its rows."""
     if not partition_by:
         yield (), rows
         return
@@ -414,18 +413,18 @@ def _parted(
         codes = codes * count + own
     order = np.argsort(codes, kind="stable")
     cuts = np.flatnonzero(np.diff(codes[order])) + 1
-    # One take of a column in pieces would put these together, for each part anew.
+    # A take from a chunked column would join the chunks again for each part.
     together = rows.combine_chunks()
     for indices in np.split(order, cuts):
         part = together if len(indices) == len(rows) else together.take(pa.array(indices))
         values = tuple(_partition_value(part, name) for name in partition_by)
         yield values, part
-        # Not beside the next one.
+        # Free the part before the next is made.
         del part
 
 
 def _codes(rows: pa.Table, name: str) -> tuple[Any, int]:
-    """A number from 0 on for each row's value, and how many there are."""
+    """Return a number >= 0 for each row's value, and the count of distinct values."""
     if name == "day":
         values = rows.column("store_timestamp").cast("int64").to_numpy() // _DAY_US
         distinct, codes = np.unique(values, return_inverse=True)

@@ -1,11 +1,11 @@
-"""Damage set aside while reading goes on: the bytes, and where and why, for who looks later.
+"""Copies damage to a folder for later inspection, while the read continues (onDamage=quarantine).
 
 ::
 
     FOLDER/BROKER/00000000000000078237.bin    the damaged bytes, without the zeros at their end
     FOLDER/BROKER/00000000000000078237.json   file, offset, length, kind and reason
 
-Names depend on nothing but broker and offset: whoever meets the same damage again finds it there.
+The name depends only on broker and physical offset, so a second read finds the earlier copy.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _PIECE: Final = 8 << 20
 
 
 class Quarantine:
-    """Where damage of one store is set aside.
+    """The copies of one store's damage.
 
     Args:
         folder: the folder for all stores.
-        broker: what the store is called.
+        broker: name of the store.
     """
 
     def __init__(self, folder: OutputFolder, broker: str) -> None:
@@ -37,27 +37,27 @@ class Quarantine:
         self._broker = broker
 
     def keep(self, layout: StoreLayout, span: DamagedSpan) -> None:
-        """Copy a span, unless it is there already.
+        """Copy a damaged span, unless an earlier copy is at least as long.
 
         Raises:
-            StoreUnavailable: if it cannot be written.
+            StoreUnavailable: if the copy cannot be written.
         """
-        # A broker's name may have slashes in it.
+        # A broker's name may contain slashes.
         name = f"{quote(self._broker, safe=' ')}/{span.offset:0{NAME_DIGITS}d}"
         try:
             self._keep(layout, span, name)
         except OSError as error:
             where = f"{self._folder.location}/{name}"
-            raise StoreUnavailable(f"{where}: damage cannot be set aside: {error}") from error
+            raise StoreUnavailable(f"{where}: damage cannot be copied there: {error}") from error
 
-    def of_bodies(self, layout: StoreLayout, told: BadBodies) -> Callable[[int, str], None]:
-        """For :attr:`Decoding.on_bad_body`: a note of a message whose body does not decompress.
+    def of_bodies(self, layout: StoreLayout, report: BadBodies) -> Callable[[int, str], None]:
+        """Make a callback for :attr:`Decoding.on_bad_body`: a body that does not decompress.
 
-        The message is read all the same, so that there are no bytes to copy.
+        It records the finding without bytes, because the read returns the message anyway.
         """
 
         def keep(offset: int, reason: str) -> None:
-            told(offset, reason)
+            report(offset, reason)
             self.keep(
                 layout, DamagedSpan(offset, 0, BAD_COMPRESSION, reason, layout.log_path(offset))
             )
@@ -76,7 +76,7 @@ class Quarantine:
         known = self._known(f"{name}.json")
         if known is not None and _length(known) >= span.length:
             return
-        # Tasks that run twice write files of their own, and the last one's stays.
+        # Each attempt of a task writes its own temporary file; the last attempt's file stays.
         passing = f"{name}.{uuid.uuid4().hex}.tmp"
         self._folder.make(name.rpartition("/")[0])
         document["bytes"] = 0

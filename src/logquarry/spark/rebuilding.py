@@ -1,9 +1,9 @@
-"""Consume queues and index made anew on Spark: map-only, without a shuffle.
+"""Rebuilds consume queues and index on Spark, without a shuffle.
 
-A unit's place is its message's queue offset, so that tasks write units where they belong, each
-from its part of the log. Index files are made one by a task, of the keys from one number to
-another. See :mod:`logquarry.repair.rebuild.parts`; what is put in place, and how, is
-:mod:`logquarry.repair.rebuild.rebuild`'s.
+The place of an entry in its queue follows from its message's queue offset, so each task writes the
+entries of its part of the log directly. For the index, each task writes one file, from a range of
+the log's keys. :mod:`logquarry.repair.rebuild.parts` does the work of a task;
+:func:`logquarry.repair.rebuild.rebuild.rebuild` puts the result in place.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _NOTES: Final = "rebuilt"
-"""Folder in the sidecar of ``into``, for what tells whose the folders in it are."""
+"""Folder in the sidecar of ``into``: one note for each store that names its source."""
 _STAGES: Final = 3
 _AT_ONCE: Final = 8
-"""Stores at once: while the driver looks at one, tasks work on others."""
+"""Stores at once: while the driver works on one, tasks work on others."""
 
 
 def rebuild_on_spark(
@@ -64,32 +64,35 @@ def rebuild_on_spark(
     pause: Callable[[], None] = lambda: None,
     note: Path | None = None,
 ) -> RebuildReport:
-    """Make consume queues and index anew; see :func:`rebuild`, whose bytes these are.
+    """Rebuild consume queues and index; the files are byte for byte those of :func:`rebuild`.
 
-    Queues whose offsets fall back, as those of a topic that was deleted and made anew, are built by
-    the driver in the log's order; so is all of a store that a process has open.
+    The driver builds some queues itself, in the order of the log: those whose queue offsets go
+    back, as after a topic was deleted and created again. It also builds everything of a store that
+    a process has open.
 
     Args:
-        spark: a session; its workers have to reach the store, and ``into``, by the same names.
+        spark: a session; its workers must reach the store, and ``into``, under the same paths.
         path: the store's folder.
         into: see :func:`rebuild`.
-        apply: likewise.
-        queues: likewise.
-        index: likewise.
-        config: likewise.
-        split_size: most bytes of log of one task.
-        progress: told of bytes; the log counts three times.
-        pause: called where the work may be ended: by what it raises.
+        apply: see :func:`rebuild`.
+        queues: see :func:`rebuild`.
+        index: see :func:`rebuild`.
+        config: see :func:`rebuild`.
+        split_size: most bytes of log in one task.
+        progress: called with (bytes done, total); the log counts three times.
+        pause: called at safe points; raise to cancel.
         note: see :func:`rebuild`.
 
     Raises:
-        StoreNotFound, StoreUnavailable, UsageError: as :func:`rebuild`.
+        StoreNotFound: if there is no store.
+        StoreUnavailable: as :func:`rebuild`.
+        UsageError: as :func:`rebuild`.
     """
 
-    def build(job: BuildJob, told: Progress | None) -> Built:
+    def build(job: BuildJob, progress: Progress | None) -> Built:
         if job.is_live:
-            return build_here(job, told)
-        return _SparkBuild(spark, job, split_size, told, pause).run()
+            return build_here(job, progress)
+        return _SparkBuild(spark, job, split_size, progress, pause).run()
 
     return rebuild(
         path,
@@ -117,31 +120,33 @@ def rebuild_stores(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> list[RebuildReport]:
-    """Make queues and index of many stores anew, some of them at once.
+    """Rebuild consume queues and index of many stores, several at once.
 
     Args:
-        spark: as for :func:`rebuild_on_spark`.
+        spark: see :func:`rebuild_on_spark`.
         stores: a path or glob, or several.
-        into: a folder, in which each gets the folder of its broker's name.
-        apply: without ``into``: put them in place of each store's own.
-        queues: whether to make the queues.
-        index: whether to make the index.
-        config: what the files of the stores do not tell.
-        split_size: most bytes of log of one task.
-        resume: with ``into``: leave out stores that have all of it there already, from a call
-            before that did not come to its end. Notes in the folder tell which stores they are.
-        progress: told of bytes; each log counts three times.
+        into: folder for the rebuilt files, each store's in a folder named after its broker.
+        apply: without ``into``: replace each store's own files.
+        queues: whether to rebuild the consume queues.
+        index: whether to rebuild the index.
+        config: settings that the files of a store do not contain.
+        split_size: most bytes of log in one task.
+        resume: with ``into``: continue an interrupted call and skip stores that are complete. Notes
+            in ``into`` tell which store each folder belongs to.
+        progress: called with (bytes done, total); each log counts three times.
 
     Returns:
-        What was done, store by store, of those that were not left out.
+        The reports of the stores, without skipped ones.
 
     Raises:
-        StoreNotFound, StoreUnavailable, UsageError: as :func:`rebuild`, of the first store that
-            fails: what is being done is given up, and what is done stays. With ``resume`` also if
-            a folder holds what is another store's, or was made with other settings.
+        StoreNotFound: if a path is no store.
+        StoreUnavailable: as :func:`rebuild`. The first error cancels the running stores; finished
+            stores stay.
+        UsageError: as :func:`rebuild`; with ``resume`` also if a folder belongs to another store,
+            or was built with other settings.
     """
     if resume and into is None:
-        raise UsageError("resume: in place nothing tells what was done: it is for a folder")
+        raise UsageError("resume: needs a target folder: a rebuild in place leaves no notes")
     locations = find_stores(as_paths(stores))
     names = [name for name, wanted in ((CONSUME_QUEUE, queues), (INDEX, index)) if wanted]
     chosen: list[tuple[str, Path | None, Path | None]] = []
@@ -184,7 +189,7 @@ def rebuild_stores(
         try:
             wait(work, return_when=FIRST_EXCEPTION)
         finally:
-            # Where one has failed, or somebody interrupts; else nothing is at work any more.
+            # Cancel the others after an error or Ctrl-C; after success all have ended anyway.
             ended.set()
             wait(work)
     for future in work:
@@ -195,11 +200,11 @@ def rebuild_stores(
 
 
 class _GivenUp(Exception):
-    """Another store has failed, or somebody has interrupted."""
+    """Cancels a store after another one failed, or after Ctrl-C."""
 
 
 class _Sums:
-    """Tells of the work on all stores together."""
+    """Adds up the progress of all stores."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
@@ -207,21 +212,21 @@ class _Sums:
         self._known: dict[int, tuple[int, int]] = {}
 
     def of(self, number: int) -> Progress:
-        """What one of them is told with."""
+        """Return the callback for one store."""
 
-        def told(done: int, total: int) -> None:
+        def report(done: int, total: int) -> None:
             with self._lock:
                 self._known[number] = done, total
                 sums = (sum(values) for values in zip(*self._known.values(), strict=True))
                 if self._progress is not None:
                     self._progress(*sums)
 
-        return told
+        return report
 
 
 @dataclass(frozen=True, slots=True)
 class _Local:
-    """A run that only the walk could read."""
+    """A run of frames that the guided read of the tasks missed; the driver reads it itself."""
 
     run: Run
     summary: FoundRun
@@ -231,7 +236,7 @@ _Piece = FoundRun | _Local
 
 
 class _SparkBuild:
-    """Builds one store's."""
+    """The build of one store."""
 
     def __init__(
         self,
@@ -251,7 +256,7 @@ class _SparkBuild:
 
     def run(self) -> Built:
         job = self._job
-        # Folders that nobody makes where there is nothing to put into them.
+        # No task makes these folders if no entry belongs into them.
         for name in job.names:
             job.disk.make_folders(job.folder / name)
         parts_of_log = list(tiles(job.layout, self._split_size))
@@ -278,10 +283,10 @@ class _SparkBuild:
         if progress is None:
             return None
 
-        def told(done: int, total: int) -> None:
+        def report(done: int, total: int) -> None:
             progress(number * total + done, _STAGES * total)
 
-        return told
+        return report
 
     def _piece(self, run: Run | FoundRun) -> _Piece:
         if isinstance(run, FoundRun):
@@ -319,7 +324,7 @@ class _SparkBuild:
         queues.finish()
 
     def _add_odd(self, queues: QueueFiles, piece: FoundRun, odd: frozenset[QueueKey]) -> None:
-        """What a run brings to queues that are built in the log's order."""
+        """Add a run's entries of the queues that are built in the order of the log."""
         if odd.isdisjoint(piece.queues):
             return
         for found in parts.read_units(
@@ -364,7 +369,7 @@ class _SparkBuild:
 
 
 def _grouped(runs: list[FoundRun], size: int) -> list[list[tuple[int, int]]]:
-    """Runs as tasks of about so many bytes."""
+    """Group runs into tasks of about `size` bytes each."""
     groups: list[list[tuple[int, int]]] = []
     filled = size
     for run in runs:
@@ -386,7 +391,7 @@ def _length_of_all(spans: list[tuple[int, int]]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _IndexFile:
-    """One index file that is to be."""
+    """An index file to write."""
 
     path: Path
     sources: tuple[KeySource, ...]
@@ -400,7 +405,7 @@ def _keys_of_file(file: _IndexFile) -> int:
 # -------------------------------------------------------------------------------- in the worker
 @dataclass(frozen=True, slots=True)
 class _Store:
-    """A store, as a task finds it."""
+    """The path and settings with which a task opens a store."""
 
     location: str
     config: StoreConfig
@@ -436,7 +441,7 @@ class _WriteIndex:
     def __call__(self, _: int, file: _IndexFile) -> None:
         shape = self.store.config.index_shape
         assert shape is not None
-        # A task that is tried again begins its file anew.
+        # Remove the unfinished file of an earlier attempt.
         file.path.unlink(missing_ok=True)
         parts.write_index_file(
             self.store.open(),

@@ -1,6 +1,6 @@
-"""Sessions that know the data source `rocketmq`, on a machine where nothing was set up for Spark.
+"""Makes a Spark session with the data source `rocketmq`, on a machine not prepared for Spark.
 
-pyspark is imported where it is used: importing this module costs nothing.
+Imports pyspark only inside functions, so importing this module is cheap.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Store and born timestamps are instants: the same rows print the same everywhere.
+    # Timestamps are instants: in UTC the same rows print the same on every machine.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 
-# Between workers and the JVM: half of what TCP costs the kernel, and no port on the machine. A
-# worker that the JVM hangs up on then finds a broken pipe, which our daemon does not print.
+# Unix sockets between workers and the JVM cost the kernel half as much as TCP and open no port. A
+# worker whose connection the JVM closes then finds a broken pipe, which our daemon does not print.
 _WORKERS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "logquarry.spark.daemon",
 }
 
-# The host's own name often resolves to an address that nobody listens on, and such a driver needs
-# none that others can reach.
+# The host's own name often resolves to an address on which no process listens. A local driver does
+# not need an address that other machines reach.
 _LOOPBACK = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -44,21 +44,20 @@ def get_session(
     app_name: str = "logquarry",
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The running session, or a new one; the source `rocketmq` is registered in it.
+    """Return the running session, or make one; register the source `rocketmq` in it.
 
-    A new session gets a Java (see `logquarry.spark.java`), this interpreter for its Python workers,
-    UTC as its time zone, Arrow between Python and the JVM, no web page and a quiet log, and what
-    `logquarry.spark.java` tells the JVM. `config` is laid over that. A session that runs already
-    keeps what it has, and takes of `config` what can change at run time. Under spark-submit, master
-    and Java are those of spark-submit.
+    A new session uses: a Java that runs Spark (see `logquarry.spark.java`), this interpreter for
+    the Python workers, UTC, Arrow between Python and the JVM, no web UI and a quiet log. `config`
+    overrides these settings. A running session keeps its settings and takes from `config` those
+    that can change at run time. Under spark-submit, spark-submit sets master and Java.
 
     Raises:
-        JavaNotFound: a new session is needed and there is no Java >= 17.
+        JavaNotFound: if a new session is needed and there is no Java >= 17.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    # getActiveSession would not do: a session is active by thread.
+    # Not getActiveSession: the active session differs by thread.
     running = SparkContext._active_spark_context is not None
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     local = master.startswith("local")
@@ -84,17 +83,17 @@ def get_session(
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the source `rocketmq` known to `spark`; doing it again is harmless."""
+    """Register the source `rocketmq` in `spark`; calling it again does no harm."""
     from logquarry.spark.source import RocketMQDataSource
 
     spark.dataSource.register(RocketMQDataSource)
 
 
 def _set_python(*, override: bool) -> None:
-    """Has the Python workers run this interpreter.
+    """Make the Python workers run this interpreter.
 
-    They would take the first python3 on PATH, which need not have this package, nor the driver's
-    version. On a cluster the path may be another one, so there a setting of the user's is kept.
+    By default they run the first python3 on PATH, which may lack this package or have another
+    version. On a cluster the interpreter's path may differ, so there the user's setting stays.
     """
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         if override or not os.environ.get(name):

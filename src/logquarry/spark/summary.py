@@ -1,4 +1,4 @@
-"""What was read, in a few numbers: messages and bytes by topic, the time they span, damage."""
+"""Messages and bytes by topic, their time range, and damage: the summary of a read."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TALLY_COLUMNS = ("topic", "size", "store_timestamp")
-"""What a tally takes of a message."""
+"""The columns that a summary needs."""
 
 
 @dataclass(slots=True)
 class TopicSummary:
-    """One topic, or everything.
+    """Counts of one topic, or of all topics.
 
     Attributes:
-        messages: how many.
-        bytes: of their frames in the log.
-        first_ms: least store timestamp, in milliseconds; None without messages.
-        last_ms: the largest.
+        messages: number of messages.
+        bytes: bytes of their frames in the log.
+        first_ms: smallest store timestamp, in milliseconds; None without messages.
+        last_ms: largest store timestamp, in milliseconds; None without messages.
     """
 
     messages: int = 0
@@ -32,7 +32,7 @@ class TopicSummary:
     last_ms: int | None = None
 
     def add(self, other: TopicSummary) -> None:
-        """Take in another one."""
+        """Add the counts of `other`."""
         self.messages += other.messages
         self.bytes += other.bytes
         firsts = [ms for ms in (self.first_ms, other.first_ms) if ms is not None]
@@ -40,7 +40,7 @@ class TopicSummary:
         self.first_ms, self.last_ms = min(firsts, default=None), max(lasts, default=None)
 
     def as_dict(self) -> dict[str, Any]:
-        """For a JSON document."""
+        """Return the JSON form."""
         return {
             "messages": self.messages,
             "bytes": self.bytes,
@@ -51,11 +51,11 @@ class TopicSummary:
 
 @dataclass(slots=True)
 class Summary:
-    """Some messages, and the damage between them.
+    """Counts by topic, and the damage that a read skipped.
 
     Attributes:
-        topics: by name.
-        damage: what was passed over, by broker and offset once it is complete.
+        topics: counts by topic.
+        damage: damaged spans; sorted only by :meth:`of`.
     """
 
     topics: dict[str, TopicSummary] = field(default_factory=dict)
@@ -63,14 +63,14 @@ class Summary:
 
     @property
     def total(self) -> TopicSummary:
-        """All topics together."""
+        """Counts of all topics together."""
         total = TopicSummary()
         for topic in self.topics.values():
             total.add(topic)
         return total
 
     def add_rows(self, rows: pa.Table) -> None:
-        """Take in messages, of which the columns TALLY_COLUMNS are there."""
+        """Count the rows of a table that has the TALLY_COLUMNS."""
         if not rows.num_rows:
             return
         found = (
@@ -95,7 +95,7 @@ class Summary:
             self._topic(topic).add(TopicSummary(count, size, first // 1000, last // 1000))
 
     def add(self, other: Summary) -> None:
-        """Take in another one."""
+        """Add the counts and the damage of `other`."""
         for name, topic in other.topics.items():
             self._topic(name).add(topic)
         self.damage += other.damage
@@ -105,9 +105,9 @@ class Summary:
 
     @classmethod
     def of(cls, parts: Iterable[Summary]) -> Summary:
-        """Several as one: topics by name, damage by file and offset, each span once.
+        """Merge summaries: topics sorted by name, damage sorted by file and offset.
 
-        A place that two queues name is met by two tasks.
+        Two tasks can report the same span, if two queues point to it; it is kept once.
         """
         whole = cls()
         for part in parts:
@@ -119,7 +119,7 @@ class Summary:
 
 
 def damage_as_dict(span: DamagedSpan) -> dict[str, Any]:
-    """A damaged span for a JSON document."""
+    """Return the JSON form of a damaged span."""
     return {
         "file": span.path,
         "offset": span.offset,

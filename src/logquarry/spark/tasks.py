@@ -1,8 +1,7 @@
-"""Ranges of the log of which it is known that all of it is there.
+"""The read tasks of a job: planned on the driver, read in the workers.
 
-A stream is planned up to an offset at which the log had been followed without a doubt. Whatever a
-reader finds missing before that is damage, and never the log's end; whatever stands behind it is
-the next batch's.
+`plan_tasks` makes small, picklable `ReadTask`s; `read_batches` reads one. The source, the exports
+and the summary share both. Needs no PySpark.
 """
 
 from __future__ import annotations
@@ -38,72 +37,39 @@ from logquarry.spark.quarantine import Quarantine
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
-LOST_END: Final = "lost_end"
-"""Kind of the bytes that were the log's when a batch of a stream was planned, and are no more."""
-
-
-def certain_events(
-    events: Iterable[Event], stop: int, path_at: Callable[[int], str]
-) -> Iterator[Event]:
-    """What stands in a part of the log whose end is known, as a reader tells it.
-
-    Args:
-        events: what a reader found, from any place before ``stop``.
-        stop: physical offset up to which the log was there.
-        path_at: the path of the file that holds an offset.
-    """
-    for event in events:
-        if isinstance(event, LogEnd | DamagedSpan) and event.offset >= stop:
-            return
-        if isinstance(event, LogEnd) or (
-            isinstance(event, DamagedSpan) and (event.is_tail or event.ends_log)
-        ):
-            # A log that lost its end to a power cut, or was replaced by another.
-            why = "the log went on here when it was followed, and holds nothing whole any more"
-            yield DamagedSpan(
-                event.offset, stop - event.offset, LOST_END, why, path_at(event.offset)
-            )
-            return
-        yield event
-
-
-# --------------------------------------------------------------------------------------------------
-# What the tasks of a job read: stores planned on the driver, parts read where a worker is.
-#
-# Knows nothing of Spark: a :class:`ReadTask` is picklable and small, :func:`plan_tasks` makes them
-# and :func:`read_batches` reads one. The source, the export and the summary share both.
-
 logger = logging.getLogger(__name__)
 
+LOST_END: Final = "lost_end"
+"""Kind of damage: bytes that the log had when a stream's batch was planned, but has no longer."""
+
 LARGEST_SPLIT = 128 << 20
-"""Most bytes of a task where the user states none."""
+"""Most bytes of a task, unless the user gives a split size."""
 LEAST_SPLIT = 16 << 20
-"""A task with fewer bytes costs more to start than to run."""
+"""Fewest bytes of a task by default: starting a smaller one costs more than running it."""
 _TASKS_A_CORE = 4
 LEAST_STATED_SPLIT = 64 << 10
-"""Bytes of the smallest task that a user can ask for: nearly all of its time is Spark's own."""
+"""Fewest bytes of a task that the user can ask for: such a task is nearly all overhead."""
 FEW_TASKS = 1_000
-"""So many tasks may always be asked for, however small they are then."""
+"""The user may always ask for this many tasks, however small they become."""
 MOST_TASKS = 100_000
-"""Most tasks of one read: the driver keeps a few kilobytes of each."""
+"""Most tasks of one read: the driver keeps a few kilobytes for each."""
 MOST_PARTS = 256
-"""Most parts of one task, some 30 bytes each: queues and gaps between messages may be a million."""
+"""Most parts of one task. A part takes 30 bytes; a read of many queues can have a million."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadTask:
-    """What one task reads: some parts of one store.
+    """Parts of one store that one task reads.
 
     Attributes:
-        location: the store.
-        broker: what it is called.
-        plan: how it is read; its parts are those of this task alone.
+        location: path or URL of the store.
+        broker: name of the store.
+        plan: how to read; its parts are those of this task only.
         options: how to read; see :func:`for_workers`.
-        columns: which columns of the table that the options name, in order.
-        delay_levels_ms: for tags codes.
-        certain_to: where it is a stream's: up to here (and the end of its parts) all of the log
-            was there when it was planned, and what is behind that is not looked at.
+        columns: columns to read, in order, of the table that the options name.
+        delay_levels_ms: delay of each delay level, which the codes of delayed tags need.
+        certain_to: for a stream only: physical offset up to which the log was complete when the
+            batch was planned. The task reads nothing after it.
     """
 
     location: str
@@ -116,7 +82,7 @@ class ReadTask:
 
     @property
     def length(self) -> int:
-        """Bytes of messages in it, about."""
+        """Bytes of log to read, approximately."""
         return sum(part.length for part in self.plan.parts)
 
 
@@ -130,11 +96,11 @@ class _Store:
 
 # -------------------------------------------------------------------------------- on the driver
 def open_stores(options: ReadOptions) -> list[tuple[str, str, StoreLayout]]:
-    """(location, broker, layout) of each store that the options name.
+    """Return (location, broker, layout) of each store that the options name.
 
     Raises:
-        StoreNotFound: if one of them is no store, or a glob matches none.
-        UsageError: if an option names a broker that is not among them.
+        StoreNotFound: if a path is no store, or a glob matches none.
+        UsageError: if an option names a broker that none of the stores has.
     """
     locations = find_stores(options.paths, options.storage_options)
     brokers = broker_names(locations)
@@ -146,35 +112,38 @@ def open_stores(options: ReadOptions) -> list[tuple[str, str, StoreLayout]]:
 
 
 def check_brokers(options: ReadOptions, brokers: Sequence[str]) -> None:
-    """Whether the options name only brokers that there are.
+    """Check that the options name only known brokers.
 
     Raises:
-        UsageError: if not.
+        UsageError: if an option names another one.
     """
     for name, limit in (("startingOffsets", options.start), ("endingOffsets", options.stop)):
         for broker in limit.brokers:
             if broker not in brokers:
                 known = ", ".join(brokers)
-                raise UsageError(f"{name}: there is no broker {broker!r} among {known}")
+                raise UsageError(f"{name}: there is no broker {broker!r}; there are: {known}")
 
 
 def plan_tasks(
     options: ReadOptions, columns: Sequence[str] | None = None, *, min_tasks: int = 1
 ) -> list[ReadTask]:
-    """Tasks that together read what the options want, each message in exactly one.
+    """Plan tasks that read each wanted message exactly once.
 
-    Those of one store come one after the other; where only its log is read, in the log's order.
+    The tasks of one store follow each other, in the order of the log unless queues choose the
+    messages.
 
     Args:
         options: what to read.
-        columns: which columns (default: as the options say).
-        min_tasks: fewest tasks, if there is enough to read for tasks of a sensible size;
-            ``options.min_partitions`` holds for smaller ones, too (see LEAST_STATED_SPLIT).
+        columns: columns to read; None for those of the options.
+        min_tasks: fewest tasks, if each then has LEAST_SPLIT bytes. ``options.min_partitions`` can
+            make smaller tasks (see LEAST_STATED_SPLIT).
 
     Raises:
-        StoreNotFound, UsageError: as :func:`open_stores`.
+        StoreNotFound: if a path is no store.
         UnsupportedStore: if a store keeps its log in other folders.
-        MessageNotFound: if a wanted start is no longer there, and that matters.
+        UsageError: if an option names an unknown broker.
+        MessageNotFound: if messages from the wanted start on were deleted, and ``options`` treat
+            that as an error.
     """
     stores: list[_Store] = []
     for location, broker, layout in open_stores(options):
@@ -190,12 +159,16 @@ def plan_tasks(
     size = max(options.split_size or _split_size(whole, min_tasks), _least_split(whole))
     plans = [_plan(store, options, size) for store in stores]
     lengths = [sum(part.length for part in plan.parts) for plan in plans]
-    # Only now it is known how much is read, of files that may be mostly empty.
+    # The plans know how much is read: less than the size of the files, which may be nearly empty.
     even = -(-sum(lengths) // max(options.min_partitions, 1))
     stated = min(options.split_size or size, even)
     least = _least_split(sum(lengths))
     if 0 < stated < least:
-        logger.warning("partitions of %d bytes would be too many: they have %d", stated, least)
+        logger.warning(
+            "partitions of %d bytes would be too many: each partition has %d bytes instead",
+            stated,
+            least,
+        )
     if 0 < (smaller := max(stated, least)) < size:
         size = smaller
         plans = [
@@ -223,19 +196,19 @@ def plan_tasks(
 
 
 def even_size(length: int, options: ReadOptions) -> int:
-    """Bytes of a task, where it is known how many there are in all."""
+    """Return the bytes of a task for a read of `length` bytes in total."""
     stated = min(options.split_size or _split_size(length, 1), -(-length // options.min_partitions))
     return max(stated, _least_split(length))
 
 
 def _split_size(whole: int, min_tasks: int) -> int:
-    """Bytes of a task: small enough that all cores have work to the end."""
+    """Return the bytes of a task such that each core gets several tasks."""
     cores = max(min_tasks, os.cpu_count() or 1)
     return min(LARGEST_SPLIT, max(LEAST_SPLIT, -(-whole // (cores * _TASKS_A_CORE))))
 
 
 def _least_split(length: int) -> int:
-    """Fewest bytes of a task, where so many are read in all, whatever the user asks for."""
+    """Return the fewest bytes of a task for a read of `length` bytes; options cannot go below."""
     small = min(LEAST_STATED_SPLIT, -(-length // FEW_TASKS))
     return max(small, -(-length // MOST_TASKS), 1)
 
@@ -249,7 +222,8 @@ def _plan(store: _Store, options: ReadOptions, size: int, *, min_parts: int = 1)
             min_parts=min_parts,
             skip_damage=options.on_damage == "skip",
         )
-    # Where the first damage is the end, it takes a walk over the log to know what comes before it.
+    # The first damage ends the read, so the plan follows the log's order: only the time range
+    # narrows it, and the tasks apply the other filters.
     wanted = store.selection.wanted
     by_time = MessageFilter(since_ms=wanted.since_ms, until_ms=wanted.until_ms)
     walk = plan_read(
@@ -262,9 +236,9 @@ def _plan(store: _Store, options: ReadOptions, size: int, *, min_parts: int = 1)
 
 
 def _packed(plan: ReadPlan, size: int) -> Iterator[ReadPlan]:
-    """The parts of a plan as plans of about ``size`` bytes each: small parts go together.
+    """Split a plan into plans of about `size` bytes each; small parts share a plan.
 
-    Ranges of the log and places in it stay apart, and in order.
+    A plan has either ranges of the log or places in it, never both.
     """
     group: list[Part] = []
     filled = 0
@@ -282,22 +256,22 @@ def _packed(plan: ReadPlan, size: int) -> Iterator[ReadPlan]:
 
 
 def for_workers(options: ReadOptions) -> ReadOptions:
-    """What tasks need of some options: their plans say the rest, and stores and queues are many."""
+    """Drop from the options what each task's plan contains already, to keep tasks small."""
     nothing = OffsetLimit()
     return replace(options, paths=(), start=nothing, stop=nothing, wanted=MessageFilter())
 
 
 def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> None:
-    """Whether what is wanted first is still there (Kafka's failOnDataLoss).
+    """Check that retention has not deleted the wanted start (Kafka's failOnDataLoss).
 
     Raises:
-        MessageNotFound: if it is not, and that is an error.
+        MessageNotFound: if it has, and `fail` is true; otherwise it is logged.
     """
     start, oldest = selection.start_offset, layout.commit_log.start
     if start is not None and layout.commit_log.files and start < oldest:
         lost(
-            f"{layout.root}: the log starts at offset {oldest}, and startingOffsets wants it from "
-            f"{start} on: what lies between was deleted",
+            f"{layout.root}: startingOffsets is {start}, but the log starts at physical offset "
+            f"{oldest}: the messages before it were deleted",
             fail=fail,
         )
     for (topic, queue_id), (first, _) in (selection.wanted.queue_ranges or {}).items():
@@ -306,8 +280,8 @@ def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> Non
         found = _oldest_in_queue(layout, topic, queue_id)
         if found is not None and first < found:
             lost(
-                f"{layout.root}: queue {queue_id} of {topic} starts at offset {found}, and "
-                f"startingQueueOffsets wants it from {first} on: what lies between was deleted",
+                f"{layout.root}: startingQueueOffsets is {first} for queue {queue_id} of {topic}, "
+                f"but the queue starts at {found}: the messages before it were deleted",
                 fail=fail,
             )
 
@@ -322,30 +296,30 @@ def _oldest_in_queue(layout: StoreLayout, topic: str, queue_id: int) -> int | No
 
 
 def lost(text: str, *, fail: bool) -> None:
-    """Tell that what was wanted is gone.
+    """Report that wanted messages were deleted: log it, or raise if `fail` is true.
 
     Raises:
-        MessageNotFound: if that is an error.
+        MessageNotFound: if `fail` is true.
     """
     if fail:
-        raise MessageNotFound(f"{text} (failOnDataLoss=false reads what is left)")
+        raise MessageNotFound(f"{text} (give failOnDataLoss=false to read the rest)")
     logger.warning("%s", text)
 
 
 # -------------------------------------------------------------------------------- in the worker
 def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa.RecordBatch]:
-    """The messages of a task as batches; none is empty.
+    """Yield the messages of a task as batches; none of them is empty.
 
-    Bodies are compared with their CRC exactly where ``body`` is among the columns: a read of
-    other columns does not touch them.
+    The CRC of a body is checked only if ``body`` is among the columns.
 
     Args:
         task: what to read.
-        damage: gets what was passed over, if it is wanted.
+        damage: collects the damage that the read skips.
 
     Raises:
         CorruptFrame: on damage, as the options' ``on_damage`` says.
-        MessageNotFound: if files went since the plan was made, and that matters.
+        MessageNotFound: if files were deleted since the plan was made, and the options treat that
+            as an error.
     """
     options, plan = task.options, task.plan
     layout = StoreLayout.open(task.location, options.config, options.storage_options)
@@ -387,7 +361,7 @@ def _kept(
     events: Iterator[Event], layout: StoreLayout, quarantine: Quarantine, *, live: bool
 ) -> Iterator[Event]:
     for event in events:
-        # A torn tail of a log that is being written is a message on its way.
+        # The torn tail of a live log is a message that the writer has not finished.
         if isinstance(event, DamagedSpan) and not (live and event.is_tail):
             quarantine.keep(layout, event)
         yield event
@@ -396,10 +370,10 @@ def _kept(
 def _not_deleted(
     task: ReadTask, layout: StoreLayout, part: Part, *, check_crc: bool
 ) -> Iterator[Event]:
-    """What stands in a part. What retention deleted since the plan was made is no damage."""
+    """Read a part; bytes that retention deleted since the plan was made are no damage."""
     oldest = layout.commit_log.start
     gone = isinstance(part, LogSplit) and part.start < oldest
-    # Without a body among the columns none is looked at, except to search it.
+    # A search in bodies reads them, so their CRC is checked although no column needs it.
     check_crc |= task.plan.selection.wanted.grep is not None
     events = read_part(
         layout, task.plan, part, check_crc=check_crc, batch_bytes=task.options.batch_bytes
@@ -415,7 +389,35 @@ def _not_deleted(
             yield event
     if gone:
         lost(
-            f"{layout.root}: the log starts at offset {oldest} now: what was before it was deleted "
-            "while it was read",
+            f"{layout.root}: the log now starts at physical offset {oldest}: the messages before "
+            "it were deleted during the read",
             fail=task.options.fail_on_data_loss,
         )
+
+
+def certain_events(
+    events: Iterable[Event], stop: int, path_at: Callable[[int], str]
+) -> Iterator[Event]:
+    """Yield the events of a log that was complete up to `stop` when the batch was planned.
+
+    An end or a torn tail before `stop` is therefore damage: LOST_END. The next batch reads
+    everything after `stop`.
+
+    Args:
+        events: the reader's events, from any place before `stop` on.
+        stop: physical offset up to which the log was complete.
+        path_at: returns the path of the file that holds a physical offset.
+    """
+    for event in events:
+        if isinstance(event, LogEnd | DamagedSpan) and event.offset >= stop:
+            return
+        if isinstance(event, LogEnd) or (
+            isinstance(event, DamagedSpan) and (event.is_tail or event.ends_log)
+        ):
+            # A power cut truncated the log, or another log replaced it.
+            why = "the log had whole frames here when the batch was planned, and has none now"
+            yield DamagedSpan(
+                event.offset, stop - event.offset, LOST_END, why, path_at(event.offset)
+            )
+            return
+        yield event

@@ -1,12 +1,21 @@
-"""What Spark's Python workers do besides the work itself."""
+"""The environment of Spark's Python workers: garbage collection, hang-ups, tracebacks.
+
+Imports little: the process that finds data sources (`pyspark_logquarry`) and the daemon that forks
+the workers import this module too.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
+from logquarry.errors import LogquarryError
+
+# PySpark sets one of these in each process that it starts to run Python.
 _MARKS = (
     "PYTHON_WORKER_FACTORY_SECRET",
     "PYTHON_WORKER_FACTORY_SOCK_PATH",
@@ -15,20 +24,20 @@ _MARKS = (
 
 
 def in_worker() -> bool:
-    """Whether this is a process that Spark started to run Python in."""
+    """Return whether Spark started this process to run Python in."""
     return any(name in os.environ for name in _MARKS)
 
 
 _tasks = 0
 _LOADING = 3
-"""The first tasks of a worker load what it runs on; those after them add next to nothing."""
+"""The first tasks of a worker import its modules; later tasks add few objects."""
 
 
 def settle() -> None:
-    """At the start of a task: have what a worker has loaded by now stay out of garbage collection.
+    """Exclude all objects that exist now from garbage collection; call at the start of a task.
 
-    PySpark collects all garbage after each task, for which Python walks every object of numba,
-    pyarrow and PySpark: 60 ms a task, a fifth of what 128 MiB of log take to decode.
+    PySpark collects all garbage after each task. Without this, Python walks every object of numba,
+    pyarrow and PySpark: 60 ms a task, a fifth of the time that decoding 128 MiB of log takes.
     """
     global _tasks  # noqa: PLW0603
     if in_worker() and _tasks < _LOADING:
@@ -39,19 +48,19 @@ def settle() -> None:
         _tasks += 1
 
 
-class HungUpIsNoNews:
-    """A stream for errors that leaves out how PySpark's daemon ends a worker without a socket.
+class QuietErrors:
+    """An error stream that drops one traceback: the one of a worker whose socket the JVM closed.
 
-    The JVM closes the socket of a worker that was idle for a minute, and of one whose rows it has
-    enough of (a limit, ``show()``). Nothing is wrong then, yet the worker finds a broken pipe on
-    its way out, and PySpark's daemon prints a traceback of it.
+    The JVM closes a worker's socket if the worker was idle for a minute, or if the query has all
+    rows that it needs (a limit, `show()`). The worker then finds a broken pipe on exit, and
+    PySpark's daemon prints a traceback although nothing is wrong.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write ``text``, unless the daemon is about to end for a connection that is gone."""
+        """Write `text`, except while PySpark's daemon reports a closed connection."""
         error = sys.exc_info()[1]
         if isinstance(error, ConnectionError) and error.__traceback__ is not None:
             outermost = error.__traceback__.tb_frame.f_code
@@ -63,7 +72,22 @@ class HungUpIsNoNews:
         return getattr(self._stream, name)
 
 
-def let_hang_up() -> None:
-    """Within a worker: say nothing from now on of a JVM that closed the connection."""
-    if in_worker() and not isinstance(sys.stderr, HungUpIsNoNews):
-        sys.stderr = HungUpIsNoNews(sys.stderr)
+def ignore_hang_ups() -> None:
+    """In a worker, stop PySpark from printing a traceback when the JVM closes the connection."""
+    if in_worker() and not isinstance(sys.stderr, QuietErrors):
+        sys.stderr = QuietErrors(sys.stderr)
+
+
+_HIDE = "SPARK_HIDE_TRACEBACK"
+
+
+@contextmanager
+def without_traceback() -> Iterator[None]:
+    """In a worker, hide the traceback of our exceptions: the user reads their text first."""
+    try:
+        yield
+    except LogquarryError:
+        # PySpark reads the variable when it reports the exception, just before the process ends.
+        if in_worker():
+            os.environ[_HIDE] = "1"
+        raise

@@ -1,4 +1,4 @@
-"""Rows of a load: where they go, what is refused, and what a segment is."""
+"""Rows of a load: their broker and queue, rejected rows, and the segments."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_keys_choose_as_a_producer_does() -> None:
             value = abs(int(java.hash_code(words[0]) - 12 * int(java.hash_code(words[0]) / 12)))
             assert place == (value % 3, value // 3)
     assert fast[1] == fast[2]
-    # The turns of the fifth and the sixth.
+    # The turns of the fifth and the sixth row.
     assert fast[4:6] == [((10 + 4) % 12 % 3, (10 + 4) % 12 // 3), ((10 + 5) % 12 % 3, 1)]
 
 
@@ -94,8 +94,8 @@ def test_a_queue_that_is_named_stays_on_one_broker() -> None:
 
 # ------------------------------------------------------------------------------------- refusals
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    (row(topic=None), "it has no topic"),
-    (row(body=None), "it has no body"),
+    (row(topic=None), "the topic is missing"),
+    (row(body=None), "the body is missing"),
     (row(topic="a b/c"), "not a topic"),
     (row(topic="t" * 300), "not a topic"),
     (row(body=bytes(3_000)), "maxMessageSize is 3000"),
@@ -146,7 +146,7 @@ def test_text_that_is_none_is_refused(tmp_path: Path) -> None:
     plan = planned(tmp_path / "s")
     topics = pa.array([b"t", b"\xff"], pa.binary()).view(pa.string())
     batch = pa.record_batch({"topic": topics, "body": pa.array([b"a", b"b"])})
-    with pytest.raises(MessageRejected, match="row 2 of partition 0: topic is no UTF-8"):
+    with pytest.raises(MessageRejected, match="row 2 of partition 0: topic is not UTF-8"):
         Stager(plan, LOAD, 0).add(batch)
 
 
@@ -172,7 +172,7 @@ def test_queue_ids_that_no_queue_can_have(tmp_path: Path) -> None:
 
 
 def test_further_queues_are_refused(tmp_path: Path) -> None:
-    """Their offsets are in the frame, and only the store's lock can tell them."""
+    """Their frames contain queue offsets, which are known only under the store's lock."""
     settings = config(enable_multi_dispatch=True)
     plan = plan_load(LoadPlan(path=str(tmp_path / "s"), config=settings))
     with pytest.raises(MessageRejected, match="further queues"):
@@ -306,7 +306,7 @@ def test_what_was_staged_for_nothing_goes(tmp_path: Path) -> None:
 
 
 def test_what_was_begun_is_not_discarded(tmp_path: Path) -> None:
-    """Spark tells the writer to abort, too, when its commit has failed half way."""
+    """Spark calls abort also after a commit that failed halfway."""
     no_room = StoreUnavailable("no room")
     for brokers in (1, 2):
         plan = planned(tmp_path / f"s{brokers}", brokers=brokers)
@@ -332,7 +332,7 @@ def test_what_was_begun_is_not_discarded(tmp_path: Path) -> None:
 def test_a_path_of_one_store_takes_no_brokers(tmp_path: Path) -> None:
     with WritableStore.start(tmp_path / "s", config=config()):
         pass
-    with pytest.raises(UsageError, match="it is a store, and no folder for the stores of 2"):
+    with pytest.raises(UsageError, match="is a store, but 2 brokers need a folder"):
         planned(tmp_path / "s", brokers=2)
 
 
@@ -381,7 +381,7 @@ def test_a_harmed_segment_is_refused(tmp_path: Path, harm: str) -> None:
      ' "rows": 1, "bytes": 1, "crc": 1}]}'],
 )  # fmt: skip
 def test_an_intent_that_is_none_is_told(tmp_path: Path, document: str) -> None:
-    """Nothing may be put behind a load of which nobody knows how far it came."""
+    """Nothing can be appended after a load whose end is unknown."""
     root = tmp_path / "s"
     with WritableStore.start(root, config=config()) as store:
         store.put(lq.Message("t", b"b"))

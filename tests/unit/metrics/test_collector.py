@@ -1,4 +1,4 @@
-"""The numbers of a store as Prometheus reads them."""
+"""The metrics of a store in Prometheus's text format."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_store_that_is_written(tmp_path: Path) -> None:
     assert value(samples, "rocketmq_storage_message_reserve_time") == 5_000
     end = value(samples, "logquarry_log_max_offset")
     assert end == sum(sizes) + int(many.size.sum())
-    # A store that was closed has none, and nobody who scrapes gets an error.
+    # A closed store has no metrics, and a scrape raises no error.
     assert client.generate_latest(registry) == b""
 
 
@@ -79,7 +79,7 @@ def test_a_store_at_rest(golden: Path) -> None:
         samples = parsed(prometheus_text(store, "node"))
         kept = store.stats().state.retained
     names = {name for name, _ in samples}
-    # What a process did is not known beside it.
+    # The counts of a process are unknown to other processes.
     assert not names & {"rocketmq_messages_in_total", "rocketmq_message_size_bucket"}
     assert names >= {
         "rocketmq_storage_size",
@@ -132,7 +132,7 @@ def test_delayed_messages_and_transactions(tmp_path: Path) -> None:
             t.commit()
         store.wait_dispatched()
         before = parsed(prometheus_text(store, "node"))
-        # Late is not what they were delayed for.
+        # The latency does not include a late delivery.
         clock.advance(500_000)
         assert store.deliver_due() == 4
         samples = parsed(prometheus_text(store, "node"))

@@ -1,4 +1,4 @@
-"""How an export's files get into place, with a crash at every step of it. No Spark is needed."""
+"""The commit of an export's files, with a crash at every step. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from logquarry.errors import StoreUnavailable, UsageError
-from logquarry.spark.commit import INTENT, MANIFEST, SUCCESS, ExportCommit
-from logquarry.spark.output import OutputFolder
+from logquarry.spark.output import INTENT, MANIFEST, SUCCESS, ExportCommit, OutputFolder
 
 STEPS = ("make", "create", "move", "remove", "remove_folder", "remove_if_empty", "write_json")
 
@@ -21,7 +20,7 @@ class Crash(BaseException):
 
 
 class CrashingFolder(OutputFolder):
-    """Does so many changes, then stops before the next as a killed process does."""
+    """Allows a number of changes, then stops before the next one, like a killed process."""
 
     def __init__(self, location: Path, steps: int) -> None:
         super().__init__(location)
@@ -51,13 +50,13 @@ def export(folder: OutputFolder, *paths: str, text: str = "new") -> None:
             files.append((staged, path))
         commit.commit(files, {"files": [{"path": path} for path in paths]})
     except Crash:
-        # With a process its locks go.
+        # The locks of a process end with it.
         commit._unlock()
         raise
 
 
 def contents(dest: Path) -> dict[str, str]:
-    """All that readers see, by path."""
+    """Return all files that readers see, by path."""
     return {
         str(path.relative_to(dest)): path.read_text()
         for path in sorted(dest.rglob("*.parquet"))
@@ -103,7 +102,7 @@ NEW = ("a.parquet", "topic=x/d.parquet")
 
 @pytest.mark.parametrize("earlier", [(), OLD])
 def test_a_crash_at_every_step(tmp_path: Path, earlier: tuple[str, ...]) -> None:
-    """Nothing but what an export was told to have there, each once, after the next one."""
+    """After a crash and a second export, the folder holds exactly the second export's files."""
     steps = 0
     while True:
         dest = tmp_path / str(steps)
@@ -119,7 +118,7 @@ def test_a_crash_at_every_step(tmp_path: Path, earlier: tuple[str, ...]) -> None
         if crashed and not (dest / INTENT).exists() and not (dest / SUCCESS).exists():
             assert contents(dest) == before
         if (dest / SUCCESS).exists():
-            # Whoever trusts _SUCCESS sees one export or the other, whole.
+            # A reader that trusts _SUCCESS sees one of the two exports, complete.
             assert contents(dest) in (before, {path: f"new {path}" for path in NEW})
         export(folder, "other.parquet", *NEW)
         assert contents(dest) == {path: f"new {path}" for path in ("other.parquet", *NEW)}
@@ -148,7 +147,7 @@ def test_foreign_parquet_files(tmp_path: Path, path: str) -> None:
     export(folder, "a.parquet", text="old")
     (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / path).write_text("theirs")
-    with pytest.raises(UsageError, match=f"no export of ours wrote.*{path}"):
+    with pytest.raises(UsageError, match=f"no export wrote.*{path}"):
         export(folder, "a.parquet")
     assert (tmp_path / path).read_text() == "theirs"
     assert (tmp_path / "a.parquet").read_text() == "old a.parquet"
@@ -156,14 +155,14 @@ def test_foreign_parquet_files(tmp_path: Path, path: str) -> None:
 
 def test_other_tables(tmp_path: Path) -> None:
     (tmp_path / "_delta_log").mkdir()
-    with pytest.raises(UsageError, match="there is a Delta table"):
+    with pytest.raises(UsageError, match="holds a Delta table"):
         ExportCommit(OutputFolder(tmp_path)).begin()
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "no JSON", '{"written_by": "another"}'])
 def test_a_manifest_that_is_not_ours(tmp_path: Path, text: str) -> None:
     (tmp_path / MANIFEST).write_text(text)
-    with pytest.raises(UsageError, match=r"_manifest\.json is not ours"):
+    with pytest.raises(UsageError, match=r"_manifest\.json was not written by an export"):
         ExportCommit(OutputFolder(tmp_path)).begin()
 
 
@@ -215,12 +214,12 @@ def test_a_destination_behind_a_link(tmp_path: Path) -> None:
 
 
 class LateFolder(OutputFolder):
-    """Another export comes and goes just before this one looks at what is there."""
+    """Another export runs completely just before this one lists the folder."""
 
     def names(self) -> list[tuple[str, bool]]:
         if not self.__dict__.get("_seen"):
             self._seen = True
-            with pytest.raises(StoreUnavailable, match="another export is at work"):
+            with pytest.raises(StoreUnavailable, match="another export is running"):
                 export(OutputFolder(self.location), "theirs.parquet")
         return super().names()
 
@@ -236,7 +235,7 @@ def test_one_export_at_a_time(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path)
     first = ExportCommit(folder)
     first.begin()
-    with pytest.raises(StoreUnavailable, match="another export is at work"):
+    with pytest.raises(StoreUnavailable, match="another export is running"):
         ExportCommit(folder).begin()
     assert [path.name for path in tmp_path.iterdir()] == [first.staging]
     first.commit([], {"files": []})
@@ -253,7 +252,7 @@ def test_what_a_dead_export_left_goes(tmp_path: Path) -> None:
 
 
 def test_behind_a_file_system_of_arrow(tmp_path: Path) -> None:
-    """The way of object stores: no locks, and moves that do not replace."""
+    """Behaves like an object store: no locks, and a move does not replace a file."""
     folder = OutputFolder(f"mock://{tmp_path}")
     from pyarrow import fs as pafs
 

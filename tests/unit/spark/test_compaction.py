@@ -1,4 +1,4 @@
-"""Small files of exports made large ones: no row goes, none comes twice, wherever it is cut off."""
+"""A compaction loses and duplicates no rows, wherever it is interrupted."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ import logquarry as lq
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.ingest.rows import open_source
 from logquarry.log import exact_properties
-from logquarry.spark.commit import MANIFEST, SUCCESS, ExportCommit
 from logquarry.spark.compaction import compact
-from logquarry.spark.compaction.merging import MergeTask, Source, groups, merge_here
 from logquarry.spark.export import _manifest, read_options
 from logquarry.spark.lakehouse.iceberg import Iceberg
-from logquarry.spark.output import OutputFolder
+from logquarry.spark.merging import MergeTask, Source, groups, merge_here
+from logquarry.spark.output import MANIFEST, SUCCESS, ExportCommit, OutputFolder
 from logquarry.spark.parquet import write_task
 from logquarry.spark.summary import Summary
 from logquarry.spark.tasks import plan_tasks
@@ -43,7 +42,7 @@ SMALL: dict[str, Any] = {
 def export(
     dest: Path, *stores: Path, partition_by: Sequence[str] = (), **options: str
 ) -> OutputFolder:
-    """What an export on Spark does, here."""
+    """Export to Parquet in this process, as Spark's workers do."""
     folder = OutputFolder(dest)
     read = read_options([str(store) for store in stores], {"splitSize": "4096", **options})
     tasks = plan_tasks(read)
@@ -61,7 +60,7 @@ def export(
 
 
 def make_store(store: Path, first: int = 0, count: int = 300) -> Path:
-    """Messages of two topics; some have property strings that no map can say."""
+    """Make messages of two topics; some property strings cannot be represented as a map."""
     with lq.MessageStore.open(store, config=lq.StoreConfig(**SMALL), mode="rw") as opened:
         for number in range(first, first + count):
             odd = "a\x01b\x02\x02a\x01c\x02" if number % 7 == 0 else None
@@ -72,7 +71,7 @@ def make_store(store: Path, first: int = 0, count: int = 300) -> Path:
 
 
 def rows(dest: Path, *columns: str) -> list[dict[str, Any]]:
-    """All rows, in the order of the manifest's files within a broker."""
+    """Return all rows by broker, in the order of the manifest's files."""
     document = json.loads((dest / MANIFEST).read_text("utf-8"))
     files = sorted(document["files"], key=lambda f: (f["broker"], f["first_offset"], f["path"]))
     tables = [pq.read_table(dest / f["path"], partitioning=None) for f in files]
@@ -83,7 +82,7 @@ def rows(dest: Path, *columns: str) -> list[dict[str, Any]]:
 
 
 def odd_strings(dest: Path) -> list[tuple[Any, Any]]:
-    """What stands in the metadata, by the rows that it is of."""
+    """Return the exact properties in the metadata, by the rows that they belong to."""
     found = []
     for path in sorted(dest.rglob("part-*.parquet")):
         listed = exact_properties.read(pq.read_metadata(path).metadata)
@@ -143,7 +142,7 @@ def test_brokers_and_partitions_stay_apart(tmp_path: Path) -> None:
     assert sorted(path.name for path in dest.iterdir()) == [
         SUCCESS, MANIFEST, "topic=orders", "topic=paid",
     ]  # fmt: skip
-    # What is exported anew takes the place of what was compacted.
+    # A new export replaces the compacted files.
     export(dest, first, partition_by=["topic"])
     assert len(rows(dest, "body")) == 300
     assert not list(dest.rglob("*.to.*"))
@@ -168,7 +167,7 @@ def test_files_of_the_size_stay(tmp_path: Path) -> None:
     told = compact(dest, target_size=4 * sizes[-1])
     assert 1 < told.files_after < told.files_before
     assert rows(dest, *PLACE) == before
-    # What was merged is merged on.
+    # Merged files can be merged again.
     assert compact(dest).files_after == 1
     assert rows(dest, *PLACE) == before
     (path,) = dest.glob("*.parquet")
@@ -215,7 +214,7 @@ def test_a_table(lake: Lake, tmp_path: Path) -> None:
 
 
 def note(lake: Lake) -> None:
-    """A user adds a column."""
+    """Add a column, as a user might."""
     if lake.kind == "delta":
         from deltalake import DeltaTable, Field
         from deltalake.schema import PrimitiveType
@@ -256,7 +255,7 @@ def test_a_table_that_a_user_has_parted_otherwise(tmp_path: Path) -> None:
         lambda: compact(lake.dest),
         lambda: lake.export(store, partition_by=["topic", "day"]),
     ):
-        with pytest.raises(UsageError, match=r"parted by .*'q'.* now, and was by .*'day'"):
+        with pytest.raises(UsageError, match=r"partitions .*'day'.*, but has .*'q'.* now"):
             act()
     assert (bodies(lake), lake.parquet_files()) == (numbers(0, 6), files)
 
@@ -327,7 +326,7 @@ def test_two_compactions_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("logquarry.spark.compaction.merge_here", meanwhile)
     before = bodies(lake)
-    with pytest.raises(StoreUnavailable, match="changed it meanwhile"):
+    with pytest.raises(StoreUnavailable, match="changed the files meanwhile"):
         compact(lake.dest)
     assert bodies(lake) == before
     files = {str(p) for p in (tmp_path / "table").rglob("*merged*.parquet")}
@@ -360,9 +359,9 @@ def test_odd_names_of_folders(tmp_path: Path, kind: str, name: str) -> None:
     lake = Lake(kind, tmp_path / name / "table")
     if "%" in name or (kind == "iceberg" and set("#?") & set(name)):
         put(tmp_path / "store", *numbers(0, 3))
-        with pytest.raises(UsageError, match="would mean something else"):
+        with pytest.raises(UsageError, match="mean other characters"):
             lake.export(tmp_path / "store")
-        # Nothing is made beside.
+        # No file is written beside the folder.
         assert [path.name for path in tmp_path.iterdir()] == ["store"]
         return
     for first in (0, 3):

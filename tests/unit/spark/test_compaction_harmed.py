@@ -1,4 +1,4 @@
-"""Exports that are compacted and cut off, harmed or written by somebody else."""
+"""Compactions that are interrupted, of damaged exports, or with another writer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
-from logquarry.spark.commit import INTENT, MANIFEST, SUCCESS
-from logquarry.spark.compaction import compact
-from logquarry.spark.compaction.folder import compact_folder
-from logquarry.spark.compaction.merging import MergeTask, Source, merge, merge_here
-from logquarry.spark.output import OutputFolder
+from logquarry.spark.compaction import compact, compact_folder
+from logquarry.spark.merging import MergeTask, Source, merge, merge_here
+from logquarry.spark.output import INTENT, MANIFEST, SUCCESS, OutputFolder
 from tests.unit.spark.test_commit import Crash, CrashingFolder
 from tests.unit.spark.test_compaction import PLACE, export, make_store, odd_strings, rows
 
@@ -56,7 +54,7 @@ def test_a_compaction_that_dies_anywhere_loses_nothing(tmp_path: Path, then: str
 
 
 def merge_in(folder: OutputFolder) -> Callable[[Sequence[MergeTask]], Any]:
-    """Workers are other processes: their steps are not counted."""
+    """Worker processes: their steps are not counted."""
     return lambda tasks: merge_here([replace(task, folder=folder) for task in tasks])
 
 
@@ -64,7 +62,7 @@ def test_an_export_that_did_not_end_comes_first(tmp_path: Path) -> None:
     dest = tmp_path / "out"
     export(dest, make_store(tmp_path / "store", 0, 60))
     (dest / INTENT).write_text(json.dumps({"written_by": "logquarry", "files": []}))
-    with pytest.raises(StoreUnavailable, match="an export did not end"):
+    with pytest.raises(StoreUnavailable, match="an export was interrupted"):
         compact(dest)
 
 
@@ -103,7 +101,7 @@ def test_an_intent_with_a_link_to_elsewhere(tmp_path: Path, moves: list[list[str
     told = {"staging": "_temporary-0", "moves": moves, "removed": [], "manifest": document}
     intent = {"written_by": "logquarry", "files": [], "compaction": told}
     (dest / INTENT).write_text(json.dumps(intent))
-    with pytest.raises(UsageError, match="a link leads elsewhere"):
+    with pytest.raises(UsageError, match="a symbolic link leads out of"):
         compact(dest)
     assert {path.read_text() for path in elsewhere.iterdir()} == {"kept"}
 
@@ -124,7 +122,7 @@ def test_a_manifest_that_cannot_be(tmp_path: Path, harm: Callable[[Any], Any]) -
     harm(document["files"])
     (dest / MANIFEST).write_text(json.dumps(document))
     before = {path.name: path.read_bytes() for path in dest.iterdir()}
-    with pytest.raises(UsageError, match="not the manifest of an export"):
+    with pytest.raises(UsageError, match="is no manifest of an export"):
         compact(dest)
     assert {path.name: path.read_bytes() for path in dest.iterdir()} == before
 
@@ -154,7 +152,7 @@ def test_a_file_of_somebody_else_is_not_written_over(tmp_path: Path) -> None:
     foreign = dest / f"{stem}.to.{files[-1]['last_offset']:020d}.parquet"
     foreign.write_bytes(b"somebody else's")
     before = sorted(p.name for p in dest.iterdir())
-    with pytest.raises(UsageError, match="no export of ours wrote it"):
+    with pytest.raises(UsageError, match="no export wrote the existing file"):
         compact(dest)
     assert foreign.read_bytes() == b"somebody else's"
     assert sorted(p.name for p in dest.iterdir()) == before
@@ -169,12 +167,13 @@ def test_two_at_once_where_there_are_no_locks(
     before = all_bodies(dest)
 
     def meanwhile(tasks: Sequence[MergeTask]) -> Any:
-        # The other one removes what this one has staged, too: it takes it for left behind.
+        # The other compaction also removes what this one staged: it takes it for the rest of a
+        # crash.
         found = merge_here(tasks)
         assert compact(dest).files_after == 1
         return found
 
-    with pytest.raises(StoreUnavailable, match="changed it meanwhile"):
+    with pytest.raises(StoreUnavailable, match="changed the export meanwhile"):
         compact_folder(folder, 1 << 30, meanwhile)
     assert all_bodies(dest) == before
     assert compact(dest).files_before == 0
@@ -187,7 +186,7 @@ def test_attempts_of_a_merge_have_files_of_their_own(tmp_path: Path) -> None:
 
     def twice(tasks: Sequence[MergeTask]) -> Any:
         found = merge_here(tasks)
-        # One that began beside it, and was killed as the first one's files were taken.
+        # One that started at the same time was killed while it removed the first one's files.
         for late in merge_here(tasks):
             for file in late:
                 (dest / file.path).write_bytes(b"half a file")
@@ -211,7 +210,7 @@ def test_a_new_file_that_is_gone(tmp_path: Path) -> None:
     }
     intent = {"written_by": "logquarry", "files": [], "compaction": told}
     (dest / INTENT).write_text(json.dumps(intent))
-    with pytest.raises(CorruptFile, match="nor at _temporary-0"):
+    with pytest.raises(CorruptFile, match="the file is missing, also at _temporary-0"):
         compact(dest)
     assert sorted(p.name for p in dest.iterdir()) == sorted([*before, INTENT])
 
@@ -223,7 +222,7 @@ def test_a_source_that_is_not_what_was_written(tmp_path: Path) -> None:
     table = pq.read_table(path)
     pq.write_table(table.slice(1), path)
     before = sorted(p.name for p in dest.iterdir())
-    with pytest.raises(CorruptFile, match="rows, and should have"):
+    with pytest.raises(CorruptFile, match="rows, but should have"):
         compact(dest)
     pq.write_table(table.drop_columns(["flag"]), path)
     with pytest.raises(CorruptFile, match="other columns"):
@@ -236,7 +235,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     folder = export(dest, make_store(tmp_path / "store", 0, 60))
 
     def meanwhile(tasks: Sequence[MergeTask]) -> Any:
-        with pytest.raises(StoreUnavailable, match="at work there"):
+        with pytest.raises(StoreUnavailable, match="another export is running there"):
             compact(dest)
         return merge_here(tasks)
 
@@ -244,7 +243,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 
 def rename(dest: Path, names: dict[str, str]) -> None:
-    """Give files of an export other names, in the manifest too."""
+    """Rename files of an export, also in the manifest."""
     text = (dest / MANIFEST).read_text()
     for name, other in names.items():
         (dest / name).rename(dest / other)
@@ -256,20 +255,20 @@ def test_too_many_odd_strings_for_one_file(tmp_path: Path, monkeypatch: pytest.M
     dest = tmp_path / "out"
     export(dest, make_store(tmp_path / "store"))
     before, odd = rows(dest, *PLACE), odd_strings(dest)
-    monkeypatch.setattr("logquarry.spark.compaction.merging.MOST_BYTES", 120)
+    monkeypatch.setattr("logquarry.spark.merging.MOST_BYTES", 120)
     assert compact(dest).files_after > 1
     assert rows(dest, *PLACE) == before
     assert odd_strings(dest) == odd
-    # Merged once more there would be as many.
+    # A second merge would write as many files again.
     parts = sorted(path.name for path in dest.glob("*.parquet"))
     assert compact(dest).files_before == 0
     assert sorted(path.name for path in dest.glob("*.parquet")) == parts
-    # Those of a merge that had a number are merged, too.
+    # Files of a merge with a number in their names are merged too.
     rename(dest, {name: re.sub(r"(\.to\.[0-9]{20})", r"\1.7", name) for name in parts})
     assert len(list(dest.glob("*.to.*.7.1.parquet"))) == 1
     assert rows(dest, *PLACE) == before
     monkeypatch.undo()
-    # The same first and last message: a name of its own all the same.
+    # The same first and last message, but still a unique name.
     assert compact(dest).files_after == 1
     assert rows(dest, *PLACE) == before
 
@@ -285,10 +284,10 @@ def test_a_merge_that_fails_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_nothing_to_compact(tmp_path: Path) -> None:
-    with pytest.raises(StoreNotFound, match="no export has been there"):
+    with pytest.raises(StoreNotFound, match="holds no export"):
         compact(tmp_path)
     with pytest.raises(UsageError, match="takes bytes"):
         compact(tmp_path, target_size=0)
     (tmp_path / MANIFEST).write_text("{}")
-    with pytest.raises(UsageError, match="not the manifest"):
+    with pytest.raises(UsageError, match="is no manifest"):
         compact(tmp_path)

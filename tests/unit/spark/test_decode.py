@@ -1,4 +1,4 @@
-"""Bodies as columns: JSON, Avro and Protobuf, and why some are none."""
+"""Decoders for JSON, Avro and Protobuf bodies, and the reasons for bodies that fail."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from logquarry.errors import UsageError
 from logquarry.spark.decode import BodyDecoder, decoder_for, parse_decode_options
-from logquarry.spark.decode import ddl as spark_ddl
+from logquarry.spark.decode import base as spark_ddl
 from logquarry.spark.decode.json import JsonDecoder, inferred, struct_of_schema
 
 
 def decoded(decoder: BodyDecoder, *bodies: bytes) -> tuple[list[Any], dict[int, str]]:
-    """As a worker does it."""
+    """Send a decoder through pickle, as Spark does, and decode."""
     there = pickle.loads(pickle.dumps(decoder))
     assert there.arrow_type == decoder.arrow_type
     values, failed = there.decode(pa.array(bodies, pa.binary()))
@@ -35,7 +35,7 @@ def json_decoder(ddl: str) -> JsonDecoder:
 
 
 def one(ddl: str, text: str) -> Any:
-    """The field `a` of a body, or the reason why there is none."""
+    """Return the field `a` of a body, or the reason why the body fails."""
     values, failed = decoded(json_decoder(ddl), text.encode())
     return failed[0] if failed else values[0]["a"]
 
@@ -73,11 +73,11 @@ def test_ddl() -> None:
         ("a colour", "no type 'colour'"),
         ("a int, A string", "twice"),
         ("a decimal(50, 2)", "decimal"),
-        ("a decimal(5, 9)", "behind the point"),
+        ("a decimal(5, 9)", "scale above precision"),
         ("a map<int, int>", "of type string"),
         ("a array<int", "'>'"),
-        ("`a b` int", "no name of a column"),
-        ("a " + "array<" * 60 + "int" + ">" * 60, "in each other"),
+        ("`a b` int", "invalid column name"),
+        ("a " + "array<" * 60 + "int" + ">" * 60, "nested types"),
         ("a struct<>", "no fields"),
     ],
 )
@@ -91,38 +91,38 @@ def test_ddl_that_is_none(text: str, word: str) -> None:
     ("kind", "text", "value"),
     [
         ("bigint", '{"a": 9223372036854775807}', 9223372036854775807),
-        ("bigint", '{"a": 9223372036854775808}', "value.a: wants a whole number of 64 bits"),
-        ("tinyint", '{"a": -129}', "value.a: wants a whole number of 8 bits"),
+        ("bigint", '{"a": 9223372036854775808}', "value.a: needs a whole number of 64 bits"),
+        ("tinyint", '{"a": -129}', "value.a: needs a whole number of 8 bits"),
         ("int", '{"a": 3.0}', 3),
-        ("int", '{"a": 3.5}', "value.a: wants a whole number, and is a number with a fraction"),
-        ("int", '{"a": true}', "value.a: wants a whole number, and is a boolean"),
-        ("int", '{"a": "3"}', "value.a: wants a whole number, and is a string"),
+        ("int", '{"a": 3.5}', "value.a: needs a whole number, not a number with a fraction"),
+        ("int", '{"a": true}', "value.a: needs a whole number, not a boolean"),
+        ("int", '{"a": "3"}', "value.a: needs a whole number, not a string"),
         ("int", '{"a": null}', None),
         ("int", "{}", None),
         ("int", '{"b": 1}', None),
         ("double", '{"a": 7}', 7.0),
         ("double", '{"a": 1e999}', "value.a: the number is too large"),
-        ("double", '{"a": NaN}', "ValueError: NaN is no JSON"),
-        ("boolean", '{"a": 0}', "value.a: wants a boolean, and is a number"),
+        ("double", '{"a": NaN}', "ValueError: NaN is not valid JSON"),
+        ("boolean", '{"a": 0}', "value.a: needs a boolean, not a number"),
         ("string", '{"a": "Zürich"}', "Zürich"),
         ("string", '{"a": {"b": [1, 2.50]}}', '{"b":[1,2.5]}'),
         ("string", '{"a": 12.50}', "12.50"),
-        ("string", r'{"a": "\ud800"}', "value.a: has half of a surrogate pair"),
+        ("string", r'{"a": "\ud800"}', "value.a: contains half of a surrogate pair"),
         ("decimal(10,2)", '{"a": 12345678.91}', Decimal("12345678.91")),
         ("decimal(4,2)", '{"a": 123.45}', "ArrowInvalid"),
         ("timestamp", '{"a": "2024-05-01T12:00:00+02:00"}', datetime(2024, 5, 1, 10, tzinfo=UTC)),
         ("timestamp", '{"a": "2024-05-01T12:00:00"}', datetime(2024, 5, 1, 12, tzinfo=UTC)),
-        ("timestamp", '{"a": 5}', "value.a: wants a string with a time, and is a number"),
+        ("timestamp", '{"a": 5}', "value.a: needs a string with a time, not a number"),
         ("date", '{"a": "2024-05-01"}', date(2024, 5, 1)),
-        ("date", '{"a": "soon"}', "value.a: wants a date"),
+        ("date", '{"a": "soon"}', "value.a: needs a date"),
         ("binary", '{"a": "AAEC"}', b"\0\1\2"),
         ("array<int>", '{"a": [1, null, 2]}', [1, None, 2]),
-        ("array<int>", '{"a": [1, "x"]}', "value.a[]: wants a whole number, and is a string"),
+        ("array<int>", '{"a": [1, "x"]}', "value.a[]: needs a whole number, not a string"),
         ("map<string,int>", '{"a": {"x": 1}}', [("x", 1)]),
         ("struct<b:int>", '{"a": {"b": 1, "c": 2}}', {"b": 1}),
-        ("struct<b:int>", '{"a": []}', "value.a: wants an object, and is an array"),
-        ("int", "[1]", "is no JSON object, but an array"),
-        ("int", "3", "is no JSON object, but a number"),
+        ("struct<b:int>", '{"a": []}', "value.a: needs an object, not an array"),
+        ("int", "[1]", "is an array, not a JSON object"),
+        ("int", "3", "is a number, not a JSON object"),
         ("int", "", "JSONDecodeError"),
         ("int", '{"a": 1} {"a": 2}', "JSONDecodeError: Extra data"),
         ("int", '{"a": ' + "1" * 5000 + "}", "ValueError"),
@@ -197,9 +197,9 @@ def test_json_schema() -> None:
         " labels map<string,string>, any string, maybe boolean"
     )
     for wrong, word in (
-        ({"type": "string"}, "of an object"),
-        ({"properties": {"a": {"$ref": "#"}}}, "leads into itself"),
-        ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "there is no"),
+        ({"type": "string"}, "needs an object"),
+        ({"properties": {"a": {"$ref": "#"}}}, "contains itself"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "does not exist"),
         ({"properties": {"a": {"$ref": "http://x"}}}, "another document"),
         ({"properties": {"a": {"type": "colour"}}}, "no type"),
     ):
@@ -279,7 +279,7 @@ def test_avro(tmp_path: Path) -> None:
     decoder = avro_decoder(tmp_path, AVRO)
     values, failed = decoded(decoder, body, body[:-1], body + b"\0", b"", b"\xff" * 40)
     assert set(failed) == {1, 2, 3, 4}
-    assert "it has another schema" in failed[2]
+    assert "the schema differs" in failed[2]
     found = values[0]
     assert (found["id"], found["name"], found["kind"], found["other"]) == (7, None, "A", "B")
     assert found["at"] == datetime(2023, 11, 14, 22, 13, 20, 123_000, UTC)
@@ -300,13 +300,13 @@ def test_avro_times_beyond_all_calendars(tmp_path: Path) -> None:
     beyond = avro_bytes(plain, {"t": 10_000_000_000_000_000})
     values, failed = decoder.decode(pa.array([far, beyond]))
     assert values.field(0).cast(pa.int64())[0].as_py() == 9_000_000_000_000_000_000
-    assert set(failed) == {1} and "beyond all microseconds" in failed[1]
+    assert set(failed) == {1} and "outside the range of microseconds" in failed[1]
 
 
 @pytest.mark.parametrize(
     ("schema", "word"),
     [
-        ("long", "of a record"),
+        ("long", "needs a record"),
         ({"type": "record", "name": "R", "fields": []}, "no fields"),
         (
             {"type": "record", "name": "R", "fields": [{"name": "a", "type": ["int", "string"]}]},
@@ -318,7 +318,7 @@ def test_avro_times_beyond_all_calendars(tmp_path: Path) -> None:
                 "name": "R",
                 "fields": [{"name": "a", "type": ["null", "R"]}],
             },
-            "within itself",
+            "contains itself",
         ),
         ({"type": "record", "name": "R", "fields": [{"name": "a", "type": "colour"}]}, "colour"),
     ],
@@ -340,7 +340,7 @@ def descriptor_set(tmp_path: Path, *, proto2: bool = False) -> Path:
         name="order.proto", package="shop", syntax="proto2" if proto2 else "proto3"
     )
     file.dependency.append("google/protobuf/timestamp.proto")
-    # Behind the file that imports it: the order is nobody's promise.
+    # After the file that imports it: a descriptor set may have any order.
     timestamp_pb2.DESCRIPTOR.CopyToProto(files.file.add())
     kind = file.enum_type.add(name="Kind")
     kind.value.add(name="UNKNOWN", number=0)
@@ -406,7 +406,7 @@ def test_protobuf(tmp_path: Path) -> None:
     order.line.sku = "s"
     order.lines.add(sku="t")
     order.at.FromDatetime(datetime(2024, 5, 1, tzinfo=UTC))
-    # A value of an enum that came later.
+    # A value that was added to the enum later.
     unknown = made(kind=9).SerializeToString()
     body = order.SerializeToString()
     values, failed = decoded(decoder, body, b"", unknown, body[:-1], b"\xff\xff")
@@ -431,15 +431,15 @@ def test_protobuf_that_wants_its_fields(tmp_path: Path) -> None:
     made, _ = decoder._planned
     values, failed = decoded(decoder, made(id=1).SerializeToString(), b"")
     assert failed == {1: "required fields are missing: id"}
-    # What says whether it is there is null where it is not.
+    # A missing field with presence is null.
     assert values[0]["name"] is None
 
 
 def test_protobuf_refusals(tmp_path: Path) -> None:
     path = descriptor_set(tmp_path)
-    with pytest.raises(UsageError, match=r"no message 'Order'; there are .*shop\.Order"):
+    with pytest.raises(UsageError, match=r"no message 'Order'; there are: .*shop\.Order"):
         protobuf_decoder(path, "Order")
-    with pytest.raises(UsageError, match="within itself"):
+    with pytest.raises(UsageError, match="contains itself"):
         protobuf_decoder(path, "shop.Tree")
     path.write_bytes(b"\xff\xff\xff")
     with pytest.raises(UsageError, match="descriptor set"):
@@ -455,8 +455,8 @@ def test_protobuf_refusals(tmp_path: Path) -> None:
         (("avro",), "avsc"),
         (("protobuf",), "descriptor set"),
         (("protobuf", "/dev/null"), "full name"),
-        (("json", "a int", "shop.Order"), "protobuf alone"),
-        (("json", "missing.json"), "no such file"),
+        (("json", "a int", "shop.Order"), "needs decode=protobuf"),
+        (("json", "missing.json"), "neither an existing file nor a DDL"),
         (("avro", "/nowhere/x.avsc"), "No such file"),
         (("json", "a colour"), "no type"),
     ],

@@ -1,4 +1,4 @@
-"""Exceptions made again from the text that Spark hands on. No Spark is needed."""
+"""Exceptions made again from Spark's text. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from logquarry import errors
 from logquarry.log.batches import as_error
 from logquarry.log.walk import DamagedSpan
-from logquarry.spark.errors import explain, root_cause, told_plainly
+from logquarry.spark.errors import explain, root_cause
+from logquarry.spark.worker import without_traceback
 
 SPAN = DamagedSpan(36796, 336, "bad_body_crc", "BODYCRC is 1, the body's is 2", "/s/commitlog/0024")
 
@@ -120,13 +121,13 @@ def test_the_line_that_says_why(text: str, line: str) -> None:
 
 def test_tracebacks_are_left_out_in_workers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
-    with pytest.raises(errors.UsageError), told_plainly():
+    with pytest.raises(errors.UsageError), without_traceback():
         raise errors.UsageError("x")
     assert "SPARK_HIDE_TRACEBACK" not in os.environ
     monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", "x")
-    with pytest.raises(ValueError, match="x"), told_plainly():
+    with pytest.raises(ValueError, match="x"), without_traceback():
         raise ValueError("x")
     assert "SPARK_HIDE_TRACEBACK" not in os.environ
-    with pytest.raises(errors.UsageError), told_plainly():
+    with pytest.raises(errors.UsageError), without_traceback():
         raise errors.UsageError("x")
     assert os.environ["SPARK_HIDE_TRACEBACK"] == "1"

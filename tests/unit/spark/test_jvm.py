@@ -1,4 +1,4 @@
-"""What the JVM is told, and what a worker keeps to itself."""
+"""Options of the JVM, and tracebacks that a worker hides."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ def test_what_the_user_says_comes_behind(monkeypatch: pytest.MonkeyPatch) -> Non
 
 # ------------------------------------------------------------------------------------- workers
 def errors_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    # Not as a fixture: pytest has a stream of its own for each phase of a test.
+    # Not a fixture: pytest replaces the streams in each phase of a test.
     text = io.StringIO()
     monkeypatch.setattr(sys, "stderr", text)
     monkeypatch.setenv("PYTHON_WORKER_FACTORY_SOCK_DIR", "/nowhere")
-    worker.let_hang_up()
-    worker.let_hang_up()
+    worker.ignore_hang_ups()
+    worker.ignore_hang_ups()
     return text
 
 
 def fake_daemon(error: Exception, path: str) -> None:
-    """A function ``manager`` of a file of that name, as PySpark's daemon ends a worker."""
+    """Call a function `manager` in a file of that name, as PySpark's daemon ends a worker."""
     source = "def manager():\n try:\n  raise error\n except BaseException:\n  print_exc()\n"
     scope = {"error": error, "print_exc": traceback.print_exc}
     exec(compile(source, path, "exec"), scope)
@@ -109,5 +109,5 @@ def test_outside_of_workers_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> 
     for name in worker._MARKS:
         monkeypatch.delenv(name, raising=False)
     before = sys.stderr
-    worker.let_hang_up()
+    worker.ignore_hang_ups()
     assert sys.stderr is before

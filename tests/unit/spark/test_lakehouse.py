@@ -1,4 +1,4 @@
-"""Exports into Delta and Iceberg tables: each message once, whatever happens on the way."""
+"""Exports to Delta and Iceberg tables contain each message once, also after crashes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def bodies(lake: Lake) -> list[bytes]:
 
 
 def stored(*stores: Path) -> list[tuple[Any, ...]]:
-    """(offset, topic, queue, queue offset, body) of all messages, in order by store."""
+    """Return (offset, topic, queue, queue offset, body) of all messages, in order by store."""
     found = []
     for store in stores:
         with lq.MessageStore.open(store, mode="r") as opened:
@@ -91,7 +91,7 @@ def test_all_columns_and_hostile_names(lake: Lake, tmp_path: Path) -> None:
     assert found[0][2].timestamp() == FIRST_TIME / 1000
     assert dict(found[1][3])["city"] == "Zürich"
     assert lake.known_files() == lake.parquet_files()
-    # Readers pass files by: of one topic there are half of them.
+    # Readers skip files by their bounds: one topic is in half of them.
     if lake.kind == "delta":
         from deltalake import DeltaTable
 
@@ -168,12 +168,12 @@ def test_the_columns_of_kafka(lake: Lake, tmp_path: Path) -> None:
     first = next(row for row in table.to_pylist() if row["value"].startswith(b"body 1 "))
     assert first["key"] == b"key1"
     assert {"key": "city", "value": "Zürich".encode()} in first["headers"]
-    with pytest.raises(UsageError, match="begun with schema"):
+    with pytest.raises(UsageError, match="the table has schema"):
         lake.export(store, partition_by=["topic", "day"])
     other = Lake(lake.kind, tmp_path / "other")
-    with pytest.raises(UsageError, match="value is the body"):
+    with pytest.raises(UsageError, match="has a column value already"):
         other.export(store, options, decode="json")
-    with pytest.raises(UsageError, match="queue_id is not exported"):
+    with pytest.raises(UsageError, match="export the column queue_id too"):
         other.export(store, options, partition_by=["queue_id"])
 
 
@@ -221,7 +221,7 @@ def test_a_table_has_one_kind_of_rows(
 ) -> None:
     put(tmp_path / "store", b"{}")
     lake.export(tmp_path / "store")
-    with pytest.raises(UsageError, match=f"begun with {word}"):
+    with pytest.raises(UsageError, match=f"the table has {word}"):
         lake.export(tmp_path / "store", options, **more)
 
 
@@ -230,10 +230,10 @@ def test_stores_that_change_their_names(lake: Lake, tmp_path: Path) -> None:
     put(one, b"1")
     put(two, b"2")
     lake.export(one)
-    # Alone it was called `store`.
+    # In an export of this store alone, its name was `store`.
     with pytest.raises(UsageError, match="under another name"):
         lake.export([one, two])
-    with pytest.raises(UsageError, match="from another place"):
+    with pytest.raises(UsageError, match="from another path"):
         lake.export(two)
     assert bodies(lake) == [b"1"]
     moved = tmp_path / "elsewhere" / "store"
@@ -253,18 +253,18 @@ def test_a_store_that_lost_its_end(lake: Lake, tmp_path: Path) -> None:
     lake.export(store)
     store.rename(tmp_path / "old")
     put(store, b"x")
-    with pytest.raises(lq.errors.MessageNotFound, match="lost its end, or is another one"):
+    with pytest.raises(lq.errors.MessageNotFound, match="it was truncated or replaced"):
         lake.export(store)
 
 
 def test_places_that_make_no_sense(lake: Lake, tmp_path: Path) -> None:
     store = tmp_path / "store"
     put(store, b"a")
-    with pytest.raises(UsageError, match="lies in the other"):
+    with pytest.raises(UsageError, match="overlaps with the store"):
         Lake(lake.kind, store / "table").export(store)
     lake.dest.mkdir()
     (lake.dest / "letter.txt").touch()
-    with pytest.raises(UsageError, match=r"something else \(letter.txt\)"):
+    with pytest.raises(UsageError, match=r"other files \(letter.txt\)"):
         lake.export(store)
     with pytest.raises(StoreNotFound):
         lake.export(tmp_path / "nowhere")
@@ -281,7 +281,7 @@ def test_a_table_of_somebody_else(tmp_path: Path) -> None:
 
     put(tmp_path / "store", b"a")
     write_deltalake(str(tmp_path / "table"), pa.table({"n": [1]}))
-    with pytest.raises(UsageError, match="no export of ours made"):
+    with pytest.raises(UsageError, match="no export created"):
         Lake("delta", tmp_path / "table").export(tmp_path / "store")
 
 
@@ -290,7 +290,7 @@ def test_another_export_at_work(lake: Lake, tmp_path: Path) -> None:
     lake.dest.mkdir()
     lock = OutputFolder(lake.dest).lock()
     assert lock is not None
-    with pytest.raises(StoreUnavailable, match="another export is at work"):
+    with pytest.raises(StoreUnavailable, match="another export is running"):
         lake.export(tmp_path / "store")
     import os
 
@@ -301,7 +301,7 @@ def test_another_export_at_work(lake: Lake, tmp_path: Path) -> None:
 def test_without_locks_two_exports_do_not_double(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One begins and ends while the other has its files written."""
+    """A second export runs completely while this one's files are written."""
     monkeypatch.setattr(OutputFolder, "lock", lambda self: None)
     store = tmp_path / "store"
     put(store, *numbers(0, 5))
@@ -313,7 +313,7 @@ def test_without_locks_two_exports_do_not_double(
         lake.export(store)
         return found
 
-    with pytest.raises(StoreUnavailable, match="another export has written"):
+    with pytest.raises(StoreUnavailable, match="another export has committed"):
         lake.prepared(store).run_with(overtaken)
     assert bodies(lake) == numbers(0, 9)
 
@@ -322,7 +322,7 @@ def test_without_locks_two_exports_do_not_double(
 def test_a_commit_that_is_overtaken_in_the_middle(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one commits between the last look and the commit."""
+    """A second export commits between the last check and the commit."""
     monkeypatch.setattr(OutputFolder, "lock", lambda self: None)
     lake, store = Lake(kind, tmp_path / "table"), tmp_path / "store"
     put(store, *numbers(0, 5))
@@ -345,7 +345,7 @@ def test_a_commit_that_is_overtaken_in_the_middle(
         return plain(*arguments)
 
     monkeypatch.setattr(own, name, late)
-    with pytest.raises(StoreUnavailable, match="another export has written"):
+    with pytest.raises(StoreUnavailable, match="another export has committed"):
         lake.export(store)
     assert bodies(lake) == numbers(0, 9)
 
@@ -353,7 +353,7 @@ def test_a_commit_that_is_overtaken_in_the_middle(
 def test_somebody_else_changes_the_table_in_the_middle_of_a_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No export: then the commit is made behind that change."""
+    """Another change that is no export: the commit succeeds after it."""
     from pyiceberg.catalog import load_catalog
 
     from logquarry.spark.lakehouse import iceberg
@@ -391,7 +391,7 @@ def test_troubles_of_the_libraries_are_told_in_words(lake: Lake, tmp_path: Path)
 
 # ----------------------------------------------------------------------------------------- crashes
 class Power(BaseException):
-    """The process is gone: nothing runs behind it."""
+    """The process is gone: no cleanup runs."""
 
 
 STEPS: list[tuple[type[Any], str]] = [
@@ -410,7 +410,7 @@ STEPS: list[tuple[type[Any], str]] = [
 def counted(
     monkeypatch: pytest.MonkeyPatch, crash_at: int | None, *, behind: bool
 ) -> Callable[[], int]:
-    """Count the calls that change anything; die before or behind one of them."""
+    """Count the calls that change something; crash before or after one of them."""
     calls = 0
 
     def wrapped(plain: Any) -> Any:
@@ -493,7 +493,7 @@ def test_going_back_to_an_earlier_snapshot_goes_back_with_the_marks(tmp_path: Pa
 
 
 def test_the_marks_of_a_table_that_others_have_written_to(lake: Lake, tmp_path: Path) -> None:
-    """Somebody deletes rows: what is deleted does not come again."""
+    """Rows that a user deletes do not appear again."""
     store = tmp_path / "store"
     put(store, *numbers(0, 6))
     lake.export(store)
@@ -617,7 +617,7 @@ def test_files_are_on_the_disk_before_a_table_names_them(
 
 
 def test_follow(lake: Lake, tmp_path: Path) -> None:
-    """Backfill, then what comes; whoever calls ends it."""
+    """Export what is there, then follow until the caller stops."""
     store = tmp_path / "store"
     put(store, *numbers(0, 7))
     seen: list[int] = []

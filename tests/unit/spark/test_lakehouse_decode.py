@@ -1,4 +1,4 @@
-"""Decoded bodies in tables, and dead letters beside them."""
+"""Decoded bodies in tables, and the tables of dead letters."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_given_schema(lake: Lake, tmp_path: Path) -> None:
     dead = lake.rows("broker", "topic", "physical_offset", "reason", "body", dead=True)
     assert [row[:3] for row in dead] == [("store", "orders", offset) for offset in offsets[1:3]]
     assert dead[0][3].startswith("JSONDecodeError") and dead[0][4] == b"oops"
-    assert dead[1][3] == "value.id: wants a whole number, and is a string"
+    assert dead[1][3] == "value.id: needs a whole number, not a string"
     assert lake.known_files() == lake.parquet_files()
 
 
@@ -71,11 +71,11 @@ def test_a_sample_that_is_not_there_yet(lake: Lake, tmp_path: Path) -> None:
     (tmp_path / "store" / "commitlog").mkdir(parents=True)
     assert lake.export(tmp_path / "store", decode="json").commits == 0
     put(tmp_path / "store", b"x", b"{}")
-    with pytest.raises(UsageError, match="of the first 2 bodies 1 are JSON objects"):
+    with pytest.raises(UsageError, match="1 of the first 2 bodies are JSON objects"):
         lake.export(tmp_path / "store", decode="json")
     put(tmp_path / "store", b'{"a": true}')
     done = lake.export(tmp_path / "store", decode="json")
-    # Without a field of its own an object is one, all the same.
+    # An object without fields is valid too.
     assert (done.messages, done.dead_messages) == (2, 1)
 
 
@@ -83,7 +83,7 @@ def test_the_content_of_compressed_bodies_without_the_bodies(lake: Lake, tmp_pat
     import zlib
 
     text = json.dumps({"id": 5}).encode()
-    # Bit 0 of the flags: the client has compressed it.
+    # Bit 0 of the flags: the client has compressed the body.
     put(tmp_path / "store", zlib.compress(text), sys_flag=1)
     lake.export(
         tmp_path / "store",
@@ -113,7 +113,7 @@ def test_dead_letters_are_there_once_if_the_table_misses_its_commit(
         with pytest.raises(StoreUnavailable):
             lake.export(store, decode=decode)
     assert len(lake.rows(dead=True)) == 1
-    # The next commit ends elsewhere than the one that was not made.
+    # The next commit ends at another offset than the failed one.
     put(store, b"dead 2", b'{"id": 2}')
     done = lake.export(store, decode=decode)
     assert (done.messages, done.dead_messages) == (2, 1)
@@ -125,7 +125,7 @@ def test_dead_letters_are_there_once_if_the_table_misses_its_commit(
 def test_another_schema_is_another_table(lake: Lake, tmp_path: Path) -> None:
     put(tmp_path / "store", b"{}")
     lake.export(tmp_path / "store", decode=parse_decode_options("json", "id int"))
-    with pytest.raises(UsageError, match="begun with decode"):
+    with pytest.raises(UsageError, match="the table has decode"):
         lake.export(tmp_path / "store", decode=parse_decode_options("json", "id bigint"))
-    with pytest.raises(UsageError, match="say how to decode"):
+    with pytest.raises(UsageError, match="only with decode"):
         lake.export(tmp_path / "store", dead_letters=tmp_path / "dead")

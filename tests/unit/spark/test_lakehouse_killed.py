@@ -1,4 +1,4 @@
-"""An export that follows a store while it is written, killed again and again."""
+"""An export that follows a growing store is killed repeatedly."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_each_message_once(kind: str, kills: int, count: int, pause: float, tmp_
             follower = started(FOLLOWER, kind, lake.dest, store, "follow")
             before = commits(lake)
             deadline = time.monotonic() + 60
-            # At least one commit later: a killer who is always too early shows nothing.
+            # At least one commit later: a kill before the first commit would prove nothing.
             while commits(lake) == before and writer.poll() is None:
                 assert time.monotonic() < deadline
                 assert follower.poll() is None, follower.communicate()[1].decode()
@@ -102,7 +102,7 @@ def test_each_message_once(kind: str, kills: int, count: int, pause: float, tmp_
 
 
 def commits(lake: Lake) -> int:
-    """Something that grows with each commit."""
+    """Return a number that grows with each commit."""
     logs = lake.dest.glob("_delta_log/*.json" if lake.kind == "delta" else "*/metadata/snap-*")
     return len(list(logs))
 

@@ -90,5 +90,5 @@ def test_iceberg(server: Options, tmp_path: Path) -> None:
     table = opened.load_table("logquarry.messages").scan().to_arrow()
     assert sorted(table.column("body").to_pylist()) == [b"0", b"1"]
     opened.close()
-    with pytest.raises(UsageError, match="is a local file"):
+    with pytest.raises(UsageError, match="needs a local folder"):
         iceberg_export(tmp_path / "store", "s3://lake/x", dest_storage_options=server)

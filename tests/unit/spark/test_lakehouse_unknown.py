@@ -1,4 +1,4 @@
-"""Commits of which nobody says what became of them: the table's own record tells, later."""
+"""Commits without an answer: a later export finds out from the table whether they succeeded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Late = Callable[[], Any]
 
 
 def begun(lake: Lake, store: Path) -> None:
-    """A table with messages, and more of them that it has not."""
+    """Make a table with messages, and a store with more messages."""
     put(store, *numbers(0, 3))
     lake.export(store)
     put(store, *numbers(3, 6))
@@ -59,7 +59,7 @@ def test_the_next_run_finds_out(
     asked: list[Late] = []
     with monkeypatch.context() as patch:
         without_an_answer(patch, kind, is_made=is_made, asked=asked)
-        with pytest.raises(CommitUnknown, match=r"the next export finds out: .*time"):
+        with pytest.raises(CommitUnknown, match=r"the next export checks: .*time"):
             lake.export(store)
     written = lake.parquet_files() - known
     assert len(asked) == 1
@@ -75,7 +75,7 @@ def test_the_next_run_finds_out(
 def test_a_commit_that_comes_after_the_files_are_gone_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The catalog works on, and the next run has looked, removed the files and written its own."""
+    """The catalog is still busy while the next run checks, removes the files and writes its own."""
     lake, store = Lake("iceberg", tmp_path / "table"), tmp_path / "store"
     begun(lake, store)
     asked: list[Late] = []

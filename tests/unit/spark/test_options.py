@@ -1,4 +1,4 @@
-"""Options of the source, from text to values. No Spark is needed."""
+"""Options of the source, parsed from text. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_options_are_picklable() -> None:
 def test_paths() -> None:
     several = parse_read_options({"paths": json.dumps(["/a b", "/c,d"])})
     assert several.paths == ("/a b", "/c,d")
-    with pytest.raises(UsageError, match=r"^path: there is no store"):
+    with pytest.raises(UsageError, match=r"^path: no store to read"):
         parse_read_options({"topics": "a"})
 
 
 def test_lists() -> None:
     assert wanted(topics="orders, payments").topics == frozenset({"orders", "payments"})
     assert wanted(topics='["with,comma", "b"]').topics == frozenset({"with,comma", "b"})
-    # No JSON: a topic that begins with a bracket.
+    # Not JSON: the name of a topic that begins with a bracket.
     assert wanted(topics="[a").topics == frozenset({"[a"})
     assert wanted(subscribe="a,b").topics == frozenset({"a", "b"})
     assert wanted(queueIds="0, 3").queue_ids == frozenset({0, 3})
@@ -112,7 +112,7 @@ def test_queue_offsets() -> None:
         ("c", 0): (0, None),
         ("c", 1): (0, 0),
     }
-    # Kafka's source has them in startingOffsets.
+    # Kafka's source takes queue offsets in startingOffsets.
     assert wanted(startingOffsets='{"a": {"0": 5}}').queue_ranges == {("a", 0): (5, None)}
 
 
@@ -163,42 +163,42 @@ def test_remarks() -> None:
         includeHeaders="true",
     )
     assert options.remarks == (
-        "options of Kafka's client have no effect here: kafka.bootstrap.servers, kafka.group.id",
+        "options of Kafka's client have no effect: kafka.bootstrap.servers, kafka.group.id",
         "there is no option nonsense: it has no effect",
-        "there is no option topic (is topics meant?): it has no effect",
-        "options for streams have no effect on a batch: maxBytesPerTrigger",
+        "there is no option topic (did you mean topics?): it has no effect",
+        "options of a stream have no effect on a batch: maxBytesPerTrigger",
     )
 
 
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("topics", " , ", "names nothing"),
-        ("topics", "", "names nothing"),
+        ("topics", " , ", "is empty"),
+        ("topics", "", "is empty"),
         ("tags", "||", "names nothing"),
-        ("tags", "", "names nothing"),
-        ("keys", " ", "names nothing"),
+        ("tags", "", "is empty"),
+        ("keys", " ", "is empty"),
         ("queueIds", "0,x", "takes a whole number, not 'x'"),
         ("topicPattern", "(", "takes a regular expression"),
         ("subscribePattern", "(", "takes a regular expression"),
         ("columns", "topic,nope", "there is no column 'nope'"),
         ("columns", "topic,topic", "a column is named twice"),
         ("startingOffsets", "soon", "takes JSON"),
-        ("startingOffsets", '{"a": -3}', "takes offsets from 0 on"),
-        ("startingOffsets", '{"a": true}', "takes offsets from 0 on"),
+        ("startingOffsets", '{"a": -3}', "takes offsets >= 0"),
+        ("startingOffsets", '{"a": true}', "takes offsets >= 0"),
         ("endingOffsets", "[1]", "takes a JSON object"),
         ("startingQueueOffsets", '{"a": 5}', "takes JSON topic -> queue -> offset"),
         ("endingQueueOffsets", '{"a": {"x": 5}}', "takes a whole number, not 'x'"),
         ("assign", '{"a": 1}', "takes JSON topic -> list of queues"),
-        ("assign", "{}", "names nothing"),
+        ("assign", "{}", "is empty"),
         ("startingTimestamp", "yesterday", "takes milliseconds or an ISO 8601 time"),
         ("splitSize", "-1", "takes a size such as 64m"),
         ("splitSize", "0", "takes a size such as 64m"),
-        ("minPartitions", "0", "takes a number from 1 on"),
+        ("minPartitions", "0", "takes a number >= 1"),
         ("batchSize", "two", "takes a size such as 64m"),
         ("onDamage", "explode", "takes fail or skip or quarantine"),
-        ("onDamage", "quarantine", "quarantine wants a folder"),
-        ("quarantinePath", "/q", "goes with onDamage=quarantine alone"),
+        ("onDamage", "quarantine", "quarantine needs a folder"),
+        ("quarantinePath", "/q", "needs onDamage=quarantine"),
         ("schema", "avro", "takes native or kafka"),
         ("failOnDataLoss", "maybe", "takes true or false"),
         ("decompress", "1", "takes true or false"),
@@ -213,7 +213,7 @@ def test_bad_values(name: str, value: str, text: str) -> None:
         parse(**{name: value})
     assert str(caught.value).startswith(f"{name}: ")
     assert text in str(caught.value)
-    # Spark hands names over in lower case: the message has them as documented.
+    # Spark passes names in lower case; the text has the documented spelling.
     with pytest.raises(UsageError) as caught:
         parse(**{name.lower(): value})
     assert str(caught.value).startswith(f"{name}: ")
@@ -223,14 +223,14 @@ def test_bad_values(name: str, value: str, text: str) -> None:
     ("options", "text"),
     [
         ({"startingTimestamp": "2", "endingTimestamp": "1"}, "startingTimestamp: 2 is later than"),
-        ({"startingOffsets": "5", "endingOffsets": "4"}, "startingOffsets: 5 is beyond"),
+        ({"startingOffsets": "5", "endingOffsets": "4"}, "startingOffsets: 5 is after"),
         (
             {"startingOffsets": '{"a": 5}', "endingOffsets": '{"a": 4, "b": 0}'},
-            "startingOffsets: 5 of a is beyond endingOffsets, 4",
+            "startingOffsets: 5 of a is after endingOffsets, 4",
         ),
         (
             {"startingOffsets": '{"t": {"1": 5}}', "endingQueueOffsets": '{"t": {"1": 4}}'},
-            "startingQueueOffsets: 5 of queue 1 of t is beyond endingQueueOffsets, 4",
+            "startingQueueOffsets: 5 of queue 1 of t is after endingQueueOffsets, 4",
         ),
     ],
 )
@@ -246,9 +246,9 @@ def test_ranges_of_nothing() -> None:
 
 
 def test_one_option_under_two_names() -> None:
-    with pytest.raises(UsageError, match="topics and subscribe are one option"):
+    with pytest.raises(UsageError, match="topics and subscribe are the same option"):
         parse(topics="a", subscribe="b")
-    with pytest.raises(UsageError, match="goes with neither"):
+    with pytest.raises(UsageError, match="cannot be combined with"):
         parse(topics="a", assign='{"a": [0]}')
 
 

@@ -1,4 +1,4 @@
-"""What the workers of an export do with one task. No Spark is needed."""
+"""The files that one task of an export writes. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DAY_MS = 86_400_000
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Three topics over two days, in turn."""
+    """Make messages of three topics on two days, alternating."""
     maker = StoreMaker()
     for n in range(60):
         time = FIRST_TIME + n * DAY_MS // 40
@@ -96,7 +96,7 @@ def test_some_columns(tmp_path: Path, store: Path, columns: tuple[str, ...]) -> 
     folder, result = written(tmp_path, store, columns=columns)
     everything = all_rows(store)
     assert rows_of(folder, result) == [{name: row[name] for name in columns} for row in everything]
-    # What the manifest tells is the same for any columns.
+    # The manifest's entries do not depend on the columns.
     _, whole = written(tmp_path, store)
     assert result.summary == whole.summary
     assert result.summary.total.messages == 60
@@ -187,9 +187,9 @@ def test_names_of_files() -> None:
 def test_partition_columns() -> None:
     assert check_partition_columns(["topic", "day"], schema.NAMES) == ("topic", "day")
     for names, columns, text in (
-        (["tags"], schema.NAMES, "files can be parted by"),
-        (["day"], ("topic",), "the column store_timestamp is not exported"),
-        (["topic", "topic"], schema.NAMES, "one comes twice"),
+        (["tags"], schema.NAMES, "takes broker, topic"),
+        (["day"], ("topic",), "export the column store_timestamp too"),
+        (["topic", "topic"], schema.NAMES, "a column appears twice"),
     ):
         with pytest.raises(UsageError, match=text):
             check_partition_columns(names, columns)
@@ -218,7 +218,7 @@ def test_there_are_not_too_many_tasks(
     options = ReadOptions(paths=(str(store),), **asked)
     monkeypatch.setattr(tasks, "FEW_TASKS", 10)
     few = plan_tasks(options)
-    # A range may end early, where a file does.
+    # A range may end before the split size, at the end of a file.
     assert 5 <= len(few) <= 12
     assert "would be too many" in caplog.text
     rows = [row for task in few for batch in read_batches(task) for row in batch.to_pylist()]
@@ -243,7 +243,7 @@ def test_small_queues_share_a_task(tmp_path: Path) -> None:
     options = ReadOptions(paths=(str(maker.write(tmp_path / "store")),))
     wanted = replace(options.wanted, topic_pattern="topic-1.")
     few = plan_tasks(replace(options, wanted=wanted))
-    # One for the queues' slices, one for the blanks between them.
+    # One task for the ranges of queues, one for the blanks between them.
     assert len(few) == 2
     assert sum(len(task.plan.parts) for task in few) > 10
     assert sum(batch.num_rows for task in few for batch in read_batches(task)) == 100

@@ -1,4 +1,4 @@
-"""Damage that is set aside while reading goes on. No Spark is needed."""
+"""Copies of damage that a read skips. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_zeros_between_are_kept_and_those_at_the_end_are_not(tmp_path: Path) -> 
 
 def test_a_folder_that_cannot_be_written(golden: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreUnavailable, match="damage cannot be set aside"):
+    with pytest.raises(StoreUnavailable, match="damage cannot be copied"):
         read(harmed_stores(golden)["crc-third-last-file"], tmp_path / "file")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from logquarry.errors import UsageError
-from logquarry.spark.sink.options import parse_write_options
+from logquarry.spark.sink import parse_write_options
 
 
 def test_names_are_case_insensitive(tmp_path: Path) -> None:
@@ -43,18 +43,18 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({}, "path: there is no store"),
+        ({}, "path: no store to write to"),
         ({"path": "s3://b/s"}, "path: s3://b/s: only a local store"),
-        ({"brokers": "0"}, "brokers: takes a whole number from 1 on, not '0'"),
-        ({"brokers": "99999"}, "brokers: takes 4096 at the most"),
+        ({"brokers": "0"}, "brokers: takes a whole number >= 1, not '0'"),
+        ({"brokers": "99999"}, "brokers: takes at most 4096"),
         ({"queues": "many"}, "queues: takes a whole number"),
-        ({"txnAppId": "job"}, "txnAppId: goes with txnVersion"),
-        ({"txnVersion": "1"}, "txnAppId: goes with txnVersion"),
-        ({"txnAppId": " ", "txnVersion": "1"}, "txnAppId: names nothing"),
-        ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion: takes a whole number from 0"),
+        ({"txnAppId": "job"}, "txnAppId: needs txnVersion"),
+        ({"txnVersion": "1"}, "txnAppId: needs txnVersion"),
+        ({"txnAppId": " ", "txnVersion": "1"}, "txnAppId: is empty"),
+        ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion: takes a whole number >= 0"),
         ({"onRejected": "drop"}, "onRejected: takes fail or deadLetter, not 'drop'"),
-        ({"onRejected": "deadLetter"}, "onRejected: deadLetter wants a folder"),
-        ({"deadLetterPath": "s3://b/d"}, "deadLetterPath: s3://b/d: only a folder"),
+        ({"onRejected": "deadLetter"}, "onRejected: deadLetter needs a folder"),
+        ({"deadLetterPath": "s3://b/d"}, "deadLetterPath: s3://b/d: dead letters need a folder"),
         ({"config": "{"}, "config: takes a file or a JSON object"),
     ],
 )
@@ -69,8 +69,8 @@ def test_what_has_no_effect_is_told() -> None:
     given = {"path": "/a", "broker": "2", "kafka.bootstrap.servers": "x", "checkpointLocation": "c"}
     found = parse_write_options(given, is_stream=True)
     assert found.remarks == (
-        "options of Kafka's client have no effect here: kafka.bootstrap.servers",
-        "there is no option broker (is brokers meant?): it has no effect",
+        "options of Kafka's client have no effect: kafka.bootstrap.servers",
+        "there is no option broker (did you mean brokers?): it has no effect",
     )
     found = parse_write_options({"path": "/a", "txnVersion": "3"}, is_stream=True)
     assert len(found.remarks) == 1 and found.remarks[0].startswith("txnVersion has no effect")

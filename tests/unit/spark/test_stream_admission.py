@@ -17,7 +17,7 @@ from tests.store_maker import StoreMaker
 
 
 def store(root: Path, count: int, *, seed: int = 1) -> tuple[StoreLayout, list[tuple[int, int]]]:
-    """A store, and where each of its messages starts and ends."""
+    """Make a store; return it with the start and the end of each message."""
     rng = random.Random(seed)
     maker = StoreMaker(log_file_size=3000)
     for n in range(count):
@@ -35,7 +35,7 @@ def test_shares(wants: dict[str, int], limit: int) -> None:
     for name, share in shares.items():
         assert 0 <= share <= wants[name]
         if share < wants[name]:
-            # Nobody has more than one that wants more, but for what rounding gives.
+            # No share exceeds a share that got less than it wants, except for rounding.
             assert share >= max(shares.values()) - 1
 
 
@@ -45,7 +45,7 @@ def test_boundaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: int) 
     layout, places = store(tmp_path, 60)
     size = layout.commit_log.file_size
     ends = {0, *(end for _, end in places), *range(0, layout.commit_log.end, size)}
-    # Where a blank starts is the end of a frame.
+    # The start of a blank is the end of a frame.
     last = places[-1][1]
     for start in (0, places[20][0]):
         log = Backlog(layout, start, last)
@@ -84,7 +84,7 @@ def test_a_frame_that_is_larger_than_the_limit_is_taken(tmp_path: Path) -> None:
     at = 0
     for start, end in places:
         if at != start:
-            # A blank is taken by itself.
+            # A blank is a step of the batch too.
             assert by_bytes({"b": Backlog(layout, at, places[-1][1])}, 1) == {"b": start}
         at = by_bytes({"b": Backlog(layout, start, places[-1][1])}, 1)["b"]
         assert at == end
@@ -99,12 +99,12 @@ def test_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "x": places[limit - 1][1]
         }
     assert by_rows({"x": Backlog(layout, 0, end)}, 61, {"x": every}) == {"x": end}
-    # Of every three messages one counts.
+    # One of three messages counts.
     assert by_rows({"x": Backlog(layout, 0, end)}, 5, {"x": some}) == {"x": places[13][1]}
     assert by_rows({"x": Backlog(layout, 0, end)}, 500, {"x": some}) == {"x": end}
     none = MessageFilter(topics=frozenset({"nobody"}))
     assert by_rows({"x": Backlog(layout, 0, end)}, 5, {"x": none}) == {"x": end}
-    # A rare topic is looked for in a piece of the log at a time.
+    # A rare topic is searched in pieces of the log.
     monkeypatch.setattr(admission, "MOST_COUNTED", 4000)
     (piece,) = by_rows({"x": Backlog(layout, 0, end)}, 5, {"x": none}).values()
     assert 3000 <= piece <= 4000

@@ -1,4 +1,4 @@
-"""How far a stream has read, as Spark keeps it."""
+"""The offset of a stream in Spark's checkpoint."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def test_plain_offsets_are_broker_to_offset() -> None:
     ],
 )
 def test_offsets_of_another_source(document: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="the checkpoint holds no offsets of this source"):
+    with pytest.raises(UsageError, match="the checkpoint holds no offset of this source"):
         StreamOffset.from_json(document)

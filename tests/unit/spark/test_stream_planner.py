@@ -1,4 +1,4 @@
-"""The streaming source without Spark: what a query reads, batch by batch."""
+"""The streaming source without Spark: the messages that a query reads, batch by batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def places_of(messages: list[dict[str, Any]], broker: str = "store") -> list[tup
 
 
 def batch_places(stream: Stream) -> list[tuple[str, int]]:
-    """What a batch read with the same options gives."""
+    """Return what a batch read with the same options returns."""
     return sorted(
         (row["broker"], row["physical_offset"])
         for task in plan_tasks(stream.options)
@@ -53,7 +53,7 @@ def made(root: Path, count: int = 60, **settings: Any) -> StoreMaker:
 
 @contextmanager
 def held_by_a_broker(store: Path) -> Iterator[None]:
-    """The store's lock, as a process that writes it has it."""
+    """Hold the store's lock, as a process that writes it does."""
     (store / "abort").touch()
     descriptor = os.open(store / "lock", os.O_RDWR | os.O_CREAT)
     request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
@@ -145,7 +145,7 @@ def test_quarantine(golden: Path, tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------ a log that grows
 def test_a_log_that_is_written_byte_by_byte(tmp_path: Path) -> None:
-    """As Java's, without a mark: files made in advance, frames that are not whole yet."""
+    """A log as Java writes it, without a durable offset: preallocated files, unfinished frames."""
     maker = made(tmp_path / "whole", 150)
     data = bytes(maker.log)
     store = tmp_path / "store"
@@ -198,7 +198,7 @@ def test_our_stores_are_read_up_to_their_mark(tmp_path: Path) -> None:
 def test_sound_frames_behind_a_break_of_a_live_log_wait(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """RocketMQ's recovery leaves such frames behind, and they are no messages."""
+    """RocketMQ's recovery leaves such stale frames; they are no messages."""
     maker = made(tmp_path / "store", 30)
     last = maker.frames[-1].physical_offset // 3000 * 3000
     broken = next(f for f in maker.frames if f.physical_offset > last)
@@ -217,7 +217,7 @@ def test_sound_frames_behind_a_break_of_a_live_log_wait(
         told = [record for record in caplog.records if record.levelno == logging.WARNING]
         assert len(told) == 1
         assert f"at offset {broken.physical_offset}: no frame" in told[0].getMessage()
-        # Its writer has its own frame there at last.
+        # The writer has written its own frame there by now.
         data[broken.physical_offset - last + 5] ^= 1
         path.write_bytes(data)
         stream.drain()
@@ -256,7 +256,7 @@ def test_planning_looks_at_what_is_new_alone(
     with held_by_a_broker(tmp_path / "store"):
         stream = Stream(tmp_path / "store")
         stream.drain()
-        # The last file, and nothing of it again.
+        # The last file of the log, without any message.
         assert sum(walked) <= maker.log_file_size
         del walked[:]
         for _ in range(5):
@@ -289,7 +289,7 @@ def test_latest(tmp_path: Path) -> None:
             maker.put(body=b"new %d" % n)
         maker.write(tmp_path / "store")
         assert stream.plan()
-        # The process dies before the batch is done. Spark asks the next for a start again.
+        # The process dies before the batch ends. Spark asks the next process for a start again.
         maker.put(body=b"new 5")
         maker.write(tmp_path / "store")
         stream.restart()
@@ -312,7 +312,7 @@ def test_starts_are_for_new_queries_only(tmp_path: Path) -> None:
     by_time = Stream(tmp_path / "store", startingTimestamp=str(middle.store_timestamp))
     assert len(by_time.drain()) == 20
     later = maker.put(body=b"later", time=FIRST_TIME + 10**9)
-    # A clock that was set back: a condition on messages, as it is for a batch.
+    # The clock was set back: the start time filters messages, as in a batch.
     maker.put(body=b"earlier", time=FIRST_TIME)
     maker.write(tmp_path / "store")
     by_time.restart(startingTimestamp=str(FIRST_TIME + 2 * 10**9))
@@ -351,7 +351,7 @@ def test_a_start_beyond_the_end_is_the_end(tmp_path: Path) -> None:
 
 def test_brokers_of_the_options(tmp_path: Path) -> None:
     made(tmp_path / "store", 3)
-    with pytest.raises(UsageError, match="there is no broker 'stroe' among store"):
+    with pytest.raises(UsageError, match="there is no broker 'stroe'; there are: store"):
         Stream(tmp_path / "store", startingOffsets='{"stroe": 0}').drain()
 
 
@@ -363,7 +363,7 @@ def test_several_brokers_and_those_that_come_later(tmp_path: Path) -> None:
     assert stream.rows == []
     two = made(tmp_path / "b2" / "store", 50)
     stream.drain()
-    # A store that was not there when the query began is read from its beginning.
+    # A store that appears during the query is read from its start.
     assert stream.places == [("b2", f.physical_offset) for f in two.frames]
     one.put(body=b"new")
     one.write(tmp_path / "b1" / "store")
@@ -397,7 +397,7 @@ def test_a_store_that_went(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     stream = Stream(f"{tmp_path}/b*")
     stream.drain()
     shutil.rmtree(tmp_path / "b1")
-    with pytest.raises(MessageNotFound, match="the store of broker 'b1' is not there any more"):
+    with pytest.raises(MessageNotFound, match="the store of broker 'b1' no longer exists"):
         stream.plan()
     stream.restart(failOnDataLoss="false")
     assert not stream.plan()
@@ -417,7 +417,9 @@ def test_files_that_expire_ahead_of_the_stream(tmp_path: Path) -> None:
     for path in files[:3]:
         path.unlink()
     assert stream.plan()
-    with pytest.raises(MessageNotFound, match="the log starts at offset 9000, and the stream"):
+    with pytest.raises(
+        MessageNotFound, match="the log starts at physical offset 9000, but the stream"
+    ):
         stream.run()
     stream.restart(failOnDataLoss="false")
     stream.drain()
@@ -447,7 +449,7 @@ def test_files_that_expire_between_plan_and_read(tmp_path: Path) -> None:
         oldest = min((tmp_path / "store" / "commitlog").iterdir())
         oldest.rename(tmp_path / oldest.name)
         if fail:
-            with pytest.raises(MessageNotFound, match="was deleted while it was read"):
+            with pytest.raises(MessageNotFound, match="were deleted during the read"):
                 list(read_batches(tasks[0]))
             (tmp_path / oldest.name).rename(oldest)
         else:
@@ -461,7 +463,7 @@ def test_a_log_that_lost_its_end(tmp_path: Path) -> None:
     stream.drain()
     shutil.rmtree(tmp_path / "store")
     made(tmp_path / "store", 10)
-    with pytest.raises(MessageNotFound, match="it lost its end, or is another one"):
+    with pytest.raises(MessageNotFound, match="it was truncated or replaced"):
         stream.plan()
 
 
@@ -478,7 +480,7 @@ def test_what_was_followed_and_is_gone_is_damage(tmp_path: Path) -> None:
     for later in sorted(path.parent.iterdir()):
         if int(later.name) > int(path.name):
             later.write_bytes(bytes(3000))
-    with pytest.raises(CorruptFrame, match="the log went on here") as caught:
+    with pytest.raises(CorruptFrame, match="the log had whole frames here") as caught:
         stream.run()
     assert (caught.value.offset, caught.value.kind) == (lost, "lost_end")
 

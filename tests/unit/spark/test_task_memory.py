@@ -1,6 +1,6 @@
-"""A task's memory is that of a few batches, however much of the log is one task's.
+"""A task needs memory for a few batches, however much log it reads.
 
-Counted is anonymous memory: pages of mapped files belong to the system, and go when it wants them.
+The test counts anonymous memory: the system frees pages of mapped files when it needs them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.skipif(
 
 MIB = 1 << 20
 LARGEST = int(os.environ.get("TASK_MIB") or 256) * MIB
-"""Bytes of the largest task; ``TASK_MIB=1024`` for more."""
+"""Bytes of the largest task; set ``TASK_MIB=1024`` for more."""
 MOST = {"export": 256 * MIB, "table": 256 * MIB}
-"""More than a task takes: of rows of a row group one copy, and one of those of a partition;"""
+"""Most bytes of a task that writes: one copy of a row group's rows and one of a partition's;"""
 MOST_OF_OTHERS = 48 * MIB
-"""and of all others a few batches."""
+"""most bytes of all other tasks: a few batches."""
 SLACK = 24 * MIB
-"""What an allocator gives back later once than another time."""
+"""Bytes that the allocator returns later in one run than in another."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "work",
     [
-        # These write much, or what another one does, too.
+        # These write much, or do what another task does too.
         pytest.param(work, marks=pytest.mark.slow) if work in ("load", "table") else work
         for work in WORKS
     ],
@@ -51,8 +51,8 @@ def test_memory_does_not_grow_with_the_task(work: str, store: Path, tmp_path: Pa
     with Worker(work, store, tmp_path / "out") as worker:
         sizes = [LARGEST // 2, LARGEST]
         peaks = [worker.peak(size) for size in sizes]
-        # What the allocator of a busy machine has not given back yet is not the task's: what the
-        # task itself needs it needs each time.
+        # On a busy machine the allocator may not have returned memory yet. The task's own need
+        # shows in each run.
         for _ in range(2):
             if peaks[1] - peaks[0] >= SLACK:
                 peaks[1] = min(peaks[1], worker.peak(LARGEST))
@@ -63,7 +63,7 @@ def test_memory_does_not_grow_with_the_task(work: str, store: Path, tmp_path: Pa
 
 
 class Worker:
-    """A process that does tasks, and how much memory it has meanwhile."""
+    """A process that runs tasks and measures its memory meanwhile."""
 
     def __init__(self, work: str, store: Path, out: Path) -> None:
         self._process = subprocess.Popen(
@@ -84,7 +84,7 @@ class Worker:
         self._process.communicate()
 
     def peak(self, size: int) -> int:
-        """The most that one task takes, beyond what the process had before its first."""
+        """Return the most memory of a task, above that of the process before its first task."""
         assert self._process.stdin is not None
         is_done = threading.Event()
         found = [0]

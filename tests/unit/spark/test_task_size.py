@@ -1,4 +1,4 @@
-"""What travels to a worker is small, however many files, queues, gaps and stores there are."""
+"""Tasks and results stay small, however many files, queues, gaps and stores there are."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from typing import Any
 import pytest
 
 from logquarry.config import StoreConfig
-from logquarry.spark import rebuilding, verifying
+from logquarry.spark import rebuilding, repair
 from logquarry.spark.options import parse_read_options
 from logquarry.spark.rebuilding import rebuild_on_spark
+from logquarry.spark.repair import verify_stores
 from logquarry.spark.stream.planner import Limits, StreamPlanner
 from logquarry.spark.tasks import ReadTask, plan_tasks, read_batches
-from logquarry.spark.verifying import verify_stores
 from tests.lake_drive import Lake
 from tests.store_maker import StoreMaker
 
 MOST = 16 << 10
-"""Bytes of any task, in a pickle."""
+"""Most bytes of any pickled task."""
 MOST_OF_RANGE = 2 << 10
-"""Bytes of a task that reads a range of the log."""
+"""Most bytes of a pickled task that reads a range of the log."""
 PREPARED = 0x4
 SETTINGS = {"maxHashSlotNum": 16, "maxIndexNum": 50}
 
 
 def written(root: Path, topics: int, bulky: int) -> Path:
-    """A store with some small topics, and a bulky one among whose messages are gaps of the queues.
+    """Make a store with small topics, and one large topic with gaps between its queues' messages.
 
     Args:
-        root: where.
-        topics: of six messages each, in three queues.
-        bulky: messages of the bulky one, with a half message of a transaction behind each.
+        root: folder of the store.
+        topics: number of small topics, of six messages each in three queues.
+        bulky: messages of the large topic, each followed by a half message of a transaction.
     """
     maker = StoreMaker(log_file_size=16_384, queue_file_units=50)
     rng = random.Random(topics)
@@ -52,7 +52,7 @@ def written(root: Path, topics: int, bulky: int) -> Path:
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """One with few of everything, and one with many."""
+    """Make a store with few of everything, and one with many."""
     root = tmp_path_factory.mktemp("sizes")
     return written(root / "few", 3, 60), written(root / "many", 200, 1_200)
 
@@ -86,7 +86,7 @@ def test_tasks_of_a_read(
 
 
 def test_tasks_of_a_read_of_many_stores(stores: tuple[Path, Path], tmp_path: Path) -> None:
-    """Which others there are, and where they begin, is nothing to a task."""
+    """A task does not contain the other stores, or where they start."""
     few, _ = stores
     paths = []
     for number in range(100):
@@ -109,7 +109,7 @@ def test_tasks_of_a_stream(stores: tuple[Path, Path]) -> None:
 
 @dataclass
 class Jobs:
-    """Stands for Spark: does tasks here, and notes how large they and their results are."""
+    """Replaces Spark: runs tasks here and records the size of tasks and results."""
 
     largest: dict[str, int] = field(default_factory=dict)
 
@@ -129,7 +129,7 @@ def test_tasks_of_verify_and_rebuild(
     stores: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = Jobs()
-    monkeypatch.setattr(verifying, "run_tasks", jobs)
+    monkeypatch.setattr(repair, "run_tasks", jobs)
     monkeypatch.setattr(rebuilding, "run_tasks", jobs)
     no_spark: Any = None
     _, many = stores

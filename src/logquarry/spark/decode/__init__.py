@@ -1,24 +1,207 @@
-"""Bodies as columns: JSON, Avro and Protobuf into one struct of an Arrow type.
+"""Decodes message bodies into a struct column: JSON, Avro or Protobuf.
 
-    options      which of them, and with which schema
-    bodies       what all decoders are: a body becomes a value, or a reason
-    ddl          Spark's DDL and Arrow types
-    json_schema  a JSON Schema's types
-    json         JSON; its types can be found in a sample
-    avro         plain datums, through the package fastavro
-    protobuf     through the package protobuf
+    base         the decoders' base class, struct types, Spark's DDL
+    json         JSON; infers the types from a sample if there is no schema
+    avro         Avro datums, with the package fastavro
+    protobuf     Protobuf messages, with the package protobuf
 
-A verdict depends on the body alone, never on those beside it: whoever decodes it again comes to the
-same.
+The result for a body depends on that body alone, never on its neighbours, so decoding it again
+gives the same.
 """
 
 from __future__ import annotations
 
-from logquarry.spark.decode.options import (
-    BodyDecoder,
-    DecodeOptions,
-    decoder_for,
-    parse_decode_options,
-)
+import base64
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from json import loads as parse_json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from logquarry.errors import UsageError
+from logquarry.spark.decode.base import BodyDecoder, plain, struct_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from logquarry.spark.tasks import ReadTask
+
 
 __all__ = ["BodyDecoder", "DecodeOptions", "decoder_for", "parse_decode_options"]
+
+KINDS: Final = ("raw", "json", "avro", "protobuf")
+SAMPLE: Final = 1_000
+"""Messages from which the schema of JSON bodies is inferred."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeOptions:
+    """How to decode bodies. Picklable.
+
+    Attributes:
+        kind: json, avro or protobuf.
+        schema: DDL or JSON Schema; Avro's JSON; or Protobuf's descriptor set. None to infer the
+            types of JSON from a sample.
+        message: full name of the Protobuf message.
+    """
+
+    kind: str
+    schema: bytes | None = None
+    message: str | None = None
+
+    @property
+    def needs_sample(self) -> bool:
+        """Whether the schema must be inferred from messages."""
+        return self.schema is None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the JSON form, which must be equal for all exports into one table."""
+        digest = None if self.schema is None else hashlib.sha256(self.schema).hexdigest()
+        return {"kind": self.kind, "schema_sha256": digest, "message": self.message}
+
+
+def parse_decode_options(
+    kind: str, schema: str | None = None, message: str | None = None
+) -> DecodeOptions | None:
+    """Read the schema file and parse it; None if bodies stay as they are (raw).
+
+    Args:
+        kind: raw, json, avro or protobuf.
+        schema: for JSON a DDL, or a file with a DDL or a JSON Schema; for Avro a file (.avsc); for
+            Protobuf a file with a descriptor set.
+        message: full name of the Protobuf message.
+
+    Raises:
+        UsageError: if an argument is missing, has no effect, or the schema is invalid.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"decode {kind!r}: takes {', '.join(KINDS)}")
+    if message is not None and kind != "protobuf":
+        raise UsageError("a message name needs decode=protobuf")
+    if kind == "raw":
+        if schema is not None:
+            raise UsageError("decode raw: takes no schema")
+        return None
+    if kind == "json":
+        data = None if schema is None else _ddl_or_file(schema)
+    elif schema is None:
+        what = "a schema (.avsc)" if kind == "avro" else "a descriptor set (protoc -o)"
+        raise UsageError(f"decode {kind}: takes a file with {what}")
+    else:
+        data = _read(schema)
+    if kind == "protobuf" and not message:
+        raise UsageError("decode protobuf: needs the full name of a message")
+    found = DecodeOptions(kind=kind, schema=data, message=message)
+    if not found.needs_sample:
+        decoder_for(found, None)
+    return found
+
+
+def decoder_for(
+    options: DecodeOptions, known: pa.DataType | None, tasks: Sequence[ReadTask] = ()
+) -> BodyDecoder | None:
+    """Make the decoder.
+
+    Args:
+        options: how to decode.
+        known: type of the table's column; None if the table does not exist.
+        tasks: tasks from whose messages the schema is inferred, if it is not known.
+
+    Returns:
+        None if the schema must be inferred and there is no message.
+
+    Raises:
+        UsageError: if a schema is invalid, or no JSON object is among the messages.
+    """
+    if options.kind == "avro":
+        from logquarry.spark.decode.avro import AvroDecoder
+
+        assert options.schema is not None
+        return AvroDecoder(_text(options.schema))
+    if options.kind == "protobuf":
+        from logquarry.spark.decode.protobuf import ProtobufDecoder
+
+        assert options.schema is not None and options.message is not None
+        return ProtobufDecoder(options.schema, options.message)
+    from logquarry.spark.decode.json import JsonDecoder
+
+    if options.schema is not None:
+        return JsonDecoder(_json_type(_text(options.schema)))
+    found = _from_sample(tasks) if known is None else plain(known)
+    return None if found is None else JsonDecoder(found)
+
+
+def _from_sample(tasks: Sequence[ReadTask]) -> pa.DataType | None:
+    from logquarry.spark.decode.json import inferred
+
+    bodies = list(_sample(tasks))
+    if not bodies:
+        return None
+    found, objects = inferred(bodies)
+    if found is None:
+        raise UsageError(
+            f"decode json: {objects} of the first {len(bodies)} bodies are JSON objects, and none "
+            "of them has a field: give a schema"
+        )
+    return found
+
+
+def _sample(tasks: Sequence[ReadTask]) -> Iterator[bytes]:
+    from logquarry.spark.tasks import read_batches
+
+    left = SAMPLE
+    for task in tasks:
+        # Only the export's own tasks copy damage to the quarantine.
+        options = replace(task.options, quarantine_path=None)
+        for batch in read_batches(replace(task, columns=("body",), options=options)):
+            for body in batch.column("body")[:left].to_pylist():
+                yield body
+                left -= 1
+            if not left:
+                return
+
+
+def _ddl_or_file(text: str) -> bytes:
+    """Return the DDL, or read the file of that name; an existing file takes precedence."""
+    try:
+        is_file = Path(text).is_file()
+    except (OSError, ValueError):
+        is_file = False
+    if is_file:
+        return _read(text)
+    if " " not in text.strip() and "<" not in text:
+        raise UsageError(
+            f"schema {text!r}: is neither an existing file nor a DDL (NAME TYPE, NAME TYPE ...)"
+        )
+    return text.encode()
+
+
+def _json_type(text: str) -> pa.DataType:
+    from logquarry.spark.decode.json import struct_of_schema
+
+    if not text.lstrip().startswith("{"):
+        return struct_of(text)
+    try:
+        document = parse_json(text)
+    except ValueError as error:
+        raise UsageError(f"JSON Schema: {error}") from None
+    return struct_of_schema(document)
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"schema: {path}: {error.strerror}") from None
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(
+            f"schema: is no UTF-8 text: it begins with {base64.b16encode(data[:8]).decode()}"
+        ) from None

@@ -1,4 +1,4 @@
-"""Avro bodies: plain datums of one schema, without a container file around them."""
+"""Decodes Avro bodies: datums of one schema, without a container file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from logquarry.errors import UsageError
-from logquarry.spark.decode.ddl import check_struct
-from logquarry.spark.decode.options import BodyDecoder, NotOfTheSchema
+from logquarry.spark.decode.base import BodyDecoder, NotOfTheSchema, check_struct
 
 _SIMPLE: Final = {
     "boolean": pa.bool_(),
@@ -37,13 +36,13 @@ Convert = Callable[[Any], Any]
 
 
 class AvroDecoder(BodyDecoder):
-    """Decodes datums.
+    """Decodes Avro datums.
 
     Args:
-        schema: of a record, as JSON.
+        schema: schema of a record, as JSON.
 
     Raises:
-        UsageError: if it is none that columns can hold, or the package is missing.
+        UsageError: if columns cannot hold the schema, or the package fastavro is missing.
     """
 
     def __init__(self, schema: str) -> None:
@@ -51,12 +50,12 @@ class AvroDecoder(BodyDecoder):
             import fastavro  # noqa: F401
         except ModuleNotFoundError:
             raise UsageError(
-                "Avro takes the package fastavro: pip install 'logquarry[lakehouse]'"
+                "Avro needs the package fastavro: pip install 'logquarry[lakehouse]'"
             ) from None
         self._schema = schema
         kind, _ = self._planned
         if not pa.types.is_struct(kind):
-            raise UsageError("Avro schema: takes one of a record")
+            raise UsageError("Avro schema: needs a record")
         check_struct(kind)
         self.arrow_type = kind
 
@@ -73,11 +72,11 @@ class AvroDecoder(BodyDecoder):
         except UsageError:
             raise
         except Exception as error:
-            # fastavro, and whoever wrote the schema, have many ways to say that it is none.
+            # fastavro raises many types of exceptions on invalid schemas.
             raise UsageError(f"Avro schema: {type(error).__name__}: {error}") from error
 
     def value(self, body: bytes) -> Any:
-        """One datum."""
+        """Decode one datum."""
         from fastavro import schemaless_reader
 
         _, convert = self._planned
@@ -85,13 +84,13 @@ class AvroDecoder(BodyDecoder):
         found = schemaless_reader(source, self._parsed, None)
         if source.tell() != len(body):
             raise NotOfTheSchema(
-                f"the datum ends at byte {source.tell()} of {len(body)}: it has another schema"
+                f"the datum ends at byte {source.tell()} of {len(body)}: the schema differs"
             )
         return found if convert is None else convert(found)
 
 
 def _without_times(schema: Any) -> Any:
-    """A schema whose times stay numbers: Python's end with the year 9999."""
+    """Remove logical times from a schema: Python's datetime ends with the year 9999."""
     if isinstance(schema, list):
         return [_without_times(own) for own in schema]
     if not isinstance(schema, dict):
@@ -106,7 +105,7 @@ def _without_times(schema: Any) -> Any:
 
 
 class _Types:
-    """Arrow types of a schema, and what makes values ready for them where they are not."""
+    """Maps a schema to Arrow types, and to converters for values that Arrow does not accept."""
 
     def __init__(self) -> None:
         self._named: dict[str, Any] = {}
@@ -156,7 +155,7 @@ class _Types:
             precision, scale = schema["precision"], schema.get("scale", 0)
             if precision > 38:
                 raise UsageError(
-                    f"Avro schema: {path}: no table has decimals of {precision} digits"
+                    f"Avro schema: {path}: decimals have at most 38 digits, not {precision}"
                 )
             return pa.decimal128(precision, scale), None
         if kind == "fixed":
@@ -167,7 +166,7 @@ class _Types:
         self, schema: dict[str, Any], name: str, path: str, space: str
     ) -> tuple[pa.DataType, Convert | None]:
         if name in self._open:
-            raise UsageError(f"Avro schema: {path}: {name} is within itself, and columns cannot be")
+            raise UsageError(f"Avro schema: {path}: {name} contains itself: not supported")
         self._open.append(name)
         fields: list[tuple[str, pa.DataType]] = []
         converts: dict[str, Convert] = {}
@@ -220,7 +219,7 @@ def _times(factor: int) -> Convert:
     def convert(value: int) -> int:
         found = value * factor
         if not -_LONG_MAX <= found <= _LONG_MAX:
-            raise NotOfTheSchema(f"the time {value} is beyond all microseconds")
+            raise NotOfTheSchema(f"the time {value} is outside the range of microseconds")
         return found
 
     return convert

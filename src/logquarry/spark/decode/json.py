@@ -1,6 +1,8 @@
-"""The types that a JSON Schema states, as Arrow types.
+"""Decodes JSON bodies, with a DDL, a JSON Schema, or types inferred from a sample.
 
-Types alone count: what a schema says of values (ranges, patterns, what is required) is not checked.
+A missing field is null; a field without a column is ignored. A column of type string takes any
+value: a value that is no string becomes its JSON text. Of a JSON Schema only the types count;
+ranges, patterns and required fields are not checked.
 """
 
 from __future__ import annotations
@@ -17,8 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from logquarry.errors import UsageError
-from logquarry.spark.decode.ddl import check_struct, is_column_name
-from logquarry.spark.decode.options import BodyDecoder, NotOfTheSchema
+from logquarry.spark.decode.base import BodyDecoder, NotOfTheSchema, check_struct, is_column_name
 
 _SIMPLE: Final = {
     "integer": pa.int64(),
@@ -30,27 +31,28 @@ _FORMATS: Final = {"date-time": pa.timestamp("us", "UTC"), "date": pa.date32()}
 _DEEPEST: Final = 50
 
 
+# ------------------------------------------------------------------------------------- JSON Schema
 def struct_of_schema(document: Mapping[str, Any]) -> pa.StructType:
-    """The struct of a schema for objects.
+    """Return the struct of a JSON Schema for objects.
 
     Raises:
-        UsageError: if it is of no object, or says what no column can be.
+        UsageError: if the schema is not for objects, or columns cannot hold it.
     """
     found = _type(document, document, "value", 0)
     if not pa.types.is_struct(found):
-        raise UsageError("JSON Schema: takes one of an object with properties")
+        raise UsageError("JSON Schema: needs an object with properties")
     check_struct(found)
     return found
 
 
 def _type(schema: Any, root: Mapping[str, Any], path: str, depth: int) -> pa.DataType:
     if depth > _DEEPEST:
-        raise UsageError(f"JSON Schema: {path[:80]} leads into itself, and columns cannot")
+        raise UsageError(f"JSON Schema: {path[:80]} contains itself: not supported")
     if not isinstance(schema, Mapping):
-        # true: anything.
+        # The schema `true` allows any value.
         return pa.string()
     if "$ref" in schema:
-        return _type(_referred(schema["$ref"], root), root, path, depth + 1)
+        return _type(_resolved(schema["$ref"], root), root, path, depth + 1)
     for word in ("anyOf", "oneOf"):
         if word in schema:
             some = [s for s in schema[word] if not _is_null(s)]
@@ -60,7 +62,7 @@ def _type(schema: Any, root: Mapping[str, Any], path: str, depth: int) -> pa.Dat
     if set(kinds) == {"integer", "number"}:
         kinds = ["number"]
     if len(kinds) != 1:
-        # Of several types only text can hold all: it gets the JSON.
+        # Several types: the column gets the JSON text.
         return pa.string()
     kind = kinds[0]
     if kind == "object":
@@ -90,14 +92,14 @@ def _object(schema: Mapping[str, Any], root: Mapping[str, Any], path: str, depth
     )
 
 
-def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
+def _resolved(reference: Any, root: Mapping[str, Any]) -> Any:
     found: Any = root
     if not isinstance(reference, str) or not reference.startswith("#"):
-        raise UsageError(f"JSON Schema: {reference!r} is in another document")
+        raise UsageError(f"JSON Schema: {reference!r} refers to another document: not supported")
     for word in reference.lstrip("#").strip("/").split("/"):
         name = word.replace("~1", "/").replace("~0", "~")
         if name and (not isinstance(found, Mapping) or name not in found):
-            raise UsageError(f"JSON Schema: there is no {reference!r}")
+            raise UsageError(f"JSON Schema: the reference {reference!r} does not exist")
         found = found[name] if name else found
     return found
 
@@ -106,12 +108,7 @@ def _is_null(schema: Any) -> bool:
     return isinstance(schema, Mapping) and schema.get("type") == "null"
 
 
-# --------------------------------------------------------------------------------------------------
-# JSON bodies: objects, with the types that are given or that a sample has.
-#
-# A field that is not there is null, one that no column has is passed over. A column of type string
-# takes any value: what is no string becomes its JSON.
-
+# ---------------------------------------------------------------------------------------- decoder
 _EXACT: Final = 1 << 53
 _JSON_DEEPEST: Final = 20
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -124,7 +121,7 @@ class JsonDecoder(BodyDecoder):
     """Decodes JSON objects.
 
     Args:
-        arrow_type: a struct.
+        arrow_type: struct of the values.
     """
 
     def __init__(self, arrow_type: pa.DataType) -> None:
@@ -138,26 +135,26 @@ class JsonDecoder(BodyDecoder):
         return _converter(self.arrow_type, "value")
 
     def value(self, body: bytes) -> Any:
-        """One object."""
+        """Decode one object."""
         return self._convert(parsed(body))
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """A body as an object.
+    """Parse a body as a JSON object.
 
     Raises:
         ValueError: if it is none.
-        RecursionError: if it goes too deep.
+        RecursionError: if it is nested too deeply.
     """
-    # json.loads would take UTF-16 and UTF-32 for what they are; no rule says that bodies may be.
+    # json.loads on bytes would also accept UTF-16 and UTF-32.
     found = json.loads(body.decode("utf-8"), parse_float=_Number, parse_constant=_no_constant)
     if not isinstance(found, dict):
-        raise NotOfTheSchema(f"is no JSON object, but {_kind(found)}")
+        raise NotOfTheSchema(f"is {_kind(found)}, not a JSON object")
     return found
 
 
 class _Number(float):
-    """A number with a point, and how it was written: decimals want all of its digits."""
+    """A number with a point or exponent, with its text: decimals need all digits."""
 
     __slots__ = ("text",)
     text: str
@@ -169,7 +166,7 @@ class _Number(float):
 
 
 def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not valid JSON")
 
 
 def _kind(value: Any) -> str:
@@ -179,7 +176,7 @@ def _kind(value: Any) -> str:
 
 # ------------------------------------------------------------------------------------------ types
 def _converter(kind: pa.DataType, path: str) -> Convert:
-    """What makes a JSON value one of a type; null stays null."""
+    """Return a function that converts a JSON value to a value for the type; null stays null."""
     types = pa.types
     make: Convert
     if types.is_struct(kind):
@@ -217,7 +214,7 @@ def _converter(kind: pa.DataType, path: str) -> Convert:
 def _of(path: str, what: str, kind: type, make: Convert) -> Convert:
     def convert(value: Any) -> Any:
         if type(value) is not kind:
-            raise NotOfTheSchema(f"{path}: wants {what}, and is {_kind(value)}")
+            raise NotOfTheSchema(f"{path}: needs {what}, not {_kind(value)}")
         return make(value)
 
     return convert
@@ -240,9 +237,9 @@ def _integer(path: str, bits: int) -> Convert:
             value = int(value)
         if type(value) is not int:
             what = _kind(value) if not isinstance(value, float) else "a number with a fraction"
-            raise NotOfTheSchema(f"{path}: wants a whole number, and is {what}")
+            raise NotOfTheSchema(f"{path}: needs a whole number, not {what}")
         if not least <= value <= largest:
-            raise NotOfTheSchema(f"{path}: wants a whole number of {bits} bits, and is {value}")
+            raise NotOfTheSchema(f"{path}: needs a whole number of {bits} bits, not {value}")
         return value
 
     return convert
@@ -251,7 +248,7 @@ def _integer(path: str, bits: int) -> Convert:
 def _floating(path: str) -> Convert:
     def convert(value: Any) -> float:
         if type(value) is not int and not isinstance(value, float):
-            raise NotOfTheSchema(f"{path}: wants a number, and is {_kind(value)}")
+            raise NotOfTheSchema(f"{path}: needs a number, not {_kind(value)}")
         found = float(value)
         if math.isinf(found):
             raise NotOfTheSchema(f"{path}: the number is too large")
@@ -266,7 +263,7 @@ def _decimal(path: str) -> Convert:
             return Decimal(value)
         if isinstance(value, _Number):
             return Decimal(value.text)
-        raise NotOfTheSchema(f"{path}: wants a number, and is {_kind(value)}")
+        raise NotOfTheSchema(f"{path}: needs a number, not {_kind(value)}")
 
     return convert
 
@@ -276,7 +273,7 @@ def _microseconds(path: str) -> Convert:
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
-            raise NotOfTheSchema(f"{path}: wants a time (ISO 8601), and is {text!r}") from None
+            raise NotOfTheSchema(f"{path}: needs a time (ISO 8601), not {text!r}") from None
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         return (moment - _EPOCH) // _MICROSECOND
@@ -289,7 +286,7 @@ def _day(path: str) -> Convert:
         try:
             return date.fromisoformat(text)
         except ValueError:
-            raise NotOfTheSchema(f"{path}: wants a date (ISO 8601), and is {text!r}") from None
+            raise NotOfTheSchema(f"{path}: needs a date (ISO 8601), not {text!r}") from None
 
     return convert
 
@@ -312,20 +309,20 @@ def _text(value: str, path: str) -> str:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            raise NotOfTheSchema(f"{path}: has half of a surrogate pair") from None
+            raise NotOfTheSchema(f"{path}: contains half of a surrogate pair") from None
     return value
 
 
-# ----------------------------------------------------------------------------------- from a sample
+# ---------------------------------------------------------------------------------------- inference
 def inferred(bodies: Iterable[bytes]) -> tuple[pa.DataType | None, int]:
-    """The struct that holds the objects among some bodies, and how many there are.
+    """Infer the struct that holds all JSON objects among some bodies.
 
-    Whole numbers are ``bigint``, and ``double`` where they come beside others; what has several
-    types is a string. Fields without a value but null are strings. Fields whose names no column can
-    have are left out.
+    Whole numbers become ``bigint``, or ``double`` if other numbers occur too. Values of several
+    types, and fields that are always null, become strings. Fields whose names cannot be column
+    names are left out.
 
     Returns:
-        None for the type where no object has a field.
+        (type, or None if no object has a field; number of objects).
     """
     found: pa.DataType | None = None
     count = 0
@@ -390,7 +387,7 @@ def _merged(one: pa.DataType | None, other: pa.DataType) -> pa.DataType:
 
 
 def _complete(kind: pa.DataType) -> pa.DataType:
-    """A type without what no table has: a null is a string, as is a struct without fields."""
+    """Replace types that tables lack: null and a struct without fields become strings."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):

@@ -1,7 +1,7 @@
-"""Protobuf bodies: messages of one type of a descriptor set (``protoc -o``).
+"""Decodes Protobuf bodies: messages of one type of a descriptor set (``protoc -o``).
 
-Fields that say whether they are there are null where they are not; others have their default then,
-as Protobuf has it. Enums are their names, or the number of a value that has none.
+A missing field is null if Protobuf tracks its presence; otherwise it has its default. An enum
+becomes the name of its value, or the number if the value has no name.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from logquarry.errors import UsageError
-from logquarry.spark.decode.ddl import check_struct
-from logquarry.spark.decode.options import BodyDecoder, NotOfTheSchema
+from logquarry.spark.decode.base import BodyDecoder, NotOfTheSchema, check_struct
 
 _TIMESTAMP: Final = "google.protobuf.Timestamp"
 _LONG_MAX: Final = (1 << 63) - 1
@@ -23,10 +22,10 @@ Convert = Callable[[Any], Any]
 
 
 class ProtobufDecoder(BodyDecoder):
-    """Decodes messages.
+    """Decodes Protobuf messages.
 
     Args:
-        descriptors: a serialized `FileDescriptorSet` with all that the message imports.
+        descriptors: serialized `FileDescriptorSet` of the message and all its imports.
         message: full name of the message.
 
     Raises:
@@ -44,12 +43,12 @@ class ProtobufDecoder(BodyDecoder):
 
     @cached_property
     def _planned(self) -> tuple[Any, tuple[pa.DataType, Convert]]:
-        """The message's class, and its type."""
+        """The message's Python class; its Arrow type with the converter."""
         try:
             from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
         except ModuleNotFoundError:
             raise UsageError(
-                "Protobuf takes the package protobuf: pip install 'logquarry[lakehouse]'"
+                "Protobuf needs the package protobuf: pip install 'logquarry[lakehouse]'"
             ) from None
         pool = descriptor_pool.DescriptorPool()
         files = descriptor_pb2.FileDescriptorSet()
@@ -65,7 +64,7 @@ class ProtobufDecoder(BodyDecoder):
                 for own in file.message_type
             )
             raise UsageError(
-                f"descriptor set: there is no message {self._message!r}; there are "
+                f"descriptor set: there is no message {self._message!r}; there are: "
                 f"{', '.join(known) or 'none'}"
             ) from None
         except Exception as error:
@@ -73,7 +72,7 @@ class ProtobufDecoder(BodyDecoder):
         return message_factory.GetMessageClass(found), _message_type(found, "value", ())
 
     def value(self, body: bytes) -> Any:
-        """One message."""
+        """Decode one message."""
         made, (_, convert) = self._planned
         found = made.FromString(body)
         if not found.IsInitialized():
@@ -83,7 +82,7 @@ class ProtobufDecoder(BodyDecoder):
 
 
 def _in_order(files: Any) -> list[Any]:
-    """Files behind those that they import, as far as these are there."""
+    """Sort files so that each follows the files that it imports, if the set has them."""
     by_name = {file.name: file for file in files}
     found: dict[str, Any] = {}
 
@@ -106,8 +105,7 @@ def _message_type(
         return pa.timestamp("us", "UTC"), _microseconds
     if descriptor.full_name in within:
         raise UsageError(
-            f"descriptor set: {path}: {descriptor.full_name} is within itself, and columns cannot "
-            "be"
+            f"descriptor set: {path}: {descriptor.full_name} contains itself: not supported"
         )
     inner = (*within, descriptor.full_name)
     types: list[tuple[str, pa.DataType]] = []
@@ -129,7 +127,7 @@ def _field(field: Any, path: str, within: tuple[str, ...]) -> tuple[pa.DataType,
         key_type, key = _single(field.message_type.fields_by_name["key"], path, within)
         item_type, item = _single(field.message_type.fields_by_name["value"], path, within)
         if key_type != pa.string():
-            # Of all tables' maps the keys can be text.
+            # Not every table format allows other key types than text.
             key_type, key = pa.string(), _as_text
         return pa.map_(key_type, item_type), lambda message: [
             (key(k), item(v)) for k, v in getattr(message, name).items()
@@ -150,7 +148,7 @@ def _as_text(value: Any) -> str:
 
 
 def _single(field: Any, path: str, within: tuple[str, ...]) -> tuple[pa.DataType, Convert]:
-    """The type of one value of a field."""
+    """Return type and converter for a single value of a field."""
     if field.message_type is not None:
         return _message_type(field.message_type, path, within)
     if field.enum_type is not None:
@@ -160,7 +158,7 @@ def _single(field: Any, path: str, within: tuple[str, ...]) -> tuple[pa.DataType
         field.CPPTYPE_INT32: pa.int32(),
         field.CPPTYPE_INT64: pa.int64(),
         field.CPPTYPE_UINT32: pa.int64(),
-        # Beyond a bigint; Spark's own from_protobuf says it so, too.
+        # Exceeds bigint; Spark's from_protobuf uses the same type.
         field.CPPTYPE_UINT64: pa.decimal128(20, 0),
         field.CPPTYPE_FLOAT: pa.float32(),
         field.CPPTYPE_DOUBLE: pa.float64(),
@@ -186,5 +184,5 @@ def _decimal(value: int) -> Any:
 def _microseconds(moment: Any) -> int:
     found = int(moment.seconds) * 1_000_000 + int(moment.nanos) // 1_000
     if not -_LONG_MAX <= found <= _LONG_MAX:
-        raise NotOfTheSchema(f"the time {moment.seconds} s is beyond all microseconds")
+        raise NotOfTheSchema(f"the time {moment.seconds} s is outside the range of microseconds")
     return found

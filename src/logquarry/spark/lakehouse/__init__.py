@@ -1,16 +1,14 @@
-"""Stores into tables of a lakehouse: Delta and Iceberg, without their JVM packages.
+"""Exports stores to Delta and Iceberg tables, without Spark packages for them.
 
-    table       what an export wants of a table, and what it tells one
-    delta       a Delta table, through the package deltalake
-    iceberg     an Iceberg table, through the package pyiceberg
-    runs        what an export that died has left behind
-    write       a task: messages into Parquet files of the table
-    identity    what an export puts into a table, kept in the table
-    advance     from one commit to the next: backfill, then follow
-    export      what users call
-    compact     small files into larger ones
+    table       the interface of a table, and the document that an export keeps in it
+    delta       a Delta table, with the package deltalake
+    iceberg     an Iceberg table, with the package pyiceberg
+    runs        cleans up after exports that crashed
+    write       writes the files of one task
+    advance     the steps of an export: plan, write, commit
+    export      the export functions, on Spark
 
-The workers write Parquet files where they stay, under names that nobody else uses. They are no
-part of the table until the driver commits them, all at once and together with the offsets up to
-which the stores are in the table then. So nothing is lost or doubled, wherever an export dies.
+The workers write Parquet files at their final place, under unique names. The driver commits them to
+the table in one transaction, together with the offsets up to which the stores are in the table. So
+a crash at any point neither loses nor duplicates messages.
 """

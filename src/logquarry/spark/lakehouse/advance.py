@@ -1,7 +1,7 @@
-"""From one commit to the next: what of the stores comes into a table, and when.
+"""Advances a table step by step: plan a batch, write its files, commit them.
 
-Knows nothing of Spark: who runs the tasks is given. A step plans, has files written, and commits;
-all that it goes by is in the table, so that it does not matter which process makes the next one.
+A step needs only the state in the table, so any process can make the next one. Needs no PySpark:
+the caller passes a function that runs the tasks.
 """
 
 from __future__ import annotations
@@ -43,25 +43,26 @@ from logquarry.spark.tasks import ReadTask
 logger = logging.getLogger(__name__)
 
 QUIET_BYTES: Final = 256 << 20
-"""So much log without a message for the table is read again after a restart, and no more."""
+"""Most bytes of log without messages for the table that are left uncommitted: a restart reads them
+again."""
 
 Work = Callable[[int, ReadTask], TableResult]
-"""What a worker does: gets a task's number and the task."""
+"""The work of a task, called with its number and the task."""
 RunTasks = Callable[[Sequence[ReadTask], Work], list[TableResult]]
-"""Has tasks done, and gives their results in order."""
+"""Runs tasks and returns their results in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is exported to where.
+    """What to export, and where.
 
     Attributes:
-        table: the messages'.
-        dead_letters: that of bodies that do not decode; None where nothing is decoded.
-        read: what is read, and how.
-        partition_by: what the table is parted by.
-        decode: how bodies are decoded; None for not at all.
-        moved: whether stores may lie elsewhere than when the table last had something of them.
+        table: table of the messages.
+        dead_letters: table of the bodies that cannot be decoded; None without decoding.
+        read: what to read, and how.
+        partition_by: columns that the table is partitioned by.
+        decode: how to decode bodies; None to keep them as they are.
+        moved: whether a store may have another path than at the last export.
     """
 
     table: Table
@@ -74,15 +75,15 @@ class Target:
 
 @dataclass(slots=True)
 class Done:
-    """What steps have come to.
+    """Totals of all steps.
 
     Attributes:
-        summary: the messages that the table got, and the damage.
-        files: how many it got.
-        bytes: of them.
-        dead_messages: how many bodies went to the dead letters.
-        commits: how many there were.
-        is_stopped: whether damage is the end, as the options say.
+        summary: counts of the exported messages, and the damage.
+        files: number of files added to the table.
+        bytes: bytes of these files.
+        dead_messages: number of bodies that went to the dead letters.
+        commits: number of commits.
+        is_stopped: whether damage has ended the export (on_damage="stop").
     """
 
     summary: Summary = field(default_factory=Summary)
@@ -94,16 +95,17 @@ class Done:
 
 
 class Advance:
-    """Moves a table on, step by step.
+    """The export into one table.
 
     Args:
-        target: what to where.
-        run: begun; the destination's.
-        run_tasks: has tasks done.
+        target: what to export, and where.
+        run: the destination's run, begun.
+        run_tasks: runs the tasks.
 
     Raises:
-        UsageError: if the table has something else in it, or stores have changed their names.
-        StoreNotFound, MessageNotFound: as :class:`StreamPlanner` has it.
+        UsageError: if the table belongs to another export, or a store's name or path has changed.
+        StoreNotFound: as :class:`StreamPlanner`.
+        MessageNotFound: as :class:`StreamPlanner`.
     """
 
     def __init__(self, target: Target, run: Run, run_tasks: RunTasks) -> None:
@@ -141,25 +143,25 @@ class Advance:
             by_place = self._committed.get(_store(location))
             if by_name is None and by_place is not None:
                 raise UsageError(
-                    f"{name}: the store {location} is in the table under another name than "
-                    f"{broker!r}: which stores are given together decides what they are called; "
-                    "give the same ones as before"
+                    f"{name}: the store {location} was exported before, under another name than "
+                    f"{broker!r}: a store's name depends on the stores of the call; pass the same "
+                    "stores as before"
                 )
             if by_name is not None and by_place != by_name and not self._target.moved:
                 raise UsageError(
-                    f"{name}: broker {broker!r} came from another place than {location}: if it "
-                    "is the same store, say so with --moved (moved=True)"
+                    f"{name}: broker {broker!r} was exported before from another path than "
+                    f"{location}: if it is the same store, pass --moved (moved=True)"
                 )
 
     def _planned(self, kept: Mapping[str, Any] | None) -> tuple[StreamPlanner, dict[str, Any]]:
-        """A planner, and where it goes on."""
+        """Return a planner and the offset to continue from."""
         read = self._target.read
         known = {
             name.removeprefix(_broker("")): value
             for name, value in self._committed.items()
             if name.startswith(_broker(""))
         }
-        # For new stores alone it matters where the options want to start.
+        # The options' start applies only to stores that are new to the table.
         start = OffsetLimit(default=read.start.default, brokers={**read.start.brokers, **known})
         planner = StreamPlanner(replace(read, start=start), read.names)
         first = dict(planner.initial())
@@ -171,16 +173,16 @@ class Advance:
 
     # ------------------------------------------------------------------------------------ one step
     def to_what_is_there(self) -> None:
-        """Have the steps end with what the stores hold now, also if they are being written."""
+        """Make the steps end at the end that the logs have now."""
         self._planner.prepare_available_now()
 
     def step(self) -> bool:
-        """Bring more of the stores into the table; whether there was more.
+        """Export the next batch; return whether there was one.
 
         Raises:
             CorruptFrame: on damage, as the options say.
             StoreUnavailable: if another export has written to the table meanwhile.
-            CommitUnknown: if nobody knows whether the commit was made.
+            CommitUnknown: if it is unknown whether the commit succeeded.
         """
         read = self._target.read
         end = self._planner.latest(self._at, Limits(read.max_bytes, read.max_rows))
@@ -222,14 +224,14 @@ class Advance:
         return True
 
     def settle(self) -> None:
-        """Have the table say how far the stores were read, also where no message came of it."""
+        """Commit how far the stores were read, even if the table got no message."""
         marks = self._marks(self._at)
         if self._is_ahead(marks) and self._can_decode(()):
             with held():
                 self._commit([], [], marks)
 
     def _can_decode(self, tasks: Sequence[ReadTask]) -> bool:
-        """Whether it is known what bodies decode to: a schema may have to wait for messages."""
+        """Make the decoder if needed; return False while there is no message to infer it from."""
         if self._target.decode is not None and self._decoder is None:
             self._decoder = decoder_for(self._target.decode, None, tasks)
         return self._target.decode is None or self._decoder is not None
@@ -261,7 +263,10 @@ class Advance:
         return self._run_tasks(tasks, writer)
 
     def _commit(self, files: Sequence[TableFile], dead: Sequence[TableFile], marks: Marks) -> None:
-        """The dead letters first: what they have twice the next run leaves out by their marks."""
+        """Commit the dead letters, then the files.
+
+        After a crash between the two, the next run skips the dead letters that its marks cover.
+        """
         target = self._target
         if not self._run.name:
             self._run.begin_commit(marks)
@@ -328,7 +333,7 @@ def _names(places: Mapping[str, str]) -> list[str]:
 
 
 def _forward(marks: Marks, before: Marks) -> dict[str, int]:
-    """The marks, none of them behind where it was: the dead letters may be ahead of the table."""
+    """Return the marks, none lower than `before`: the dead letters may be ahead of the table."""
     return {name: max(value, before.get(name, value)) for name, value in marks.items()}
 
 
@@ -338,7 +343,7 @@ def _begins(task: ReadTask) -> int:
 
 
 def _first_damage(tasks: Sequence[ReadTask], results: Sequence[TableResult]) -> dict[str, int]:
-    """Where the first damage of each store is that has any."""
+    """Return the physical offset of the first damage, for each store that has any."""
     found: dict[str, int] = {}
     for task, result in zip(tasks, results, strict=True):
         spans: list[DamagedSpan] = result.summary.damage

@@ -1,7 +1,7 @@
-"""A Delta table, through the package `deltalake`.
+"""A Delta table, with the package `deltalake`.
 
-The marks are the table's application transactions (``txn`` actions): they come and go with the
-files of their commit, survive checkpoints, and two commits that move the same one conflict.
+The marks are application transactions of the table (``txn`` actions). They are committed together
+with the files, survive checkpoints, and make two commits that move the same mark conflict.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _DAY: Final = "day"
 
 
 class Delta:
-    """A Delta table.
+    """A Delta table; implements :class:`~logquarry.spark.lakehouse.table.Table`.
 
     Args:
-        folder: where it is.
-        options: what `deltalake` takes to reach a URL.
+        folder: folder of the table.
+        options: options of `deltalake` for a URL.
     """
 
     partitions_in_files = False
@@ -59,21 +59,21 @@ class Delta:
 
     @property
     def name(self) -> str:
-        """Its location."""
+        """The table's location."""
         return self.folder.location
 
     def _open(self) -> DeltaTable | None:
         from deltalake import DeltaTable
 
         where = self.folder.location
-        with self._told():
+        with self._our_errors():
             if not DeltaTable.is_deltatable(where, self._options):
                 return None
             return DeltaTable(where, storage_options=self._options)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """The library's own troubles as one of ours."""
+    def _our_errors(self) -> Iterator[None]:
+        """Turn errors of the library into StoreUnavailable."""
         from deltalake.exceptions import CommitFailedError, DeltaError
 
         try:
@@ -86,26 +86,26 @@ class Delta:
     def _there(self) -> DeltaTable:
         table = self._open()
         if table is None:
-            raise StoreUnavailable(f"{self.name}: the table is not there any more")
+            raise StoreUnavailable(f"{self.name}: the table no longer exists")
         return table
 
     def look(self) -> TableState | None:
-        """How it stands now."""
+        """See :meth:`Table.look`."""
         table = self._open()
         if table is None:
             return None
         document = table.metadata().configuration.get(PROPERTY)
         if document is None:
-            raise UsageError(f"{self.name}: a Delta table that no export of ours made")
+            raise UsageError(f"{self.name}: no export created this Delta table: give another one")
         return _State(table, document)
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
-        """Make it, without rows."""
+        """See :meth:`Table.create`."""
         from deltalake import DeltaTable, Schema
 
         if _DAY in partition_by:
             schema = schema.append(pa.field(_DAY, pa.date32()))
-        with self._told():
+        with self._our_errors():
             DeltaTable.create(
                 self.folder.location,
                 schema=Schema.from_arrow(schema),
@@ -117,7 +117,7 @@ class Delta:
             )
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
-        """Add files and move marks, in one commit."""
+        """See :meth:`Table.append`."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 
@@ -126,16 +126,16 @@ class Delta:
         types = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
         now = int(time.time() * 1000)
         moved = [Transaction(_APP + name, value, now) for name, value in marks.items()]
-        told = {PROPERTY: json.dumps({"from": dict(before), "to": dict(marks)})}
+        record = {PROPERTY: json.dumps({"from": dict(before), "to": dict(marks)})}
         try:
-            with self._told():
+            with self._our_errors():
                 table.create_write_transaction(
                     [_add_action(file, types, now) for file in files],
                     mode="append",
                     schema=table.schema(),
                     partition_by=table.metadata().partition_columns or None,
                     commit_properties=CommitProperties(
-                        custom_metadata=told, app_transactions=moved
+                        custom_metadata=record, app_transactions=moved
                     ),
                 )
         except CommitFailedError as error:
@@ -145,8 +145,8 @@ class Delta:
             raise CommitUnknown(self.name, error) from error
 
     def compact(self, target_size: int | None) -> dict[str, Any]:
-        """Merge small files; what `deltalake` tells of it."""
-        with self._told():
+        """Merge small files; return the metrics of `deltalake`."""
+        with self._our_errors():
             return self._there().optimize.compact(target_size=target_size)
 
 
@@ -191,14 +191,14 @@ def _add_action(file: TableFile, types: Mapping[str, pa.DataType], now: int) -> 
 
 
 def _json_value(value: Any, kind: pa.DataType | None) -> Any:
-    """A bound as Delta's statistics have it; None where they cannot."""
+    """Return a bound in the form of Delta's statistics; None if there is none."""
     if kind is None:
         return None
     if pa.types.is_integer(kind):
         return value
     if pa.types.is_timestamp(kind):
         try:
-            # Store times are whole milliseconds: nothing is cut off.
+            # Store timestamps are whole milliseconds, so nothing is lost.
             moment = _EPOCH + timedelta(microseconds=value)
         except OverflowError:
             return None

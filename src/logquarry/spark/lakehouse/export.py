@@ -1,4 +1,4 @@
-"""Stores into Delta and Iceberg tables: what users call."""
+"""Exports stores to Delta and Iceberg tables: the functions that users call."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEAD_LETTERS: Final = "_dead_letters"
-"""What is put behind a destination's name where nothing else is said."""
+"""Suffix of the destination's name for the dead letters, unless the user gives a folder."""
 DEFAULT_TABLE: Final = "logquarry.messages"
 DEFAULT_INTERVAL: Final = 10.0
-"""Seconds between two looks at stores that are followed."""
+"""Seconds between two steps of an export that follows the stores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableSummary:
-    """What an export into a table has added.
+    """The result of an export to a table: what it added.
 
     Attributes:
-        location: the table's folder.
-        dead_letters: that of the bodies that do not decode; None where nothing is decoded.
-        files: how many files.
-        bytes: of them.
-        summary: messages and bytes by topic, and the damage that was passed over.
-        dead_messages: how many bodies did not decode.
-        commits: how many commits it took.
-        seconds: how long.
+        location: folder of the table.
+        dead_letters: folder of the table of dead letters; None without decoding.
+        files: number of files.
+        bytes: bytes of the files.
+        summary: messages and bytes by topic, and the damage that the export skipped.
+        dead_messages: number of bodies that could not be decoded.
+        commits: number of commits.
+        seconds: duration.
     """
 
     location: str
@@ -62,23 +62,23 @@ class TableSummary:
 
     @property
     def messages(self) -> int:
-        """How many messages came into the table."""
+        """Number of messages added to the table."""
         return self.summary.total.messages
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
-    """What the exports to all kinds of tables take.
+    """Options of an export to any kind of table.
 
     Attributes:
-        partition_by: some of broker, topic, queue_id and day (of the store timestamp, UTC).
-        decode: how bodies become the column ``value``; None for not at all. The word ``json`` is
-            enough where a sample tells the schema.
-        dead_letters: the folder of bodies that do not decode; None for one beside the table.
-        follow: whether to go on with what comes later, until interrupted.
-        interval: seconds between two looks at the stores then.
-        moved: whether stores may lie elsewhere than when the table last had something of them.
-        dest_storage_options: what the file system of the destination takes, if it is a URL.
+        partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
+        decode: how to decode bodies into the column ``value``; None to keep them as they are. The
+            text ``json`` infers the schema from a sample.
+        dead_letters: folder for bodies that cannot be decoded; None for one beside the table.
+        follow: whether to continue with new messages until interrupted.
+        interval: with `follow`: seconds between two steps.
+        moved: whether a store may have another path than at the last export.
+        dest_storage_options: options for the file system of the destination, if it is a URL.
     """
 
     partition_by: Sequence[str] = ()
@@ -92,12 +92,12 @@ class TableOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TableExport:
-    """An export that has been looked at, and not begun.
+    """An export that is prepared but not started.
 
     Attributes:
-        target: what is exported to where.
+        target: what to export, and where.
         folder: the destination.
-        options: how.
+        options: how to export.
     """
 
     target: Target
@@ -105,11 +105,11 @@ class TableExport:
     options: TableOptions
 
     def check(self) -> None:
-        """Find what can be found without doing anything.
+        """Check stores and destination without changing anything.
 
         Raises:
-            UsageError: if the destination holds something else, or lies in a store.
-            StoreNotFound: if a store is not there.
+            UsageError: if the destination holds other files, or overlaps with a store.
+            StoreNotFound: if a path is no store.
         """
         read, table = self.target.read, self.target.table
         locations = find_stores(read.paths, read.storage_options)
@@ -126,7 +126,7 @@ class TableExport:
         progress: Progress | None = None,
         on_commit: Callable[[Done], None] | None = None,
     ) -> TableSummary:
-        """Have Spark's workers do it; see :func:`export_delta`."""
+        """Run the export on Spark; see :func:`export_delta`."""
 
         def on_spark(tasks: Sequence[ReadTask], work: Work) -> list[TableResult]:
             name = f"export to {self.target.table.name}"
@@ -137,7 +137,7 @@ class TableExport:
     def run_with(
         self, run: RunTasks, *, on_commit: Callable[[Done], None] | None = None
     ) -> TableSummary:
-        """The same, with tasks done by whoever is given."""
+        """Run the export with a function that runs its tasks."""
         began = time.monotonic()
         self.check()
         done = self._advance(run, on_commit)
@@ -187,27 +187,27 @@ def export_delta(
     on_commit: Callable[[Done], None] | None = None,
     **table_options: Any,
 ) -> TableSummary:
-    """Add to a Delta table what some stores have that it has not.
+    """Add the messages of stores to a Delta table, each exactly once.
 
-    The table is made if it is not there. Each message comes into it once, however often an export
-    dies and is run again.
+    The first export creates the table. Each later export continues from the offsets of the last
+    commit, also after a crash.
 
     Args:
-        spark: a session; its workers have to reach the stores and ``dest`` by the same names.
+        spark: a session; its workers must reach the stores and ``dest`` under the same paths.
         stores: a path, URL or glob, or several.
-        dest: the table's folder.
-        options: which messages, and what to do about damage; ``maxBytesPerTrigger`` and
-            ``maxOffsetsPerTrigger`` bound a commit. Filters and columns are those that the table
-            was begun with.
-        table_storage_options: what `deltalake` takes to reach a URL.
-        progress: told how many bytes of log of a commit are done, of how many.
-        on_commit: told of what has been done so far, after each step.
-        **table_options: those of :class:`TableOptions`.
+        dest: folder of the table.
+        options: options of the source. ``maxBytesPerTrigger`` and ``maxOffsetsPerTrigger`` limit a
+            commit. Filters and columns must be those of the table's first export.
+        table_storage_options: options of `deltalake` for a URL.
+        progress: called with (bytes of log done, bytes in total) for each commit.
+        on_commit: called after each step with the totals so far.
+        **table_options: see :class:`TableOptions`.
 
     Raises:
-        CorruptFrame: on damage, as the options say; the table is as it was before the commit.
-        UsageError: if options make no sense, or are not those that the table was begun with.
-        StoreNotFound, StoreUnavailable: if a store is not there, or ``dest`` in use.
+        CorruptFrame: on damage, as the options say; the table keeps its last commit.
+        UsageError: if an option is invalid, or differs from the table's first export.
+        StoreNotFound: if a path is no store.
+        StoreUnavailable: if another export is running in ``dest``.
     """
     export = delta_export(
         stores, dest, options, table_storage_options=table_storage_options, **table_options
@@ -223,10 +223,10 @@ def delta_export(
     table_storage_options: Mapping[str, str] | None = None,
     **table_options: Any,
 ) -> TableExport:
-    """What :func:`export_delta` does, looked at and not begun.
+    """Prepare :func:`export_delta` without starting it.
 
     Raises:
-        UsageError: if options make no sense, or a package is missing.
+        UsageError: if an option is invalid, or a package is missing.
     """
     from logquarry.spark.lakehouse.delta import Delta
 
@@ -252,24 +252,24 @@ def export_iceberg(
     on_commit: Callable[[Done], None] | None = None,
     **table_options: Any,
 ) -> TableSummary:
-    """Add to an Iceberg table what some stores have that it has not.
+    """Add the messages of stores to an Iceberg table, each exactly once.
 
-    As :func:`export_delta`, but for these:
+    Works as :func:`export_delta`.
 
     Args:
-        spark: a session.
-        stores: a path, URL or glob, or several.
-        dest: the folder in which the table has its folder, and where the catalog is.
-        options: as for :func:`export_delta`.
-        table: ``NAMESPACE.TABLE``; the dead letters are in ``NAMESPACE.TABLE_dead_letters``.
-        catalog: properties of a catalog, as `pyiceberg` takes them. Default: SQLite, in
+        spark: see :func:`export_delta`.
+        stores: see :func:`export_delta`.
+        dest: folder that contains the folder of the table, and the catalog.
+        options: see :func:`export_delta`.
+        table: ``NAMESPACE.TABLE``; the dead letters go to ``NAMESPACE.TABLE_dead_letters``.
+        catalog: properties of a catalog, as for `pyiceberg`; None for SQLite in
             ``dest/catalog.db``.
-        progress: as for :func:`export_delta`.
-        on_commit: as for :func:`export_delta`.
-        **table_options: those of :class:`TableOptions`.
+        progress: see :func:`export_delta`.
+        on_commit: see :func:`export_delta`.
+        **table_options: see :class:`TableOptions`.
 
     Raises:
-        LogquarryError: as for :func:`export_delta`.
+        LogquarryError: as :func:`export_delta`.
     """
     export = iceberg_export(stores, dest, options, table=table, catalog=catalog, **table_options)
     return export.run(spark, progress=progress, on_commit=on_commit)
@@ -284,17 +284,19 @@ def iceberg_export(
     catalog: Mapping[str, str] | None = None,
     **table_options: Any,
 ) -> TableExport:
-    """What :func:`export_iceberg` does, looked at and not begun.
+    """Prepare :func:`export_iceberg` without starting it.
 
     Raises:
-        UsageError: if options make no sense, or a package is missing.
+        UsageError: if an option is invalid, or a package is missing.
     """
     from logquarry.spark.lakehouse.iceberg import CATALOG_FILE, Iceberg
 
     chosen = _chosen(table_options)
     folder = OutputFolder(dest, chosen.dest_storage_options)
     if catalog is None and not folder.is_local:
-        raise UsageError(f"{folder.location}: SQLite's catalog is a local file: name another")
+        raise UsageError(
+            f"{folder.location}: the default catalog (SQLite) needs a local folder: give catalog"
+        )
     file = Path(folder.location) / CATALOG_FILE
     place = f"{folder.location}/{table.rpartition('.')[2]}"
     own = OutputFolder(place, chosen.dest_storage_options)
@@ -318,7 +320,7 @@ def _chosen(given: Mapping[str, Any]) -> TableOptions:
     except TypeError as error:
         raise UsageError(str(error).partition(" ")[2]) from None
     if chosen.interval <= 0:
-        raise UsageError(f"interval: takes seconds, not {chosen.interval}")
+        raise UsageError(f"interval: takes seconds > 0, not {chosen.interval}")
     return chosen
 
 
@@ -336,20 +338,20 @@ def _target(
     read = read_options(stores, options, is_stream=True, takes_kafka=True)
     ranges = (read.wanted.queue_ranges or {}).values()
     if read.stop.default is not None or read.stop.brokers or any(stop for _, stop in ranges):
-        raise UsageError("endingOffsets: a table gets all that comes: bound it by time instead")
+        raise UsageError("endingOffsets: not for tables: bound the export by time instead")
     decode = chosen.decode
     if isinstance(decode, str):
         decode = parse_decode_options(decode)
     columns = list(read.names)
     if read.is_kafka:
         if decode is not None:
-            raise UsageError("decode: in Kafka's table the column value is the body: take ours")
+            raise UsageError("decode: schema=kafka has a column value already: use schema=native")
         columns += ["store_timestamp"] if "timestamp" in columns else []
     if decode is not None:
-        # What is compressed decodes to nothing.
+        # Decoders need decompressed bodies.
         read = replace(read, decompress=True)
     elif chosen.dead_letters is not None:
-        raise UsageError("dead letters are bodies that do not decode: say how to decode them")
+        raise UsageError("dead letters: only with decode: without it no body can fail")
     return Target(
         table=table,
         dead_letters=None if decode is None else letters,
@@ -361,7 +363,7 @@ def _target(
 
 
 def _check_free(folder: OutputFolder, table: Table) -> None:
-    """That a destination without a table has nothing else, but what dead exports have left."""
+    """Check that a destination without a table is empty, except for files of crashed exports."""
     below = table.folder.location.removeprefix(folder.location).lstrip("/")
     ours = (CONTROL, f"{below}/", f"{below}{DEAD_LETTERS}/") if below else (CONTROL,)
     for path in folder.files():
@@ -369,6 +371,5 @@ def _check_free(folder: OutputFolder, table: Table) -> None:
         is_part = name.startswith("part-") and name.endswith(".parquet")
         if not (path.startswith(ours) or path == "catalog.db" or (is_part and not below)):
             raise UsageError(
-                f"{folder.location}: there is something else ({path}): export into a folder of "
-                "its own"
+                f"{folder.location}: holds other files ({path}): give another folder for the export"
             )

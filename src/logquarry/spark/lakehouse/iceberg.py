@@ -1,8 +1,8 @@
-"""An Iceberg table, through the package `pyiceberg`.
+"""An Iceberg table, with the package `pyiceberg`.
 
-The marks are a property of the snapshot that a commit makes, all of them, also those that it does
-not move: whoever goes back to an earlier snapshot goes back with the marks. They are a property of
-the table besides, for tables whose snapshots of ours have expired.
+The marks are a property of each snapshot. A commit writes all marks, moved or not, so a rollback to
+an earlier snapshot restores its marks. They are also a property of the table, in case all snapshots
+of exports have expired.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table as IcebergTable
 
 MARKS: Final = "logquarry.offsets"
-"""The property of snapshots, and of the table."""
+"""Property of a snapshot and of the table that holds the marks."""
 CATALOG_FILE: Final = "catalog.db"
 _EPOCH: Final = date(1970, 1, 1)
 _DAY: Final = "day"
 _TRIES: Final = 5
 _LIBRARIES: Final = ("pyiceberg", "sqlalchemy", "requests", "pydantic", "pydantic_core")
 _TIMES: Final = ("store_timestamp", "timestamp")
-"""What the store time is called, in our table and in Kafka's."""
+"""Name of the store timestamp in our table and in Kafka's."""
 
 
 class Iceberg:
-    """An Iceberg table of a catalog.
+    """An Iceberg table; implements :class:`~logquarry.spark.lakehouse.table.Table`.
 
     Args:
-        folder: where its files are.
+        folder: folder of the table's files.
         identifier: ``NAMESPACE.TABLE``.
-        catalog: properties of the catalog, as `pyiceberg` takes them; those that are not given
-            come from its own configuration (``name`` says which). None for one in SQLite.
-        catalog_file: where that is.
+        catalog: properties of the catalog, as for `pyiceberg`; its configuration file adds missing
+            ones (``name`` selects the catalog there). None for SQLite.
+        catalog_file: file of the SQLite catalog.
     """
 
     partitions_in_files = True
@@ -78,19 +78,19 @@ class Iceberg:
         self.folder = folder
         self._identifier = tuple(identifier.split("."))
         if len(self._identifier) < 2 or not all(self._identifier):
-            raise UsageError(f"table {identifier!r}: takes NAMESPACE.TABLE")
+            raise UsageError(f"table {identifier!r}: give NAMESPACE.TABLE")
         self._file = catalog_file if catalog is None else None
         sqlite = {"type": "sql", "uri": f"sqlite:///{catalog_file}"}
         self._properties = dict(sqlite if catalog is None else catalog)
 
     @property
     def name(self) -> str:
-        """Its identifier, and its location."""
+        """The table's identifier and location."""
         return f"{'.'.join(self._identifier)} ({self.folder.location})"
 
     @contextmanager
     def _catalog(self) -> Iterator[Catalog]:
-        """The catalog, open; its own troubles as one of ours."""
+        """Open the catalog; turn errors of its libraries into StoreUnavailable."""
         from pyiceberg.catalog import load_catalog
 
         properties = dict(self._properties)
@@ -114,9 +114,9 @@ class Iceberg:
             return None
 
     def look(self) -> TableState | None:
-        """How it stands now."""
+        """See :meth:`Table.look`."""
         if self._file is not None and not self._file.exists():
-            # Whoever opens it makes it.
+            # Do not open it: that would create the file.
             return None
         with self._catalog() as catalog:
             table = self._load(catalog)
@@ -124,28 +124,30 @@ class Iceberg:
                 return None
             document = table.properties.get(PROPERTY)
             if document is None:
-                raise UsageError(f"{self.name}: an Iceberg table that no export of ours made")
+                raise UsageError(
+                    f"{self.name}: no export created this Iceberg table: give another one"
+                )
             self._check_parts(table, document)
             return _State(document, table.schema().as_arrow(), _marks(table))
 
     def _check_parts(self, table: IcebergTable, document: str) -> None:
-        """That the table is parted as it was made: files say what of their rows is for that."""
+        """Check that the partitioning has not changed, because it determines the files."""
         made = list(parsed(self.name, document).get("partition_by") or [])
         found = [field.name for field in table.spec().fields]
         if found != made:
             raise UsageError(
-                f"{self.name}: it is parted by {found} now, and was by {made} when it was made: "
-                "change that back, or export into another table"
+                f"{self.name}: was created with partitions {made}, but has {found} now: restore "
+                "the partitions, or export into another table"
             )
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
-        """Make it, without rows."""
+        """See :meth:`Table.create`."""
         from pyiceberg.table import TableProperties
         from pyiceberg.transforms import DayTransform, IdentityTransform
 
         with self._catalog() as catalog:
             catalog.create_namespace_if_not_exists(self._identifier[:-1])
-            # One transaction: a table without its partitions would be another one.
+            # One transaction, so that no other process sees the table without its partitions.
             with catalog.create_table_transaction(
                 self._identifier,
                 schema=schema,
@@ -159,30 +161,31 @@ class Iceberg:
                             spec.add_field(time, DayTransform(), _DAY)
                         else:
                             spec.add_field(name, IdentityTransform(), name)
-                # The files have no ids of columns: readers find these by their names.
+                # The Parquet files have no column ids: readers map columns by name.
                 names = change.table_metadata.schema().name_mapping.model_dump_json()
                 change.set_properties({TableProperties.DEFAULT_NAME_MAPPING: names})
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
-        """Add files and move marks, in one commit."""
+        """See :meth:`Table.append`."""
         from pyiceberg.exceptions import CommitFailedException
 
         with self._catalog() as catalog:
             for left in reversed(range(_TRIES)):
                 table = self._load(catalog)
                 if table is None:
-                    raise StoreUnavailable(f"{self.name}: the table is not there any more")
+                    raise StoreUnavailable(f"{self.name}: the table no longer exists")
                 found = _marks(table)
                 check_unmoved(self.name, _some(found, marks), before)
                 try:
                     self._append(table, files, {**found, **marks})
                     return
                 except CommitFailedException as error:
-                    # Somebody changed the table between the look and the commit. Where that was
-                    # no export, the marks are as they were, and the next try finds them so.
+                    # Another process committed first. Unless that was an export, the marks have
+                    # not moved, and the next try succeeds.
                     if not left:
                         raise StoreUnavailable(
-                            f"{self.name}: others change the table all the time: {error}"
+                            f"{self.name}: {_TRIES} commits lost against other writers: run again: "
+                            f"{error}"
                         ) from error
 
     def _append(self, table: IcebergTable, files: Sequence[TableFile], marks: Marks) -> None:
@@ -200,13 +203,13 @@ class Iceberg:
             except CommitFailedException:
                 raise
             except Exception as error:
-                # A catalog that did not answer may have done it, or may do it yet.
+                # If the catalog did not answer, the commit may have succeeded, or may yet.
                 raise CommitUnknown(self.name, error) from error
 
     def data_files(self) -> list[TableDataFile]:
-        """The files of the table as it stands now: those that a compaction may merge.
+        """List the files of the current snapshot that a compaction may merge.
 
-        Not those with deletes, nor of an older way to part the table, nor from elsewhere.
+        Files with deletes, with an earlier partitioning or outside of the folder are left out.
         """
         with self._catalog() as catalog:
             table = self._load(catalog)
@@ -228,12 +231,11 @@ class Iceberg:
                 )
 
     def replace(self, old: Iterable[TableDataFile], new: Sequence[TableFile]) -> None:
-        """Put files in the place of others that have the same rows, in one commit.
+        """Replace files by others with the same rows, in one commit.
 
         Raises:
-            TableUnchanged: if the others are not all there any more, or others come first each
-                time.
-            StoreUnavailable: if the catalog fails; nobody knows then whether there was a commit.
+            TableUnchanged: if an old file is gone, or other writers commit first each time.
+            StoreUnavailable: if the catalog fails; the commit may have succeeded.
         """
         from pyiceberg.exceptions import CommitFailedException
 
@@ -243,14 +245,17 @@ class Iceberg:
                 table = self._load(catalog)
                 there = set() if table is None else {f.path for f in self._data_files(table)}
                 if table is None or not there.issuperset(removed):
-                    raise TableUnchanged(f"{self.name}: others have changed it meanwhile")
+                    raise TableUnchanged(
+                        f"{self.name}: another process changed the files meanwhile: run again"
+                    )
                 try:
                     self._replace(table, removed.values(), new)
                     return
                 except CommitFailedException as error:
                     if not left:
                         raise TableUnchanged(
-                            f"{self.name}: others change the table all the time: {error}"
+                            f"{self.name}: {_TRIES} commits lost against other writers: run again: "
+                            f"{error}"
                         ) from error
 
     def _replace(
@@ -272,11 +277,11 @@ class TableDataFile:
     """A file of the table.
 
     Attributes:
-        path: below the table's folder.
-        rows: how many.
-        bytes: of the file.
-        values: what its rows have in common, by the names of the table's partition.
-        file: what `pyiceberg` knows of it.
+        path: path below the table's folder.
+        rows: number of rows.
+        bytes: size of the file.
+        values: values of the partition fields, by field name.
+        file: `pyiceberg`'s entry of the file.
     """
 
     path: str
@@ -301,7 +306,7 @@ def _some(found: Marks, names: Iterable[str]) -> dict[str, int]:
 
 
 def _marks(table: IcebergTable) -> dict[str, int]:
-    """The marks of the table's current snapshot, or of the last one before it that has any."""
+    """Return the marks of the current snapshot, or of its nearest ancestor that has any."""
     snapshot = table.current_snapshot()
     while snapshot is not None:
         summary = snapshot.summary
@@ -319,7 +324,7 @@ def _marks(table: IcebergTable) -> dict[str, int]:
 
 @contextmanager
 def _one_try(table: IcebergTable) -> Iterator[None]:
-    """No second try of a commit that came too late: it would not look at the marks again."""
+    """Turn off pyiceberg's retries, which would commit without checking the marks again."""
     from pyiceberg.table import TableProperties
 
     properties = table.metadata.properties
@@ -344,7 +349,7 @@ def _uri(folder: OutputFolder) -> str:
 
 
 def _data_file(table: IcebergTable, folder: OutputFolder, file: TableFile) -> DataFile:
-    """What the workers know of a file is enough: the driver does not open it."""
+    """Make the table's entry of a file from the worker's figures; the driver does not open it."""
     from pyiceberg.conversions import to_bytes
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record
@@ -356,8 +361,7 @@ def _data_file(table: IcebergTable, folder: OutputFolder, file: TableFile) -> Da
     for name, (low, high) in file.bounds.items():
         field = next((field for field in schema.fields if field.name == name), None)
         if field is None or not isinstance(field.field_type, PrimitiveType):
-            # Renamed or dropped since: what readers find by the table's names they find all the
-            # same, if not as quickly.
+            # The column was renamed or dropped: leave out the bounds, which only speed up queries.
             continue
         bounds: tuple[Any, Any] = (low, high)
         if isinstance(field.field_type, StringType):

@@ -1,20 +1,20 @@
-"""What an export that died has left behind: files that no table knows.
+"""Removes files that a crashed export left behind: files that no table contains.
 
 ::
 
-    DEST/_logquarry/RUN.json     a run that is at work, and where its next commit moves the marks
+    DEST/_logquarry/RUN.json     note of a running export: the marks of its next commit
 
-Names of files have the run's in them. The note is written before the first file of a commit and
-removed behind the commit. A run that finds a note of another one (which is dead, for it has the
-lock) looks at the marks: where they have not come to where the note says, the commit was not made,
-and the files of that run are no part of anything. Else they are the table's, and stay for good:
-whoever compacts a table removes its files when its history allows that.
+The names of files contain the name of their run. A run writes its note before the first file of a
+commit and removes it after the commit. A run that finds the note of another run (which has crashed,
+because this run holds the lock) compares it with the table's marks. If the table has not reached
+the marks of the note, the commit was not made, and the files of that run are removed. Otherwise
+they belong to the table and stay.
 
-A commit that was on its way may be made yet, after such a look: a catalog that did not answer may
-be at work. So an empty commit is put in its way first, behind which it would be refused.
+The commit may still be under way in a catalog that did not answer. Therefore the run first makes an
+empty commit: after it, the catalog rejects the earlier one.
 
-Where there are no locks nobody knows who is dead, and such files stay; a table's own cleaning
-(``vacuum``, ``remove_orphan_files``) takes them.
+In an object store there are no locks, so such files stay; the table's own cleaning (``vacuum``,
+``remove_orphan_files``) removes them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _ON_ITS_WAY: Final = "on_its_way"
 
 
 class Run:
-    """One export at work: it has the destination to itself, as far as there are locks.
+    """A running export; on a local disk it locks the destination.
 
     Args:
         folder: the destination.
-        tables: what it writes to, the last one first to have its commit.
+        tables: its tables, in the reverse order of their commits.
     """
 
     def __init__(self, folder: OutputFolder, tables: Sequence[Table]) -> None:
@@ -48,10 +48,10 @@ class Run:
         self.name = ""
 
     def begin(self) -> None:
-        """Take the lock, and remove what runs that died have left.
+        """Lock the destination and clean up after runs that crashed.
 
         Raises:
-            StoreUnavailable: if another export is at work there.
+            StoreUnavailable: if another export is running there.
         """
         self._folder.make()
         self._lock = self._folder.lock()
@@ -62,19 +62,19 @@ class Run:
             raise
 
     def end(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def begin_commit(self, marks: Marks) -> None:
-        """Say which files will be there, before the first of them is."""
+        """Write the note of the next commit; call it before the first file is written."""
         self.name = uuid.uuid4().hex[:12]
         self._folder.make(CONTROL)
         self._tell(marks, is_on_its_way=False)
 
     def tell(self, marks: Marks) -> None:
-        """Say where exactly the commit moves the marks, before it is made."""
+        """Update the note with the final marks; call it just before the commit."""
         self._tell(marks, is_on_its_way=True)
 
     def _tell(self, marks: Marks, *, is_on_its_way: bool) -> None:
@@ -83,18 +83,18 @@ class Run:
         self._folder.write_json(path, document, by_way_of=f"{path}.tmp")
 
     def commit_done(self) -> None:
-        """Forget the commit: all its files are the table's."""
+        """Remove the note: all files belong to the table now."""
         self._folder.remove(self._note(self.name))
         self.name = ""
 
     def give_up(self) -> None:
-        """Remove the files of a commit that is not made, and will not be."""
+        """Remove the files of a commit that has not been and will not be made."""
         if self.name:
             self._clear_run(self.name, may_be_on_its_way=False)
             self.name = ""
 
     def leave(self) -> None:
-        """Leave all as it is, for the next run to find out whether the commit was made."""
+        """Leave note and files to the next run, which finds out whether the commit was made."""
         self.name = ""
 
     def _clear(self) -> None:
@@ -110,7 +110,7 @@ class Run:
         try:
             document = self._folder.read_json(self._note(run))
         except ValueError:
-            # A power cut may leave an empty one. Its run's files stay, and are nobody's.
+            # A power cut can leave an empty note. The files of that run stay, outside of any table.
             document = None
         wanted = document.get("marks") if isinstance(document, dict) else None
         if run.isalnum() and isinstance(wanted, dict):
@@ -127,7 +127,7 @@ class Run:
 
 
 def _has(table: Table, wanted: Marks, *, may_come: bool) -> bool:
-    """Whether a commit was made; where not, it will not be."""
+    """Whether the commit was made; if not, this makes sure that it never will be."""
     state = table.look()
     if state is None or _reached(state.marks(wanted), wanted):
         return state is not None

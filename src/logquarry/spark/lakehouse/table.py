@@ -1,8 +1,8 @@
-"""What an export puts into a table, in words that the table keeps.
+"""The interface of a table that exports append to, and the document that describes its export.
 
-A table has one kind of rows: who comes back with other filters or columns would leave holes in it
-that nobody sees. So the table says what it was begun with, and an export that wants something else
-is refused.
+All rows of a table come from the same filters and columns; with others, an export would leave gaps
+that no reader notices. So the table keeps the document of its first export as a property, and an
+export with another document is rejected.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 
 _VERSION: Final = 1
-# Where a new export starts, and no condition on what comes later.
+# Only the start of a new export, no condition on later messages.
 _STARTS: Final = ("queue_ranges",)
 
 
 def identity(
     read: ReadOptions, partition_by: Sequence[str], decode: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What distinguishes an export from others into the same table.
+    """Return the options that all exports into one table must share.
 
     Args:
-        read: what is read.
-        partition_by: what the table is parted by.
-        decode: how bodies are decoded, as JSON; None for not at all.
+        read: what to read.
+        partition_by: columns that the table is partitioned by.
+        decode: the JSON form of how to decode bodies; None to keep them.
     """
     wanted = {
         field.name: _plain(value)
@@ -53,43 +53,43 @@ def identity(
 
 
 def document(own: Mapping[str, Any], start: Mapping[str, Any], dead_letters: str | None) -> str:
-    """What the table keeps.
+    """Return the text of a table's document.
 
     Args:
         own: the :func:`identity`.
-        start: what the planner said of the start besides offsets, which later runs keep.
-        dead_letters: where the table of the dead letters is; None for none.
+        start: start conditions of the first export, except offsets; later exports keep them.
+        dead_letters: name of the table of dead letters; None without one.
     """
     found = {"version": _VERSION, **own, "start": dict(start), "dead_letters": dead_letters}
     return json.dumps(found, sort_keys=True)
 
 
 def parsed(name: str, text: str) -> dict[str, Any]:
-    """The document of a table.
+    """Parse a table's document.
 
     Raises:
-        UsageError: if it is none that this version knows.
+        UsageError: if it is invalid, or of another version.
     """
     try:
         found = json.loads(text)
     except ValueError:
         found = None
     if not isinstance(found, dict) or found.get("version") != _VERSION:
-        raise UsageError(f"{name}: another version of logquarry made this table: {text!r}")
+        raise UsageError(f"{name}: was created by another version of logquarry: {text!r}")
     return found
 
 
 def check_same(name: str, own: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """That an export puts into a table what is in it already.
+    """Check that an export has the same identity as the table.
 
     Raises:
-        UsageError: if not, with what differs.
+        UsageError: if it differs; the text names the difference.
     """
     for key, value in own.items():
         if json.loads(json.dumps(value)) != found.get(key):
             raise UsageError(
-                f"{name}: the table was begun with {key} {json.dumps(found.get(key))}, and this "
-                f"export has {json.dumps(value)}: export into another one"
+                f"{name}: the table has {key} {json.dumps(found.get(key))}, but this export has "
+                f"{json.dumps(value)}: use the table's setting, or export into another table"
             )
 
 
@@ -99,26 +99,26 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-# --------------------------------------------------------------------------------------------------
-# What an export wants of a table, whatever its format.
+# -------------------------------------------------------------------------------------- interface
 
 PROPERTY: Final = "logquarry.export"
-"""The property of a table that says what our exports put into it."""
+"""Name of the table's property that holds the document."""
 
 Marks = Mapping[str, int]
-"""Physical offsets by broker (``broker:NAME``) and by the place of its store (``store:PATH``)."""
+"""Physical offset up to which a table has each store, by two names: its broker (``broker:NAME``)
+and its path (``store:PATH``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableFile:
-    """A Parquet file that is to be part of a table.
+    """A Parquet file to add to a table.
 
     Attributes:
-        path: below the table's folder.
-        rows: how many.
-        bytes: of the file.
-        values: by name, what its rows have in common where the table is parted.
-        bounds: least and largest value of some columns, as Parquet holds them: numbers (times in
+        path: path below the table's folder.
+        rows: number of rows.
+        bytes: size of the file.
+        values: values of the partition columns, by column.
+        bounds: smallest and largest value by column, as Parquet stores them: numbers (times in
             microseconds since 1970) or bytes.
     """
 
@@ -130,120 +130,120 @@ class TableFile:
 
 
 class TableUnchanged(StoreUnavailable):
-    """A commit was refused, and the table does not have its files."""
+    """A commit was rejected; the table does not have its files."""
 
 
 class CommitUnknown(StoreUnavailable):
-    """Whether a commit was made is not known: it may be made yet."""
+    """It is unknown whether a commit succeeded; it may succeed later."""
 
     def __init__(self, name: str, error: BaseException) -> None:
         super().__init__(
-            f"{name}: it is not known whether the commit was made; nothing is removed, and the "
-            f"next export finds out: {error}"
+            f"{name}: it is unknown whether the commit succeeded; the files stay, and the next "
+            f"export checks: {error}"
         )
 
 
 class Table(Protocol):
-    """A table that exports append to. Nothing is kept of it from one call to the next."""
+    """A table that exports append to. Each call reads the current state."""
 
     @property
     def name(self) -> str:
-        """For people: where it is, or what it is called."""
+        """Name or location for messages."""
 
     @property
     def folder(self) -> OutputFolder:
-        """Where its files are."""
+        """Folder of the table's files."""
 
     @property
     def partitions_in_files(self) -> bool:
-        """Whether files have the columns that the table is parted by."""
+        """Whether files contain the columns that the table is partitioned by."""
 
     def look(self) -> TableState | None:
-        """How it stands now; None if it is not there.
+        """Return the current state; None if the table does not exist.
 
         Raises:
-            UsageError: if it is there, and no export of ours made it.
+            UsageError: if no export created the table.
         """
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
-        """Make it, without rows.
+        """Create the table, without rows.
 
         Args:
-            schema: its columns; with ``day`` it is parted by the day of the store timestamp.
-            partition_by: what it is parted by.
-            document: kept as it is.
+            schema: columns of the table.
+            partition_by: columns to partition by; ``day`` is the day of the store timestamp.
+            document: text that the table keeps as a property.
         """
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
         """Add files and move marks, in one commit.
 
         Args:
-            files: all in place.
+            files: files at their final place.
             marks: new values.
-            before: the values that the same marks have now, of those that there are.
+            before: the expected current values of these marks, without missing ones.
 
         Raises:
-            StoreUnavailable: if the marks have moved meanwhile; nothing is changed then.
-            CommitUnknown: if whatever keeps the table has not said what became of the commit.
+            StoreUnavailable: if a mark differs from `before`; the table is unchanged.
+            CommitUnknown: if the answer to the commit is missing.
         """
 
 
 class TableState(Protocol):
-    """A table as it stood when it was looked at."""
+    """State of a table at the time of :meth:`Table.look`."""
 
     @property
     def document(self) -> str:
-        """What it was created with."""
+        """The document of the table's first export."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Its columns."""
+        """Columns of the table."""
 
     def marks(self, names: Iterable[str]) -> dict[str, int]:
-        """The values of some marks, of those that there are."""
+        """Return the values of the marks that exist."""
 
 
 def check_unmoved(name: str, found: Marks, before: Marks) -> None:
-    """That marks are still where they were.
+    """Check that marks have their expected values.
 
     Raises:
-        StoreUnavailable: if not.
+        StoreUnavailable: if one differs.
     """
     if dict(found) != dict(before):
         raise StoreUnavailable(
-            f"{name}: another export has written there meanwhile: nothing was added"
+            f"{name}: another export has committed meanwhile: nothing was added: run again"
         )
 
 
 def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
-    """That a package which makes URLs of paths will find a folder by its own path again.
+    """Check that a package that makes URLs of paths reaches the same folder.
 
-    What it would write elsewhere nobody would find; on a disk, that is beside the destination.
+    Otherwise it would write to another folder, beside the destination.
 
     Args:
-        folder: the table's, or whose it is.
-        package: that writes the metadata.
-        marks: characters that end a path in its URLs.
+        folder: folder of the table.
+        package: the package that writes the table's metadata.
+        marks: characters that end the path of a URL.
 
     Raises:
-        UsageError: if not.
+        UsageError: if the path would be misread.
     """
     path = folder.location
     if not folder.is_local or (unquote(path) == path and not set(marks) & set(path)):
         return
     raise UsageError(
-        f"{path}: {package} takes a path for a URL, and in this one "
-        f"{' '.join(['%XX', *marks])} would mean something else: export into another folder"
+        f"{path}: {package} reads this path as a URL, in which "
+        f"{' '.join(['%XX', *marks])} mean other characters: give another folder"
     )
 
 
 def missing_extra(name: str) -> UsageError:
-    """What to say where a package is not there."""
-    return UsageError(f"this takes the package {name}: pip install 'logquarry[lakehouse]'")
+    """Return the error for a package that is not installed."""
+    return UsageError(f"tables need the package {name}: pip install 'logquarry[lakehouse]'")
 
 
 def text_bound(value: Any) -> str | None:
-    """A bound of a text column as text; None where it is none."""
+    """Return a bound of a text column as text; None if it is no valid text."""
     try:
         return bytes(value).decode("utf-8") if isinstance(value, bytes | bytearray) else None
     except UnicodeDecodeError:

@@ -1,7 +1,6 @@
-"""What a worker of a table's export does: messages of one task into files of the table.
+"""Writes the messages of one task to files of a table, in a worker. Needs no PySpark.
 
-Files are written where they stay, under names that no other attempt has: those of the run and of
-the attempt are in them. Knows nothing of Spark.
+Files are written at their final place, under unique names: these contain the run and the attempt.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
     from logquarry.spark.decode import BodyDecoder
 
 VALUE: Final = "value"
-"""The column of decoded bodies."""
+"""Column of decoded bodies."""
 REASON: Final = "reason"
-"""Why a body is among the dead letters."""
+"""Column of the dead letters: why the body cannot be decoded."""
 _PLACE: Final = (
     "broker", "topic", "queue_id", "queue_offset", "physical_offset", "store_timestamp",
 )  # fmt: skip
@@ -41,15 +40,15 @@ _LONGEST_WORD: Final = 60
 
 @dataclass(frozen=True, kw_only=True)
 class TableResult:
-    """What one task did.
+    """The result of one task.
 
     Attributes:
-        task: its number.
-        files: what it wrote for the table.
-        dead: what it wrote for the dead letters.
-        summary: the messages of the table, and the damage.
-        dead_messages: how many bodies did not decode, of those that the dead letters had not yet.
-        length: bytes of log that it was made for.
+        task: number of the task.
+        files: files for the table.
+        dead: files for the dead letters.
+        summary: counts of the messages for the table, and the damage.
+        dead_messages: number of bodies that could not be decoded and are new to the dead letters.
+        length: bytes of log that the task read.
     """
 
     task: int
@@ -65,15 +64,15 @@ class TableWriter:
     """Writes the files of a task. Picklable.
 
     Attributes:
-        folder: the table's.
-        run: name of the run, of letters and digits.
-        columns: of the messages, in order.
-        partition_by: what files are parted by.
-        partitions_in_files: whether they have those columns all the same.
-        decoder: what makes the column ``value``; None for none.
+        folder: folder of the table.
+        run: name of the run: letters and digits.
+        columns: columns of the messages, in order.
+        partition_by: columns that the table is partitioned by.
+        partitions_in_files: whether files contain these columns.
+        decoder: makes the column ``value``; None without decoding.
         is_kafka: whether the columns are those of Spark's Kafka source.
-        dead_folder: that of the dead letters' table.
-        dead_from: by broker, the physical offset up to which that table has been written.
+        dead_folder: folder of the dead letters' table.
+        dead_from: by broker, the physical offset up to which that table has all dead letters.
     """
 
     folder: OutputFolder
@@ -106,7 +105,7 @@ class TableWriter:
         damage = DamageLog()
         summary = Summary()
         letters = _DeadLetters(self, task)
-        # Kafka's columns are made here, beside those that files are parted and counted by.
+        # Read the native columns, which partitioning and counting need; add Kafka's below.
         native = replace(task.options, schema="native", columns=None)
         batches = read_batches(replace(task, columns=self._needed(), options=native), damage)
         if self.is_kafka:
@@ -119,7 +118,7 @@ class TableWriter:
                 del rows
             written, dead_files = files.close(), letters.close()
         except BaseException:
-            # Another attempt may follow, and has names of its own.
+            # A later attempt of the task uses other names.
             names.remove_all(self.folder)
             letters.remove_all()
             raise
@@ -143,14 +142,14 @@ class TableWriter:
     def _with_kafka(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         made = kafka.kafka_batch(batch, self.columns)
         for name in made.schema.names:
-            # The topic is called the same in both.
+            # Both tables have a column topic.
             if name not in batch.schema.names:
                 batch = batch.append_column(made.schema.field(name), made.column(name))
         return batch
 
 
 class _DeadLetters:
-    """Takes the messages whose bodies do not decode out of a task's, and writes them."""
+    """Moves messages whose bodies cannot be decoded to the dead letters."""
 
     def __init__(self, writer: TableWriter, task: ReadTask) -> None:
         self._decoder = writer.decoder
@@ -163,7 +162,7 @@ class _DeadLetters:
             self._files = PartedFiles(self._folder, task.broker, form, self._names)
 
     def sorted_out(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches with the column ``value``, without the messages that have none."""
+        """Yield the batches with the column ``value``, without the dead letters."""
         if self._decoder is None:
             yield from batches
             return
@@ -198,7 +197,7 @@ class _DeadLetters:
 
 
 def table_schema(columns: Sequence[str], *, is_kafka: bool) -> pa.Schema:
-    """The columns of a table, before what is decoded."""
+    """Return the columns of a table, without the decoded body."""
     if not is_kafka:
         return schema.arrow_schema(columns)
     empty = pa.RecordBatch.from_pylist([], schema=schema.arrow_schema(kafka.sources(columns)))
@@ -206,17 +205,17 @@ def table_schema(columns: Sequence[str], *, is_kafka: bool) -> pa.Schema:
 
 
 def dead_letter_schema() -> pa.Schema:
-    """The columns of the dead letters: where the message is, why, and its body as it was read."""
+    """Return the columns of the dead letters: place of the message, reason, and body."""
     place = schema.arrow_schema(_PLACE)
     return place.append(pa.field(REASON, pa.string())).append(pa.field("body", pa.binary()))
 
 
 # ------------------------------------------------------------------------------------------ names
 class _Names:
-    """``topic=orders/part-BROKER-OFFSET-RUN-ATTEMPT-NUMBER.parquet``.
+    """File names: ``topic=orders/part-BROKER-OFFSET-RUN-ATTEMPT-NUMBER.parquet``.
 
-    All of it letters, digits, ``_``, ``-``, ``=`` and dots, which no library escapes; so the words
-    are for people, and what tells files apart are the attempt and the number.
+    They consist of letters, digits, ``_``, ``-``, ``=`` and dots, which no library escapes. Other
+    characters become ``_``, so only attempt and number make a name unique.
     """
 
     def __init__(self, stem: str, partition_by: Sequence[str]) -> None:
@@ -231,7 +230,7 @@ class _Names:
         return path, path
 
     def remove_all(self, folder: OutputFolder) -> None:
-        """Remove the files, as far as that can be done."""
+        """Remove the files; ignore I/O errors."""
         with suppress(OSError):
             for path in self._given:
                 folder.remove(path)
@@ -244,7 +243,7 @@ def _words(run: str, task: ReadTask) -> str:
 
 
 def is_of_run(path: str, run: str) -> bool:
-    """Whether a file was written by a run."""
+    """Return whether a run wrote the file."""
     name = path.rpartition("/")[2]
     return name.startswith("part-") and f"-{run}-" in name and name.endswith(".parquet")
 
@@ -257,7 +256,7 @@ def _plain(value: Any) -> str:
 def _as_table_file(
     folder: OutputFolder, file: WrittenFile, partition_by: Sequence[str]
 ) -> TableFile:
-    # Before a table names it: what a power cut takes is not in the table, then.
+    # Before the commit, so that a power cut cannot take a file that the table lists.
     folder.sync(file.path)
     return TableFile(
         path=file.path,
@@ -269,7 +268,7 @@ def _as_table_file(
 
 
 def column_bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]:
-    """Least and largest value of the columns that the file's metadata tells them of."""
+    """Return smallest and largest value of the columns that have statistics in the file."""
     with folder.open(path) as source:
         metadata = pq.read_metadata(source)
     found: dict[str, tuple[Any, Any]] = {}
@@ -281,7 +280,7 @@ def column_bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]
             if "." in name or statistics is None:
                 continue
             if not statistics.has_min_max:
-                # Of nothing but nulls there are none, either; that would cost a look at those.
+                # The column may be all null or have no statistics: do not read it to find out.
                 unknown.add(name)
                 continue
             low, high = statistics.min_raw, statistics.max_raw

@@ -1,8 +1,5 @@
-"""The streaming source, apart from what PySpark wants of it.
+"""The streaming source without PySpark; `logquarry.spark.source` is its side to Spark.
 
-    offsets      how far a stream has read, as Spark keeps it
-    admission    how much of the log one batch takes
-    planner      the stores of a stream, asked for offsets and tasks again and again
-
-Knows nothing of Spark: `logquarry.spark.stream.reader` is what Spark calls.
+admission    offsets of a stream, and how much of the log each batch takes
+planner      offsets and tasks of the batches of one query
 """

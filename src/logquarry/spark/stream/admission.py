@@ -1,12 +1,15 @@
-"""How far a stream has read: what Spark writes into its checkpoint.
+"""Offsets of a stream, and how much of the log one batch takes: at most so many bytes or messages.
 
-::
+Spark writes the offset into its checkpoint::
 
     {"broker-a": 1073741824, "broker-b": 52800}
 
-Each is a physical offset at which a frame, a blank or damage ends. What the options said about the
-start of a new query, and still matters, travels along under ``/start`` (no broker has that name):
-a query that is started again keeps it, whatever its options say then.
+Each value is a physical offset at which a frame, a blank or damage ends, so the next batch begins
+with a frame. The key ``/start`` (no broker has that name) records the start options of a new query;
+a restarted query uses them instead of its options.
+
+For a limit of bytes, only the log near the batch's end is read, to find the end of a frame. For a
+limit of messages, the frame headers of all new messages are read, to count them.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ START: Final = "/start"
 _TIME, _QUEUES, _FIRST = "timestamp", "queueOffsets", "offsets"
 
 Queue = tuple[str, int]
-"""A topic and one of its queues."""
+"""A topic and a queue id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +40,11 @@ class StreamOffset:
     """How far a stream has read.
 
     Attributes:
-        brokers: physical offset by broker. One that is not named has not been read at all.
-        since_ms: least store time that the query wants; None for any.
-        queues: by broker the first queue offsets that the query wants, where it says so.
-        first: where the query's first batch begins; None in all later ones. Spark asks a query
-            that failed in its first batch for a start once more, and ``latest`` may have moved on.
+        brokers: physical offset by broker; nothing of other brokers has been read.
+        since_ms: smallest store timestamp to read, in milliseconds; None for all.
+        queues: first queue offset to read, by broker and queue; other queues are read in full.
+        first: start of the query's first batch; None in later offsets. After a failure in the first
+            batch, Spark asks for a start again, and "latest" may have advanced meanwhile.
     """
 
     brokers: Mapping[str, int] = field(default_factory=dict)
@@ -50,7 +53,7 @@ class StreamOffset:
     first: Mapping[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As a document for Spark, the same for the same offset."""
+        """Return the JSON form for Spark; equal offsets have equal JSON."""
         start: dict[str, Any] = {}
         if self.since_ms is not None:
             start[_TIME] = self.since_ms
@@ -64,10 +67,10 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StreamOffset:
-        """The offset that a document stands for.
+        """Parse the JSON form.
 
         Raises:
-            UsageError: if it is none of ours, as with the checkpoint of another source.
+            UsageError: if it is invalid, for example from the checkpoint of another source.
         """
         try:
             start = document.get(START, {})
@@ -87,18 +90,18 @@ class StreamOffset:
             )
         except (AttributeError, TypeError, ValueError) as error:
             raise UsageError(
-                f"the checkpoint holds no offsets of this source: {document!r}: {error}"
+                f"the checkpoint holds no offset of this source: {document!r}: {error}"
             ) from error
 
     def moved(self, brokers: Mapping[str, int]) -> StreamOffset:
-        """This offset with other places in some stores' logs."""
+        """Return this offset with the physical offsets of some brokers replaced."""
         return replace(self, brokers={**self.brokers, **brokers})
 
 
 def _offsets(document: Mapping[str, Any]) -> dict[str, int]:
     for value in document.values():
         if type(value) is not int or value < 0:
-            raise ValueError(f"{value!r} is no physical offset")
+            raise ValueError(f"{value!r} is no physical offset (a whole number >= 0)")
     return dict(document)
 
 
@@ -109,24 +112,17 @@ def _nested(queues: Mapping[Queue, int]) -> dict[str, dict[str, int]]:
     return found
 
 
-# --------------------------------------------------------------------------------------------------
-# How much of the log one batch of a stream takes: at most so many bytes, or so many messages.
-#
-# A batch ends where a frame ends, so that the next one begins with a frame. Where that is, is found
-# near the end of what is taken; what comes before it is not looked at. Messages have to be counted:
-# their heads are walked, of new messages only.
-
 NEAR: Final = 16 << 20
-"""Bytes that are walked from a known place, rather than searched for a nearer one."""
+"""Bytes that are walked from a known frame; above that, a nearer frame is searched first."""
 MOST_COUNTED: Final = 1 << 30
-"""Bytes of one log in which messages are counted for one batch: a rare topic fills it slowly."""
+"""Most bytes of a log in which one batch counts messages: a rare topic may need far more."""
 
 Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What of one log may be taken: from ``start``, where a frame begins, up to ``end``."""
+    """The new part of a log: from ``start``, where a frame begins, to ``end``."""
 
     layout: StoreLayout
     start: int
@@ -134,10 +130,10 @@ class Backlog:
 
 
 def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
-    """Where a batch of at most ``limit`` bytes of log ends, by broker.
+    """Return where a batch of at most `limit` bytes of log ends, by broker.
 
-    No broker waits for another that has more. Where not a single frame is small enough, one is
-    taken all the same: a stream gets on.
+    The brokers share the limit evenly. If no frame fits into the limit, the batch takes one frame,
+    so that the stream advances.
     """
     shares = shared({name: log.end - log.start for name, log in backlogs.items()}, limit)
     ends: dict[str, int] = {}
@@ -145,7 +141,7 @@ def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
     for name, log in backlogs.items():
         ends[name] = boundary(log, log.start + shares[name])
         spare -= ends[name] - log.start
-    # Shares that no frame fits into are of use together. Those who got nothing come first.
+    # Combine the unused rests of the shares; brokers that got nothing come first.
     for name in sorted(backlogs, key=lambda name: (ends[name] - backlogs[name].start, name)):
         log = backlogs[name]
         if ends[name] < log.end and spare > 0:
@@ -163,12 +159,12 @@ def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
 def by_rows(
     backlogs: Mapping[str, Backlog], limit: int, wanted: Mapping[str, MessageFilter]
 ) -> dict[str, int]:
-    """Where a batch of at most ``limit`` messages ends, by broker.
+    """Return where a batch of at most `limit` messages ends, by broker.
 
     Args:
-        backlogs: what may be taken.
-        limit: most messages that pass the filters.
-        wanted: which count, by broker.
+        backlogs: the new parts of the logs.
+        limit: most messages that pass the filter.
+        wanted: filter by broker.
     """
     counted = {name: _counted(log, wanted[name], limit) for name, log in backlogs.items()}
     shares = shared({name: len(found) for name, (found, _) in counted.items()}, limit)
@@ -184,25 +180,25 @@ def by_rows(
 
 
 def shared(wants: Mapping[str, int], limit: int) -> dict[str, int]:
-    """What each gets of ``limit``: what it wants, or as much as any other that gets less than that.
+    """Divide `limit` evenly; a name that needs less than its share leaves the rest to the others.
 
-    Nothing is left over while anybody wants more.
+    The sum of the shares is `limit`, or the sum of `wants` if that is less.
     """
     shares = dict.fromkeys(wants, 0)
     left = limit
     by_size = sorted(wants, key=lambda name: (wants[name], name))
     for done, name in enumerate(by_size):
         others = len(by_size) - done
-        # Rounded up: who is served last gets what is left, and that is as much within one.
+        # Round up: the shares differ by at most one.
         shares[name] = min(wants[name], -(-left // others))
         left -= shares[name]
     return shares
 
 
 def boundary(log: Backlog, upto: int) -> int:
-    """The last place from ``log.start`` on and not behind ``upto`` where something of the log ends.
+    """Return the last end of a frame, blank or damage in ``log.start`` to `upto`.
 
-    ``log.start`` itself if nothing fits.
+    Return ``log.start`` if there is none.
     """
     if upto >= log.end:
         return log.end
@@ -218,7 +214,7 @@ def boundary(log: Backlog, upto: int) -> int:
             position = end
             continue
         if isinstance(event, Run):
-            # Only the last frame that starts before a place can end behind it.
+            # Of a run's frames, only the last one can end after `upto`.
             position = event.window.base + int(event.rows[-1, r.POSITION])
         elif event.offset <= upto:
             position = event.offset
@@ -227,7 +223,7 @@ def boundary(log: Backlog, upto: int) -> int:
 
 
 def _place_near(reader: LogReader, start: int, upto: int) -> int:
-    """A place before ``upto``, and near it, where a frame or a file begins."""
+    """Return the start of a frame or a file shortly before `upto`."""
     back = NEAR
     while upto - start > back:
         file = reader.files.at(upto)
@@ -241,7 +237,7 @@ def _place_near(reader: LogReader, start: int, upto: int) -> int:
 
 
 def _after_one(log: Backlog) -> int:
-    """Where the first frame, blank or damage ends."""
+    """Return the end of the first frame, blank or damage."""
     reader = LogReader(log.layout)
     for event in reader.events(log.start, log.end):
         if isinstance(event, Run):
@@ -253,7 +249,7 @@ def _after_one(log: Backlog) -> int:
 
 
 def _counted(log: Backlog, wanted: MessageFilter, limit: int) -> tuple[Int64, int]:
-    """Where the first wanted messages end, and up to where the log was looked at."""
+    """Return the ends of the first `limit` wanted messages, and the end of the log read."""
     stop = log.end
     if stop - log.start > MOST_COUNTED:
         stop = boundary(log, log.start + MOST_COUNTED)

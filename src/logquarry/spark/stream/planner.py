@@ -1,7 +1,7 @@
-"""The stores of a stream: asked what is new, how much of it to take, and who reads which part.
+"""Plans the batches of a stream: which offsets a batch covers, and the tasks that read it.
 
-One planner serves one query for as long as it runs, on the driver. What it remembers makes answers
-quicker and never changes them: a query that is started anew gets the same from its checkpoint.
+One planner serves one query on the driver while the query runs. Its caches save time only: a
+restarted query gets the same offsets from its checkpoint.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from logquarry.spark.stream.admission import Backlog, StreamOffset, by_bytes, by
 from logquarry.spark.tasks import ReadTask, check_brokers, check_start, even_size, for_workers, lost
 
 _LEVELS_SECONDS: Final = 60.0
-"""How long the delay levels of a store are taken as known: its schedule queues tell them."""
+"""How long the delay levels of a store are cached; they are inferred from its schedule queues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one batch takes; None for anything."""
+    """Most bytes of log and most messages of one batch; None for no limit."""
 
     max_bytes: int | None = None
     max_rows: int | None = None
@@ -41,7 +41,7 @@ class StreamPlanner:
 
     Args:
         options: what to read.
-        columns: which columns, in order.
+        columns: columns to read, in order.
     """
 
     def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
@@ -52,17 +52,19 @@ class StreamPlanner:
         self._initial: dict[str, Any] | None = None
         self._targets: dict[str, int] | None = None
         self._latest: dict[str, int] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
-    # ------------------------------------------------------------------------------- what is asked
+    # ------------------------------------------------------------------------- offsets and tasks
     def initial(self) -> dict[str, Any]:
-        """Where a new query starts, as the options say. The answer is an offset's document.
+        """Return the offset at which a new query starts, in its JSON form.
 
-        Spark asks again and again until there is something to read, and `latest` is meant once.
+        Spark asks repeatedly until there are messages; all calls return the first answer, so that
+        "latest" means the latest offset at the start of the query.
 
         Raises:
-            StoreNotFound, UsageError: if the stores are not there, or not those of the options.
-            MessageNotFound: if a wanted start was deleted, and that is an error.
+            StoreNotFound: if there is no store.
+            UsageError: if an option names an unknown broker.
+            MessageNotFound: if a wanted start was deleted, unless failOnDataLoss=false.
         """
         if self._initial is not None:
             return self._initial
@@ -74,7 +76,7 @@ class StreamPlanner:
             firsts = {
                 queue: first
                 for queue, first in self._first_queue_offsets(layout)
-                # 0 is no condition.
+                # 0 means the whole queue: no condition is needed.
                 if first
             }
             if firsts:
@@ -85,10 +87,11 @@ class StreamPlanner:
         return self._initial
 
     def latest(self, start: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-        """Where the batch that begins at ``start`` ends; ``start`` itself if nothing is new.
+        """Return the offset at which the batch from ``start`` ends, or ``start`` if nothing is new.
 
         Raises:
-            MessageNotFound: if a store lost what was read already, and that is an error.
+            MessageNotFound: if a store lost messages that were read already, unless
+                failOnDataLoss=false.
         """
         offset = StreamOffset.from_json(start)
         layouts = self._layouts()
@@ -100,8 +103,8 @@ class StreamPlanner:
             if known is not None and end < known:
                 self._lose(
                     broker,
-                    f"{layout.root}: the log ends at offset {end}, and was read up to {known}: "
-                    "it lost its end, or is another one",
+                    f"{layout.root}: the log ends at physical offset {end}, but the stream has "
+                    f"read it up to {known}: it was truncated or replaced",
                 )
             if self._targets is not None:
                 end = min(end, self._targets.get(broker, -1))
@@ -109,7 +112,7 @@ class StreamPlanner:
             if begin < end:
                 backlogs[broker] = Backlog(layout, begin, end)
         for broker in offset.brokers.keys() - layouts.keys():
-            self._lose(broker, f"the store of broker {broker!r} is not there any more")
+            self._lose(broker, f"the store of broker {broker!r} no longer exists")
         moved = self._admitted(backlogs, limits, offset)
         if not moved:
             return dict(start)
@@ -117,10 +120,10 @@ class StreamPlanner:
         return replace(offset.moved(moved), first=first).to_json()
 
     def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ReadTask]:
-        """Tasks that together read what lies between two offsets, each message in exactly one.
+        """Plan tasks that read each message between two offsets exactly once.
 
         Raises:
-            MessageNotFound: if some of it was deleted, and that is an error.
+            MessageNotFound: if some were deleted, unless failOnDataLoss=false.
         """
         until = StreamOffset.from_json(end)
         begins = StreamOffset.from_json(start).brokers if until.first is None else until.first
@@ -132,8 +135,8 @@ class StreamPlanner:
             layout = layouts.get(broker)
             if layout is None:
                 lost(
-                    f"the store of broker {broker!r} is not there any more, and was to be read up "
-                    f"to offset {stop}",
+                    f"the store of broker {broker!r} no longer exists, but the batch reads it up "
+                    f"to physical offset {stop}",
                     fail=self._options.fail_on_data_loss,
                 )
                 continue
@@ -141,8 +144,8 @@ class StreamPlanner:
             begin = begins.get(broker, oldest)
             if begin < oldest:
                 lost(
-                    f"{layout.root}: the log starts at offset {oldest}, and the stream had read it "
-                    f"up to {begin}: what lies between was deleted",
+                    f"{layout.root}: the log starts at physical offset {oldest}, but the stream "
+                    f"has read it only up to {begin}: the messages between were deleted",
                     fail=self._options.fail_on_data_loss,
                 )
                 begin = oldest
@@ -152,19 +155,19 @@ class StreamPlanner:
         return [task for found in ranges for task in self._tasks_of(*found, until, size)]
 
     def prepare_available_now(self) -> None:
-        """Have the query end with what is there now."""
+        """Make the query end at the end that the logs have now (Trigger.AvailableNow)."""
         self._targets = {
             broker: self._frontier(broker).end_of(layout)
             for broker, layout in self._layouts().items()
         }
 
     def newest(self) -> dict[str, int] | None:
-        """How far the logs were when they were last looked at, None before that."""
+        """Return the last known ends of the logs; None before the first :meth:`latest`."""
         return dict(sorted(self._latest.items())) or None
 
-    # ------------------------------------------------------------------------------------- details
+    # ------------------------------------------------------------------------------ stores, filters
     def _layouts(self) -> dict[str, StoreLayout]:
-        """The stores that there are now: under a glob more may come."""
+        """Open the stores that exist now; new ones may appear under a glob."""
         options = self._options
         found = stores_by_name(options.paths, options.storage_options)
         return {
@@ -178,7 +181,7 @@ class StreamPlanner:
 
     @property
     def _moves(self) -> bool:
-        """Whether another look at the options may give another start than the first."""
+        """Whether parsing the start options again may give another offset."""
         start, wanted = self._options.start, self._options.wanted
         starts = [start.default, *start.brokers.values()]
         return java.LONG_MAX in starts or wanted.since_ms is not None
@@ -212,7 +215,7 @@ class StreamPlanner:
         return end if found is None else found
 
     def _first_queue_offsets(self, layout: StoreLayout) -> Iterator[tuple[tuple[str, int], int]]:
-        """The first queue offset that is wanted of each queue that the options name."""
+        """Yield the first queue offset to read for each queue that the options name."""
         for (topic, queue_id), (first, _) in (self._options.wanted.queue_ranges or {}).items():
             if first != java.LONG_MAX:
                 yield (topic, queue_id), first
@@ -222,7 +225,7 @@ class StreamPlanner:
                 yield (topic, queue_id), queue.max_offset
 
     def _filter(self, broker: str, offset: StreamOffset) -> MessageFilter:
-        """Which messages of a store are wanted, as the offset has it rather than the options."""
+        """Return the filter of a store; its start conditions come from the offset."""
         firsts = offset.queues.get(broker, {})
         return replace(
             self._options.wanted,
@@ -233,7 +236,7 @@ class StreamPlanner:
     def _admitted(
         self, backlogs: Mapping[str, Backlog], limits: Limits, offset: StreamOffset
     ) -> dict[str, int]:
-        """Where the batch ends, of the brokers that have any share in it."""
+        """Return where the batch ends, for the brokers that it reads from."""
         ends = {broker: log.end for broker, log in backlogs.items()}
         if limits.max_rows is not None:
             wanted = {broker: self._filter(broker, offset) for broker in backlogs}
@@ -253,7 +256,7 @@ class StreamPlanner:
         size: int,
     ) -> Iterator[ReadTask]:
         durable = layout.durable_end
-        # With a bound that the durable mark covers, a reader takes no damage for the log's end.
+        # If the durable offset covers the split, a reader reports damage there, not the log's end.
         bound = stop if durable is not None and stop <= durable else None
         extent = LogExtent(layout.commit_log.start, stop, bound)
         splits = plan_splits(layout, extent, start=start, stop=stop, split_size=size)
@@ -278,8 +281,8 @@ class StreamPlanner:
         return known[1]
 
     def _lose(self, broker: str, text: str) -> None:
-        """Tell of a loss: fail, or say it once."""
+        """Report a loss: raise, or log it once for each broker."""
         fail = self._options.fail_on_data_loss
-        if fail or broker not in self._told:
-            self._told.add(broker)
+        if fail or broker not in self._reported:
+            self._reported.add(broker)
             lost(text, fail=fail)

@@ -1,14 +1,86 @@
-"""Spark's DDL as Arrow types, without Spark: schemas are read before any of it starts."""
+"""The base of all decoders: `BodyDecoder`, the struct types of bodies, and Spark's DDL for them.
+
+The DDL is parsed here because exports check schemas before they start Spark.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from abc import ABC, abstractmethod
+from typing import Any, Final
 
 import pyarrow as pa
 
 from logquarry.errors import UsageError
 
+_LONGEST_REASON: Final = 500
+
+
+class BodyDecoder(ABC):
+    """Decodes bodies into values of an Arrow struct. Picklable.
+
+    Attributes:
+        arrow_type: the struct.
+    """
+
+    arrow_type: pa.DataType
+
+    @abstractmethod
+    def value(self, body: bytes) -> Any:
+        """Decode one body into a value for :func:`pyarrow.array`.
+
+        Raises:
+            Exception: any, if the body does not match the schema.
+        """
+
+    def field(self, name: str) -> pa.Field:
+        """Return the Arrow field of a column with this name."""
+        return pa.field(name, self.arrow_type)
+
+    def decode(self, bodies: pa.Array) -> tuple[pa.Array, dict[int, str]]:
+        """Decode a column of bodies.
+
+        Returns:
+            (values, null if a body cannot be decoded; reason by row number for these).
+        """
+        values: list[Any] = []
+        failed: dict[int, str] = {}
+        for row, body in enumerate(bodies.to_pylist()):
+            try:
+                values.append(self.value(body or b""))
+            except Exception as error:
+                # The libraries raise many types of exceptions on arbitrary bytes.
+                failed[row] = reason(error)
+                values.append(None)
+        try:
+            return pa.array(values, self.arrow_type), failed
+        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            return self._singly(values, failed), failed
+
+    def _singly(self, values: list[Any], failed: dict[int, str]) -> pa.Array:
+        """Make an array of the values that fit the type; the other values fail."""
+        for row, value in enumerate(values):
+            try:
+                pa.array([value], self.arrow_type)
+            except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+                failed[row] = reason(error)
+                values[row] = None
+        return pa.array(values, self.arrow_type)
+
+
+class NotOfTheSchema(ValueError):
+    """A value does not have the type of its column."""
+
+
+def reason(error: BaseException) -> str:
+    """Return the text of an exception for the dead letters."""
+    text = str(error).encode("utf-8", "replace").decode("utf-8")
+    if not isinstance(error, NotOfTheSchema):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text[:_LONGEST_REASON]
+
+
+# ---------------------------------------------------------------------------- struct types, DDL
 _SIMPLE: Final = {
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),
@@ -33,10 +105,10 @@ _DEEPEST: Final = 50
 
 
 def struct_of(text: str) -> pa.StructType:
-    """The struct of a list of columns: ``id bigint, tags array<string>``, or ``struct<...>``.
+    """Parse a DDL: ``id bigint, tags array<string>``, or ``struct<...>``.
 
     Raises:
-        UsageError: if it is none.
+        UsageError: if it is invalid.
     """
     parser = _Parser(text)
     if re.match(r"\s*struct\s*<", text, re.IGNORECASE):
@@ -49,10 +121,11 @@ def struct_of(text: str) -> pa.StructType:
 
 
 def check_struct(found: pa.StructType) -> None:
-    """That a struct can be a column of any table.
+    """Check that every kind of table can hold the struct.
 
     Raises:
-        UsageError: if not: it has no fields, or two whose names differ in case alone.
+        UsageError: if a struct has no fields, an invalid name, or two names that differ only in
+            case.
     """
     _check(found, "value")
 
@@ -60,13 +133,13 @@ def check_struct(found: pa.StructType) -> None:
 def _check(kind: pa.DataType, path: str) -> None:
     if pa.types.is_struct(kind):
         if not kind.num_fields:
-            raise UsageError(f"schema: {path} has no fields, and tables have no such column")
+            raise UsageError(f"schema: {path} has no fields: tables need at least one")
         seen: set[str] = set()
         for child in kind:
             if not is_column_name(child.name):
-                raise UsageError(f"schema: {path} has a field {child.name!r}: no name of a column")
+                raise UsageError(f"schema: {path} has a field {child.name!r}: invalid column name")
             if child.name.lower() in seen:
-                raise UsageError(f"schema: {path} has {child.name} twice (case does not count)")
+                raise UsageError(f"schema: {path} has {child.name} twice (names ignore case)")
             seen.add(child.name.lower())
             _check(child.type, f"{path}.{child.name}")
     elif pa.types.is_list(kind):
@@ -76,12 +149,12 @@ def _check(kind: pa.DataType, path: str) -> None:
 
 
 def is_column_name(name: str) -> bool:
-    """Whether all tables take a name for a column."""
+    """Return whether every kind of table accepts the name for a column."""
     return bool(name) and re.search(r"[ ,;{}()\n\t=.\x00]", name) is None
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """A type as we write it, of one that a library has made of ours."""
+    """Return our type for a type that a table library made from it (large_string, list_view)."""
     types = pa.types
     if types.is_struct(kind):
         return pa.struct([(child.name, plain(child.type)) for child in kind])
@@ -130,12 +203,12 @@ class _Parser:
         return UsageError(f"schema: {text}: {rest!r} (of {self._text[:80]!r})")
 
     def expect_end(self) -> None:
-        """Raises UsageError if anything is left."""
+        """Raise UsageError if text is left."""
         if self._text[self._at :].strip():
             raise self._error("takes nothing more")
 
     def fields(self, end: str | None) -> pa.StructType:
-        """Names and types up to a symbol, or to the end of the text."""
+        """Parse names and types up to the symbol `end`, or to the end of the text."""
         found: list[tuple[str, pa.DataType]] = []
         while end is None or not self._symbol(end):
             name = self._name("the name of a column")
@@ -143,7 +216,7 @@ class _Parser:
             found.append((name, self.type()))
             for word in ("not", "null"):
                 if (token := self._look()) is not None and (token[2] or "").lower() == word:
-                    # Bodies decide what is null; a column of them takes it.
+                    # Accept and ignore NOT NULL: bodies decide which values are null.
                     self._at = token.end()
             if not self._symbol(","):
                 if end is not None:
@@ -152,10 +225,10 @@ class _Parser:
         return pa.struct(found)
 
     def type(self) -> pa.DataType:
-        """A type."""
+        """Parse one type."""
         self._depth += 1
         if self._depth > _DEEPEST:
-            raise UsageError(f"schema: more than {_DEEPEST} types in each other")
+            raise UsageError(f"schema: more than {_DEEPEST} nested types")
         word = self._name("a type")
         name = word.lower()
         found: pa.DataType
@@ -172,7 +245,7 @@ class _Parser:
             self._expect(",")
             found = pa.map_(key, self.type())
             if key != pa.string():
-                raise UsageError("schema: the keys of a map are of type string")
+                raise UsageError("schema: a map needs keys of type string")
             self._expect(">")
         elif name in ("decimal", "numeric", "dec") and self._symbol("("):
             precision = self._name("a precision")
@@ -183,7 +256,7 @@ class _Parser:
             except ValueError as error:
                 raise UsageError(f"schema: decimal({precision},{scale}): {error}") from None
             if int(scale) > int(precision):
-                raise UsageError(f"schema: decimal({precision},{scale}): more behind the point")
+                raise UsageError(f"schema: decimal({precision},{scale}): scale above precision")
         elif name in _SIMPLE:
             found = _SIMPLE[name]
         else:

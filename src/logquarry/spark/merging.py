@@ -1,9 +1,8 @@
-"""Several Parquet files of an export as one: what the workers of a compaction do.
+"""Merges Parquet files of an export into one, in a worker of a compaction. Needs no PySpark.
 
-Rows keep their order, and about a row group of them is in memory at a time. What files tell beside
-their columns (:mod:`logquarry.log.exact_properties`) goes along. A second attempt of a merge may
-run beside the first (speculation, or one whose executor was given up), so that the files of each
-have names of their own. Knows nothing of Spark.
+Rows keep their order, and the metadata keeps the exact properties
+(:mod:`logquarry.log.exact_properties`). A merge holds about one row group in memory. Two attempts
+of a merge can run at once (speculation, or a lost executor), so each has its own file names.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import ROW_GROUP_BYTES, writer_settings
 
 DEFAULT_TARGET_SIZE: Final = 256 << 20
-"""Bytes of a file, about."""
+"""Approximate bytes of a merged file."""
 
 S = TypeVar("S", bound="Sized")
 
 
 class Sized(Protocol):
-    """A file of which the size is known."""
+    """A file of known size."""
 
     @property
     def bytes(self) -> int:
-        """Of the file."""
+        """Size of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file that is merged.
+    """A file to merge.
 
     Attributes:
-        path: below the folder.
-        bytes: of the file.
-        rows: how many it has, as whoever names it says.
+        path: path below the folder.
+        bytes: size of the file.
+        rows: number of rows that it should have.
     """
 
     path: str
@@ -54,15 +53,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """Files that are to be one. Small and picklable.
+    """Files to merge into one. Small and picklable.
 
     Attributes:
-        folder: where they are.
-        sources: in the order of their rows; they have the same columns.
-        stem: path of what is made, without its ending, which is below the folder: an attempt puts
-            a word of its own behind it.
-        staging: where attempts have folders of their own in place of that, and ``stem`` in these;
-            None for none.
+        folder: folder of the files.
+        sources: the files, in the order of their rows; all have the same columns.
+        stem: path of the merged file without its ending; each attempt adds a unique suffix.
+        staging: folder for the merged file; each attempt then has a folder in it instead of the
+            suffix. None to write beside the sources.
     """
 
     folder: OutputFolder
@@ -72,19 +70,19 @@ class MergeTask:
 
     @property
     def bytes(self) -> int:
-        """Of the files that are merged."""
+        """Size of all sources."""
         return sum(source.bytes for source in self.sources)
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A file that a merge made; on the disk by then.
+    """A file that a merge wrote and synced.
 
     Attributes:
-        path: below the folder.
-        sources: paths of the files whose rows it has.
-        rows: how many.
-        bytes: of the file.
+        path: path below the folder.
+        sources: paths of its sources.
+        rows: number of rows.
+        bytes: size of the file.
     """
 
     path: str
@@ -94,13 +92,13 @@ class Merged:
 
 
 RunMerges = Callable[[Sequence[MergeTask]], Sequence[tuple[Merged, ...]]]
-"""Runs :func:`merge` for each of some tasks, wherever that is."""
+"""Runs :func:`merge` for each task: in this process or on Spark."""
 
 
 def groups(files: Sequence[S], target_size: int) -> Iterator[list[S]]:
-    """Which of some files, neighbours in their order, are to be one: two of them or more.
+    """Group neighbouring files so that each group is about `target_size` bytes.
 
-    Files of the wanted size, or more than half of it, stay as they are.
+    A group has at least two files. Files larger than half of `target_size` are in no group.
     """
     group: list[S] = []
     size = 0
@@ -120,9 +118,9 @@ def groups(files: Sequence[S], target_size: int) -> Iterator[list[S]]:
 def fewer(
     chosen: Sequence[list[S]], made: Sequence[tuple[Merged, ...]]
 ) -> tuple[list[list[S]], list[Merged]]:
-    """Merges that have made files fewer: their sources and files.
+    """Keep the merges that have fewer files than sources; return their sources and files.
 
-    Others were kept apart by what stands in their metadata: what they made takes nobody's place.
+    The metadata of exact properties can be too large for one file, so a merge may write several.
     """
     kept = [
         (group, files) for group, files in zip(chosen, made, strict=True) if len(files) < len(group)
@@ -131,15 +129,15 @@ def fewer(
 
 
 def merge_here(tasks: Sequence[MergeTask]) -> list[tuple[Merged, ...]]:
-    """All of them in this process, one after the other."""
+    """Run all merges in this process, one after the other."""
     return [merge(number, task) for number, task in enumerate(tasks)]
 
 
 def merge(_: int, task: MergeTask) -> tuple[Merged, ...]:
-    """Make one file of some: several only where the metadata of one would be too large.
+    """Merge files into one, or into several if the metadata of one would be too large.
 
     Raises:
-        CorruptFile: if a source does not have the rows that it is said to have, or other columns.
+        CorruptFile: if a source has other rows or columns than it should have.
     """
     attempt = uuid.uuid4().hex[:12]
     stem = f"{task.stem}-{attempt}"
@@ -161,7 +159,7 @@ def merge(_: int, task: MergeTask) -> tuple[Merged, ...]:
 
 
 def _merge_to(folder: OutputFolder, path: str, waiting: list[Source]) -> Merged:
-    """Take files from the front of those that wait into one."""
+    """Write one file from the first of the waiting sources, which it removes from the list."""
     taken: list[str] = []
     rows = 0
     exact = ExactProperties()
@@ -189,7 +187,7 @@ def _merge_to(folder: OutputFolder, path: str, waiting: list[Source]) -> Merged:
 def _row_groups(
     folder: OutputFolder, source: Source, columns: pa.Schema, exact: ExactProperties
 ) -> Iterator[pa.Table]:
-    """The row groups of a file; what it tells beside them is noted."""
+    """Yield the row groups of a file, and add its exact properties to `exact`."""
     with _read(folder, source.path):
         opened = folder.open(source.path)
     with opened:
@@ -206,37 +204,36 @@ def _row_groups(
 
 @contextmanager
 def _read(folder: OutputFolder, path: str) -> Iterator[None]:
-    """Arrow's own troubles with a file as one of ours; those of disk and network as they are."""
+    """Turn Arrow's errors about a file's content into CorruptFile; keep I/O errors."""
     where = f"{folder.location}/{path}"
     try:
         yield
     except FileNotFoundError as error:
-        raise CorruptFile(where, 0, "it is not there") from error
+        raise CorruptFile(where, 0, "the file is missing") from error
     except pa.ArrowException as error:
-        raise CorruptFile(where, 0, f"it is no sound Parquet file: {error}") from error
+        raise CorruptFile(where, 0, f"is no valid Parquet file: {error}") from error
     except OSError as error:
-        # Arrow has it for pages that make no sense, too.
+        # Arrow raises OSError without errno for invalid pages.
         if error.errno is not None or not folder.is_local:
             raise
-        raise CorruptFile(where, 0, f"it is no sound Parquet file: {error}") from error
+        raise CorruptFile(where, 0, f"is no valid Parquet file: {error}") from error
 
 
 def _columns(schema: pa.Schema) -> pa.Schema:
-    """A schema without what is said of it beside."""
     return schema.remove_metadata()
 
 
 def _check(folder: OutputFolder, source: Source, file: Any, columns: pa.Schema) -> None:
     where = f"{folder.location}/{source.path}"
     if file.metadata.num_rows != source.rows:
-        reason = f"it has {file.metadata.num_rows} rows, and should have {source.rows}"
+        reason = f"has {file.metadata.num_rows} rows, but should have {source.rows}"
         raise CorruptFile(where, 0, reason)
     if not _columns(file.schema_arrow).equals(columns):
-        raise CorruptFile(where, 0, "it has other columns than its neighbours")
+        raise CorruptFile(where, 0, "has other columns than the files to merge with")
 
 
 class _RowGroups:
-    """Small row groups put together to larger ones."""
+    """Joins small row groups to larger ones."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer

@@ -1,0 +1,493 @@
+"""Compacts exports: merges many small files into few, for Parquet, Delta and Iceberg.
+
+Rows and their order do not change. :mod:`logquarry.spark.merging` merges the files of one task;
+Delta tables are merged by `deltalake`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
+from logquarry.signals import held
+from logquarry.spark.jobs import run_tasks
+from logquarry.spark.lakehouse.table import TableFile, TableUnchanged
+from logquarry.spark.lakehouse.write import column_bounds
+from logquarry.spark.merging import (
+    DEFAULT_TARGET_SIZE,
+    Merged,
+    MergeTask,
+    RunMerges,
+    Source,
+    fewer,
+    groups,
+    merge,
+    merge_here,
+)
+from logquarry.spark.output import (
+    INTENT,
+    MANIFEST,
+    TEMPORARY,
+    WRITTEN_BY,
+    CompactionIntent,
+    OutputFolder,
+    finish_compaction,
+    written_path,
+)
+from logquarry.units import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from logquarry.spark.lakehouse.delta import Delta
+    from logquarry.spark.lakehouse.iceberg import Iceberg, TableDataFile
+
+
+__all__ = ["Compaction", "compact"]
+
+
+def compact(
+    dest: str | os.PathLike[str],
+    *,
+    target_size: int | None = None,
+    spark: SparkSession | None = None,
+    table: str | None = None,
+    catalog: Mapping[str, str] | None = None,
+    table_storage_options: Mapping[str, str] | None = None,
+    dest_storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Compaction:
+    """Merge the small files of exports: Parquet files, or a Delta or Iceberg table.
+
+    Rows do not change, nor does their order within a broker. An export to the table can run at the
+    same time; an export to the same Parquet folder is rejected meanwhile.
+
+    Args:
+        dest: destination folder of the exports.
+        target_size: approximate bytes of a merged file; larger files than half of it stay as they
+            are. None for 256 MiB, or for the setting of a Delta table.
+        spark: a session whose workers merge; None to merge in this process. Delta tables are always
+            merged in this process, on all cores.
+        table: ``NAMESPACE.TABLE`` of an Iceberg table, as for the export.
+        catalog: properties of the Iceberg catalog, as for the export.
+        table_storage_options: options of `deltalake` for a URL.
+        dest_storage_options: options for the file system of ``dest``, if it is a URL.
+        progress: called with (bytes of files merged, bytes in total).
+
+    Raises:
+        StoreNotFound: if there is no export.
+        UsageError: if no export made the table, an option has no effect, or a package is missing.
+        StoreUnavailable: if an export or compaction is running, or changed the files meanwhile.
+        CorruptFile: if a file differs from its description in the table; nothing has changed.
+    """
+    if target_size is not None and target_size <= 0:
+        raise UsageError(f"target_size: takes bytes > 0, not {target_size}")
+    folder = OutputFolder(dest, dest_storage_options)
+    size = target_size or DEFAULT_TARGET_SIZE
+    run = merge_here if spark is None else _on_spark(spark, folder, progress)
+    if table is not None or catalog is not None or _is_iceberg(folder):
+        from logquarry.spark.lakehouse.export import DEFAULT_TABLE
+        from logquarry.spark.lakehouse.iceberg import CATALOG_FILE, Iceberg
+
+        name = table or DEFAULT_TABLE
+        below = f"{folder.location}/{name.rpartition('.')[2]}"
+        own = OutputFolder(below, dest_storage_options)
+        file = Path(folder.location) / CATALOG_FILE
+        return compact_iceberg(Iceberg(own, name, catalog, file), size, run)
+    if any(name == "_delta_log" for name, _ in folder.names()):
+        from logquarry.spark.lakehouse.delta import Delta
+
+        return compact_delta(Delta(folder, table_storage_options), target_size)
+    if not is_export(folder):
+        raise StoreNotFound(f"{folder.location}: holds no export: give the folder of an export")
+    return compact_folder(folder, size, run)
+
+
+def _is_iceberg(folder: OutputFolder) -> bool:
+    from logquarry.spark.lakehouse.iceberg import CATALOG_FILE
+
+    return any(name == CATALOG_FILE for name, _ in folder.names())
+
+
+def _on_spark(spark: SparkSession, folder: OutputFolder, progress: Progress | None) -> RunMerges:
+    def run(tasks: Sequence[MergeTask]) -> list[tuple[Merged, ...]]:
+        name = f"compact {folder.location}"
+        return run_tasks(
+            spark, name, tasks, merge, weight=lambda task: task.bytes, progress=progress
+        )
+
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """The result of a compaction.
+
+    Attributes:
+        files_before: number of files that were merged.
+        files_after: number of files that replace them.
+        bytes_before: bytes of the files that were merged.
+        bytes_after: bytes of the files that replace them.
+    """
+
+    files_before: int
+    files_after: int
+    bytes_before: int
+    bytes_after: int
+
+
+# ---------------------------------------------------------------------------------------- Parquet
+# A merge joins neighbours: files of one folder, broker and kind, in the order of their messages.
+# The folder does not change until all merged files are synced. Then the commit replaces the old
+# files; after a crash, the next export or compaction completes it (logquarry.spark.output). During
+# the commit a reader may see rows twice and finds no _SUCCESS, as during an export.
+
+# part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. A merged file has
+# .to. and the offset of its last message, then up to two numbers that keep names unique: one for
+# the merge, one for the file.
+_NAME: Final = re.compile(
+    r"(?P<kind>part-.+?)\.(?P<first>[0-9]{20})(?:\.to\.[0-9]{20})?(?:\.[0-9]{1,9}){0,2}\.parquet"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of the manifest whose name tells the place of its rows."""
+
+    entry: Mapping[str, Any]
+    place: str
+    kind: str
+    first: int
+
+    @property
+    def order(self) -> tuple[int, int, int, str]:
+        """Sort key within a kind; the files of one merge share their first offset."""
+        offsets = int(self.entry["first_offset"]), int(self.entry["last_offset"])
+        return self.first, *offsets, self.path
+
+    @property
+    def path(self) -> str:
+        return str(self.entry["path"])
+
+    @property
+    def bytes(self) -> int:
+        return int(self.entry["bytes"])
+
+
+def is_export(folder: OutputFolder) -> bool:
+    """Return whether the folder holds an export to Parquet, complete or not."""
+    names = {name for name, _ in folder.names()}
+    return MANIFEST in names or INTENT in names
+
+
+def compact_folder(folder: OutputFolder, target_size: int, run: RunMerges) -> Compaction:
+    """Merge the small Parquet files of an export.
+
+    Args:
+        folder: destination of the export.
+        target_size: approximate bytes of a merged file.
+        run: runs the merges.
+
+    Raises:
+        StoreNotFound: if there is no export.
+        StoreUnavailable: if an export is running there, or was interrupted.
+        UsageError: if no export wrote the manifest.
+        CorruptFile: if a file differs from the manifest; the folder is unchanged.
+    """
+    if not is_export(folder):
+        raise StoreNotFound(f"{folder.location}: holds no export: give the folder of an export")
+    lock = folder.lock()
+    try:
+        finish_compaction(folder)
+        return _compact(folder, target_size, run)
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compaction:
+    manifest = _manifest(folder)
+    for name, is_folder in folder.names():
+        if is_folder and name.startswith(TEMPORARY):
+            # Left by a run that crashed: a running one would hold the lock.
+            folder.remove_folder(name)
+    staging = TEMPORARY + uuid.uuid4().hex[:12]
+    chosen = list(_chosen(_files(folder, manifest), target_size))
+    if not chosen:
+        return Compaction(0, 0, 0, 0)
+    known = [str(entry["path"]) for entry in manifest["files"]]
+    tasks = [_task(folder, staging, group, known) for group in chosen]
+    folder.make(staging)
+    try:
+        chosen, made = fewer(chosen, run(tasks))
+        if not made:
+            folder.remove_folder(staging)
+            return Compaction(0, 0, 0, 0)
+        new = _new_manifest(manifest, made, staging)
+        _check_unchanged(folder, manifest, [file.path for file in made], staging)
+    except BaseException:
+        folder.remove_folder(staging)
+        raise
+    before = [file for group in chosen for file in group]
+    intent = CompactionIntent(
+        staging=staging,
+        moves=[(file.path, _final(file.path, staging)) for file in made],
+        removed=[file.path for file in before],
+        manifest=new,
+    )
+    with held():
+        intent.commit(folder)
+    return Compaction(
+        files_before=len(before),
+        files_after=len(made),
+        bytes_before=sum(file.bytes for file in before),
+        bytes_after=sum(file.bytes for file in made),
+    )
+
+
+def _check_unchanged(
+    folder: OutputFolder, manifest: Mapping[str, Any], made: Sequence[str], staging: str
+) -> None:
+    """Check that the folder did not change during the merge; object stores have no locks.
+
+    Raises:
+        StoreUnavailable: if it changed.
+        UsageError: if a merged file would replace a file that no export wrote.
+    """
+    there = set(folder.files())
+    if _manifest(folder) != manifest or not there.issuperset(made):
+        raise StoreUnavailable(
+            f"{folder.location}: another process changed the export meanwhile: run again"
+        )
+    for path in made:
+        final = _final(path, staging)
+        if final in there:
+            raise UsageError(
+                f"{folder.location}/{final}: a merged file needs this name, but no export wrote "
+                "the existing file: move it elsewhere"
+            )
+
+
+def _manifest(folder: OutputFolder) -> dict[str, Any]:
+    where = f"{folder.location}/{MANIFEST}"
+    if folder.read_json(INTENT) is not None:
+        raise StoreUnavailable(
+            f"{folder.location}: an export was interrupted: run the export again first"
+        )
+    try:
+        document = folder.read_json(MANIFEST)
+    except ValueError as error:
+        raise UsageError(f"{where}: is no manifest of an export: {error}") from error
+    if not isinstance(document, dict) or document.get("written_by") != WRITTEN_BY:
+        raise UsageError(f"{where}: is no manifest of an export")
+    return document
+
+
+def _files(folder: OutputFolder, manifest: Mapping[str, Any]) -> Iterator[_File]:
+    """Yield the files of the manifest that can be merged."""
+    seen: set[str] = set()
+    try:
+        for entry in manifest["files"]:
+            path = written_path(folder, MANIFEST, entry["path"])
+            if path in seen or int(entry["last_offset"]) < 0 or int(entry["bytes"]) < 0:
+                raise ValueError(f"{path}: appears twice, or has invalid numbers")
+            seen.add(path)
+            place, _, name = path.rpartition("/")
+            found = _NAME.fullmatch(name)
+            if found is not None and int(entry["rows"]) and int(entry["bytes"]):
+                int(entry["first_offset"])
+                yield _File(entry, place, found["kind"], int(found["first"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{folder.location}/{MANIFEST}: is no manifest of an export: {error!r}"
+        ) from error
+
+
+def _chosen(files: Iterator[_File], target_size: int) -> Iterator[list[_File]]:
+    """Yield groups of files, each to merge into one."""
+    kinds: dict[tuple[str, str], list[_File]] = {}
+    for file in files:
+        kinds.setdefault((file.place, file.kind), []).append(file)
+    for _, some in sorted(kinds.items()):
+        yield from groups(sorted(some, key=lambda file: file.order), target_size)
+
+
+def _task(
+    folder: OutputFolder, staging: str, group: Sequence[_File], known: Sequence[str]
+) -> MergeTask:
+    first, last = group[0], int(group[-1].entry["last_offset"])
+    # A new name: an earlier merge may have begun with the same file and its name still be in use.
+    name = f"{first.kind}.{first.first:020d}.to.{last:020d}"
+    path = f"{first.place}/{name}".lstrip("/")
+    taken = [file[len(path) + 1 :] for file in known if file.startswith(f"{path}.")]
+    if taken:
+        numbers = [int(found[0]) for rest in taken if (found := re.match("[0-9]+", rest))]
+        path += f".{max(numbers, default=0) + 1}"
+    sources = tuple(Source(file.path, file.bytes, int(file.entry["rows"])) for file in group)
+    return MergeTask(folder, sources, path, staging)
+
+
+def _final(path: str, staging: str) -> str:
+    """Return the final path of a staged file, which is below the folder of its attempt."""
+    return path.removeprefix(f"{staging}/").partition("/")[2]
+
+
+def _new_manifest(
+    manifest: Mapping[str, Any], made: Sequence[Merged], staging: str
+) -> dict[str, Any]:
+    """Return the manifest with each merged file in place of its sources."""
+    entries = {entry["path"]: entry for entry in manifest["files"]}
+    for file in made:
+        sources = [entries.pop(path) for path in file.sources]
+        path = _final(file.path, staging)
+        if path in entries:
+            raise AssertionError(f"{path} exists already")
+        entries[path] = {
+            **sources[0],
+            "path": path,
+            "rows": file.rows,
+            "bytes": file.bytes,
+            "last_offset": sources[-1]["last_offset"],
+        }
+    return {**manifest, "files": [entry for _, entry in sorted(entries.items())]}
+
+
+# ----------------------------------------------------------------------------- Delta and Iceberg
+# The new files replace the old ones in one commit. An export may append meanwhile, because the
+# compaction touches only files that the table had before. The old files stay for older versions of
+# the table; the table's own cleaning (vacuum, expire_snapshots) removes them.
+_WORDS: Final = re.compile(r"part-.*-[0-9]{20}-")
+
+
+def compact_delta(delta: Delta, target_size: int | None) -> Compaction:
+    """Merge the small files of a Delta table with `deltalake`.
+
+    Args:
+        delta: the table.
+        target_size: approximate bytes of a merged file; None for the table's setting.
+
+    Raises:
+        StoreNotFound: if there is no Delta table.
+        UsageError: if no export made the table, or a package is missing.
+        StoreUnavailable: if another process compacted the table meanwhile.
+    """
+    if delta.look() is None:
+        raise StoreNotFound(f"{delta.name}: there is no Delta table")
+    from deltalake.exceptions import CommitFailedError
+
+    try:
+        done = delta.compact(target_size)
+    except CommitFailedError as error:
+        raise StoreUnavailable(
+            f"{delta.name}: another process changed the table meanwhile: run again: {error}"
+        ) from error
+    return Compaction(
+        files_before=int(done["numFilesRemoved"]),
+        files_after=int(done["numFilesAdded"]),
+        bytes_before=_total(done["filesRemoved"]),
+        bytes_after=_total(done["filesAdded"]),
+    )
+
+
+def _total(sizes: Any) -> int:
+    # Some versions of deltalake return JSON text here, others a dict.
+    found = json.loads(sizes) if isinstance(sizes, str) else sizes
+    return int(found["totalSize"])
+
+
+def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compaction:
+    """Merge the small files of an Iceberg table.
+
+    The snapshot's operation is ``overwrite``: `pyiceberg` does not offer ``replace``, which would
+    state that the rows stay the same.
+
+    Args:
+        table: the table.
+        target_size: approximate bytes of a merged file.
+        run: runs the merges.
+
+    Raises:
+        StoreNotFound: if there is no such table.
+        UsageError: if no export made the table, or a package is missing.
+        StoreUnavailable: if another process changed the files meanwhile.
+        CorruptFile: if a file differs from its description in the table.
+    """
+    if table.look() is None:
+        raise StoreNotFound(f"{table.name}: there is no Iceberg table of this name")
+    chosen = list(_iceberg_groups(table.data_files(), target_size))
+    if not chosen:
+        return Compaction(0, 0, 0, 0)
+    made: list[Merged] = []
+    try:
+        results = run([_iceberg_task(table, group) for group in chosen])
+        made = [file for files in results for file in files]
+        chosen, kept = fewer(chosen, results)
+        _remove(table, [file for file in made if file not in kept])
+        made = kept
+        if not made:
+            return Compaction(0, 0, 0, 0)
+        before = {file.path: file for group in chosen for file in group}
+        added = [_table_file(table, file, before[file.sources[0]]) for file in made]
+    except BaseException:
+        _remove(table, made)
+        raise
+    try:
+        with held():
+            table.replace(before.values(), added)
+    except TableUnchanged:
+        # After any other error the commit may have succeeded (a lost answer, Ctrl-C after it), so
+        # the files stay.
+        _remove(table, made)
+        raise
+    return Compaction(
+        files_before=len(before),
+        files_after=len(made),
+        bytes_before=sum(file.bytes for file in before.values()),
+        bytes_after=sum(file.bytes for file in made),
+    )
+
+
+def _remove(table: Iceberg, made: Sequence[Merged]) -> None:
+    for file in made:
+        table.folder.remove(file.path)
+
+
+def _iceberg_groups(
+    files: Sequence[TableDataFile], target_size: int
+) -> Iterator[list[TableDataFile]]:
+    """Yield groups of files, each to merge into one: neighbours of a broker and partition."""
+    kinds: dict[tuple[Any, str, str], list[TableDataFile]] = {}
+    for file in files:
+        place, _, name = file.path.rpartition("/")
+        words = _WORDS.match(name)
+        if words is not None:
+            broker = words[0][:-22]
+            kinds.setdefault((tuple(file.values.items()), place, broker), []).append(file)
+    for some in kinds.values():
+        yield from groups(sorted(some, key=lambda file: file.path), target_size)
+
+
+def _iceberg_task(table: Iceberg, group: Sequence[TableDataFile]) -> MergeTask:
+    place, slash, name = group[0].path.rpartition("/")
+    words = _WORDS.match(name)
+    assert words is not None
+    sources = tuple(Source(file.path, file.bytes, file.rows) for file in group)
+    stem = f"{place}{slash}{words[0]}merged"
+    return MergeTask(table.folder, sources, stem)
+
+
+def _table_file(table: Iceberg, file: Merged, first: TableDataFile) -> TableFile:
+    return TableFile(
+        path=file.path,
+        rows=file.rows,
+        bytes=file.bytes,
+        values=first.values,
+        bounds=column_bounds(table.folder, file.path),
+    )

@@ -1,0 +1,499 @@
+"""The options of a read, batch or stream: parsed from text into `ReadOptions`.
+
+Option names are case-insensitive; Spark passes them in lower case. Lists are ``a,b`` or JSON
+(``["a", "b"]``, for names that contain a comma). An invalid value raises
+:class:`~logquarry.errors.UsageError` with the option's name in front. Needs no PySpark.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, TypeVar
+
+from logquarry.config import StoreConfig
+from logquarry.errors import UsageError
+from logquarry.format import java
+from logquarry.log import kafka, schema
+from logquarry.log.batches import OnDamage
+from logquarry.log.filters import TAG_SEPARATOR, MessageFilter, tag_expression
+from logquarry.log.store_names import absolute
+from logquarry.text import byte_count, time_ms
+
+ALIASES: Final = {"subscribe": "topics", "subscribepattern": "topicpattern"}
+"""Kafka's names of our options. ``assign`` has its own format and is no alias."""
+
+_OURS: Final = (
+    "path", "topics", "topicPattern", "queueIds", "tags", "keys", "columns",
+    "startingOffsets", "endingOffsets", "startingQueueOffsets", "endingQueueOffsets",
+    "startingTimestamp", "endingTimestamp", "splitSize", "minPartitions", "batchSize",
+    "onDamage", "failOnDataLoss", "schema", "decompress", "config", "storageOptions",
+    "includeHeaders", "maxBytesPerTrigger", "maxOffsetsPerTrigger", "quarantinePath",
+)  # fmt: skip
+_SPELLING: Final = {name.lower(): name for name in [*_OURS, "subscribe", "subscribePattern"]}
+_KNOWN: Final = {name.lower() for name in _OURS} | set(ALIASES) | {"assign", "paths"}
+_STREAM_ONLY: Final = ("maxbytespertrigger", "maxoffsetspertrigger")
+_NO_STREAM: Final = ("endingOffsets", "endingQueueOffsets", "endingTimestamp")
+
+T = TypeVar("T")
+
+
+class Given:
+    """The options that the user gave, by lower-case name; Kafka's names are replaced by ours."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._values: dict[str, str] = {}
+        self._spelling: dict[str, str] = {}
+        for name, value in options.items():
+            key = ALIASES.get(name.lower(), name.lower())
+            if key in self._values:
+                raise UsageError(
+                    f"{self._spelling[key]} and {name} are the same option: give one of them"
+                )
+            self._values[key] = value
+            self._spelling[key] = _SPELLING.get(name.lower(), name)
+
+    def text(self, name: str) -> str | None:
+        """Return the value of an option as the user gave it."""
+        return self._values.get(name.lower())
+
+    def parsed(self, name: str, parse: Callable[[str], T]) -> T | None:
+        """Return the parsed value of an option; None if the user did not give it.
+
+        Raises:
+            UsageError: if the value is invalid; the text begins with the option's name.
+        """
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            return parse(text.strip())
+        except ValueError as error:  # also a UsageError
+            raise UsageError(f"{self._spelling[name.lower()]}: {error}") from error
+
+    def refuse_ends(self) -> None:
+        """Reject the options that set where a read ends: a stream has no end.
+
+        Raises:
+            UsageError: if the user gave one of them.
+        """
+        for name in _NO_STREAM:
+            if name.lower() in self._values:
+                raise UsageError(
+                    f"{self._spelling[name.lower()]}: a stream has no end: use a batch (spark.read)"
+                )
+
+    def remarks(self, *, is_stream: bool) -> list[str]:
+        """Return one sentence for each kind of option that has no effect."""
+        names = sorted(self._values)
+        kafka = [self._spelling[name] for name in names if name.startswith("kafka.")]
+        others = [name for name in names if not name.startswith("kafka.")]
+        unknown = [self._spelling[name] for name in others if name not in _KNOWN]
+        streaming = [self._spelling[n] for n in names if n in _STREAM_ONLY and not is_stream]
+        found: list[str] = []
+        if kafka:
+            found.append(f"options of Kafka's client have no effect: {', '.join(kafka)}")
+        found += [f"there is no option {n}{_nearest(n)}: it has no effect" for n in unknown]
+        if streaming:
+            found.append(f"options of a stream have no effect on a batch: {', '.join(streaming)}")
+        return found
+
+
+def _nearest(name: str) -> str:
+    found = difflib.get_close_matches(name.lower(), [*_SPELLING, "assign"], n=1)
+    return f" (did you mean {_SPELLING.get(found[0], found[0])}?)" if found else ""
+
+
+# ---------------------------------------------------------------------------------- single values
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise UsageError(f"takes true or false, not {text!r}")
+    return text.lower() == "true"
+
+
+def _number(text: str) -> int:
+    if re.fullmatch(r"-?\d+", text, re.ASCII) is None:
+        raise UsageError(f"takes a whole number, not {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if (found := _number(text)) < 1:
+        raise UsageError(f"takes a number >= 1, not {text!r}")
+    return found
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise UsageError(f"takes a regular expression, not {text!r}: {error}") from error
+    return text
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in words:
+            raise UsageError(f"takes {' or '.join(words)}, not {text!r}")
+        return text.lower()
+
+    return parse
+
+
+def _config(text: str) -> StoreConfig:
+    if text.startswith("{"):
+        return StoreConfig.from_mapping(_json_object(text))
+    return StoreConfig.from_file(text)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"takes JSON, not {text!r}: {error}") from None
+    if not isinstance(document, dict):
+        raise UsageError(f"takes a JSON object, not {text!r}")
+    return document
+
+
+# ------------------------------------------------------------------------------------------ lists
+def _words(text: str, separator: str = ",") -> list[str]:
+    """Split a list, which is JSON or separated by a regular expression."""
+    if text.startswith("["):
+        try:
+            found = json.loads(text)
+        except ValueError:
+            # The text may be a plain name that begins with a bracket.
+            found = None
+        if isinstance(found, list) and all(isinstance(word, str | int) for word in found):
+            return [str(word) for word in found]
+    return [word.strip() for word in re.split(separator, text) if word.strip()]
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(_some(_words(text), text))
+
+
+def _queue_ids(text: str) -> frozenset[int]:
+    return frozenset(_number(word) for word in _some(_words(text), text))
+
+
+def _keys(text: str) -> frozenset[str]:
+    # RocketMQ joins a message's keys with spaces, so a space separates keys here too.
+    return frozenset(_some(_words(text, r"[,\s]"), text))
+
+
+def _tags(text: str) -> frozenset[str] | None:
+    """Parse a list of tags or RocketMQ's tag expression; None means all tags."""
+    if TAG_SEPARATOR in text or text == "*":
+        return tag_expression(text, "it")
+    return _names(text)
+
+
+def _some(found: list[str], text: str) -> list[str]:
+    if not found:
+        raise UsageError(f"is empty: {text!r}")
+    return found
+
+
+def _paths(given: Given) -> tuple[str, ...]:
+    """Return the locations of the stores.
+
+    PySpark passes ``load(a)`` as the option path, and ``load([a, b])`` as JSON in the option paths.
+    """
+    several = given.parsed("paths", lambda text: tuple(_words(text)))
+    one = given.text("path")
+    found = tuple(path for path in (*(several or ()), one) if path)
+    if not found:
+        raise UsageError("path: no store to read: give load(path) or the option path")
+    return found
+
+
+# ----------------------------------------------------------------------- where reading starts, ends
+
+_EARLIEST: Final = -2
+_LATEST: Final = -1
+_NAMED_OFFSETS: Final = {"earliest": _EARLIEST, "latest": _LATEST}
+
+Queue = tuple[str, int]
+"""A topic and a queue id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffsetLimit:
+    """The physical offset at which reading starts or ends, by broker.
+
+    Attributes:
+        default: for brokers that are not in `brokers`; None for the log's own start or end.
+    """
+
+    default: int | None = None
+    brokers: Mapping[str, int | None] = field(default_factory=dict)
+
+    def of(self, broker: str) -> int | None:
+        """Return the limit of one broker."""
+        return self.brokers.get(broker, self.default)
+
+
+def _offset(value: Any) -> int:
+    """Parse an offset of a JSON document: a number, or Kafka's -2 and -1 and their names."""
+    if isinstance(value, str) and value.lower() in _NAMED_OFFSETS:
+        return _NAMED_OFFSETS[value.lower()]
+    if isinstance(value, bool) or not isinstance(value, int) or value < _EARLIEST:
+        raise UsageError(f"takes offsets >= 0, earliest or latest, not {value!r}")
+    return value
+
+
+def _limit(value: int, *, is_start: bool) -> int | None:
+    """Turn an offset into a limit: None for no limit, LONG_MAX for a start after all messages."""
+    if value == _EARLIEST:
+        return None if is_start else 0
+    if value == _LATEST:
+        return java.LONG_MAX if is_start else None
+    return value
+
+
+def _offsets(given: Given, name: str, *, is_start: bool) -> tuple[OffsetLimit, dict[Queue, int]]:
+    """Parse physical offsets by broker, or (Kafka: topic -> partition -> offset) queue offsets."""
+
+    def parse(text: str) -> tuple[OffsetLimit, dict[Queue, int]]:
+        if re.fullmatch(r"-?\d+", text, re.A) or text.lower() in _NAMED_OFFSETS:
+            value = _offset(text.lower() if text.lower() in _NAMED_OFFSETS else int(text))
+            return OffsetLimit(default=_limit(value, is_start=is_start)), {}
+        document = _json_object(text)
+        if document and all(isinstance(value, dict) for value in document.values()):
+            return OffsetLimit(), _by_queue(document)
+        brokers = {b: _limit(_offset(v), is_start=is_start) for b, v in document.items()}
+        return OffsetLimit(brokers=brokers), {}
+
+    return given.parsed(name, parse) or (OffsetLimit(), {})
+
+
+def _check_order(start: OffsetLimit, stop: OffsetLimit) -> None:
+    """Raise UsageError if a start is after its end."""
+    for broker in (None, *(start.brokers.keys() | stop.brokers.keys())):
+        first = start.default if broker is None else start.of(broker)
+        beyond = stop.default if broker is None else stop.of(broker)
+        # "latest" as a start and "earliest" as an end are valid: such a read is empty on purpose.
+        if first is None or first == java.LONG_MAX or not beyond:
+            continue
+        if first > beyond:
+            of = "" if broker is None else f" of {broker}"
+            raise UsageError(f"startingOffsets: {first}{of} is after endingOffsets, {beyond}")
+
+
+def _queue_offsets(given: Given, name: str) -> dict[Queue, int]:
+    """Parse an option of queue offsets: JSON topic -> queue -> offset."""
+    return given.parsed(name, lambda text: _by_queue(_json_object(text))) or {}
+
+
+def _by_queue(document: Mapping[str, Any]) -> dict[Queue, int]:
+    found: dict[Queue, int] = {}
+    for topic, queues in document.items():
+        if not isinstance(queues, dict):
+            raise UsageError(f"takes JSON topic -> queue -> offset, not {queues!r} for a topic")
+        for queue, offset in queues.items():
+            found[topic, _number(queue)] = _offset(offset)
+    return found
+
+
+def _ranges(
+    starts: Mapping[Queue, int], stops: Mapping[Queue, int]
+) -> dict[Queue, tuple[int, int | None]] | None:
+    """Return (first, stop) queue offsets by queue, stop excluded; None if there are none."""
+    for queue in starts.keys() & stops.keys():
+        if 0 <= stops[queue] < starts[queue]:
+            raise UsageError(
+                f"startingQueueOffsets: {starts[queue]} of queue {queue[1]} of {queue[0]} is "
+                f"after endingQueueOffsets, {stops[queue]}"
+            )
+    found = {
+        queue: (
+            _limit(starts.get(queue, _EARLIEST), is_start=True) or 0,
+            _limit(stops.get(queue, _LATEST), is_start=False),
+        )
+        for queue in starts.keys() | stops.keys()
+    }
+    return found or None
+
+
+def _assigned(text: str) -> frozenset[Queue]:
+    """Parse Kafka's ``assign``: JSON topic -> list of partitions."""
+    found: set[Queue] = set()
+    for topic, queues in _json_object(text).items():
+        if not isinstance(queues, list) or not all(type(queue) is int for queue in queues):
+            raise UsageError(f"takes JSON topic -> list of queues, not {queues!r} for a topic")
+        found |= {(topic, queue) for queue in queues}
+    if not found:
+        raise UsageError(f"is empty: {text!r}")
+    return frozenset(found)
+
+
+# -------------------------------------------------------------------------------------- ReadOptions
+
+DEFAULT_BATCH_BYTES: Final = 3 << 20
+"""Bytes of log in one Arrow batch; measured, see docs/performance.md."""
+
+Schema = Literal["native", "kafka"]
+"""The table that shows messages: ours (native), or the one of Spark's Kafka source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """What to read and how. Picklable.
+
+    Attributes:
+        paths: paths, URLs and globs of stores.
+        schema: the table that shows messages.
+        include_headers: whether Kafka's table has the column headers.
+        columns: columns in order; None for all.
+        wanted: the filter for messages.
+        start: physical offset of the first byte that is read.
+        stop: physical offset after the last byte that is read.
+        split_size: most bytes of log in one partition; None to choose by the machine.
+        min_partitions: fewest partitions, if the stores have enough bytes for them.
+        batch_bytes: bytes of log in one Arrow batch, approximately.
+        on_damage: see :data:`~logquarry.log.batches.OnDamage`.
+        fail_on_data_loss: whether a start that retention has deleted is an error.
+        quarantine_path: folder to which skipped damage is copied; None to copy nothing.
+        decompress: whether ``body`` is decompressed.
+        config: settings that the files of a store do not contain.
+        storage_options: options for the file system of a URL.
+        max_bytes: most bytes of log in one batch of a stream; None for no limit.
+        max_rows: most messages in one batch of a stream; None for no limit.
+        remarks: warnings about options that have no effect.
+    """
+
+    paths: tuple[str, ...]
+    schema: Schema = "native"
+    include_headers: bool = False
+    columns: tuple[str, ...] | None = None
+    wanted: MessageFilter = field(default_factory=MessageFilter)
+    start: OffsetLimit = field(default_factory=OffsetLimit)
+    stop: OffsetLimit = field(default_factory=OffsetLimit)
+    split_size: int | None = None
+    min_partitions: int = 1
+    batch_bytes: int = DEFAULT_BATCH_BYTES
+    on_damage: OnDamage = "default"
+    fail_on_data_loss: bool = True
+    quarantine_path: str | None = None
+    decompress: bool = False
+    config: StoreConfig = field(default_factory=StoreConfig)
+    storage_options: Mapping[str, Any] | None = None
+    max_bytes: int | None = None
+    max_rows: int | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns of the table, in order."""
+        if self.columns is not None:
+            return self.columns
+        return kafka.names(headers=self.include_headers) if self.is_kafka else schema.NAMES
+
+    @property
+    def is_kafka(self) -> bool:
+        """Whether the table is the one of Spark's Kafka source."""
+        return self.schema == "kafka"
+
+    def check_names(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return `names` as a tuple if all of them are columns of the table.
+
+        Raises:
+            UsageError: if there is no name, a name is no column, or a name appears twice.
+        """
+        if self.is_kafka:
+            return kafka.check_names(names, headers=self.include_headers)
+        return schema.check_names(names)
+
+
+def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -> ReadOptions:
+    """Parse the options of a read. Opens no store; reads a file only for ``config``.
+
+    Args:
+        options: by name, in any case.
+        is_stream: whether they are options of ``readStream``.
+
+    Raises:
+        UsageError: if an option has an invalid value, or the path is missing.
+    """
+    given = Given(options)
+    if is_stream:
+        given.refuse_ends()
+    start, first_queues = _offsets(given, "startingOffsets", is_start=True)
+    stop, last_queues = _offsets(given, "endingOffsets", is_start=False)
+    first_queues |= _queue_offsets(given, "startingQueueOffsets")
+    last_queues |= _queue_offsets(given, "endingQueueOffsets")
+    single_queues = given.parsed("assign", _assigned)
+    topics = given.parsed("topics", _names)
+    if single_queues is not None:
+        if topics is not None or given.text("topicPattern") is not None:
+            raise UsageError("assign: cannot be combined with topics or topicPattern")
+        topics = frozenset(topic for topic, _ in single_queues)
+    since = given.parsed("startingTimestamp", time_ms)
+    until = given.parsed("endingTimestamp", time_ms)
+    if since is not None and until is not None and since > until:
+        raise UsageError(f"startingTimestamp: {since} is later than endingTimestamp, {until}")
+    _check_order(start, stop)
+    wanted = MessageFilter(
+        topics=topics,
+        topic_pattern=given.parsed("topicPattern", _pattern),
+        queue_ids=given.parsed("queueIds", _queue_ids),
+        queues=single_queues,
+        tags=given.parsed("tags", _tags),
+        keys=given.parsed("keys", _keys),
+        since_ms=since,
+        until_ms=until,
+        queue_ranges=_ranges(first_queues, last_queues),
+    )
+    found = ReadOptions(
+        paths=_paths(given),
+        wanted=wanted,
+        start=start,
+        stop=stop,
+        split_size=given.parsed("splitSize", byte_count),
+        min_partitions=given.parsed("minPartitions", _positive) or 1,
+        batch_bytes=given.parsed("batchSize", byte_count) or DEFAULT_BATCH_BYTES,
+        fail_on_data_loss=given.parsed("failOnDataLoss", _boolean) is not False,
+        decompress=given.parsed("decompress", _boolean) or False,
+        config=given.parsed("config", _config) or StoreConfig(),
+        storage_options=given.parsed("storageOptions", _json_object),
+        remarks=tuple(given.remarks(is_stream=is_stream)),
+    )
+    found = _with_table(found, given)
+    found = _with_damage(found, given)
+    if is_stream:
+        found = replace(
+            found,
+            max_bytes=given.parsed("maxBytesPerTrigger", byte_count),
+            max_rows=given.parsed("maxOffsetsPerTrigger", _positive),
+        )
+    return found
+
+
+def _with_table(options: ReadOptions, given: Given) -> ReadOptions:
+    word = given.parsed("schema", _one_of("native", "kafka"))
+    headers = given.parsed("includeHeaders", _boolean) or False
+    table: Schema = "kafka" if word == "kafka" else "native"
+    options = replace(options, schema=table, include_headers=headers)
+    columns = given.parsed("columns", lambda text: options.check_names(_some(_words(text), text)))
+    return replace(options, columns=columns)
+
+
+def _with_damage(options: ReadOptions, given: Given) -> ReadOptions:
+    word = given.parsed("onDamage", _one_of("fail", "skip", "quarantine"))
+    path = given.text("quarantinePath")
+    if word != "quarantine":
+        if path is not None:
+            raise UsageError("quarantinePath: needs onDamage=quarantine")
+        # Default: skip a torn tail, fail on other damage. A log that was not closed has a torn
+        # tail, which is normal.
+        return replace(options, on_damage="skip" if word == "skip" else "default")
+    if not path:
+        raise UsageError(
+            "onDamage: quarantine needs a folder for the damaged bytes: give quarantinePath"
+        )
+    return replace(options, on_damage="skip", quarantine_path=absolute(path))

@@ -1,0 +1,253 @@
+"""Verifies and salvages stores on Spark; see `rebuilding` for consume queues and index.
+
+Verify: a task reads a part of a log or one index file and returns a few numbers for each run of
+sound frames (:mod:`logquarry.repair.verify.runs`). The driver then verifies each store and skips
+what the tasks found sound, so its findings are the same as without Spark. It reads only damage,
+the ends of files, and entries that no frame accounts for.
+
+Salvage: one task salvages one store.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from logquarry.config import StoreConfig
+from logquarry.log.filesystem import local_folder
+from logquarry.log.layout import INDEX, StoreLayout
+from logquarry.log.splits import tiles
+from logquarry.log.store_names import Stores, as_paths, broker_names, find_stores
+from logquarry.repair.salvage.salvage import Salvaged, check_target, salvage, settle
+from logquarry.repair.verify.findings import VerifyReport
+from logquarry.repair.verify.index import IndexChecker
+from logquarry.repair.verify.runs import SoundParts, SoundReader, SoundRun
+from logquarry.repair.verify.verify import verify_store
+from logquarry.spark.jobs import run_tasks
+from logquarry.spark.tasks import LARGEST_SPLIT
+from logquarry.units import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+# ------------------------------------------------------------------------------------------ verify
+_INDEX_WEIGHT: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The path and settings with which a task opens a store. Picklable.
+
+    Attributes:
+        job: unique name of the verify job.
+        number: number of the store in that job.
+    """
+
+    job: str
+    number: int
+    location: str
+    config: StoreConfig
+    storage_options: Mapping[str, Any] | None
+
+    def open(self) -> StoreLayout:
+        return StoreLayout.open(self.location, self.config, self.storage_options)
+
+
+@dataclass(frozen=True, slots=True)
+class _VerifyTask:
+    """A part of a store's log, from `start` to `stop`, or one of its index files.
+
+    Attributes:
+        index: path of the index file; None for a part of the log.
+    """
+
+    place: _Place
+    start: int = 0
+    stop: int = 0
+    index: str | None = None
+
+    @property
+    def weight(self) -> int:
+        return _INDEX_WEIGHT if self.index is not None else self.stop - self.start
+
+
+def verify_stores(
+    spark: SparkSession,
+    stores: Stores,
+    *,
+    config: StoreConfig | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    split_size: int = LARGEST_SPLIT,
+    progress: Progress | None = None,
+) -> list[VerifyReport]:
+    """Verify stores without changing them; the findings are those of :func:`verify_store`.
+
+    The driver alone verifies a store that a process has open, because its files change meanwhile.
+
+    Args:
+        spark: a session; its workers must reach the stores under the same paths.
+        stores: a path, URL or glob, or several.
+        config: settings that the files of a store do not contain.
+        storage_options: options for the file system of a URL.
+        split_size: most bytes of log in one task.
+        progress: called with (bytes read, bytes in total).
+
+    Returns:
+        One report for each store, sorted by path.
+
+    Raises:
+        StoreNotFound: if a path is no store, or a glob matches none.
+    """
+    locations = find_stores(as_paths(stores), storage_options)
+    job, settings = uuid.uuid4().hex, config or StoreConfig()
+    places = [
+        _Place(job, number, location, settings, storage_options)
+        for number, location in enumerate(locations)
+    ]
+    layouts = [place.open() for place in places]
+    tasks = [
+        task
+        for place, layout in zip(places, layouts, strict=True)
+        if not layout.is_live()
+        for task in _verify_tasks(place, layout, split_size)
+    ]
+    results = run_tasks(
+        spark, "verify", tasks, _verify, weight=lambda task: task.weight, progress=progress
+    )
+    runs: list[list[SoundRun]] = [[] for _ in places]
+    chains: list[set[str]] = [set() for _ in places]
+    for task, (sound, stands) in zip(tasks, results, strict=True):
+        runs[task.place.number] += sound
+        if stands and task.index is not None:
+            chains[task.place.number].add(task.index)
+    return [
+        verify_store(layout, sound=SoundParts(tuple(runs[number]), frozenset(chains[number])))
+        for number, layout in enumerate(layouts)
+    ]
+
+
+def _verify_tasks(place: _Place, layout: StoreLayout, split_size: int) -> list[_VerifyTask]:
+    tasks = [_VerifyTask(place, start, stop) for start, stop in tiles(layout, split_size)]
+    return tasks + [
+        _VerifyTask(place, index=f"{INDEX}/{entry.name}")
+        for entry in layout.index_files
+        if entry.size
+    ]
+
+
+def _verify(_: int, task: _VerifyTask) -> tuple[list[SoundRun], bool]:
+    """Run in a worker: return the sound runs, and whether the index file's chains are sound."""
+    reader = _reader(task.place)
+    if task.index is not None:
+        return [], IndexChecker(reader.layout, VerifyReport(reader.layout.root)).chains_stand(
+            task.index
+        )
+    return reader.read(task.start, task.stop), False
+
+
+_last: tuple[tuple[str, int], SoundReader] | None = None
+"""The reader of this worker's last task; the next task is often for the same store."""
+
+
+def _reader(place: _Place) -> SoundReader:
+    global _last  # noqa: PLW0603
+    which = place.job, place.number
+    if _last is None or _last[0] != which:
+        _last = which, SoundReader(place.open())
+    return _last[1]
+
+
+# ----------------------------------------------------------------------------------------- salvage
+
+
+@dataclass(frozen=True, slots=True)
+class _SalvageTask:
+    """A store and the folder of its new store. Picklable."""
+
+    location: str
+    into: str | None
+    include_stale: bool
+    config: StoreConfig
+    storage_options: Mapping[str, Any] | None
+    length: int
+
+    def open(self) -> StoreLayout:
+        return StoreLayout.open(self.location, self.config, self.storage_options)
+
+
+def salvage_stores(
+    spark: SparkSession,
+    stores: Stores,
+    into: str | os.PathLike[str] | None = None,
+    *,
+    include_stale: bool = False,
+    config: StoreConfig | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> list[Salvaged]:
+    """Salvage each store: write its sound messages to a new store; see :func:`salvage`.
+
+    If Spark runs a task again, the second attempt removes the files of the first and starts over.
+
+    Args:
+        spark: a session; its workers must reach the stores, and `into`, under the same paths.
+        stores: a path, URL or glob, or several.
+        into: folder for the new stores, each in a folder named after its broker; None to only
+            report what would be saved.
+        include_stale: whether to save stale frames (behind the log's end) too.
+        config: settings that the files of a store do not contain.
+        storage_options: options for the file system of a URL.
+        resume: continue an interrupted call: skip stores that are complete, start the others over.
+        progress: called with (bytes of log done, bytes in total) after each store.
+
+    Raises:
+        UsageError: if a broker's folder is not empty, or (with ``resume``) holds files that its
+            salvage did not write. Nothing is written then.
+        StoreUnavailable: if a store cannot be read or written; the first such store ends the job.
+        CorruptStore: as :func:`salvage`.
+    """
+    folder = None if into is None else local_folder(into)
+    locations = find_stores(as_paths(stores), storage_options)
+    tasks = []
+    for location, broker in zip(locations, broker_names(locations), strict=True):
+        layout = StoreLayout.open(location, config or StoreConfig(), storage_options)
+        target = None if folder is None else folder / broker
+        if target is not None:
+            if resume and settle(location, target):
+                continue
+            check_target(layout, target)
+        length = layout.commit_log.end - layout.commit_log.start
+        tasks.append(
+            _SalvageTask(
+                location,
+                None if target is None else str(target),
+                include_stale,
+                config or StoreConfig(),
+                storage_options,
+                length,
+            )
+        )
+    return run_tasks(
+        spark, "salvage", tasks, _salvage, weight=lambda task: task.length, progress=progress
+    )
+
+
+def _salvage(_: int, task: _SalvageTask) -> Salvaged:
+    """Run in a worker."""
+    from pyspark import TaskContext
+
+    into = None if task.into is None else Path(task.into)
+    context = TaskContext.get()
+    is_again = context is not None and context.attemptNumber() > 0
+    if into is not None and is_again and settle(task.location, into):
+        # The first attempt was complete, but its result was lost: make the report again.
+        found = salvage(task.open(), include_stale=task.include_stale)
+        found.into = task.into
+        return found
+    return salvage(task.open(), into, include_stale=task.include_stale)

@@ -1,0 +1,498 @@
+"""Writes DataFrames into stores: the sink `rocketmq`, and `load`.
+
+Tasks stage the messages in segments, and a commit appends the segments to the logs. For `df.write`
+and `df.writeStream`, Spark runs the commit in one Python process on the driver's machine, without a
+session. `load` runs it as a second Spark job instead, one task for each store, so no message passes
+through the driver and loading scales with the executors. All of them must see the folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+import pickle
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from logquarry.config import StoreConfig
+from logquarry.errors import StoreError, UsageError
+from logquarry.ingest.dead_letters import dead_letter_folder
+from logquarry.ingest.load import (
+    Appending,
+    LoadSummary,
+    append_to_store,
+    commit_load,
+    discard_load,
+    plan_load,
+)
+from logquarry.ingest.staging import LoadPlan, OnRejected, Staged, Stager, check_rows
+from logquarry.log.filesystem import local_folder
+from logquarry.spark.errors import explain
+from logquarry.spark.jobs import run_tasks
+from logquarry.spark.worker import ignore_hang_ups, settle, without_traceback
+from logquarry.store.load.ledger import LoadId
+from logquarry.store.load.loading import Loaded
+from logquarry.units import Progress
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DEFAULT_QUEUES: Final = 4
+_OURS: Final = (
+    *("path", "brokers", "queues", "txnAppId", "txnVersion", "onRejected", "deadLetterPath"),
+    "config",
+)
+_SPELLING: Final = {name.lower(): name for name in _OURS}
+_SPARKS: Final = frozenset({"checkpointlocation", "queryname"})
+"""Spark's own options, which a stream's options include."""
+_MOST_BROKERS: Final = 1 << 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """Where to write and how.
+
+    Attributes:
+        plan: where rows go; no store is opened yet.
+        app: application that the user named; None without one.
+        version: number of this load of the application.
+        remarks: warnings about options that have no effect.
+    """
+
+    plan: LoadPlan
+    app: str | None = None
+    version: int | None = None
+    remarks: tuple[str, ...] = ()
+
+
+def parse_write_options(options: Mapping[str, str], *, is_stream: bool) -> WriteOptions:
+    """Parse the options of a write. Opens no store; reads a file only for ``config``.
+
+    Args:
+        options: as the user gave them; names are case-insensitive.
+        is_stream: whether they are options of ``writeStream``, whose batches have numbers.
+
+    Raises:
+        UsageError: if an option has an invalid value, or the path is missing. The text begins with
+            the option's name.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    app = _parsed(given, "txnAppId", _some)
+    version = _parsed(given, "txnVersion", lambda text: _number(text, 0))
+    if not is_stream and (app is None) is not (version is None):
+        raise UsageError("txnAppId: needs txnVersion too: give both or none")
+    on_rejected = _parsed(given, "onRejected", _on_rejected) or "fail"
+    dead_letters = _parsed(given, "deadLetterPath", _dead_letters)
+    if on_rejected == "deadLetter" and dead_letters is None:
+        raise UsageError("onRejected: deadLetter needs a folder: give deadLetterPath too")
+    plan = LoadPlan(
+        path=_path(given),
+        brokers=_parsed(given, "brokers", _brokers) or 1,
+        queues=_parsed(given, "queues", lambda text: _number(text, 1)) or DEFAULT_QUEUES,
+        config=_parsed(given, "config", _config) or StoreConfig(),
+        on_rejected=on_rejected,
+        dead_letters=dead_letters if on_rejected == "deadLetter" else None,
+    )
+    return WriteOptions(
+        plan=plan, app=app, version=version, remarks=tuple(_remarks(options, is_stream))
+    )
+
+
+def _parsed(given: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T | None:
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    try:
+        return parse(text.strip())
+    except ValueError as error:
+        # Also catches UsageError, which is a ValueError.
+        raise UsageError(f"{name}: {error}") from error
+
+
+def _remarks(options: Mapping[str, str], is_stream: bool) -> list[str]:
+    found = []
+    names = sorted(options, key=str.lower)
+    kafka = [name for name in names if name.lower().startswith("kafka.")]
+    if kafka:
+        found.append(f"options of Kafka's client have no effect: {', '.join(kafka)}")
+    for name in names:
+        key = name.lower()
+        if key not in _SPELLING and key not in _SPARKS and name not in kafka:
+            near = difflib.get_close_matches(key, _SPELLING, n=1)
+            meant = f" (did you mean {_SPELLING[near[0]]}?)" if near else ""
+            found.append(f"there is no option {name}{meant}: it has no effect")
+    lower = {name.lower() for name in names}
+    if is_stream and "txnversion" in lower:
+        found.append("txnVersion has no effect on a stream: its batches have numbers already")
+    if "deadletterpath" in lower and "onrejected" not in lower:
+        found.append("deadLetterPath has no effect without onRejected=deadLetter")
+    return found
+
+
+def _path(given: Mapping[str, str]) -> str:
+    text = given.get("path", "")
+    if not text:
+        raise UsageError("path: no store to write to: give save(path) or the option path")
+    try:
+        return str(local_folder(text, "only a local store can be written"))
+    except UsageError as error:
+        raise UsageError(f"path: {error}") from None
+
+
+def _some(text: str) -> str:
+    if not text:
+        raise UsageError("is empty")
+    return text
+
+
+def _number(text: str, least: int) -> int:
+    if re.fullmatch(r"\d+", text, re.ASCII) is None or int(text) < least:
+        raise UsageError(f"takes a whole number >= {least}, not {text!r}")
+    return int(text)
+
+
+def _brokers(text: str) -> int:
+    number = _number(text, 1)
+    if number > _MOST_BROKERS:
+        raise UsageError(f"takes at most {_MOST_BROKERS}, not {number}")
+    return number
+
+
+def _on_rejected(text: str) -> OnRejected:
+    if text.lower() == "fail":
+        return "fail"
+    if text.lower() == "deadletter":
+        return "deadLetter"
+    raise UsageError(f"takes fail or deadLetter, not {text!r}")
+
+
+def _dead_letters(text: str) -> str:
+    return str(dead_letter_folder(_some(text)))
+
+
+def _config(text: str) -> StoreConfig:
+    if not text.startswith("{"):
+        return StoreConfig.from_file(text)
+    try:
+        return StoreConfig.from_mapping(json.loads(text))
+    except ValueError as error:
+        raise UsageError(f"takes a file or a JSON object: {error}") from error
+
+
+# --------------------------------------------------------------------- df.write and df.writeStream
+_QUERY_ID = "sql.streaming.queryId"
+_BATCH_ID = "streaming.sql.batchId"
+
+
+@dataclass
+class StagedMessage(WriterCommitMessage):
+    """A task's staged segments, which Spark passes to the commit."""
+
+    staged: Staged
+
+
+def batch_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> DataSourceArrowWriter:
+    """Make the writer of `df.write`.
+
+    Raises:
+        UsageError: if an option has an invalid value, or `schema` does not describe messages.
+    """
+    found = _checked(options, schema, overwrite, is_stream=False)
+    return RocketMQWriter(plan_load(found.plan), load_id(found.app, found.version))
+
+
+def stream_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> DataSourceStreamArrowWriter:
+    """Make the writer of `df.writeStream`. Spark calls this again for each commit.
+
+    Raises:
+        UsageError: if an option has an invalid value, or `schema` does not describe messages.
+    """
+    found = _checked(options, schema, overwrite, is_stream=True)
+    return RocketMQStreamWriter(plan_load(found.plan), found.app)
+
+
+def load_id(app: str | None, version: int | None) -> LoadId:
+    """Return the load that the user named, or one with a unique name."""
+    if app is None or version is None:
+        return LoadId(f"run-{uuid.uuid4().hex}", 0, is_named=False)
+    return LoadId(app, version)
+
+
+def _checked(
+    options: Mapping[str, str], schema: StructType, overwrite: bool, *, is_stream: bool
+) -> WriteOptions:
+    found = parse_write_options(options, is_stream=is_stream)
+    if overwrite:
+        raise UsageError("mode: a log can only be appended to: give mode('append')")
+    check_schema(schema)
+    for remark in found.remarks:
+        logger.warning("rocketmq: %s", remark)
+    return found
+
+
+def check_schema(schema: StructType) -> None:
+    """Check that rows of `schema` can be messages.
+
+    Raises:
+        UsageError: if they cannot.
+    """
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    check_rows(pa.RecordBatch.from_pylist([], to_arrow_schema(schema, timezone="UTC")))
+
+
+def stage(
+    plan: LoadPlan, load: LoadId, partition: int, batches: Iterator[pa.RecordBatch]
+) -> Staged:
+    """Stage the rows of a task: all of them, or on an error none."""
+    stager = Stager(plan, load, partition)
+    try:
+        for batch in batches:
+            stager.add(batch)
+        return stager.finish()
+    except BaseException:
+        stager.discard()
+        raise
+
+
+class RocketMQWriter(DataSourceArrowWriter):
+    """Writes a DataFrame.
+
+    Args:
+        plan: where the rows go.
+        load: identity of the load.
+    """
+
+    def __init__(self, plan: LoadPlan, load: LoadId) -> None:
+        self._plan = plan
+        self._load = load
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of a task."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        settle()
+        with without_traceback():
+            return StagedMessage(stage(self._plan, self._load, context.partitionId(), iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Append what all tasks staged."""
+        ignore_hang_ups()
+        with without_traceback():
+            _commit(self._plan, self._load, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Remove what the tasks staged."""
+        ignore_hang_ups()
+        _discard(self._plan, self._load, messages)
+
+
+class RocketMQStreamWriter(DataSourceStreamArrowWriter):
+    """Writes the batches of a stream; each batch is a load whose version is the batch's number.
+
+    Args:
+        plan: where the rows go.
+        app: application that the user named; None for the id of the query.
+    """
+
+    def __init__(self, plan: LoadPlan, app: str | None) -> None:
+        self._plan = plan
+        self._app = app
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of a task of a batch."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        settle()
+        with without_traceback():
+            app = self._app or context.getLocalProperty(_QUERY_ID)
+            batch = context.getLocalProperty(_BATCH_ID)
+            if not app or batch is None:
+                raise UsageError("Spark passes no query id and batch number: use a streaming query")
+            # Only tasks know the query's id. The commit gets it from their messages.
+            load = LoadId(app, int(batch))
+            return StagedMessage(stage(self._plan, load, context.partitionId(), iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+        """Append what all tasks staged."""
+        ignore_hang_ups()
+        with without_traceback():
+            loads = {message.staged.load for message in _staged_messages(messages)}
+            for load in loads:
+                if load.version != batch_id or len(loads) > 1:
+                    raise UsageError(
+                        f"batch {batch_id}: tasks staged other loads: {sorted(map(str, loads))}"
+                    )
+                _commit(self._plan, load, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+        """Remove what the tasks staged."""
+        ignore_hang_ups()
+        for load in {message.staged.load for message in _staged_messages(messages)}:
+            _discard(self._plan, load, messages)
+
+
+def _staged_messages(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:
+    return [message for message in messages if isinstance(message, StagedMessage)]
+
+
+def _commit(plan: LoadPlan, load: LoadId, messages: Sequence[WriterCommitMessage | None]) -> None:
+    staged = _staged_messages(messages)
+    if len(staged) != len(messages):
+        raise UsageError(f"{len(messages) - len(staged)} tasks did not report what they staged")
+    summary = commit_load(plan, load, [message.staged for message in staged])
+    if summary.was_there:
+        logger.warning("%s: %s was loaded before: nothing appended", plan.path, load)
+
+
+def _discard(plan: LoadPlan, load: LoadId, messages: Sequence[WriterCommitMessage | None]) -> None:
+    try:
+        discard_load(plan, load, [message.staged for message in _staged_messages(messages)])
+    except StoreError as error:
+        # The remaining files take space but are never loaded.
+        logger.warning("%s: staged files of %s could not be removed: %s", plan.path, load, error)
+
+
+# -------------------------------------------------------------------------------------------- load
+
+
+def load(
+    df: DataFrame,
+    path: str | os.PathLike[str],
+    *,
+    brokers: int = 1,
+    queues: int = DEFAULT_QUEUES,
+    txn_app_id: str | None = None,
+    txn_version: int | None = None,
+    on_rejected: str = "fail",
+    dead_letter_path: str | os.PathLike[str] | None = None,
+    config: StoreConfig | None = None,
+    progress: Progress | None = None,
+) -> LoadSummary:
+    """Write a DataFrame into stores exactly once, by two Spark jobs.
+
+    The result is the same as of ``df.write.format("rocketmq")``, with the same options. In
+    ``foreachBatch`` of a stream, pass the batch id as `txn_version`.
+
+    Args:
+        df: the rows; columns as for the sink.
+        path: the store; with several brokers, the folder of their stores.
+        brokers: number of stores.
+        queues: queues of each topic in each store, for rows that name no queue.
+        txn_app_id: name of the application, if the load can be retried.
+        txn_version: number of this load of the application; must grow with each load.
+        on_rejected: ``fail`` or ``deadLetter``.
+        dead_letter_path: folder for rejected rows.
+        config: settings of the stores.
+        progress: called with (bytes of frames appended, bytes in total).
+
+    Returns:
+        Counts of the load.
+
+    Raises:
+        UsageError: if an argument is invalid, or the rows do not describe messages.
+        StoreError: if a row is rejected and `on_rejected` is ``fail``.
+        StoreUnavailable: if a store cannot be written.
+    """
+    given = {
+        "path": os.fspath(path),
+        "brokers": str(brokers),
+        "queues": str(queues),
+        "onRejected": on_rejected,
+        "txnAppId": txn_app_id,
+        "txnVersion": None if txn_version is None else str(txn_version),
+        "deadLetterPath": None if dead_letter_path is None else os.fspath(dead_letter_path),
+    }
+    options = parse_write_options(
+        {name: value for name, value in given.items() if value is not None}, is_stream=False
+    )
+    check_schema(df.schema)
+    plan = plan_load(replace(options.plan, config=config or StoreConfig()))
+    which = load_id(options.app, options.version)
+    tasks: list[Staged] = []
+    try:
+        tasks = _staged(df, plan, which)
+        return commit_load(plan, which, tasks, run=_Appends(df.sparkSession, progress))
+    except BaseException:
+        discard_load(plan, which, tasks)
+        raise
+
+
+def _staged(df: DataFrame, plan: LoadPlan, which: LoadId) -> list[Staged]:
+    """Run the first job: stage the rows."""
+    try:
+        rows = df.mapInArrow(_Stage(plan, which), "staged binary").collect()
+    except Exception as error:
+        ours = explain(error)
+        if ours is None:
+            raise
+        raise ours from error
+    return [pickle.loads(row[0]) for row in rows]
+
+
+class _Stage:
+    """The function of the first job, in the workers."""
+
+    def __init__(self, plan: LoadPlan, load: LoadId) -> None:
+        self._plan = plan
+        self._load = load
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        settle()
+        with without_traceback():
+            staged = stage(self._plan, self._load, context.partitionId(), batches)
+        data = pa.array([pickle.dumps(staged)], pa.binary())
+        yield pa.record_batch([data], names=["staged"])
+
+
+class _Appends:
+    """The second job: one task for each store appends its segments."""
+
+    def __init__(self, spark: SparkSession, progress: Progress | None) -> None:
+        self._spark = spark
+        self._progress = progress
+
+    def __call__(self, appendings: Sequence[Appending], /) -> Sequence[Loaded]:
+        return run_tasks(
+            self._spark,
+            "append to the logs",
+            appendings,
+            _append,
+            weight=lambda appending: max(1, appending.bytes),
+            progress=self._progress,
+        )
+
+
+def _append(number: int, appending: Appending) -> Loaded:
+    return append_to_store(appending)

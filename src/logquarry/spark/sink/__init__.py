@@ -1,1 +1,0 @@
-"""The sinks: DataFrames and streams into stores, exactly once."""
