@@ -11,7 +11,7 @@ from logquarry.cli import options
 from logquarry.cli.output import Output
 
 if TYPE_CHECKING:
-    from logquarry.repair.diff.report import Place, StoreDiff
+    from logquarry.repair.diff.store_diff import Place, StoreDiff
 
 _FINDINGS = 1
 _MOST_TOLD = 40

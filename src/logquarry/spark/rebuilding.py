@@ -323,7 +323,7 @@ class _SparkBuild:
         """What a run brings to queues that are built in the log's order."""
         if odd.isdisjoint(piece.queues):
             return
-        for found in parts.read_units(
+        for found in parts.read_entries(
             self._job.layout, self._job.config, [(piece.start, piece.end)]
         ):
             queues.add({key: part for key, part in found.items() if key in odd})
@@ -425,7 +425,7 @@ class _WriteUnits:
     odd: frozenset[QueueKey]
 
     def __call__(self, _: int, spans: list[tuple[int, int]]) -> None:
-        parts.write_units(
+        parts.write_entries(
             self.store.open(), self.store.config, spans, LocalDisk(), self.folder, self.odd
         )
 

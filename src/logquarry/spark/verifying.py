@@ -1,9 +1,8 @@
 """The check of stores on Spark: tasks say what is sound, the driver looks at the rest.
 
 A task gets a part of a log, or an index file, and sends back a few numbers for each run of frames
-that is sound (:mod:`logquarry.repair.verify.runs`). The driver then checks each store as it would
-alone, and believes those: what it finds is the same. It reads itself only what is not sound, the
-ends of files, and what no message of the log asks for.
+that is sound (:mod:`logquarry.repair.verify.sound_parts`). The driver then checks each store as it
+would alone, and takes over the sound runs, so that its findings do not depend on the tasks.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from logquarry.config import StoreConfig
 from logquarry.log.layout import INDEX, StoreLayout
 from logquarry.log.splits import tiles
 from logquarry.log.store_names import Stores, as_paths, find_stores
+from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.verify.findings import VerifyReport
-from logquarry.repair.verify.index import IndexChecker
-from logquarry.repair.verify.runs import SoundParts, SoundReader, SoundRun
+from logquarry.repair.verify.sound_parts import SoundParts, SoundReader, SoundRun
 from logquarry.repair.verify.verify import verify_store
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.tasks import LARGEST_SPLIT
@@ -137,9 +136,7 @@ def _tasks(place: _Place, layout: StoreLayout, split_size: int) -> list[_Task]:
 def _look(_: int, task: _Task) -> tuple[list[SoundRun], bool]:
     reader = _reader(task.place)
     if task.index is not None:
-        return [], IndexChecker(reader.layout, VerifyReport(reader.layout.root)).chains_stand(
-            task.index
-        )
+        return [], IndexAudit(reader.layout).has_right_chains(task.index)
     return reader.read(task.start, task.stop), False
 
 

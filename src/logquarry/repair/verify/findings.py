@@ -1,14 +1,15 @@
-"""What a check can find, and what each kind means."""
+"""Findings of verify: their kinds with severity and meaning, and the report."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from logquarry.format.frame import DamageKind
 from logquarry.log.walk import MISSING_FILE, TORN_TAIL
+from logquarry.repair.audit.differences import Difference
 
 Severity = Literal["damage", "note"]
 
@@ -16,16 +17,16 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     **{
         kind.label: ("damage", meaning)
         for kind, meaning in {
-            DamageKind.ZEROED: "zeros where a frame or a blank must stand",
+            DamageKind.ZEROED: "zeros where a frame or a blank must begin",
             DamageKind.TRUNCATED: "the file ends within the log",
-            DamageKind.BAD_MAGIC: "no frame's magic code",
-            DamageKind.BAD_SIZE: "TOTALSIZE cannot be",
-            DamageKind.BAD_PHYSICAL_OFFSET: "the frame names another place than its own",
-            DamageKind.BAD_BODY_LENGTH: "BODYLEN cannot be",
-            DamageKind.BAD_TOPIC_LENGTH: "TOPICLEN cannot be",
-            DamageKind.BAD_PROPERTIES_LENGTH: "PROPERTIESLEN cannot be",
+            DamageKind.BAD_MAGIC: "the magic code is no frame's",
+            DamageKind.BAD_SIZE: "invalid TOTALSIZE",
+            DamageKind.BAD_PHYSICAL_OFFSET: "the frame names another physical offset than its own",
+            DamageKind.BAD_BODY_LENGTH: "invalid BODYLEN",
+            DamageKind.BAD_TOPIC_LENGTH: "invalid TOPICLEN",
+            DamageKind.BAD_PROPERTIES_LENGTH: "invalid PROPERTIESLEN",
             DamageKind.BAD_LENGTH_SUM: "the parts of the frame do not add up",
-            DamageKind.BAD_BODY_CRC: "the body is not what its CRC says",
+            DamageKind.BAD_BODY_CRC: "the body does not match its CRC",
             DamageKind.BAD_BLANK: "a blank that does not fill its file",
         }.items()
     },
@@ -35,55 +36,64 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     "suspect_text": ("damage", "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": ("damage", "messages of a queue that has no files"),
     "queue_behind": ("damage", "the queue ends before the log does"),
-    "queue_ahead": ("damage", "units for messages beyond the log's end"),
-    "queue_hole": ("damage", "a unit that was never written, and later ones that were"),
-    "queue_entry_wrong": ("damage", "a unit that does not say what its message says"),
-    "queue_entry_dangling": ("damage", "a unit that points at no frame"),
-    "queue_head_missing": ("damage", "the log has messages from before the queue's first unit"),
-    "queue_misplaced": ("damage", "units whose place is not their messages' queue offset"),
-    "queue_file_missing": ("damage", "a file is missing between two of a queue"),
+    "queue_ahead": ("damage", "entries for messages behind the log's end"),
+    "queue_hole": ("damage", "an entry that was never written, before entries that were"),
+    "queue_entry_wrong": ("damage", "an entry that does not match its message"),
+    "queue_entry_dangling": ("damage", "an entry that points to no frame"),
+    "queue_head_missing": ("damage", "the log has messages from before the queue's first entry"),
+    "queue_misplaced": ("damage", "entries whose place is not their messages' queue offset"),
+    "queue_file_missing": ("damage", "a file is missing between two files of a queue"),
     "queue_filler": (
         "note",
-        "a unit that stands for a lost message, so that later ones keep theirs",
+        "an entry in place of a lost message, so that later ones keep their queue offsets",
     ),
-    "queue_in_damage": ("note", "units of messages that stood in a damaged part of the log"),
-    "index_header": ("damage", "an index header that cannot be"),
+    "queue_in_damage": ("note", "entries of messages in a damaged part of the log"),
+    "index_header": ("damage", "an invalid index header"),
     "index_chain": ("damage", "a chain of the index that does not lead back through its entries"),
-    "index_entry": ("damage", "an index entry that points at no frame"),
+    "index_entry": ("damage", "an index entry that points to no frame"),
     "index_entry_wrong": ("damage", "an index entry whose hash is of no key of its message"),
-    "index_ahead": ("damage", "index entries for messages beyond the log's end"),
-    "index_shape": ("note", "slots and entries of an index file cannot be told from it"),
+    "index_ahead": ("damage", "index entries for messages behind the log's end"),
+    "index_shape": ("note", "the numbers of slots and entries of an index file cannot be inferred"),
     "index_missing": ("note", "messages have keys, and there is no index"),
-    "index_gap": ("note", "keys between an index file's first message and its last are not in it"),
-    "index_behind": ("note", "the last keys are not in the index"),
+    "index_gap": ("note", "an index file lacks keys between its first and its last message"),
+    "index_behind": ("note", "the index lacks the last keys"),
     "state_table_wrong": (
         "damage",
-        "the state table of 3.x does not say which transactions are open",
+        "the state table of 3.x does not show which transactions are open",
     ),
     "state_table_stale": (
         "note",
-        "what RocketMQ leaves of a state table: no unit without a group, ends missed, numbers anew",
+        "a state table as RocketMQ leaves it: entries or ends are missing, or numbers begin again",
     ),
-    "redo_log_wrong": ("damage", "the redo log of 3.x does not have what the log has"),
-    "bad_config": ("damage", "a file in config/ that is not what it should be"),
+    "redo_log_wrong": ("damage", "the redo log of 3.x differs from the log"),
+    "bad_config": ("damage", "an invalid file in config/"),
     "checkpoint_missing": ("note", "there is no checkpoint"),
     "checkpoint_zero": ("note", "the checkpoint is all zeros"),
     "checkpoint_ahead": ("note", "the checkpoint is later than the last message"),
-    "checkpoint_short": ("damage", "the checkpoint is too short to be one"),
-    "abort_file": ("note", "the store was not closed in order"),
+    "checkpoint_short": ("damage", "the checkpoint is too short"),
+    "abort_file": ("note", "the store was not shut down cleanly"),
     "live": ("note", "a process has the store open"),
-    "stale_frames": ("note", "sound frames beyond the log's end, left over: they are no messages"),
-    "oversized": ("note", "a frame that is larger than maxMessageSize: no broker would take it"),
-    "durable_mark_invalid": ("note", "the durable mark is torn, or no such file"),
-    "durable_mark_foreign": ("note", "another program has opened the store since the durable mark"),
-    "durable_mark_ahead": ("note", "the durable mark lies behind the last frame"),
-    "leftover": ("note", "files of work that was interrupted"),
-    "unfinished_load": ("note", "rows that a Spark job was bringing into the log when it ended"),
-    "new_epoch": ("note", "a queue's offsets start again: its topic was deleted and made anew"),
-    "unknown_file": ("note", "a name that is no store file's"),
+    "stale_frames": (
+        "note",
+        "sound frames behind the log's end, left by an earlier recovery: they are no messages",
+    ),
+    "oversized": ("note", "a frame larger than maxMessageSize, which a broker would refuse"),
+    "durable_mark_invalid": ("note", "the file of the durable offset is torn or invalid"),
+    "durable_mark_foreign": (
+        "note",
+        "another program has opened the store since the durable offset was written",
+    ),
+    "durable_mark_ahead": ("note", "the durable offset lies behind the last frame"),
+    "leftover": ("note", "files of interrupted work"),
+    "unfinished_load": ("note", "a Spark job ended before all of its rows were in the log"),
+    "new_epoch": (
+        "note",
+        "the offsets of a queue start again: its topic was deleted and recreated",
+    ),
+    "unknown_file": ("note", "a file whose name is none of a store"),
     "empty_file": (
         "note",
-        "a file of no bytes at the end of the log, from a crash while it was made",
+        "an empty last file of the log or a queue, from a crash while it was created",
     ),
 }
 """Each kind with its severity and meaning."""
@@ -91,15 +101,15 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was found.
+    """One finding of verify.
 
     Attributes:
         kind: one of :data:`KINDS`.
-        severity: ``damage``, or ``note`` for what is worth knowing and no damage.
-        file: path below the store's root.
+        severity: ``damage``, or ``note`` for a fact that is no damage.
+        file: path below the store's folder.
         offset: in the commit log a physical offset, elsewhere a position in the file.
-        length: bytes it is about, 0 where that says nothing.
-        reason: in words.
+        length: bytes concerned, 0 if unknown.
+        reason: the finding in words.
     """
 
     kind: str
@@ -110,17 +120,17 @@ class Finding:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """The finding as it stands in ``verify --json``."""
+        """The finding as an object of ``verify --json``."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(slots=True)
 class VerifyReport:
-    """All that was found in a store, and what was looked at.
+    """The findings of one store.
 
     Attributes:
         store: path or URL of the store.
-        findings: in the order of the log, then queues, index and the rest.
+        findings: those of the log in its order, then of queues, index and the rest.
         counts: numbers by name: messages, bytes, blanks, files, queue entries, index entries.
     """
 
@@ -130,7 +140,7 @@ class VerifyReport:
 
     @property
     def has_damage(self) -> bool:
-        """Whether anything but notes was found."""
+        """Whether any finding is damage."""
         return any(finding.severity == "damage" for finding in self.findings)
 
     @property
@@ -148,13 +158,21 @@ class VerifyReport:
         *,
         is_explained: bool = False,
     ) -> None:
-        """Add a finding; its severity is the kind's, or a note where a crash explains it."""
+        """Add a finding. It is a note if a crash explains it, else it has its kind's severity."""
         severity, _ = KINDS[kind]
         severity = "note" if is_explained else severity
         self.findings.append(Finding(kind, severity, file, offset, length, reason))
 
+    def add_all(self, differences: Iterable[Difference]) -> None:
+        """Add a finding for each difference between log, queues and index."""
+        for found in differences:
+            self.add(
+                *(found.kind, found.file, found.offset, found.reason, found.length),
+                is_explained=found.is_explained,
+            )
+
     def downgrade(self, kinds: frozenset[str]) -> None:
-        """Turn findings of some kinds into notes: beside a live writer they come and go."""
+        """Turn findings of some kinds into notes."""
         self.findings = [
             Finding(f.kind, "note", f.file, f.offset, f.length, f.reason) if f.kind in kinds else f
             for f in self.findings
