@@ -266,7 +266,7 @@ class _SparkBuild:
             pause=self._pause,
         )
         guesses = [run for runs in found for run in runs]
-        pieces = [self._piece(run) for run in job.look.guided_runs(guesses)]
+        pieces = [self._piece(run) for run in job.log.guided_runs(guesses)]
         queues = job.queue_files()
         if queues is not None:
             self._build_queues(queues, pieces)

@@ -1,7 +1,7 @@
 """Audit: compares the log, the consume queues and the index of a store with each other.
 
 The modules yield typed differences. Verify makes findings of them, recover and rebuild make steps,
-and salvage makes losses. Rules and limits stand once, in :mod:`.differences`.
+and salvage makes losses. :mod:`.differences` defines each rule and each limit once.
 
 ===============================  ================================  =============================
 difference                       in verify                         in recover
@@ -34,10 +34,10 @@ Two audits of the queues exist, because they answer different questions. :mod:`.
 each frame with the entry at the queue offset that the frame names, for every entry of a queue:
 verify must report a harmed offset. :mod:`.first_difference` places harmed offsets first, with the
 queue as evidence, and stops at the first difference of a queue, from which on the queue is written
-again. Both use the same rules for entries, files and damage. Of 363
-golden and harmed stores (November 2026) the two differ on the queues of 12: in 6 a recovery cuts
-the log before messages that have entries, 3 lack copies by multi-dispatch, 2 have harmed queue
-offsets, and 1 has other delay levels.
+again. Both use the same rules for entries, files and damage. Of 363 golden and harmed stores
+(November 2026) the two differ on the queues of 12: in 6 a recovery cuts the log before messages
+that have entries, 3 lack copies by multi-dispatch, 2 have harmed queue offsets, and 1 has other
+delay levels.
 
 The recovery mode ``rocketmq`` uses none of this: it follows RocketMQ's own code, quirks included
 (``java_*.py`` in :mod:`logquarry.repair.recover`).

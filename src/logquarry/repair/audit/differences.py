@@ -30,11 +30,10 @@ Bools = npt.NDArray[np.bool_]
 LostSpans = Sequence[DamagedSpan | ExpiredSpan]
 """Parts of the log that hold no readable message. Queues and index cannot be checked there."""
 
-# The limits that concern the writer as well, MOST_GAP and MOST_OFFSET, stand in
-# logquarry.write.queue_writer.
+# MOST_GAP and MOST_OFFSET, which limit the writer too, are in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""Messages that a gap in the queue offsets may miss beyond those that the damaged bytes of the log
-had room for."""
+"""Most messages that a gap in the queue offsets may lack, besides those for which the damaged bytes
+of the log had room."""
 MOST_MOVED: Final = 1 << 20
 """Harmed queue offsets that a recovery corrects in one queue."""
 MOST_GAPS: Final = 1 << 12
@@ -63,6 +62,39 @@ class Difference:
     reason: str
     length: int = 0
     is_explained: bool = False
+
+
+@dataclass(slots=True)
+class EntryGroup:
+    """Entries of a queue or of an index file that differ in one way.
+
+    Attributes:
+        kind: kind of the finding.
+        number: number of the first entry; in a queue its queue offset.
+        reason: the difference of the first entry in words.
+        count: number of entries.
+    """
+
+    kind: str
+    number: int
+    reason: str
+    count: int = 0
+
+    def at(self, file: str, position: int, entry_size: int) -> Difference:
+        """The difference that verify reports.
+
+        Args:
+            file: path of the file with the first entry.
+            position: position of that entry in the file.
+            entry_size: bytes of one entry.
+        """
+        text = f"entry {self.number} {self.reason}{and_more(self.count)}"
+        return Difference(self.kind, file, position, text, self.count * entry_size)
+
+
+def and_more(count: int) -> str:
+    """The end of a text about the first of some things."""
+    return f", and {count - 1} more" if count > 1 else ""
 
 
 # ------------------------------------------------------------------------------------------- files
@@ -158,7 +190,7 @@ def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
 # ----------------------------------------------------------------------------------------- entries
 @dataclass(frozen=True, slots=True)
 class TagsRule:
-    """Which tags codes of an entry count as right besides the one that the message gives.
+    """Tags codes of an entry that count as right besides the code of the message.
 
     An address into ConsumeQueueExt is always right: it replaces the code, below ``INT_MIN``.
 

@@ -268,9 +268,15 @@ class QueueAudit:
         found = None if self._disk is None else next(self._disk.entries(offset, offset + 1), None)
         if found is None:
             return f"there is no entry {offset}"
+        there = found[1]
+        if there[:2] == wanted[:2]:
+            return (
+                f"entry {offset} has tags code {there.tags_code}, and its message "
+                f"{wanted.tags_code}"
+            )
         return (
-            f"entry {offset} points to {found[1].size} bytes at {found[1].physical_offset}, and "
-            f"the message is {wanted.size} bytes at {wanted.physical_offset}"
+            f"entry {offset} points to {there.size} bytes at {there.physical_offset}, and the "
+            f"message is {wanted.size} bytes at {wanted.physical_offset}"
         )
 
     def _compare_gap(self, start: int, stop: int, resume_at: int) -> None:

@@ -24,7 +24,14 @@ from logquarry.log.layout import INDEX, StoreLayout
 from logquarry.log.walk import Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index, IndexFile
-from logquarry.repair.audit.differences import Bools, Difference, Int64, LostSpans, names_ends
+from logquarry.repair.audit.differences import (
+    Bools,
+    Difference,
+    Int64,
+    LostSpans,
+    and_more,
+    names_ends,
+)
 from logquarry.repair.audit.index_entries import (
     ENTRY_DTYPE,
     Entries,
@@ -233,7 +240,7 @@ class IndexAudit:
                 file.path,
                 shape.entry_position(number),
                 f"entry {number} leads to {entries['previous'][found.first]}, the one before it in "
-                f"its slot is {found.expected}" + _more(found.wrong),
+                f"its slot is {found.expected}" + and_more(found.wrong),
                 found.wrong * ENTRY.size,
             )
         if found.wrong_slots:
@@ -243,7 +250,7 @@ class IndexAudit:
                 file.path,
                 HEADER.size + slot * SLOT.size,
                 f"slot {slot} leads to entry {slots[slot]}, its newest is {newest[slot]}"
-                + _more(found.wrong_slots),
+                + and_more(found.wrong_slots),
                 found.wrong_slots * SLOT.size,
             )
 
@@ -260,16 +267,10 @@ class IndexAudit:
         begin, end = self._ranges[number]
         audit = EntryAudit(self.layout, log_end, lost, (begin, end))
         audit.check(entries)
-        for kind, wrong in audit.wrong.items():
-            yield Difference(
-                kind,
-                file.path,
-                shape.entry_position(wrong.number),
-                f"entry {wrong.number} {wrong.reason}" + _more(wrong.count),
-                wrong.count * ENTRY.size,
-            )
+        for group in audit.wrong.values():
+            yield group.at(file.path, shape.entry_position(group.number), ENTRY.size)
         # A wrong entry is reported once: not also as a missing key.
-        reported = sum(wrong.count for wrong in audit.wrong.values())
+        reported = sum(group.count for group in audit.wrong.values())
         missing = int(self._keys.keys[number]) - audit.keys - reported
         if audit.is_ordered and missing > 0:
             reason = f"{missing} keys of messages between {begin} and {end} have no entry"
@@ -307,10 +308,6 @@ def _chains_reference(entries: Entries, slots: Slots) -> tuple[Slots, _Chains]:
     first, expected = wrong[0] if wrong else (-1, -1)
     first_slot = wrong_slots[0] if wrong_slots else -1
     return newest, _Chains(len(wrong), first, expected, len(wrong_slots), first_slot)
-
-
-def _more(count: int) -> str:
-    return f", and {count - 1} more" if count > 1 else ""
 
 
 # ------------------------------------------------------------- the first reason against each file

@@ -25,7 +25,14 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.places import runs_at
 from logquarry.log.walk import Run
 from logquarry.read.index import IndexFile
-from logquarry.repair.audit.differences import Bools, Int64, LostSpans, names_ends, within
+from logquarry.repair.audit.differences import (
+    Bools,
+    EntryGroup,
+    Int64,
+    LostSpans,
+    names_ends,
+    within,
+)
 
 ENTRY_DTYPE: Final = ENTRY.dtype()
 Entries = npt.NDArray[np.void]
@@ -33,21 +40,6 @@ Entries = npt.NDArray[np.void]
 _CHUNK: Final = 1 << 18
 """Entries that are checked together, so that memory does not grow with the file."""
 _LOW: Final = 0xFFFFFFFF
-
-
-@dataclass(slots=True)
-class WrongEntries:
-    """Wrong entries of one kind.
-
-    Attributes:
-        number: number of the first entry.
-        reason: the first difference in words.
-        count: number of entries.
-    """
-
-    number: int
-    reason: str
-    count: int = 0
 
 
 class EntryAudit:
@@ -69,7 +61,7 @@ class EntryAudit:
     def __init__(
         self, layout: StoreLayout, log_end: int, lost: LostSpans, between: tuple[int, int]
     ) -> None:
-        self.wrong: dict[str, WrongEntries] = {}
+        self.wrong: dict[str, EntryGroup] = {}
         self.keys = 0
         self.is_ordered = True
         self._layout = layout
@@ -123,7 +115,7 @@ class EntryAudit:
             if entries.any():
                 at = int(entries.argmax())
                 text = f"points to {offsets[at]}, {what.format(hashes[at])}"
-                wrong = self.wrong.setdefault(kind, WrongEntries(start + at + 1, text))
+                wrong = self.wrong.setdefault(kind, EntryGroup(kind, start + at + 1, text))
                 wrong.count += int(entries.sum())
 
     def _has_keys(self, run: Run, places: Int64, numbers: Int64, hashes: Int64) -> Bools:

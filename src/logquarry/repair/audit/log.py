@@ -384,3 +384,17 @@ def made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | Non
             return start + at
         at = after
     return None
+
+
+def damage_json(spans: Iterable[DamagedSpan]) -> list[dict[str, object]]:
+    """Damage as objects of docs/json.md."""
+    return [
+        {
+            "kind": span.kind,
+            "file": span.path,
+            "offset": span.offset,
+            "length": span.length,
+            "reason": span.reason,
+        }
+        for span in spans
+    ]

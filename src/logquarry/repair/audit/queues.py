@@ -37,6 +37,7 @@ from logquarry.repair.audit.differences import (
     MOST_STRETCHES,
     Bools,
     Difference,
+    EntryGroup,
     FileFault,
     Int64,
     LostSpans,
@@ -59,23 +60,6 @@ _OWN, _COPY, _FOREIGN = range(3)
 """Owner of a message: this queue, this queue by multi-dispatch, or another queue."""
 _FITS, _MOVED, _STRANGE = range(3)
 """An entry fits its message, has another queue offset, or points to another queue's message."""
-
-
-@dataclass(slots=True)
-class EntryGroup:
-    """Entries of a queue that differ in one way.
-
-    Attributes:
-        kind: kind of the finding.
-        offset: queue offset of the first entry.
-        count: number of entries.
-        reason: the first difference in words.
-    """
-
-    kind: str
-    offset: int
-    count: int
-    reason: str
 
 
 @dataclass(slots=True)
@@ -106,7 +90,7 @@ class _Seen:
         found = np.flatnonzero(which)
         if len(found):
             first = int(offsets[found[0]])
-            group = self.groups.setdefault(kind, EntryGroup(kind, first, 0, reason))
+            group = self.groups.setdefault(kind, EntryGroup(kind, first, reason))
             group.count += len(found)
 
 
@@ -359,10 +343,7 @@ def _entry_place(queue: ConsumeQueue, offset: int) -> tuple[str, int]:
 
 
 def _difference(queue: ConsumeQueue, group: EntryGroup) -> Difference:
-    more = f", and {group.count - 1} more" if group.count > 1 else ""
-    text = f"entry {group.offset} {group.reason}{more}"
-    place = _entry_place(queue, group.offset)
-    return Difference(group.kind, *place, text, group.count * UNIT_SIZE)
+    return group.at(*_entry_place(queue, group.number), UNIT_SIZE)
 
 
 # ------------------------------------------------------ entries that no message of the log asks for
@@ -486,7 +467,7 @@ class SpareEntries:
                 if ways[at] == _STRANGE:
                     what = "which belongs to another queue"
                 text = f"points to the message at {places[at]}, {what}"
-                self._stretches.append(EntryGroup("queue_misplaced", int(index[at]), 0, text))
+                self._stretches.append(EntryGroup("queue_misplaced", int(index[at]), text))
             self._stretches[-1].count += stop - at
 
     def _note_places(self, kind: str, start: int, places: Int64, which: Bools, why: str) -> None:
@@ -496,5 +477,5 @@ class SpareEntries:
 
     def _note(self, kind: str, start: int, which: Bools, reason: str) -> None:
         if which.any():
-            group = EntryGroup(kind, start + int(which.argmax()), 0, reason)
+            group = EntryGroup(kind, start + int(which.argmax()), reason)
             self._groups.setdefault(kind, group).count += int(which.sum())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from logquarry.log.batches import ahead
 from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import CONSUME_QUEUE, INDEX, StoreLayout
 from logquarry.log.walk import DamagedSpan
-from logquarry.repair.audit.log import LogAudit
+from logquarry.repair.audit.log import LogAudit, damage_json
 from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, QueueFiles
 from logquarry.units import Progress
 from logquarry.write.queue_writer import parts_with_copies
@@ -200,50 +200,21 @@ class RebuildReport:
             "applied": self.is_applied,
             "live": self.is_live,
             "abort": self.has_abort,
-            "old": {name: _count(found) for name, found in self.old.items()},
+            "old": {name: asdict(found) for name, found in self.old.items()},
             "quarantine": self.quarantine,
             "log_start": self.log_start,
             "log_end": self.log_end,
             "messages": self.messages,
             "queues": None if self.queues is None else [_queue(queue) for queue in self.queues],
-            "index": None if self.index is None else _count(self.index) | {"keys": self.keys},
-            "damage": [
-                {
-                    "kind": span.kind,
-                    "file": span.path,
-                    "offset": span.offset,
-                    "length": span.length,
-                    "reason": span.reason,
-                }
-                for span in self.damage
-            ],
-            "left_out": [
-                {
-                    "topic": message.topic,
-                    "queue_id": message.queue_id,
-                    "queue_offset": message.queue_offset,
-                    "physical_offset": message.physical_offset,
-                    "reason": message.reason,
-                }
-                for message in self.left_out
-            ],
+            "index": None if self.index is None else asdict(self.index) | {"keys": self.keys},
+            "damage": damage_json(self.damage),
+            "left_out": [asdict(message) for message in self.left_out],
         }
 
 
-def _count(found: FileCount) -> dict[str, int | None]:
-    return {"files": found.files, "bytes": found.bytes}
-
-
 def _queue(queue: QueueReport) -> dict[str, Any]:
-    return {
-        "topic": queue.topic,
-        "queue_id": queue.queue_id,
-        "min_offset": queue.min_offset,
-        "max_offset": queue.max_offset,
-        "fillers": queue.fillers,
-        "restarts": queue.restarts,
-        "taken_over": queue.is_taken_over,
-    }
+    document = asdict(queue)
+    return document | {"taken_over": document.pop("is_taken_over")}
 
 
 # -------------------------------------------------------------------------------------- the build

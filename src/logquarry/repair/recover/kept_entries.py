@@ -1,4 +1,4 @@
-"""Files that a recovery needs on the disk: entries of lost messages, and what it only read.
+"""Makes durable what a recovery relies on: entries of lost messages, and files that it only read.
 
 Only its queue knows the entry of a lost message. A recovery notes these entries before it cuts a
 queue. Without the note an interruption would leave fillers in their place.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.differences import names_damage
 from logquarry.repair.audit.first_difference import AuditedQueue
 from logquarry.repair.audit.index import entries_of_last, file_fault, sequence_fault
+from logquarry.repair.audit.log import damage_json
 
 RecoveryMode = Literal["safe", "rocketmq"]
 
@@ -71,13 +72,7 @@ class Step:
 
     def to_json(self) -> dict[str, Any]:
         """As an object of docs/json.md."""
-        return {
-            "kind": self.kind.value,
-            "file": self.file,
-            "offset": self.offset,
-            "length": self.length,
-            "reason": self.reason,
-        }
+        return asdict(self) | {"kind": self.kind.value}
 
     def __str__(self) -> str:
         place = self.file if self.offset is None else f"{self.file} at {self.offset}"
@@ -125,16 +120,7 @@ class RecoveryPlan:
             "log_start": self.log_start,
             "log_end": self.log_end,
             "dispatch_from": self.dispatch_from,
-            "damage": [
-                {
-                    "kind": span.kind,
-                    "file": span.path,
-                    "offset": span.offset,
-                    "length": span.length,
-                    "reason": span.reason,
-                }
-                for span in self.damage
-            ],
+            "damage": damage_json(self.damage),
             "steps": [step.to_json() for step in self.steps],
             "refused": self.refused,
         }

@@ -1,4 +1,4 @@
-"""Which index files stay, and from where on the index is built (``recovery.index_check``)."""
+"""Which index files stay, and from where on the index is built (``recover.plan``)."""
 
 from __future__ import annotations
 

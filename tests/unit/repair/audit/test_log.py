@@ -1,4 +1,4 @@
-"""Where a log ends, and what in it is damage: each rule of ``recovery.look`` by itself."""
+"""Where a log ends, and what in it is damage: each rule of ``audit.log`` by itself."""
 
 from __future__ import annotations
 
