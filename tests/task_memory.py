@@ -21,7 +21,7 @@ from logquarry.log import schema
 from logquarry.log.layout import LOADS, StoreLayout
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.rebuild import parts
-from logquarry.repair.verify.runs import SoundReader
+from logquarry.repair.verify.sound_parts import SoundReader
 from logquarry.spark.lakehouse.write import TableWriter
 from logquarry.spark.options import parse_read_options
 from logquarry.spark.output import OutputFolder
@@ -127,7 +127,7 @@ def _queues(store: Path, out: Path, size: int) -> None:
     layout = StoreLayout.open(store)
     config = with_sizes(StoreConfig(), layout)
     spans = [(run.start, run.end) for run in parts.find_runs(layout, config, 0, size)]
-    parts.write_units(layout, config, spans, LocalDisk(), out, frozenset())
+    parts.write_entries(layout, config, spans, LocalDisk(), out, frozenset())
 
 
 def _index(store: Path, out: Path, size: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 import logquarry as lq
 from logquarry.disk.disk import LocalDisk
 from logquarry.errors import StoreUnavailable
-from logquarry.repair.recover.found import find_store
+from logquarry.repair.recover.open_check import find_store
 from logquarry.repair.recover.plan import RecoveryMode
 from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq
 from tests.cli.helpers import run

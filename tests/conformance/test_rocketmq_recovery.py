@@ -58,7 +58,7 @@ def test_a_plan_carried_out_apart(scenario: Scenario, store: Path) -> None:
     config = dataclasses.replace(scenario.config, recovery="rocketmq")
     plan = plan_rocketmq(store, config)
     if plan.refused is not None:
-        with pytest.raises(lq.errors.StoreUnavailable, match="belongs there"):
+        with pytest.raises(lq.errors.StoreUnavailable, match="instead of a file"):
             apply_rocketmq(plan, LocalDisk())
         return
     done = apply_rocketmq(plan, LocalDisk())

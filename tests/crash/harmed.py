@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import logquarry as lq
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreError
-from logquarry.repair.recover.entries import REPORT
+from logquarry.repair.recover.folder_check import REPORT
 from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, StepKind
 from logquarry.store.writable_store import WritableStore
 from logquarry.testing.clock import FakeClock

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import tiles
-from logquarry.repair.verify import verify_store
+from logquarry.repair.audit.index import IndexAudit
+from logquarry.repair.audit.index_entries import EntryStream
+from logquarry.repair.audit.queues import QueuesAudit
+from logquarry.repair.audit.runs import FrameFacts, runs_ahead
+from logquarry.repair.verify import verify, verify_store
 from logquarry.repair.verify.findings import VerifyReport
-from logquarry.repair.verify.index import IndexChecker
-from logquarry.repair.verify.index_entries import EntryStream
-from logquarry.repair.verify.queues import QueueChecker
-from logquarry.repair.verify.runs import CheckedRuns, SoundParts, SoundReader, followed_ahead
+from logquarry.repair.verify.sound_parts import SoundParts, SoundReader
 from tests.damage import damaged
 from tests.store_maker import StoreMaker
 from tests.twins import both
@@ -38,7 +39,7 @@ def made() -> dict[str, bytes]:
 
 def thorough(root: Path) -> VerifyReport:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(QueueChecker, "_is_as_it_should", lambda *_: False)
+        patch.setattr(QueuesAudit, "_is_next_part", lambda *_: False)
         patch.setattr(EntryStream, "is_through", False)
         return verify_store(StoreLayout.open(root))
 
@@ -51,8 +52,10 @@ def sound_parts(layout: StoreLayout, size: int) -> SoundParts:
         for run in SoundReader(layout, max(1, size // 3)).read(start, stop)
     ]
     paths = [f"index/{entry.name}" for entry in layout.index_files]
-    index = IndexChecker(layout, VerifyReport(""))
-    return SoundParts(tuple(runs), frozenset(path for path in paths if index.chains_stand(path)))
+    index = IndexAudit(layout)
+    return SoundParts(
+        tuple(runs), frozenset(path for path in paths if index.has_right_chains(path))
+    )
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -77,10 +80,10 @@ def test_both_ways_find_the_same(tmp_path: Path, files: dict[str, bytes], crashe
 
 def test_who_stops_early_has_the_threads_end(tmp_path: Path) -> None:
     before = threading.active_count()
-    runs = followed_ahead(written(tmp_path), 500)
+    runs = runs_ahead(written(tmp_path), 500, lambda: FrameFacts(1 << 22))
     next(runs)
     assert threading.active_count() > before
-    runs.close()  # type: ignore[attr-defined]
+    runs.close()
     assert threading.active_count() == before
 
 
@@ -88,7 +91,7 @@ def test_of_a_sound_log_nothing_is_left_to_the_walk(tmp_path: Path) -> None:
     layout = written(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         walked: list[object] = []
-        patch.setattr(CheckedRuns, "_checked", lambda _, run: walked.append(run))
+        patch.setattr(verify, "audited", lambda _, run, facts: walked.append(run))
         assert verify_store(layout, stretch_bytes=500).counts["messages"] == 40
         report = verify_store(layout, sound=sound_parts(layout, 900))
     assert (report.counts["messages"], report.counts["queue_entries"]) == (40, 40)

@@ -82,7 +82,7 @@ def test_stores_that_are_there_already_are_left_out(
 ) -> None:
     stores = [golden / name / "store" for name in ("single", "batch")]
     first, second = rebuild_stores(spark, stores, into=tmp_path)
-    with pytest.raises(UsageError, match="nothing is written over it"):
+    with pytest.raises(UsageError, match="a rebuild overwrites nothing"):
         rebuild_stores(spark, stores, into=tmp_path)
     shutil.rmtree(tmp_path / "batch" / "index")
     shutil.rmtree(tmp_path / "batch" / "consumequeue")

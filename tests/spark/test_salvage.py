@@ -46,7 +46,7 @@ def test_what_was_cut_off_is_gone_on_with(
     (made / ".salvage").mkdir()
     (made / "commitlog").rename(made / ".salvage" / "commitlog")
     (made / "own").write_text("not ours")
-    with pytest.raises(UsageError, match="is not finished"):
+    with pytest.raises(UsageError, match="was interrupted"):
         salvage(StoreLayout.open(stores[1]), made)
     with pytest.raises(UsageError, match="it holds own"):
         salvage_stores(spark, stores, tmp_path, resume=True)

@@ -13,7 +13,7 @@ from logquarry.cli.output import Output
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
-    from logquarry.repair.diff.report import Place, StoreDiff
+    from logquarry.repair.diff.store_diff import Place, StoreDiff
     from logquarry.repair.verify import VerifyReport
 
 _FINDINGS: Final = 1

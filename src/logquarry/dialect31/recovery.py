@@ -1,8 +1,8 @@
-"""What becomes of state table and redo log in a safe recovery: a plan, then its steps.
+"""Compares the state table and the redo log of 3.x with the log, and plans their recovery.
 
-Both are what the log says. What on the disk says the same is kept; anything else is set aside and
-made anew from the log: the table with the numbers that the PREPARED messages have, so that their
-producers can still end them, and with all that has ended, so that no number is there twice.
+A table or redo log that differs from the log is set aside and rebuilt. The new table has the
+numbers of the PREPARED messages, so that their producers can end them, and all ended transactions,
+so that no number is used twice.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from logquarry.log.layout import REDO_LOG, STATE_TABLE, StoreLayout
 
 @dataclass(frozen=True, slots=True)
 class UnitsPlan:
-    """What is to be done to a sequence of units.
+    """The plan for the state table or for the redo log.
 
     Attributes:
-        folder: where its files are, below the store's folder.
-        reason: why it is made anew, None where it is kept.
+        folder: folder of its files, below the store's folder.
+        reason: why it is rebuilt, None if it stays.
         had: whether there are files.
-        start: byte offset of the first unit that it is to have,
-        units: and the units.
+        start: byte offset of its first entry.
+        units: its entries as bytes.
         file_size: bytes of each file.
-        before: what stands in front of the first unit in its file.
+        before: fillers in front of the first entry in its file.
     """
 
     folder: str
@@ -54,12 +54,12 @@ class UnitsPlan:
 
 
 def keeps_transactions(layout: StoreLayout, config: StoreConfig) -> bool:
-    """Whether state table and redo log belong to a store."""
+    """Whether a store has a state table and a redo log."""
     return config.is_3_1 or layout.has_state_table
 
 
 class TransactionCheck:
-    """State table and redo log, as the log wants them; it goes by frame by frame."""
+    """State table and redo log as they follow from the log, and their comparison with the files."""
 
     def __init__(self) -> None:
         self.book = TransactionBook()
@@ -69,7 +69,7 @@ class TransactionCheck:
         self._ended: set[int] = set()
 
     def take(self, frames: Iterable[TransactionFrame]) -> None:
-        """Some more frames of the log that concern transactions."""
+        """Take some more frames of transactions, in the log's order."""
         for frame in frames:
             self.redo += queue_entry.encode(frame.redo_unit())
             change = self.book.take(frame)
@@ -87,10 +87,9 @@ class TransactionCheck:
             self.units += state_table.encode(change.unit)
 
     def table_faults(self, layout: StoreLayout) -> Iterator[tuple[str, bool]]:
-        """Where the table does not say what the log says, and whether RocketMQ itself does that.
+        """Differences of the table from the log, each with whether RocketMQ itself causes it.
 
-        Units of transactions that have ended may be missing: RocketMQ leaves them out when it
-        makes a table anew.
+        Entries of ended transactions may be missing: RocketMQ omits them from a new table.
         """
         table = read_table(layout)
         if table.fault is not None:
@@ -104,23 +103,23 @@ class TransactionCheck:
                 continue
             if theirs is None:
                 assert ours is not None
-                # RocketMQ gives a message without a producer group no unit.
-                reason = f"the transaction at {offset} is open, and not so in the table"
+                # RocketMQ gives a message without a producer group no entry.
+                reason = f"the transaction at {offset} is open, but not in the table"
                 yield reason, not ours.group_hash
             elif ours is None:
-                # RocketMQ passes over an end that brings another number than its unit's.
-                reason = f"the transaction at {offset} is open in the table, and not by the log"
+                # RocketMQ ignores an end whose number differs from its entry's.
+                reason = f"the transaction at {offset} is open in the table, but not in the log"
                 yield reason, offset in self._ended
             elif ours[1:] != theirs[1:]:
-                reason = f"its unit {theirs.number} is not what the message at {offset} says"
+                reason = f"its entry {theirs.number} differs from the message at {offset}"
                 yield reason, False
         yield from self._ended_faults(table, start)
         if (self.book.next_number or 0) > table.end:
-            # RocketMQ begins at 0 again when it makes a table anew.
-            yield f"its units end at {table.end}, and numbers up to there are used twice", True
+            # RocketMQ begins at 0 again in a new table.
+            yield f"its entries end at {table.end}, but the log has higher numbers", True
 
     def _ended_faults(self, table: UnitFiles, log_start: int) -> Iterator[tuple[str, bool]]:
-        """The same of units of transactions that have ended."""
+        """The same for entries of ended transactions."""
         units = table.units
         real = units["size"] != FILLER_SIZE
         ended = np.flatnonzero(
@@ -131,26 +130,29 @@ class TransactionCheck:
         wanted = np.frombuffer(bytes(self.units), TABLE_DTYPE)
         wanted = wanted[wanted["size"] != FILLER_SIZE]
         places = wanted["physical_offset"].astype(np.int64)
-        # The log's order is that of the places.
+        # Places are sorted: they follow the log.
         at = np.searchsorted(places, units["physical_offset"][ended].astype(np.int64))
         known = at < len(places)
         known[known] = places[at[known]] == units["physical_offset"][ended][known]
         for number in ended[~known].tolist():
-            yield f"its unit {table.first + number} is of no message of the log", False
+            yield f"its entry {table.first + number} is of no message of the log", False
         there, wanted = units[ended[known]], wanted[at[known]]
         same = np.ones(len(there), np.bool_)
         for name in ("size", "store_seconds", "group_hash"):
             same &= there[name] == wanted[name]
         for number in ended[known][~same].tolist():
-            yield f"its unit {table.first + number} is not what its message says", False
-        # RocketMQ takes another end for the first one where numbers are wrong.
+            yield f"its entry {table.first + number} differs from its message", False
+        # With wrong numbers RocketMQ takes the end of another transaction.
         other = same & (there["state"] != wanted["state"])
         other &= wanted["state"] != TRANSACTION_PREPARED
         for number in ended[known][other].tolist():
-            yield f"its unit {table.first + number} has ended otherwise, says the log", True
+            yield f"its entry {table.first + number} has another end than the log", True
 
     def redo_fault(self, layout: StoreLayout) -> str | None:
-        """The same of the redo log, of which the log may have lost the first messages."""
+        """A difference of the redo log from the log, None without one.
+
+        The redo log may have messages from before the log's start.
+        """
         redo = read_redo(layout)
         if redo.fault is not None:
             return redo.fault
@@ -163,14 +165,14 @@ class TransactionCheck:
         differs = np.flatnonzero(units[:same] != wanted[:same])
         if len(differs):
             at = int(wanted["physical_offset"][differs[0]])
-            return f"it does not have the message at {at} where it belongs"
+            return f"the message at {at} is not at its place"
         if len(units) > len(wanted):
             at = int(units["physical_offset"][same])
-            return f"it has a message at {at}, which the log does not have"
+            return f"it has a message at {at} that the log does not have"
         return f"it lacks the message at {int(wanted['physical_offset'][same])}"
 
     def plan(self, layout: StoreLayout, config: StoreConfig) -> tuple[UnitsPlan, UnitsPlan]:
-        """What is to be done to table and redo log, once the log has gone by."""
+        """The plans for table and redo log, once the log is read."""
         table_size, redo_size = config.state_table_file_size, config.redo_log_file_size
         assert table_size is not None and redo_size is not None
         before = b""
@@ -199,7 +201,7 @@ class TransactionCheck:
 
 
 def make_units(disk: Disk, root: Path, plan: UnitsPlan) -> None:
-    """Make a sequence of units anew, durably; what was there is set aside by then.
+    """Rebuild the table or the redo log, durably. The old files were set aside before.
 
     Raises:
         StoreUnavailable: if the disk fails, or is full.

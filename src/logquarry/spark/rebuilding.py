@@ -270,7 +270,7 @@ class _SparkBuild:
             pause=self._pause,
         )
         guesses = [run for runs in found for run in runs]
-        pieces = [self._piece(run) for run in job.look.guided_runs(guesses)]
+        pieces = [self._piece(run) for run in job.log.guided_runs(guesses)]
         queues = job.queue_files()
         if queues is not None:
             self._build_queues(queues, pieces)
@@ -327,7 +327,7 @@ class _SparkBuild:
         """Add a run's entries of the queues that are built in the order of the log."""
         if odd.isdisjoint(piece.queues):
             return
-        for found in parts.read_units(
+        for found in parts.read_entries(
             self._job.layout, self._job.config, [(piece.start, piece.end)]
         ):
             queues.add({key: part for key, part in found.items() if key in odd})
@@ -429,7 +429,7 @@ class _WriteUnits:
     odd: frozenset[QueueKey]
 
     def __call__(self, _: int, spans: list[tuple[int, int]]) -> None:
-        parts.write_units(
+        parts.write_entries(
             self.store.open(), self.store.config, spans, LocalDisk(), self.folder, self.odd
         )
 

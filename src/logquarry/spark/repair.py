@@ -1,9 +1,9 @@
 """Verifies and salvages stores on Spark; see `rebuilding` for consume queues and index.
 
 Verify: a task reads a part of a log or one index file and returns a few numbers for each run of
-sound frames (:mod:`logquarry.repair.verify.runs`). The driver then verifies each store and skips
-what the tasks found sound, so its findings are the same as without Spark. It reads only damage,
-the ends of files, and entries that no frame accounts for.
+sound frames (:mod:`logquarry.repair.verify.sound_parts`). The driver then verifies each store, and
+skips what the tasks found sound, so its findings are the same as without Spark. It reads only
+damage, the ends of files, and entries that no frame accounts for.
 
 Salvage: one task salvages one store.
 """
@@ -22,10 +22,10 @@ from logquarry.log.filesystem import local_folder
 from logquarry.log.layout import INDEX, StoreLayout
 from logquarry.log.splits import tiles
 from logquarry.log.store_names import Stores, as_paths, broker_names, find_stores
+from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.salvage.salvage import Salvaged, check_target, salvage, settle
 from logquarry.repair.verify.findings import VerifyReport
-from logquarry.repair.verify.index import IndexChecker
-from logquarry.repair.verify.runs import SoundParts, SoundReader, SoundRun
+from logquarry.repair.verify.sound_parts import SoundParts, SoundReader, SoundRun
 from logquarry.repair.verify.verify import verify_store
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.tasks import LARGEST_SPLIT
@@ -144,9 +144,7 @@ def _verify(_: int, task: _VerifyTask) -> tuple[list[SoundRun], bool]:
     """Run in a worker: return the sound runs, and whether the index file's chains are sound."""
     reader = _reader(task.place)
     if task.index is not None:
-        return [], IndexChecker(reader.layout, VerifyReport(reader.layout.root)).chains_stand(
-            task.index
-        )
+        return [], IndexAudit(reader.layout).has_right_chains(task.index)
     return reader.read(task.start, task.stop), False
 
 

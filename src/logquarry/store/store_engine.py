@@ -50,8 +50,8 @@ from logquarry.read.fence import Action, require_at
 from logquarry.read.log_queues import is_lmq
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe
-from logquarry.repair.recover.entries import check_entries
-from logquarry.repair.recover.found import (
+from logquarry.repair.recover.folder_check import check_entries
+from logquarry.repair.recover.open_check import (
     NeedsRecovery,
     StoreFound,
     check_folder,

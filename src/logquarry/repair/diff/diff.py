@@ -9,12 +9,12 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import consume_queues, last_entries
 from logquarry.repair.diff.log_diff import Common, LogDiff, compare_queue
-from logquarry.repair.diff.report import LogBounds, QueueDiff, StoreDiff
+from logquarry.repair.diff.store_diff import LogBounds, QueueDiff, StoreDiff
 from logquarry.units import Progress
 
 
 class _Store:
-    """One of the two, as it is when it is looked at first: others may go on writing it."""
+    """One of the two stores, at the moment it is opened: a writer may append to it later."""
 
     def __init__(self, layout: StoreLayout) -> None:
         self.layout = layout
@@ -29,10 +29,10 @@ class _Store:
         self.reach = self.log.max_offset if self.is_live else self._reach()
 
     def _reach(self) -> int:
-        """Where the log ends, or what holds whole messages behind that end.
+        """Physical offset up to which to compare: the log's end, or the end of messages behind it.
 
-        They are left over from a recovery, or the last file is damaged before them: then the end
-        says nothing, and the other store tells.
+        Such messages are stale, or the last file is damaged before them. Then the log's end is in
+        doubt, and the other store decides.
         """
         end = self.log.max_offset
         reader = LogReader(self.layout)
@@ -49,23 +49,23 @@ class _Store:
 def compare_stores(
     a: StoreLayout, b: StoreLayout, *, progress: Progress | None = None
 ) -> StoreDiff:
-    """Where two stores part, if they do.
+    """Compare two stores.
 
-    Bytes of the logs are compared where both have them. A store that begins later, or ends
-    earlier, is no divergence of the other. Either may be open: it counts up to its end now.
+    The logs are compared byte by byte where both have them. A later begin or an earlier end is no
+    divergence. A writer may have either store open: it is compared up to its present end.
 
     Args:
-        a: the first store's files,
-        b: and the second one's.
-        progress: told of the bytes of the log that are compared.
+        a: files of the first store.
+        b: files of the second store.
+        progress: gets the bytes of the log that are compared, and their total.
     """
     left, right = _Store(a), _Store(b)
     start = max(left.log.min_offset, right.log.min_offset)
     end = min(left.reach, right.reach)
     log = LogDiff(a, b, start, end).run(progress)
-    # Behind the place where the logs part, queues have to differ.
-    parted = end if log.divergence is None else log.divergence.offset
-    common = Common(start, parted, left.is_live or right.is_live)
+    # Behind the divergence of the logs the queues differ too.
+    diverged_at = end if log.divergence is None else log.divergence.offset
+    common = Common(start, diverged_at, left.is_live or right.is_live)
     keys = sorted(left.queues.keys() | right.queues.keys())
     queues = tuple(
         compare_queue(key, left.queues.get(key), right.queues.get(key), common) for key in keys
@@ -91,7 +91,7 @@ def _notes(left: _Store, right: _Store, queues: tuple[QueueDiff, ...]) -> list[s
     for name, store, other_name, other in stores:
         if store.is_live:
             found.append(
-                f"{name} is open in another program: it counts up to {store.log.max_offset}"
+                f"{name} is open in another program: compared up to {store.log.max_offset}"
             )
         if store.log.min_offset > other.log.min_offset:
             missing = store.log.min_offset - other.log.min_offset
@@ -100,8 +100,8 @@ def _notes(left: _Store, right: _Store, queues: tuple[QueueDiff, ...]) -> list[s
             )
         if store.reach > store.log.max_offset:
             found.append(
-                f"messages stand behind {name}'s end at {store.log.max_offset}: its last file is "
-                "damaged there, or a recovery has left them over"
+                f"{name} has messages behind its end at {store.log.max_offset}: its last file is "
+                "damaged there, or a recovery left them"
             )
         if store.log.max_offset < other.log.max_offset:
             missing = other.log.max_offset - store.log.max_offset
@@ -110,8 +110,8 @@ def _notes(left: _Store, right: _Store, queues: tuple[QueueDiff, ...]) -> list[s
             )
     behind = sum(queue.state == "behind" for queue in queues)
     if behind:
-        words = "1 queue ends elsewhere" if behind == 1 else f"{behind} queues end elsewhere"
-        found.append(f"{words}, as the logs do")
+        words = "1 queue has" if behind == 1 else f"{behind} queues have"
+        found.append(f"{words} different ends, like the logs")
     return found
 
 

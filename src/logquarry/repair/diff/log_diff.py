@@ -1,4 +1,4 @@
-"""Two commit logs, compared byte by byte over their maps, as far as both go."""
+"""Compares the commit logs of two stores byte by byte, and their consume queues."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from logquarry.format import java, message_id
+from logquarry.format import message_id
 from logquarry.format.frame import BLANK, Damage, Frame
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue, Units
-from logquarry.repair.diff.report import (
+from logquarry.repair.audit.differences import TagsRule, same_entries
+from logquarry.repair.diff.store_diff import (
     Divergence,
     LogBounds,
     LogPart,
@@ -44,15 +45,15 @@ class LogDiff:
     """Compares two logs.
 
     Args:
-        a: the first store's files,
-        b: and the second one's.
-        start: from here on both have a log,
-        end: and up to here.
+        a: files of the first store.
+        b: files of the second store.
+        start: physical offset from which both have a log.
+        end: physical offset up to which both have a log.
 
     Attributes:
         parts: the stretches that were compared.
-        divergence: where they part, None if they do not.
-        notes: differences that count for nothing.
+        divergence: the first difference, None without one.
+        notes: differences that are no divergence.
     """
 
     def __init__(self, a: StoreLayout, b: StoreLayout, start: int, end: int) -> None:
@@ -65,17 +66,17 @@ class LogDiff:
         self._end = end
 
     def run(self, progress: Progress | None = None) -> LogDiff:
-        """Compare them."""
+        """Compare the logs."""
         for start, stop in pairwise(self._bounds()):
             missing = self._missing(start)
             if missing is None:
                 self._compare(start, stop, progress)
             else:
-                self._tell_missing(start, stop, missing)
+                self._add_missing(start, stop, missing)
         return self
 
     def _bounds(self) -> list[int]:
-        """Where a file of either begins or ends, within what both have."""
+        """Physical offsets at which a file of either log begins or ends, within the common part."""
         if self._start >= self._end:
             return []
         found = {self._start, self._end}
@@ -90,7 +91,7 @@ class LogDiff:
         has_a, has_b = (self._file_name(layout, offset) for layout in (self._a, self._b))
         if has_a is None and has_b is not None:
             return "a"
-        # What neither has is a part without a file in both, and no difference.
+        # If both logs lack the file there is no difference.
         return "b" if has_a is not None and has_b is None else None
 
     @staticmethod
@@ -98,12 +99,12 @@ class LogDiff:
         file = layout.commit_log.at(offset)
         return None if file is None or offset >= file.base + file.size else file.path
 
-    def _tell_missing(self, start: int, stop: int, missing: Side) -> None:
+    def _add_missing(self, start: int, stop: int, missing: Side) -> None:
         layout = self._b if missing == "a" else self._a
         name = self._file_name(layout, start) or ""
         self.parts.append(LogPart(name, start, stop - start, stop - start, start, missing))
         if self.divergence is None:
-            self.divergence = self._told(start)
+            self.divergence = self._divergence(start)
 
     def _compare(self, start: int, stop: int, progress: Progress | None) -> None:
         name = self._file_name(self._a, start)
@@ -121,12 +122,11 @@ class LogDiff:
                     rest = self._blank_at(place)
                     if rest is not None:
                         self.notes.append(
-                            f"the blank at {rest.start} has other bytes in its rest, which nobody "
-                            "reads"
+                            f"the blank at {rest.start} has other padding, which no reader reads"
                         )
                         skip_from = rest.end
                         break
-                    self.divergence = self._told(place)
+                    self.divergence = self._divergence(place)
                 if first is None:
                     first = place
                 different += count
@@ -152,21 +152,21 @@ class LogDiff:
         data = layout.open_file(file.path).window(offset - file.base, size)[:size]
         return np.frombuffer(data, np.uint8)
 
-    # ------------------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------------- the first difference
     def _blank_at(self, offset: int) -> _Blank | None:
-        """The blank in whose rest an offset lies in both logs, None if there is none."""
+        """The blank whose padding holds an offset in both logs, None if there is none."""
         left, right = place_at(self._a, offset), place_at(self._b, offset)
         same = (left.what, left.offset, left.size) == (right.what, right.offset, right.size)
         if left.what != "blank" or not same or offset < left.offset + BLANK.size:
             return None
         return _Blank(left.offset, left.offset + left.size)
 
-    def _told(self, offset: int) -> Divergence:
+    def _divergence(self, offset: int) -> Divergence:
         return Divergence(offset, place_at(self._a, offset), place_at(self._b, offset))
 
 
 def _different(a: Bytes, b: Bytes) -> int:
-    """How many bytes differ."""
+    """Number of bytes that differ."""
     words = len(a) - len(a) % _WORD
     same = np.array_equal(a[:words].view(np.uint64), b[:words].view(np.uint64))
     if same and np.array_equal(a[words:], b[words:]):
@@ -175,16 +175,16 @@ def _different(a: Bytes, b: Bytes) -> int:
 
 
 def place_at(layout: StoreLayout, offset: int) -> Place:
-    """What a byte of a log belongs to.
+    """The message, blank or damage that a byte of a log belongs to.
 
     Args:
         layout: the store's files.
-        offset: its physical offset.
+        offset: physical offset of the byte.
     """
     path = layout.log_path(offset)
     file = layout.commit_log.at(offset)
     if file is None or offset >= file.base + file.size:
-        return Place("nothing", path, offset, 0, "there is no file for this part of the log")
+        return Place("nothing", path, offset, 0, "this part of the log has no file")
     for event in LogReader(layout).events(file.base, offset + 1):
         if isinstance(event, Run) and event.start <= offset < event.end:
             starts = event.window.base + event.rows[:, 0].astype(np.int64)
@@ -194,7 +194,7 @@ def place_at(layout: StoreLayout, offset: int) -> Place:
             return Place("blank", path, event.offset, event.length)
         if isinstance(event, DamagedSpan) and offset < event.offset + event.length:
             return _damaged(layout, path, event)
-    return Place("nothing", path, offset, 0, "zeros, behind the last message")
+    return Place("nothing", path, offset, 0, "zeros behind the last message")
 
 
 def _message(layout: StoreLayout, path: str, offset: int) -> Place:
@@ -204,7 +204,7 @@ def _message(layout: StoreLayout, path: str, offset: int) -> Place:
 
 
 def _damaged(layout: StoreLayout, path: str, span: DamagedSpan) -> Place:
-    """With what its frame still says, where only the body is wrong."""
+    """A damaged place, with the fields of its frame if the body alone is damaged."""
     outcome = CommitLog(layout).outcome_at(span.offset, check_crc=False)
     if isinstance(outcome, Frame):
         return _place_of(path, span.offset, outcome, "damage", span.reason)
@@ -227,9 +227,7 @@ def _place_of(path: str, offset: int, found: Frame, what: str, reason: str | Non
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# The consume queues of two stores, compared as far as both logs go.
-
+# ------------------------------------------------------------------------------------- the queues
 _QUEUE_DIFF_STEP: Final = 1 << 18
 
 Unit = tuple[int, int, int]
@@ -237,12 +235,12 @@ Unit = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What both logs have: from one physical offset up to another.
+    """The part of the log that both stores have.
 
     Attributes:
-        start: the first offset.
-        end: one past the last.
-        is_live: whether somebody writes either store: its queues follow its log a moment later.
+        start: physical offset of its first byte.
+        end: physical offset behind its last byte.
+        is_live: whether a writer has either store open: its queues follow its log a moment later.
     """
 
     start: int
@@ -250,7 +248,7 @@ class Common:
     is_live: bool
 
     def relevant(self, units: Units) -> npt.NDArray[np.bool_]:
-        """Which units name messages that both logs have."""
+        """Which entries point to messages that both logs have."""
         found: npt.NDArray[np.bool_] = (
             (units["size"] > 0)
             & (units["size"] != FILLER_SIZE)
@@ -263,16 +261,15 @@ class Common:
 def compare_queue(
     key: tuple[str, int], a: ConsumeQueue | None, b: ConsumeQueue | None, common: Common
 ) -> QueueDiff:
-    """One queue in two stores.
+    """Compare one queue of two stores.
 
-    What one queue says of messages that the other store's log has not (yet, or any more) is no
-    difference.
+    Entries of messages that one of the logs does not have are no difference.
 
     Args:
         key: topic and queue id.
-        a: the queue in the first store, None if it has none,
-        b: and in the second one.
-        common: what both logs have.
+        a: the queue in the first store, None if it has none.
+        b: the queue in the second store, None if it has none.
+        common: the part of the log that both stores have.
     """
     bounds = _bounds(a), _bounds(b)
     if a is not None and b is not None:
@@ -283,7 +280,7 @@ def compare_queue(
             found = _first_difference(a.units(at, end), b.units(at, end), common)
             if found is not None:
                 number, left, right = found
-                reason = f"unit {at + number} differs"
+                reason = f"entry {at + number} differs"
                 pair = UnitPair(at + number, left, right)
                 return QueueDiff(*key, "differs", *bounds, pair, reason)
     else:
@@ -295,12 +292,12 @@ def compare_queue(
         lacking = _first_relevant(longer, max(end, _first(longer)), common)
         name = "b" if is_a else "a"
         if lacking is None:
-            return QueueDiff(*key, "behind", *bounds, None, f"{name} ends before, as its log does")
+            return QueueDiff(*key, "behind", *bounds, None, f"{name} ends before, like its log")
         number, unit = lacking
         if common.is_live:
-            reason = f"{name} lacks unit {number} yet; a store that is open follows"
+            reason = f"{name} lacks entry {number} so far; a writer has a store open"
             return QueueDiff(*key, "behind", *bounds, None, reason)
-        reason = f"{name} lacks unit {number}, and its log has the message at {unit[0]}"
+        reason = f"{name} lacks entry {number}, but its log has the message at {unit[0]}"
         pair = UnitPair(number, unit if is_a else None, None if is_a else unit)
         return QueueDiff(*key, "differs", *bounds, pair, reason)
     return QueueDiff(*key, "equal", *bounds)
@@ -317,10 +314,7 @@ def _first(queue: ConsumeQueue) -> int:
 def _first_difference(a: Units, b: Units, common: Common) -> tuple[int, Unit, Unit] | None:
     if a.tobytes() == b.tobytes():
         return None
-    differs = (a["physical_offset"] != b["physical_offset"]) | (a["size"] != b["size"])
-    # Below that a tags code is an address into ConsumeQueueExt, which says the same elsewhere.
-    plain = (a["tags_code"] >= java.INT_MIN) & (b["tags_code"] >= java.INT_MIN)
-    differs |= plain & (a["tags_code"] != b["tags_code"])
+    differs = ~same_entries(a, b, TagsRule())
     differs &= common.relevant(a) | common.relevant(b)
     if not differs.any():
         return None
@@ -329,7 +323,7 @@ def _first_difference(a: Units, b: Units, common: Common) -> tuple[int, Unit, Un
 
 
 def _first_relevant(queue: ConsumeQueue, start: int, common: Common) -> tuple[int, Unit] | None:
-    """The first unit from an offset on of a message that both logs have."""
+    """The first entry from an offset on of a message that both logs have."""
     stop = queue.max_offset
     for at in range(start, stop, _QUEUE_DIFF_STEP):
         units = queue.units(at, min(stop, at + _QUEUE_DIFF_STEP))

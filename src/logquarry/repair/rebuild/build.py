@@ -1,14 +1,15 @@
-"""Whose queues and index stand in a folder, so that nobody takes another store's for them.
+"""Builds consume queues and index in one walk over the log, and reports the result.
 
-A note beside the folder says it of each of the two: the store, and the settings that its files
-depend on. It is written before the first of them is in place, by whoever has the folder locked.
+A note beside the folder records which store and which settings the built files belong to, so that
+they are not taken for another store's. It is written before the first folder is in place, with the
+folder's lock held.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +20,8 @@ from logquarry.log.batches import ahead
 from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import CONSUME_QUEUE, INDEX, StoreLayout
 from logquarry.log.walk import DamagedSpan
+from logquarry.repair.audit.log import LogAudit, damage_json
 from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, QueueFiles
-from logquarry.repair.recover.look import LogLook
 from logquarry.units import Progress
 from logquarry.write.queue_writer import parts_with_copies
 
@@ -28,12 +29,12 @@ _WRITTEN_BY: Final = "logquarry"
 
 
 def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, Any]:
-    """What is to be said of the folders that a rebuild makes.
+    """The note of a rebuild.
 
     Args:
-        store: absolute.
-        names: of the folders.
-        config: its settings, with all sizes.
+        store: absolute path of the store.
+        names: names of the folders that are built.
+        config: settings of the store, with all sizes.
     """
     shape = config.index_shape
     settings: dict[str, dict[str, Any]] = {
@@ -55,10 +56,10 @@ def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, 
 
 
 def read_note(note: Path) -> dict[str, Any]:
-    """What a note says, folder by folder; nothing if it is not there, or a power cut emptied it.
+    """A note by folder; empty if the file is missing, or if a power cut emptied it.
 
     Raises:
-        UsageError: if no rebuild wrote it.
+        UsageError: if the file is not a rebuild's note.
     """
     try:
         document = json.loads(note.read_bytes() or b"{}")
@@ -73,11 +74,11 @@ def read_note(note: Path) -> dict[str, Any]:
 
 
 def write_note(note: Path, folders: dict[str, Any], disk: Disk) -> None:
-    """Say it of these folders, besides what is said of others; durable.
+    """Add folders to a note, durably.
 
     Raises:
         StoreUnavailable: if it cannot be written.
-        UsageError: if something else stands there.
+        UsageError: if the file is not a rebuild's note.
     """
     document = {"written_by": _WRITTEN_BY, "folders": {**read_note(note), **folders}}
     disk.make_folders(note.parent)
@@ -86,40 +87,39 @@ def write_note(note: Path, folders: dict[str, Any], disk: Disk) -> None:
 
 
 def check_made_of(target: Path, note: Path, wanted: dict[str, Any]) -> None:
-    """That the folders which are there are those that are wanted.
+    """Check that existing folders belong to a store and its settings.
 
     Args:
-        target: holds them.
-        note: what is known of them.
-        wanted: what :func:`made_of` says.
+        target: the folder that holds them.
+        note: path of the note.
+        wanted: result of :func:`made_of`.
 
     Raises:
         UsageError: if not; nothing is changed.
     """
     known = read_note(note)
-    # As a note has it: what JSON makes of it.
+    # JSON turns tuples into lists, for example.
     wanted = json.loads(json.dumps(wanted))
-    for name, told in wanted.items():
+    for name, expected in wanted.items():
         place = target / name
-        if not place.exists() or known.get(name) == told:
+        if not place.exists() or known.get(name) == expected:
             continue
         found = known.get(name)
         if not isinstance(found, dict) or not isinstance(found.get("settings"), dict):
-            why = "nothing tells which store it is of"
-        elif found.get("store") != told["store"]:
-            why = f"it is of the store {found.get('store')}, not of {told['store']}"
+            why = "the store that it belongs to is unknown"
+        elif found.get("store") != expected["store"]:
+            why = f"it belongs to the store {found.get('store')}, not to {expected['store']}"
         else:
             differs = [
                 f"{key} {found['settings'].get(key)!r}, not {value!r}"
-                for key, value in told["settings"].items()
+                for key, value in expected["settings"].items()
                 if found["settings"].get(key) != value
             ]
             why = f"it was made with other settings: {'; '.join(differs)}"
-        raise UsageError(f"{place}: {why}: say another folder, or remove it")
+        raise UsageError(f"{place}: {why}: give another folder, or remove it")
 
 
-# --------------------------------------------------------------------------------------------------
-# What a rebuild did, or would do.
+# ------------------------------------------------------------------------------------- the report
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +137,12 @@ class QueueReport:
     Attributes:
         topic: its topic.
         queue_id: its number.
-        min_offset: of its first message in the log; where it ends if it has none there.
-        max_offset: one past that of its last message.
-        fillers: units that stand for messages which the log has lost.
-        restarts: how often its offsets fell back: the topic was made anew.
-        is_taken_over: whether it has no message in the log any more, and its files were copied, so
-            that it goes on where it ended.
+        min_offset: queue offset of its first message in the log; its end if the log has none.
+        max_offset: one past the queue offset of its last message.
+        fillers: number of fillers, for messages that the log has lost.
+        restarts: number of times that its topic was recreated.
+        is_taken_over: whether its files were copied, because the log has no message of it: it
+            continues where it ended.
     """
 
     topic: str
@@ -156,24 +156,24 @@ class QueueReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildReport:
-    """What was done; without ``is_applied``, what would be done.
+    """The result of a rebuild, or its preview.
 
     Attributes:
         store: the store's folder.
-        into: where the new files are, None for the store itself.
-        is_applied: whether anything was done.
+        into: folder of the new files, None for the store itself.
+        is_applied: whether the rebuild was done; else this is a preview.
         is_live: whether a process has the store open.
-        has_abort: whether the store was not closed in order (and is not open).
-        old: the files that there are, by the folders that are (to be) made anew.
-        quarantine: where these were moved to, None if they were not.
+        has_abort: whether the store was not shut down cleanly (and is not open).
+        old: the old files of the folders that are rebuilt.
+        quarantine: folder to which they were moved, None if they were not.
         log_start: physical offset of the log's first byte.
-        log_end: where the log ends; None if it was not read.
-        messages: how many stand whole in it; None likewise.
-        queues: the new queues; None where none were made.
-        index: the new index: files and bytes of it; None where none was made.
-        keys: keys in the index; None likewise.
-        damage: bytes within the log that are no messages.
-        left_out: messages that got no place in a queue.
+        log_end: physical offset of the log's end, None if the log was not read.
+        messages: number of sound messages in the log, None if it was not read.
+        queues: the new queues, None if none were built.
+        index: files and bytes of the new index, None if none was built.
+        keys: number of keys in the index, None if none was built.
+        damage: damage within the log.
+        left_out: messages that have no place in a queue.
     """
 
     store: str
@@ -200,70 +200,40 @@ class RebuildReport:
             "applied": self.is_applied,
             "live": self.is_live,
             "abort": self.has_abort,
-            "old": {name: _count(found) for name, found in self.old.items()},
+            "old": {name: asdict(found) for name, found in self.old.items()},
             "quarantine": self.quarantine,
             "log_start": self.log_start,
             "log_end": self.log_end,
             "messages": self.messages,
             "queues": None if self.queues is None else [_queue(queue) for queue in self.queues],
-            "index": None if self.index is None else _count(self.index) | {"keys": self.keys},
-            "damage": [
-                {
-                    "kind": span.kind,
-                    "file": span.path,
-                    "offset": span.offset,
-                    "length": span.length,
-                    "reason": span.reason,
-                }
-                for span in self.damage
-            ],
-            "left_out": [
-                {
-                    "topic": message.topic,
-                    "queue_id": message.queue_id,
-                    "queue_offset": message.queue_offset,
-                    "physical_offset": message.physical_offset,
-                    "reason": message.reason,
-                }
-                for message in self.left_out
-            ],
+            "index": None if self.index is None else asdict(self.index) | {"keys": self.keys},
+            "damage": damage_json(self.damage),
+            "left_out": [asdict(message) for message in self.left_out],
         }
 
 
-def _count(found: FileCount) -> dict[str, int | None]:
-    return {"files": found.files, "bytes": found.bytes}
-
-
 def _queue(queue: QueueReport) -> dict[str, Any]:
-    return {
-        "topic": queue.topic,
-        "queue_id": queue.queue_id,
-        "min_offset": queue.min_offset,
-        "max_offset": queue.max_offset,
-        "fillers": queue.fillers,
-        "restarts": queue.restarts,
-        "taken_over": queue.is_taken_over,
-    }
+    document = asdict(queue)
+    return document | {"taken_over": document.pop("is_taken_over")}
 
 
-# --------------------------------------------------------------------------------------------------
-# Builds consume queues and index in a folder that nobody else knows: here, in one walk.
+# -------------------------------------------------------------------------------------- the build
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildJob:
-    """What is to be built.
+    """A rebuild's input.
 
     Attributes:
         layout: the store's files.
-        config: its settings, with all sizes.
-        disk: what the folder is on.
+        config: settings of the store, with all sizes.
+        disk: disk of the folder.
         clock: names index files, in milliseconds.
         folder: gets ``consumequeue/`` and ``index/``.
-        names: which of them.
-        look: walks the log; through once it is built.
-        likely_end: about where the log ends.
-        is_live: whether somebody writes the store meanwhile.
+        names: which of the two to build.
+        log: reads the log; finished once everything is built.
+        likely_end: physical offset near the log's end.
+        is_live: whether a writer has the store open.
     """
 
     layout: StoreLayout
@@ -272,12 +242,12 @@ class BuildJob:
     clock: Callable[[], int]
     folder: Path
     names: tuple[str, ...]
-    look: LogLook
+    log: LogAudit
     likely_end: int
     is_live: bool
 
     def queue_files(self) -> QueueFiles | None:
-        """The queues to be; None where none are made."""
+        """The queues to build, None if none are wanted."""
         if CONSUME_QUEUE not in self.names:
             return None
         assert self.config.queue_file_size is not None
@@ -286,12 +256,12 @@ class BuildJob:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What was built, all of it on the disk.
+    """The built files, all of them synced.
 
     Attributes:
-        queues: the queues; None where none were to be made.
-        index_files: files of the index,
-        keys: and keys in them.
+        queues: the queues, None if none were wanted.
+        index_files: number of index files.
+        keys: number of keys in them.
     """
 
     queues: QueueFiles | None
@@ -303,12 +273,12 @@ Builder = Callable[[BuildJob, "Progress | None"], Built]
 
 
 def build_here(job: BuildJob, progress: Progress | None) -> Built:
-    """Build all of it in one walk over the log.
+    """Build queues and index in one walk over the log.
 
     Raises:
         StoreUnavailable: if the disk fails, or is full.
     """
-    look, shape = job.look, job.config.index_shape
+    log, shape = job.log, job.config.index_shape
     assert shape is not None
     queues, index = job.queue_files(), None
     if INDEX in job.names:
@@ -316,14 +286,14 @@ def build_here(job: BuildJob, progress: Progress | None) -> Built:
         index = IndexFiles(job.disk, job.folder / INDEX, shape, job.clock, counts_keys=is_3_1)
     follower = Follower(job.config.delay_levels_ms, keys=job.config.index_keys)
     try:
-        for run in ahead(look.runs()):
+        for run in ahead(log.runs()):
             for window, found in follow_run(follower, run):
                 if index is not None:
                     index.add(found)
                 if queues is not None:
                     queues.add(parts_with_copies(window, found, job.config))
             if progress is not None:
-                progress(run.end - look.start, max(run.end, job.likely_end) - look.start)
+                progress(run.end - log.start, max(run.end, job.likely_end) - log.start)
         if queues is not None:
             queues.finish()
         if index is not None:

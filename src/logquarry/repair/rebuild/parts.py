@@ -1,20 +1,18 @@
-"""Consume queues and index built by many, each from a part of the log.
+"""Builds consume queues and index from parts of the log, by tasks of Spark.
 
-1. Each part of the log is looked at: which queues have messages there, from which queue offset to
-   which, and how many keys they have (:class:`FoundRun`).
-2. Who has all of that walks the log, taking what was found where it can, and knows of each queue
-   whether its offsets only go up, and how many keys come before each run.
-3. Each part is read again: the units of such queues stand where their queue offsets say
-   (:func:`write_units`), and each index file is made of the keys from one number to another
-   (:func:`write_index_file`). What is left, queues whose offsets fall back and runs that only the
-   walk could read, is written by who walks.
+1. Tasks read the parts of the log. For each run they report the queue offsets of each queue, and
+   the number of keys (:class:`FoundRun`).
+2. The driver walks over the log with these runs. It finds out for each queue whether its offsets
+   only increase, and how many keys come before each run.
+3. Tasks read their parts again. They write the entries of such queues at their queue offsets
+   (:func:`write_entries`), and each index file from its range of keys (:func:`write_index_file`).
+   The driver writes the other queues, and the runs that only the walk could read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
@@ -31,6 +29,7 @@ from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import STRETCH_BYTES, Stretch, StretchReader
 from logquarry.read.log_queues import QueueKey
+from logquarry.repair.audit.differences import consecutive
 from logquarry.repair.rebuild.queue_files import QueueFiles
 from logquarry.write.index_writer import IndexFileWriter
 from logquarry.write.queue_writer import QueuePart, parts_with_copies
@@ -40,23 +39,23 @@ T = TypeVar("T")
 Segments = tuple[tuple[int, int], ...]
 
 _MOST_SEGMENTS: Final = 1 << 10
-"""Of one queue in one run: with more its offsets make no sense, and are looked at one by one."""
+"""Segments of one queue in one run; with more, the driver writes the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
-    """Sound frames one after the other, and what they mean.
+    """Sound frames without a gap between them, with their queue offsets and keys.
 
     Attributes:
-        start: physical offset of the first,
-        end: and behind the last.
-        count: how many.
-        first_time: store time of the first,
-        last_time: and of the last.
-        queues: of each queue the queue offsets that they have there, in the log's order: from and
-            to. None where there are too many stretches of them.
-        keys: how many keys the index takes of them.
-        ends_with_key: whether the last one has a key.
+        start: physical offset of the first frame.
+        end: physical offset behind the last frame.
+        count: number of frames.
+        first_time: store time of the first frame in milliseconds.
+        last_time: store time of the last frame in milliseconds.
+        queues: queue offsets of each queue in the log's order, as segments (start, stop); None if
+            there are too many segments.
+        keys: number of keys for the index.
+        ends_with_key: whether the last frame has a key.
     """
 
     start: int
@@ -71,7 +70,7 @@ class FoundRun:
 
 @dataclass(slots=True)
 class RunSummary:
-    """Gathers what there is to say of a run, some frames at a time."""
+    """Collects the facts of a :class:`FoundRun`."""
 
     config: StoreConfig
     first_time: int | None = None
@@ -81,7 +80,7 @@ class RunSummary:
     _queues: dict[QueueKey, list[tuple[int, int]] | None] = field(default_factory=dict)
 
     def __call__(self, window: Window, followed: Followed) -> None:
-        """Some more frames."""
+        """Take some more frames."""
         times = followed.requests.store_timestamp
         if self.first_time is None:
             self.first_time = int(times[0])
@@ -96,8 +95,7 @@ class RunSummary:
         known = self._queues.setdefault(key, [])
         if known is None:
             return
-        cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
-        for start, stop in pairwise([0, *cuts.tolist(), len(offsets)]):
+        for start, stop in consecutive(offsets):
             first, last = int(offsets[start]), int(offsets[stop - 1]) + 1
             if known and known[-1][1] == first:
                 known[-1] = known[-1][0], last
@@ -108,7 +106,7 @@ class RunSummary:
                 known.append((first, last))
 
     def run(self, found: Stretch) -> FoundRun:
-        """All of it."""
+        """The run with all facts."""
         return FoundRun(
             start=found.start,
             end=found.end,
@@ -125,7 +123,7 @@ class RunSummary:
 
 
 def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -> list[FoundRun]:
-    """What stands between two places of one file of the log, with its CRCs."""
+    """The runs between two physical offsets of one file; CRCs are checked."""
     reader = StretchReader(layout, keys=layout.config.index_keys)
     found: list[FoundRun] = []
     for stretch, summary in reader.read_all(start, stop, STRETCH_BYTES, lambda: RunSummary(config)):
@@ -139,10 +137,7 @@ def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -
 
 
 def _joined(before: FoundRun, after: FoundRun) -> FoundRun | None:
-    """Two runs as one: what travels is then as large as their queues are many.
-
-    None where there is something between them, or too much to say.
-    """
+    """Two runs as one, None if they are apart or have too many segments. A task sends less then."""
     if before.end != after.start:
         return None
     queues = dict(before.queues)
@@ -173,15 +168,15 @@ def _again(
     spans: Iterable[tuple[int, int]],
     take: Callable[[Window, Followed], T],
 ) -> Iterator[T]:
-    """Read runs that were found before once more; their bodies are known to be sound.
+    """Read runs a second time, without their CRCs.
 
     Args:
         layout: the store's files.
-        spans: of each run its physical offset and its end.
-        take: what is wanted of some frames; nothing of them is good for longer.
+        spans: physical offsets of start and end of each run.
+        take: returns the wanted facts of some frames; their arrays are valid during the call.
 
     Raises:
-        CorruptFrame: if they are not there any more.
+        CorruptFrame: if the log has changed.
     """
     reader = StretchReader(layout, check_crc=False, keys=layout.config.index_keys)
     for start, end in spans:
@@ -206,7 +201,7 @@ class _Taking(Generic[T]):
 
 
 # -------------------------------------------------------------------------------------- queues
-def write_units(
+def write_entries(
     layout: StoreLayout,
     config: StoreConfig,
     spans: Sequence[tuple[int, int]],
@@ -214,15 +209,15 @@ def write_units(
     folder: Path,
     odd: frozenset[QueueKey],
 ) -> None:
-    """Write the units of some runs where their queue offsets say, and wait for the disk.
+    """Write the entries of some runs at their queue offsets, durably.
 
     Args:
         layout: the store's files.
-        config: its settings, with all sizes.
-        spans: of each run its physical offset and its end.
-        disk: what the folder is on.
+        config: settings of the store, with all sizes.
+        spans: physical offsets of start and end of each run.
+        disk: disk of the folder.
         folder: gets TOPIC/QUEUE/FILE.
-        odd: queues that are left to somebody else.
+        odd: queues that the driver writes.
 
     Raises:
         StoreUnavailable: if the disk fails, or is full.
@@ -230,17 +225,17 @@ def write_units(
     assert config.queue_file_size is not None
     files = QueueFiles(disk, folder, config.queue_file_size)
 
-    for found in read_units(layout, config, spans):
+    for found in read_entries(layout, config, spans):
         for key, part in found.items():
             if key not in odd:
                 files.put(key, part)
     files.finish_put()
 
 
-def read_units(
+def read_entries(
     layout: StoreLayout, config: StoreConfig, spans: Iterable[tuple[int, int]]
 ) -> Iterator[dict[QueueKey, QueuePart]]:
-    """What some runs bring to each queue, some frames at a time.
+    """The entries of some runs by queue, some frames at a time.
 
     Raises:
         CorruptFrame: if the log has changed since they were found.
@@ -251,14 +246,14 @@ def read_units(
 # --------------------------------------------------------------------------------------- index
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """Some keys of the index: of a run, or as they are.
+    """A range of the index's keys: of a run, or given as arrays.
 
     Attributes:
-        start: physical offset of the run,
-        end: and behind it.
-        skip: keys of it that are passed over,
-        take: and how many are taken then.
-        keys: physical offsets, store times and hashes, where no run has them.
+        start: physical offset of the run's start.
+        end: physical offset of the run's end.
+        skip: number of its first keys that are skipped.
+        take: number of keys after them.
+        keys: physical offsets, store times and hashes; None to read the run.
     """
 
     start: int
@@ -277,14 +272,14 @@ def write_index_file(
     *,
     is_first: bool,
 ) -> None:
-    """Make one index file, and wait until it is on the disk.
+    """Write one index file, durably.
 
     Args:
         layout: the store's files.
-        sources: its keys in order; unless it is the first file, behind the last key of the file
-            before, from which it goes on.
-        disk: what it is on.
-        path: the file.
+        sources: its keys in order. Unless it is the first file, the last key of the file before
+            comes first: the header begins there.
+        disk: disk of the file.
+        path: path of the file.
         shape: its slots and entries.
         is_first: whether it is the first file of the index.
 
@@ -320,7 +315,7 @@ def _keys(
             yield offsets, times, hashes
             continue
         span = source.start, source.end
-        # Keys of the run that are still to be passed over, and those that are to be taken then.
+        # Keys of the run that are left to skip, and to take.
         skip, take = source.skip, source.take
         for found in _again(layout, [span], lambda _, followed: keys_of(followed)):
             offsets, times, hashes = (values[skip : skip + take] for values in found)
@@ -346,13 +341,13 @@ def keys_of(followed: Followed) -> tuple[Int64, Int64, Int64]:
 
 
 class KeyCount:
-    """Shares out keys among index files, run by run.
+    """Distributes keys over index files.
 
     Args:
         shape: slots and entries of each file.
 
     Attributes:
-        keys: how many there are.
+        keys: number of keys.
     """
 
     def __init__(self, shape: IndexShape) -> None:
@@ -363,7 +358,7 @@ class KeyCount:
         self.keys = 0
 
     def add(self, source: KeySource, *, ends_with_key: bool) -> None:
-        """The keys of some messages, all of them, in the log's order."""
+        """Add all keys of some messages, in the log's order."""
         self._has_messages = True
         if source.take:
             self._sources.append(source)
@@ -371,11 +366,11 @@ class KeyCount:
         self._is_last_keyed = ends_with_key
 
     def files(self) -> list[list[KeySource]]:
-        """The keys of each index file, after the first one with the last key of the one before."""
+        """The keys of each index file, behind the last key of the file before."""
         if not self._has_messages:
             return []
         count = max(1, -(-self.keys // self._room))
-        # Any message behind the last key of a full file makes the next one.
+        # A message behind the last key of a full file creates the next file.
         if self.keys and self.keys % self._room == 0 and not self._is_last_keyed:
             count += 1
         return [
@@ -395,7 +390,7 @@ class KeyCount:
 def odd_queues(
     runs: Iterable[Mapping[QueueKey, Segments | None]], most_gap: int
 ) -> frozenset[QueueKey]:
-    """Queues whose offsets do not simply go up: these are built in the log's order."""
+    """Queues whose offsets do not only increase: the driver writes them in the log's order."""
     ends: dict[QueueKey, int] = {}
     odd: set[QueueKey] = set()
     for queues in runs:

@@ -1,8 +1,8 @@
-"""Consume queues, written in bulk into a folder that nobody else knows.
+"""Writes consume queues and index files in bulk, into a folder that no other process uses.
 
-Units are held in memory and written many at a time, so that neither maps nor descriptors of
-thousands of queues are open at once. What stands where, is what the dispatcher would write
-(:mod:`logquarry.write.queue_writer`): a unit stands at its queue offset or not at all.
+Entries are collected in memory and written many at a time, so that thousands of queues need neither
+maps nor open files. The result is that of the dispatcher (:mod:`logquarry.write.queue_writer`): an
+entry is at its queue offset, or missing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
-
-import numpy as np
 
 from logquarry.disk.disk import Disk
 from logquarry.format import queue_entry
@@ -25,6 +22,7 @@ from logquarry.log.follow import Followed
 from logquarry.log.layout import NAME_DIGITS
 from logquarry.read.consume_queue import Units
 from logquarry.read.log_queues import QueueKey
+from logquarry.repair.audit.differences import consecutive
 from logquarry.write.encode import LONGEST_NAME, name_fault
 from logquarry.write.index_writer import IndexFileWriter, IndexWriter
 from logquarry.write.queue_writer import MOST_GAP, QueuePart
@@ -37,14 +35,14 @@ _ANY_SAFE_NAME: Final = "store"
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A message that got no place in its queue.
+    """A message that has no place in a queue.
 
     Attributes:
-        topic: as the message names it,
-        queue_id: likewise,
-        queue_offset: likewise.
-        physical_offset: where it stands.
-        reason: in words.
+        topic: its topic.
+        queue_id: its queue.
+        queue_offset: its queue offset.
+        physical_offset: its physical offset.
+        reason: why, in words.
     """
 
     topic: str
@@ -56,15 +54,15 @@ class LeftOut:
 
 @dataclass(slots=True)
 class BuiltQueue:
-    """One queue as far as it is built. Offsets are queue offsets.
+    """One queue during the build. Offsets are queue offsets.
 
     Attributes:
-        first: the first message's offset.
-        stop: one past the last one's.
-        written: one past the last unit in the files; ``begin`` where there are none.
-        restarts: how often the offsets fell back: the topic was made anew.
-        gaps: from and to: messages that the log has lost, which fillers stand for.
-        parts: what is not written yet: (offset, units) in order.
+        first: offset of the first message.
+        stop: one past the offset of the last message.
+        written: one past the last entry in the files; ``begin`` without one.
+        restarts: number of times that the topic was recreated.
+        gaps: start and stop of each gap; fillers replace messages that the log has lost.
+        parts: entries that are not written yet: (offset, entries) in order.
     """
 
     first: int
@@ -75,21 +73,21 @@ class BuiltQueue:
     parts: list[tuple[int, Units]] = field(default_factory=list)
 
     def begin(self, units_per_file: int) -> int:
-        """Where its first file begins."""
+        """Queue offset at which its first file begins."""
         return self.first - self.first % units_per_file
 
 
 class QueueFiles:
-    """The queues of one store, built.
+    """Builds the queues of one store.
 
     Args:
-        disk: what they are on.
-        folder: where they go: TOPIC/QUEUE/FILE below it.
+        disk: disk of the folder.
+        folder: gets TOPIC/QUEUE/FILE.
         file_size: bytes of each file.
 
     Attributes:
-        queues: what there is so far.
-        left_out: messages that got no place.
+        queues: the queues so far.
+        left_out: messages that have no place in a queue.
     """
 
     def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
@@ -105,16 +103,14 @@ class QueueFiles:
         self._touched: dict[Path, None] = {}
 
     def add(self, parts: Mapping[QueueKey, QueuePart]) -> None:
-        """What some more frames bring to their queues, in the log's order.
+        """Add the entries of some more frames, in the log's order.
 
         Raises:
             StoreUnavailable: if the disk fails, or is full.
         """
         for key, part in parts.items():
-            cuts = np.flatnonzero(np.diff(part.offsets) != 1) + 1
-            for start, stop in pairwise([0, *cuts.tolist(), len(part.offsets)]):
-                if start < stop:
-                    self._add_run(key, int(part.offsets[start]), part.units[start:stop])
+            for start, stop in consecutive(part.offsets):
+                self._add_run(key, int(part.offsets[start]), part.units[start:stop])
         if self._held > _MOST_HELD:
             self._write_all()
 
@@ -142,15 +138,15 @@ class QueueFiles:
             self._faults[topic] = name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
         fault = self._faults[topic]
         if fault is not None:
-            return f"the topic must not name a folder: {fault}"
+            return f"the topic cannot name a folder: {fault}"
         if offset < 0:
-            return "a negative offset is no place in a queue"
+            return "its queue offset is negative"
         if queue is not None and offset > queue.stop + MOST_GAP:
-            return f"the queue ended at {queue.stop}: its queue offset cannot be right"
+            return f"the queue ended at {queue.stop}: its queue offset is invalid"
         return None
 
     def _fall_back(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
-        """The topic was deleted and came again: what it had from an offset on counts no more."""
+        """The topic was recreated: remove the entries from an offset on."""
         queue.restarts += 1
         if offset <= queue.first:
             self._cut_files(key, queue, queue.begin(self._room))
@@ -166,13 +162,13 @@ class QueueFiles:
             queue.written = offset
         queue.stop = offset
 
-    # --------------------------------------------------------------------------- built by many
+    # ------------------------------------------------------------------- built by several tasks
     def takes(self, key: QueueKey) -> bool:
-        """Whether there can be a queue of that name."""
+        """Whether a queue can have this name."""
         return self._why_not(key, 0, None) is None
 
     def reserve(self, key: QueueKey, first: int, stop: int) -> None:
-        """Units that somebody else puts in place, behind all that there are.
+        """Leave room for entries that tasks write, behind all others.
 
         Raises:
             StoreUnavailable: if the disk fails, or is full.
@@ -189,17 +185,15 @@ class QueueFiles:
         queue.written = queue.stop = stop
 
     def put(self, key: QueueKey, part: QueuePart) -> None:
-        """Units that stand where their offsets say; what is around them is somebody else's.
+        """Write entries at their queue offsets; other tasks write the entries around them.
 
         Raises:
             StoreUnavailable: if the disk fails, or is full.
         """
-        cuts = np.flatnonzero(np.diff(part.offsets) != 1) + 1
-        for start, stop in pairwise([0, *cuts.tolist(), len(part.offsets)]):
-            if start < stop:
-                here = self._here.setdefault(key, [])
-                here.append((int(part.offsets[start]), part.units[start:stop].copy()))
-                self._held += here[-1][1].nbytes
+        for start, stop in consecutive(part.offsets):
+            here = self._here.setdefault(key, [])
+            here.append((int(part.offsets[start]), part.units[start:stop].copy()))
+            self._held += here[-1][1].nbytes
         if self._held > _MOST_HELD:
             self._write_here()
 
@@ -216,7 +210,7 @@ class QueueFiles:
         self._held = 0
 
     def finish_put(self) -> None:
-        """Write what is held of those, and wait until it is on the disk.
+        """Write all entries of :meth:`put`, and sync the files.
 
         Raises:
             StoreUnavailable: if the disk fails.
@@ -245,7 +239,7 @@ class QueueFiles:
         self._write_at(key, start, data)
 
     def _write_at(self, key: QueueKey, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write units from an offset on, over as many files as they take."""
+        """Write entries from a queue offset on, into as many files as needed."""
         rest, position = memoryview(data), offset * UNIT_SIZE
         while rest:
             count = min(len(rest), self._file_size - position % self._file_size)
@@ -264,7 +258,7 @@ class QueueFiles:
             rest, position = rest[count:], position + count
 
     def _cut_files(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
-        """Take units from an offset on out of the files."""
+        """Remove the entries from an offset on from the files."""
         begin = queue.begin(self._room)
         for base in range(begin, queue.written, self._room):
             path = self._path(key, base * UNIT_SIZE)
@@ -287,13 +281,13 @@ class QueueFiles:
         return self._folder.joinpath(key[0], str(key[1]), name)
 
     def paths(self) -> Iterator[Path]:
-        """The files, queue by queue."""
+        """Paths of the files, queue by queue."""
         for key, queue in sorted(self.queues.items()):
             for base in range(queue.begin(self._room), queue.stop, self._room):
                 yield self._path(key, base * UNIT_SIZE)
 
     def finish(self) -> None:
-        """Write what is held, and wait until all of it is on the disk.
+        """Write all entries, and sync the files.
 
         Raises:
             StoreUnavailable: if the disk fails.
@@ -309,7 +303,7 @@ class QueueFiles:
 
 
 def sync_file(disk: Disk, path: Path) -> None:
-    """Wait until a file that is not open is on the disk.
+    """Sync a file that is not open.
 
     Raises:
         StoreUnavailable: if that fails.
@@ -324,25 +318,25 @@ def sync_file(disk: Disk, path: Path) -> None:
         raise disk.refused(path, error) from error
 
 
-# --------------------------------------------------------------------------------------------------
-# The index, built in bulk by a thread of its own: its work is waiting for memory.
-
+# -------------------------------------------------------------------------------------- the index
 _MOST_WAITING: Final = 8
 
 
 class IndexFiles:
-    """The index of a store, built. Not for two threads at once.
+    """Builds the index of a store, in a thread: random access to memory takes its time.
+
+    Not for two threads at once.
 
     Args:
-        disk: what it is on.
-        folder: where it goes.
+        disk: disk of the folder.
+        folder: gets the files.
         shape: slots and entries of each file.
         clock: names files, in milliseconds.
         counts_keys: see :class:`~logquarry.write.index_writer.IndexFileWriter`.
 
     Attributes:
-        files: how many there are,
-        keys: and keys in all of them.
+        files: number of files.
+        keys: number of keys in them.
     """
 
     def __init__(
@@ -364,10 +358,10 @@ class IndexFiles:
         self._waiting: deque[Future[None]] = deque()
 
     def add(self, run: Followed) -> None:
-        """The keys of some more frames.
+        """Add the keys of some more frames.
 
         Raises:
-            StoreUnavailable: if the disk fails, or is full: with these or with earlier ones.
+            StoreUnavailable: if the disk fails or is full, with these or with earlier keys.
         """
         if len(self._waiting) >= _MOST_WAITING:
             self._waiting.popleft().result()
@@ -377,7 +371,7 @@ class IndexFiles:
                 self._writer.put,
                 requests.physical_offset,
                 requests.store_timestamp,
-                # What follows the log uses them again for its next run.
+                # The follower reuses these arrays.
                 run.key_hashes.copy(),
                 run.key_numbers.copy(),
             )
@@ -393,7 +387,7 @@ class IndexFiles:
         self.keys += file.header.entry_count - 1
 
     def finish(self) -> None:
-        """Wait until all of it is on the disk.
+        """Sync all files.
 
         Raises:
             StoreUnavailable: if the disk fails.
@@ -405,6 +399,6 @@ class IndexFiles:
             self._count(self._writer.last)
 
     def close(self) -> None:
-        """End the thread; what it has not begun is left."""
+        """End the thread, without the keys that are still waiting."""
         self._thread.shutdown(cancel_futures=True)
         self._writer.close()

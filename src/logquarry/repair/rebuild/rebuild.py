@@ -1,11 +1,11 @@
-"""Makes consume queues and index anew from the log, in place or in another folder.
+"""Rebuild: makes new consume queues and a new index from the log, in place or in another folder.
 
-New files are built beside first (``.logquarry/rebuild/``), brought to the disk, and then put in
-place by renames. In place the old ones are moved to quarantine just before. Whoever is interrupted
-begins again::
+The new files are built in ``.logquarry/rebuild/``, synced, and put in place by renames. In place,
+the old files are moved to quarantine just before. An interrupted rebuild can be run again:
 
-    building      the store is as it was; what was built is deleted at the next try
-    swapping      what is complete (``complete`` stands beside it) is put in place at the next try
+- During the build the store is unchanged; the next run deletes the unfinished files.
+- During the renames the new files are complete (the file ``complete`` exists); the next run puts
+  them in place.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ from logquarry.read.fence import Action, require
 from logquarry.read.log_end import consume_queues, last_entries
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
+from logquarry.repair.audit.differences import queue_fault
+from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.rebuild.build import (
     Builder,
     BuildJob,
@@ -55,8 +57,6 @@ from logquarry.repair.rebuild.build import (
     write_note,
 )
 from logquarry.repair.rebuild.queue_files import QueueFiles
-from logquarry.repair.recover.look import KnownBounds, LogLook, find_bounds
-from logquarry.repair.recover.safe import queue_fault
 from logquarry.units import Clock, Progress, now_ms
 
 _BUILD: Final = "rebuild"
@@ -77,37 +77,38 @@ def rebuild(
     progress: Progress | None = None,
     note: Path | None = None,
 ) -> RebuildReport:
-    """Make consume queues and index anew from the log.
+    """Rebuild consume queues and index from the log.
 
     Args:
         path: the store's folder.
-        into: a folder that gets them, in which there are none yet; the store is only read then,
-            also while somebody writes it: up to where its log ended at the start.
-        apply: without ``into``: put them in place of the store's own, which are moved to
-            quarantine. Takes the store's lock.
-        queues: whether to make the queues.
-        index: whether to make the index.
-        config: its settings; sizes that are not stated are read off the files.
+        into: a folder without queues and index that gets the new ones. The store is only read, up
+            to the end that its log has at the start; a writer may have it open.
+        apply: without ``into``: replace the store's own files, which are moved to quarantine. Takes
+            the store's lock.
+        queues: whether to build the queues.
+        index: whether to build the index.
+        config: settings of the store; missing sizes are inferred from the files.
         clock: names index files and the quarantine, in milliseconds.
-        disk: what it is on.
+        disk: disk of the store and of ``into``.
         builder: builds the files in their folder.
-        progress: told of the bytes of the log that are read.
-        note: with ``into``: a file that is to say whose they are, for :func:`finish_into`.
+        progress: gets the bytes of the log that are read, and their total.
+        note: with ``into``: a file that records the store and its settings, for
+            :func:`finish_into`.
 
     Returns:
-        What was done, or without ``into`` and ``apply`` what would be.
+        The result; without ``into`` and ``apply`` a preview.
 
     Raises:
         StoreNotFound: if there is no store.
-        UnsupportedStore: if the store has queues or an index of a kind that is not made here.
-        StoreUnavailable: if a process has it open (in place), somebody else is at work in
-            ``into``, or the disk fails or is full; the store is as it was.
-        UsageError: for folders that cannot be meant, and for settings that are not the store's.
+        UnsupportedStore: if logquarry cannot build the store's kind of queues or index.
+        StoreUnavailable: if a process has the store open (in place), if another process uses
+            ``into``, or if the disk fails or is full; the store is unchanged.
+        UsageError: if a folder is invalid, or the settings belong to another store.
     """
     root = local_store(path)
     names = [name for name, wanted in ((CONSUME_QUEUE, queues), (INDEX, index)) if wanted]
     if not names:
-        raise UsageError("neither queues nor index: there is nothing to make")
+        raise UsageError("neither queues nor index: there is nothing to build")
     target = root if into is None else check_into(root, local_folder(into), names)
     settings = config or StoreConfig()
     layout = StoreLayout.open(root, settings)
@@ -116,7 +117,9 @@ def rebuild(
             require(layout, action)
     linked = [root / name for name in names if (root / name).is_symlink()]
     if into is None and apply and linked:
-        raise UsageError(f"{linked[0]}: it is a link; make new ones elsewhere, with --into")
+        raise UsageError(
+            f"{linked[0]}: it is a link; build new files in another folder, with --into"
+        )
     if into is None and not apply:
         return _report(layout, None, names, is_live=layout.is_live())
     disk = disk or LocalDisk()
@@ -126,7 +129,7 @@ def rebuild(
         with alone_in(disk, target), _store_lock(disk, target):
             try:
                 _finish_cut_off(target, names, disk)
-                # Others may have been at work there up to now.
+                # Another process may have used the folder up to now.
                 check_into(root, target, names)
                 return work.run(progress)
             except BaseException:
@@ -134,7 +137,7 @@ def rebuild(
                 raise
     lock = StoreLock(disk, root)
     try:
-        # Files that a writer gave a second name before it crashed, which is their only one now.
+        # A writer that crashed may have left files with their second name alone.
         NameGuard(disk).restore([root / COMMIT_LOG, root / INDEX])
         return work.run(progress)
     finally:
@@ -143,7 +146,7 @@ def rebuild(
 
 @contextlib.contextmanager
 def _store_lock(disk: Disk, target: Path) -> Iterator[None]:
-    """The lock of a store, if a folder is one: of a copy of a log that gets its queues."""
+    """The store's lock if the folder has a log: a copy of a store that gets its queues."""
     lock = StoreLock(disk, target) if (target / COMMIT_LOG).is_dir() else None
     try:
         yield
@@ -153,28 +156,28 @@ def _store_lock(disk: Disk, target: Path) -> Iterator[None]:
 
 
 def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
-    """A folder that queues and index of a store are to be made in.
+    """Check that queues and index can be built in a folder; return the folder.
 
     Args:
-        root: the store.
+        root: the store's folder.
         target: the folder.
-        names: of the folders that are wanted in it.
+        names: names of the folders to build in it.
 
     Raises:
-        UsageError: if they cannot be made there.
+        UsageError: if they cannot be built there.
     """
     if target.resolve().is_relative_to(root.resolve()):
-        raise UsageError(f"{target}: lies in the store, which is only read; --in-place is for that")
+        raise UsageError(f"{target}: lies in the store; use --in-place to rebuild there")
     if target.exists() and not target.is_dir():
-        raise UsageError(f"{target}: it is no folder")
+        raise UsageError(f"{target}: not a folder")
     if (target / SALVAGE).exists():
-        raise UsageError(f"{target}: a salvage into it is not finished")
+        raise UsageError(f"{target}: a salvage into it was interrupted")
     if (target / SIDECAR / _BUILD / _COMPLETE).is_file():
-        # What of it is there already is no obstacle to what brings out the rest.
+        # A complete build may be in place in part.
         return target
     for name in names:
         if (target / name).exists():
-            raise UsageError(f"{target / name}: it is there, and nothing is written over it")
+            raise UsageError(f"{target / name}: already exists, and a rebuild overwrites nothing")
     return target
 
 
@@ -187,20 +190,20 @@ def finish_into(
     config: StoreConfig | None = None,
     disk: Disk | None = None,
 ) -> bool:
-    """Put in place what a rebuild that was cut off had complete; whether all of it is there.
+    """Put the files of an interrupted, complete rebuild in place; return whether all are there.
 
     Args:
         path: the store's folder.
-        target: the folder that the rebuild went into.
-        names: of the folders that are wanted in it.
-        note: says whose they are.
-        config: the store's settings, as for :func:`rebuild`.
-        disk: what it is on.
+        target: the folder of the rebuild.
+        names: names of the folders that are wanted in it.
+        note: file that records the store and its settings.
+        config: settings of the store, as for :func:`rebuild`.
+        disk: disk of the folder.
 
     Raises:
         StoreNotFound: if there is no store.
-        StoreUnavailable: if somebody is at work there.
-        UsageError: if what is there is of another store, or was made with other settings.
+        StoreUnavailable: if another process uses the folder.
+        UsageError: if the files belong to another store, or were built with other settings.
     """
     if not target.is_dir():
         return False
@@ -215,7 +218,7 @@ def finish_into(
 
 
 def _finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
-    """Have all of a rebuild in place of which some is.
+    """Finish a rebuild that is in place in part.
 
     Raises:
         UsageError: if there was one.
@@ -225,8 +228,8 @@ def _finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
         for name in names:
             if (target / name).exists():
                 raise UsageError(
-                    f"{target / name}: a rebuild that was cut off had it complete: it is in place "
-                    "now, and nothing is written over it"
+                    f"{target / name}: an interrupted rebuild was complete and is in place now; a "
+                    "rebuild overwrites nothing"
                 )
 
 
@@ -241,7 +244,7 @@ def _bring_out_cut_off(target: Path, disk: Disk) -> bool:
 
 
 def _bring_out(build: Path, target: Path, disk: Disk) -> None:
-    """Put in place what was built, as far as that is not done."""
+    """Move the built folders in place, unless they are there."""
     for name in (CONSUME_QUEUE, INDEX):
         if (build / name).is_dir() and not (target / name).exists():
             _rename(disk, build / name, target / name)
@@ -259,7 +262,7 @@ def _rename(disk: Disk, folder: Path, to: Path) -> None:
 def _report(
     layout: StoreLayout, into: Path | None, names: list[str], *, is_live: bool
 ) -> RebuildReport:
-    """What there is before anything is done."""
+    """The report before anything is done."""
     old = {}
     for name in names:
         found = _files_below(Path(layout.root) / name)
@@ -278,7 +281,7 @@ def _report(
 def _settings(layout: StoreLayout, config: StoreConfig, names: Iterable[str]) -> StoreConfig:
     """The settings with all sizes."""
     if INDEX not in names and config.index_shape is None:
-        # No index is made, so that nobody need know its shape.
+        # Without an index its shape does not matter.
         shape = index_format.DEFAULT_SHAPE
         config = dataclasses.replace(
             config, max_hash_slot_num=shape.slots, max_index_num=shape.entries
@@ -294,14 +297,14 @@ class _Rebuild:
     """One rebuild.
 
     Args:
-        root: the store.
-        target: the store, or the folder that gets the new files.
-        names: the folders that are made.
-        config: as stated.
-        disk: what both are on.
-        clock: names what is made.
+        root: the store's folder.
+        target: the store's folder, or the folder that gets the new files.
+        names: names of the folders to build.
+        config: the given settings.
+        disk: disk of both folders.
+        clock: names index files and the quarantine, in milliseconds.
         builder: builds the files.
-        note: gets told whose they are; None for nothing.
+        note: file that records the store and its settings, None for none.
     """
 
     def __init__(
@@ -326,12 +329,12 @@ class _Rebuild:
         self._build = target / SIDECAR / _BUILD
 
     def run(self, progress: Progress | None) -> RebuildReport:
-        """Build, put in place, and tell."""
+        """Build the files, put them in place, and return the report."""
         is_in_place = self._target == self._root
         self._finish_swap()
         layout = StoreLayout.open(self._root, self._config)
         into = None if is_in_place else self._target
-        # In place the lock is ours.
+        # In place, this process holds the lock.
         is_live = not is_in_place and layout.is_live()
         report = _report(layout, into, self._names, is_live=is_live)
         try:
@@ -354,7 +357,7 @@ class _Rebuild:
         config = _settings(layout, self._config, self._names)
         queue_size, shape = config.queue_file_size, config.index_shape
         assert queue_size is not None and shape is not None
-        look, likely_end = self._look(layout, queue_size, is_live=report.is_live)
+        log, likely_end = self._audit(layout, queue_size, is_live=report.is_live)
         job = BuildJob(
             layout=layout,
             config=config,
@@ -362,14 +365,14 @@ class _Rebuild:
             clock=self._clock,
             folder=self._build,
             names=tuple(self._names),
-            look=look,
+            log=log,
             likely_end=likely_end,
             is_live=report.is_live,
         )
         built = self._builder(job, progress)
         queues = built.queues
         report = dataclasses.replace(
-            report, log_end=look.end, messages=look.count, damage=tuple(look.damage)
+            report, log_end=log.end, messages=log.count, damage=tuple(log.damage)
         )
         if queues is not None:
             report = dataclasses.replace(
@@ -387,8 +390,10 @@ class _Rebuild:
         self._disk.replace(self._build / _COMPLETE, b"complete\n")
         return report
 
-    def _look(self, layout: StoreLayout, queue_size: int, *, is_live: bool) -> tuple[LogLook, int]:
-        """What walks the log, and about where that will end."""
+    def _audit(
+        self, layout: StoreLayout, queue_size: int, *, is_live: bool
+    ) -> tuple[LogAudit, int]:
+        """The audit of the log, and a physical offset near its end."""
         files = OpenFiles(layout)
         found = consume_queues(layout, files)
         if is_live:
@@ -398,7 +403,7 @@ class _Rebuild:
             bounds = KnownBounds(
                 durable=None, queued=None, is_closed=False, dispatched_timestamp=None
             )
-            return LogLook(layout, bounds, stop=end, is_live=True), end
+            return LogAudit(layout, bounds, stop=end, is_live=True), end
         usable = [queue for queue in found if queue_fault(queue.files, queue_size) is None]
         try:
             checkpoint = layout.read_checkpoint() or Checkpoint()
@@ -406,17 +411,17 @@ class _Rebuild:
             checkpoint = Checkpoint()
         bounds = find_bounds(layout, usable, checkpoint)
         if bounds.queued is None:
-            # Where no queue is left, that a message is in none says nothing of it.
+            # Without queues, a message that is in no queue may still belong to the log.
             bounds = dataclasses.replace(bounds, is_closed=False)
-        return LogLook(layout, bounds), bounds.likely_end or layout.commit_log.end
+        return LogAudit(layout, bounds), bounds.likely_end or layout.commit_log.end
 
     def _take_over(
         self, layout: StoreLayout, queues: QueueFiles, file_size: int
     ) -> list[QueueReport]:
-        """Copy queues whose messages have all been deleted from the log with its first files.
+        """Copy queues of which retention has deleted all messages.
 
-        A broker goes on where such a queue ends; without it its offsets would begin anew, and its
-        consumers would be ahead of them.
+        A broker continues where such a queue ends. Without the copy its queue offsets would begin
+        at 0, and the progress of its consumers would lie ahead of them.
         """
         taken = []
         for queue in consume_queues(layout, OpenFiles(layout)):
@@ -446,7 +451,7 @@ class _Rebuild:
 
     # ------------------------------------------------------------------------------------- swap
     def _finish_swap(self) -> None:
-        """Do what is left of an earlier try: put in place what was complete, forget the rest."""
+        """Finish an interrupted rebuild: put complete files in place, delete others."""
         if not self._build.is_dir():
             return
         if self._target == self._root and (self._build / _COMPLETE).is_file():
@@ -454,7 +459,7 @@ class _Rebuild:
         shutil.rmtree(self._build)
 
     def _swap(self) -> Path | None:
-        """Put the new folders in place: where the old ones are, if there were any."""
+        """Put the new folders in place; return the quarantine of the old ones, None without."""
         stamp = datetime.fromtimestamp(self._clock() / 1000, UTC)
         aside = first = quarantine(self._target, f"{stamp:rebuild-%Y%m%dT%H%M%SZ}")
         number = 0
@@ -470,7 +475,7 @@ class _Rebuild:
                     _rename(self._disk, place, old)
                 _rename(self._disk, self._build / name, place)
             except BaseException:
-                # Also Ctrl-C: all of it or nothing.
+                # Also on Ctrl-C: all folders or none.
                 if old.exists() and not place.exists():
                     _rename(self._disk, old, place)
                 raise
@@ -492,7 +497,7 @@ def _queue_reports(built: QueueFiles, taken_over: Iterable[QueueReport]) -> tupl
 
 
 def _remove_empty(*folders: Path) -> None:
-    """Take folders away that hold nothing."""
+    """Remove empty folders."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -1,10 +1,10 @@
-"""Applies the plan of a safe recovery.
+"""Applies the plan of a safe recovery, with the store's lock held.
 
-With the store's lock held: whoever is interrupted begins again, and comes to the same. For that
-``abort`` is made first, and what it hides, where the log of a store that was closed in order ends,
-is told by the durable mark. The log comes first, then what is derived from it; when all of it is
-on the disk the mark says so, and then the checkpoint, which the mark is told of before it is
-written: at no moment is there a checkpoint that the mark knows nothing of.
+An interrupted recovery can be run again with the same result. For that, ``abort`` is created first.
+It hides where the log of a cleanly shut down store ended, so the durable offset is written before
+it. Then the log is repaired, then queues and index. When all of them are on the disk, the durable
+offset is written, and then the checkpoint. The durable offset names the checkpoint's times in
+advance, so that it is valid at every moment.
 """
 
 from __future__ import annotations
@@ -39,13 +39,11 @@ from logquarry.log.layout import (
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
-from logquarry.repair.recover.checks import IndexPlan
-from logquarry.repair.recover.entries import REPORT
-from logquarry.repair.recover.plan import StepKind
-from logquarry.repair.recover.queue_check import QueueAction, kept_units, names_damage
+from logquarry.repair.audit.differences import names_damage
+from logquarry.repair.recover.folder_check import REPORT
+from logquarry.repair.recover.kept_entries import KEPT_ENTRIES, load_kept, save_kept, sync_files
+from logquarry.repair.recover.plan import IndexPlan, QueueAction, StepKind, kept_entries
 from logquarry.repair.recover.safe import SafePlan
-from logquarry.repair.recover.saved_units import NAME as KEPT_UNITS
-from logquarry.repair.recover.saved_units import load_units, save_units, sync_files
 from logquarry.units import Progress
 from logquarry.write.dispatcher import Dispatcher, Lacking
 from logquarry.write.index_writer import IndexKeeper, IndexWriter, Int64
@@ -56,23 +54,22 @@ logger = logging.getLogger(__name__)
 
 _COPY_BYTES: Final = 1 << 20
 _UNSURE_BYTES: Final = 128 << 20
-"""How much of its end is written again of a log that no durable mark speaks of.
+"""Bytes at the end of a log without a durable offset that are written again.
 
-Which syncs of another program failed nobody can tell; to write terabytes again for it would only
-keep the operator waiting.
+A sync of another program may have failed at any time; to write terabytes again would take too long.
 """
 
 
 def apply_safe(
     plan: SafePlan, disk: Disk, clock: Callable[[], int], *, progress: Progress | None = None
 ) -> None:
-    """Do what a plan says. ``abort`` is there then, for the caller to take away.
+    """Apply a plan. ``abort`` exists afterwards; the caller removes it.
 
     Args:
         plan: the plan, made since the lock was taken.
-        disk: what the store is on.
+        disk: disk of the store.
         clock: names new index files, in milliseconds.
-        progress: told of the bytes of the log that are dispatched again.
+        progress: gets the bytes of the log that are dispatched again, and their total.
 
     Raises:
         StoreUnavailable: if the disk fails; the store can be recovered again.
@@ -107,7 +104,7 @@ class _Work:
             if durable_until is not None:
                 self._mark(checkpoint, durable_until)
             elif is_closed:
-                # With `abort` there nothing else tells any more where the log of it ends.
+                # Once `abort` exists, only the durable offset shows where the log ends.
                 self._mark(checkpoint, self._plan.log_end)
             AbortFile(self._disk, self._root).make()
             unsure = max(0, self._plan.log_end - _UNSURE_BYTES)
@@ -118,7 +115,7 @@ class _Work:
                 self._durable.close()
 
     def _mark(self, checkpoint: CheckpointFile, offset: int) -> None:
-        """Let the durable mark say this, whatever it said, and stay good with the checkpoint."""
+        """Write the durable offset so that it stays valid with the next checkpoint."""
         if self._durable is not None:
             self._durable.close()
         path = self._root / DURABLE
@@ -216,9 +213,9 @@ class _Work:
             self._disk.let_go(descriptor)
 
     def _shorten(self, path: Path, size: int, excess: int) -> None:
-        """A copy takes the place of a file that is too long; what it lacks goes to quarantine.
+        """Replace a file that is too long by a shorter copy; quarantine gets the rest.
 
-        At no moment is there no file, or half of one: the log would end there.
+        The file exists as a whole at every moment: without it the log would end there.
         """
         self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
@@ -227,7 +224,7 @@ class _Work:
         self._disk.move(made, path)
 
     def _save(self, path: Path, position: int, length: int, *folder: str) -> None:
-        """Copy bytes that are about to be made zeros to quarantine."""
+        """Copy bytes that will become zeros to quarantine."""
         target = quarantine(self._root, *folder) / f"{path.name}.from-{position}"
         number = 0
         while target.exists():
@@ -237,31 +234,31 @@ class _Work:
 
     # ------------------------------------------------------------------------- queues and index
     def _find_mendings(self) -> None:
-        """Read the units that name damage of the log, before queues are cut in front of them."""
+        """Read the entries of lost messages before their queues are cut."""
         layout = StoreLayout.open(self._root, self._config)
         files = OpenFiles(layout)
         damage = DamageMap(self._plan.damage)
-        # Those of a run that was interrupted, if its queues are cut already.
-        noted = load_units(self._kept_path)
+        # An interrupted recovery may have cut the queues already.
+        noted = load_kept(self._kept_path)
         for queue in self._plan.queues:
             if queue.resume_at is None:
                 continue
             kept: dict[int, bytes] = {}
             if damage:
                 kept = {
-                    offset: queue_entry.encode(unit)
-                    for offset, unit in noted.get(queue.key, {}).items()
-                    if queue.keep_until <= offset < queue.end and names_damage(unit, damage)
+                    offset: queue_entry.encode(entry)
+                    for offset, entry in noted.get(queue.key, {}).items()
+                    if queue.keep_until <= offset < queue.end and names_damage(entry, damage)
                 }
             if damage and queue.had_until > queue.keep_until:
                 start = self._plan.log_start
                 disk = ConsumeQueue(layout, *queue.key, log_min_offset=start, files=files)
-                kept |= kept_units(disk, queue.keep_until, queue.end, damage)
+                kept |= kept_entries(disk, queue.keep_until, queue.end, damage)
             aside = quarantine(self._root, CONSUME_QUEUE, queue.key[0], str(queue.key[1]))
             self._mendings[queue.key] = Mending(
                 queue.resume_at, kept, aside, queue.moved, max(MOST_GAP, queue.largest_gap)
             )
-        save_units(
+        save_kept(
             self._disk,
             self._kept_path,
             {key: mending.kept for key, mending in self._mendings.items()},
@@ -269,7 +266,7 @@ class _Work:
 
     @property
     def _kept_path(self) -> Path:
-        return quarantine(self._root) / KEPT_UNITS
+        return quarantine(self._root) / KEPT_ENTRIES
 
     def _mend_queues_and_index(self, log: MappedFileQueue, checkpoint: CheckpointFile) -> None:
         plan, root, disk = self._plan, self._root, self._disk
@@ -280,7 +277,7 @@ class _Work:
                 for name in disk.list(path):
                     disk.set_aside(path / name, aside)
             elif step.kind is StepKind.SET_ASIDE and path.is_file():
-                # Files of the log are gone by now.
+                # Files of the log were moved before.
                 disk.set_aside(path, quarantine(root, path.parent.name))
         size = self._config.queue_file_size
         assert size is not None
@@ -290,7 +287,7 @@ class _Work:
         }
         for queue in plan.queues:
             if queue.action is QueueAction.CUT:
-                self._save_units(queue.key, queue.keep_until, size)
+                self._save_entries(queue.key, queue.keep_until, size)
         for name in (CONSUME_QUEUE, INDEX):
             disk.make_folders(root / name)
         queues = QueueTable(disk, root, size, ends, log, mendings=self._mendings)
@@ -298,8 +295,8 @@ class _Work:
         if plan.index is not None and self._config.index_shape is not None:
             shape = self._config.index_shape
             if checkpoint.index_timestamp > plan.index.kept_timestamp:
-                # It speaks of files that are gone. Those that are made in their place must not
-                # count as being on the disk before they are.
+                # The checkpoint covers files that are gone. It must not cover new files before they
+                # are on the disk.
                 checkpoint.index_timestamp = plan.index.kept_timestamp
                 checkpoint.flush()
             index = IndexKeeper(
@@ -310,7 +307,7 @@ class _Work:
             for units in plan.transactions:
                 make_units(disk, root, units)
             for queue in plan.queues:
-                # Also those that are only cut.
+                # Also queues that are only cut.
                 if not queue.is_sound:
                     queues.writers.get(queue.key)
             for files in queues:
@@ -322,7 +319,7 @@ class _Work:
             if index is not None:
                 index.close()
 
-    def _save_units(self, key: QueueKey, start: int, size: int) -> None:
+    def _save_entries(self, key: QueueKey, start: int, size: int) -> None:
         folder = self._root.joinpath(CONSUME_QUEUE, key[0], str(key[1]))
         position = start * UNIT_SIZE
         path = folder / f"{position - position % size:020d}"
@@ -333,21 +330,22 @@ class _Work:
     def _dispatch(
         self, log: MappedFileQueue, queues: QueueTable, index: IndexKeeper | None
     ) -> None:
-        """Tell the queues that lack something, and the index, of the log's messages."""
+        """Dispatch messages to the queues that lack them, and to the index."""
         plan = self._plan
         first = min((found.resume_at for found in self._mendings.values()), default=None)
         built_from, rest = None, None
         if index is not None and plan.index is not None:
             built_from, rest = plan.index.built_from, _IndexRest(index.writer, plan.index)
         try:
-            self._tell(log, Lacking(queues.writers, self._mendings), rest, first, built_from)
+            lacking = Lacking(queues.writers, self._mendings)
+            self._dispatch_pieces(log, lacking, rest, first, built_from)
         finally:
             if rest is not None:
                 rest.end()
         if index is not None:
             index.guard()
 
-    def _tell(
+    def _dispatch_pieces(
         self,
         log: MappedFileQueue,
         queues: Lacking,
@@ -373,9 +371,9 @@ class _Work:
 
 
 def disk_json(disk: Disk, path: Path, document: object) -> None:
-    """Write a document, durably, in place of the one before."""
+    """Replace a JSON file, durably."""
     text = json.dumps(document, ensure_ascii=False, indent=1)
-    # A folder's name need not be UTF-8: what stands for its bytes is escaped as JSON does.
+    # A folder's name need not be UTF-8: surrogates are escaped.
     disk.replace(path, text.encode(errors="backslashreplace") + b"\n")
 
 
@@ -384,20 +382,18 @@ def _damage_document(plan: SafePlan) -> dict[str, object]:
 
 
 class _IndexRest:
-    """Puts keys into the index from a message on of which some keys are there.
-
-    That is done by a thread of its own, while queues are told of the same messages.
+    """Puts the missing keys into the index, in a thread beside the dispatch to queues.
 
     Args:
         writer: the index.
-        plan: what is there.
+        plan: shows which keys of the first message the index has.
     """
 
     def __init__(self, writer: IndexWriter, plan: IndexPlan) -> None:
         self._writer = writer
         self._plan = plan
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="index")
-        self._going_on: Future[None] | None = None
+        self._running: Future[None] | None = None
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
         """See :meth:`IndexWriter.put`."""
@@ -405,30 +401,30 @@ class _IndexRest:
         if there and len(numbers) and offsets[numbers[0]] == self._plan.built_from:
             hashes, numbers = hashes[there:], numbers[there:]
         self.wait()
-        # The arrays of keys are good until the next frames are followed.
-        self._going_on = self._pool.submit(
+        # The follower reuses the arrays of keys.
+        self._running = self._pool.submit(
             self._writer.put, offsets, times, hashes.copy(), numbers.copy()
         )
 
     def wait(self) -> None:
-        """Wait until what was given is in the index.
+        """Wait until the index has all keys.
 
         Raises:
             StoreUnavailable: if a file could not be made.
         """
-        going_on, self._going_on = self._going_on, None
-        if going_on is not None:
-            going_on.result()
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
 
     def end(self) -> None:
-        """Let the thread go."""
+        """End the thread."""
         self._pool.shutdown()
 
 
 def _ranges(
     start: int, stop: int, queues_from: int | None, index_from: int | None
 ) -> list[tuple[int, int, bool]]:
-    """The parts of a stretch that are dispatched: (from, to, whether the index is told too)."""
+    """The parts of a stretch to dispatch: (start, end, whether the index needs their keys)."""
     queues_at = stop if queues_from is None else min(max(start, queues_from), stop)
     index_at = stop if index_from is None else min(max(start, index_from), stop)
     found = []

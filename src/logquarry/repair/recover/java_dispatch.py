@@ -1,4 +1,4 @@
-"""What RocketMQ 4.9.3 does with a message when it recovers or dispatches (``doDispatch``)."""
+"""Dispatches a message to queues and index as RocketMQ 4.9.3 does (``doDispatch``)."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _LONGEST_NUMBER: Final = 40
 
 
 class JavaDispatch:
-    """Tells queues and index of messages, in the log's order.
+    """Dispatches messages in the log's order.
 
     Args:
-        queues: the queues that there are; gets those that are made.
+        queues: the queues; new queues are added.
         config: the store's settings, with all sizes.
-        target: what is done to the queues' files.
-        open_index: gives the index to tell, None to tell none; asked when a message comes.
+        target: changes the queues' files.
+        open_index: returns the index, None for none; called for the first message.
 
     Attributes:
         queues: the queues (``consumeQueueTable``).
-        messages: how many were told of.
-        store_timestamp: of the last message that a queue was told of; None for none.
+        messages: number of dispatched messages.
+        store_timestamp: store time of the last message that a queue got, None without one.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class JavaDispatch:
         return self._open_index()
 
     def run(self, window: Window, run: Followed, levels_ms: tuple[int, ...]) -> None:
-        """Tell of a run of frames."""
+        """Dispatch a run of frames."""
         requests = run.requests
         if self._config.enable_multi_dispatch:
-            # A message may name queues that others of the run are in: one after the other.
+            # Copies go to queues of other messages of the run: keep the log's order.
             data = window.data.data
             for position in run.rows[:, POSITION].tolist():
                 found = check_message(data, position, levels_ms=levels_ms, check_crc=False)
@@ -90,7 +90,7 @@ class JavaDispatch:
             )
 
     def one(self, request: JavaRequest) -> None:
-        """Tell of one message.
+        """Dispatch one message.
 
         Raises:
             JavaRefusal: if RocketMQ would fail.
@@ -120,7 +120,7 @@ class JavaDispatch:
             queue.put(np.array([offset], np.int64), units_of(physical, size, code))
 
     def _queue(self, key: QueueKey) -> JavaQueue | None:
-        """A queue, made in memory if it is not there; None where the topic may name no folder."""
+        """A queue, new if it is missing; None if the topic cannot name a folder."""
         queue = self.queues.get(key)
         if queue is None:
             topic = key[0]
@@ -140,7 +140,7 @@ class JavaDispatch:
         if not self._config.enable_multi_dispatch:
             return
         if request.properties is None:
-            # QUIRK: checkMultiDispatchQueue asks null for its properties.
+            # QUIRK: checkMultiDispatchQueue dereferences null properties.
             raise JavaRefusal(
                 f"the message at {request.physical_offset} has no properties, which RocketMQ's "
                 "multi-dispatch does not survive"

@@ -1,11 +1,11 @@
-"""How RocketMQ 4.9.3 goes through the log when it starts, quirks included.
+"""Reads the log as RocketMQ 4.9.3 does when it starts, quirks included.
 
-Recovery reads the log from one file on up to the first place that is no message, and there the log
-ends. Then ``ReputMessageService`` dispatches what no queue knows yet, by other rules: it does not
-look at CRCs, and jumps over what it cannot read.
+Java's recovery reads the log from one file on. The log ends at the first place without a message.
+Then ``ReputMessageService`` dispatches the messages that are in no queue, by other rules: it checks
+no CRC, and skips bytes that it cannot read.
 
-Frames that the scan kernels find sound are what Java finds sound (:mod:`.java_frame`): the
-reference is asked only where they stop.
+A frame that the kernels find sound is sound to Java. Where the kernels stop, the reference
+(:mod:`logquarry.format.java_frame`) decides.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class JavaLog:
     """The files of a log.
 
     Args:
-        root: the store.
-        files: the log's files in order, all of them full.
-        file_size: bytes of each.
-        levels_ms: delay of each level.
-        after_run: told after each run of frames that was dispatched.
+        root: the store's folder.
+        files: the log's files in order, all of full size.
+        file_size: bytes of each file.
+        levels_ms: delay of each level in milliseconds.
+        after_run: called after each run of frames that was dispatched.
 
     Attributes:
-        files: its files.
-        stopped_by: what stands where the log ends, in words; None where nothing does.
+        files: the log's files.
+        stopped_by: the bytes at which the log ends, in words; None if there are only zeros.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class JavaLog:
 
     @property
     def min_offset(self) -> int:
-        """Where the log begins, -1 without files."""
+        """Physical offset of the log's first byte, -1 without files."""
         return self.files[0].base if self.files else -1
 
     @property
     def max_offset(self) -> int:
-        """Where it ends, 0 without files."""
+        """Physical offset of the log's end, 0 without files."""
         return self.files[-1].base + self.files[-1].wrote if self.files else 0
 
     def _view(self, file: JavaFile) -> memoryview:
@@ -86,11 +86,11 @@ class JavaLog:
 
     # --------------------------------------------------------------------------------- recover
     def third_last(self) -> int:
-        """The file that a normal recovery begins with, by its index."""
+        """Index of the file at which a normal recovery begins."""
         return max(0, len(self.files) - RECOVERED_FILES)
 
     def recent(self, checkpoint: Checkpoint, *, index_safe: bool) -> int:
-        """The file that an abnormal recovery begins with (``isMappedFileMatchedRecover``)."""
+        """Index of the file where an abnormal recovery begins (``isMappedFileMatchedRecover``)."""
         limit = min(checkpoint.physic_timestamp, checkpoint.logics_timestamp) - _GRACE_MS
         limit = max(0, limit)
         if index_safe:
@@ -114,18 +114,18 @@ class JavaLog:
         return int(timestamp)
 
     def find_end(self, start: int, dispatch: JavaDispatch | None, *, check_crc: bool) -> int:
-        """Where the log ends, read from a file on (``recoverNormally``, ``recoverAbnormally``).
+        """Find the log's end (``recoverNormally``, ``recoverAbnormally``).
 
         Args:
-            start: the file, by its index.
-            dispatch: told of each message; None to tell nobody.
-            check_crc: whether bodies are compared with their CRC.
+            start: index of the first file to read.
+            dispatch: gets each message; None for a normal recovery.
+            check_crc: whether to compare bodies with their CRC.
 
         Raises:
             JavaRefusal: if RocketMQ would fail.
         """
-        # QUIRK: Java reads the delay levels only after this, so that a delayed message that is
-        # dispatched here gets the hash of its tags, not the time of its delivery.
+        # QUIRK: Java reads the delay levels after this. So a delayed message that is dispatched
+        # here gets the hash of its tags, not its delivery time.
         with _Runs((), check_crc=check_crc) as runs:
             return self._find_end(start, dispatch, runs, check_crc=check_crc)
 
@@ -149,7 +149,7 @@ class JavaLog:
                     dispatch.one(verdict.request)
                 at += verdict.size
             elif not verdict.is_success:
-                self.stopped_by = _what_stands(window, check_crc)
+                self.stopped_by = _stop_reason(window, check_crc)
                 return file.base + at
             else:
                 index += 1
@@ -174,11 +174,11 @@ class JavaLog:
             )
         except JavaMemoryError as error:
             raise JavaRefusal(
-                f"{file.path} at {at}: what stands there makes RocketMQ ask for {error}, and end"
+                f"{file.path} at {at}: the bytes there make RocketMQ allocate {error}, and end"
             ) from error
 
     def cut(self, offset: int) -> list[JavaFile]:
-        """Let the log end at an offset: the files that Java would destroy."""
+        """Cut the log at an offset, and return the files that Java would destroy."""
         kept, dropped = [], []
         for file in self.files:
             if file.base > offset:
@@ -192,10 +192,10 @@ class JavaLog:
 
     # ----------------------------------------------------------------------------------- reput
     def dispatch_rest(self, start: int, dispatch: JavaDispatch) -> None:
-        """Dispatch from an offset on up to the log's end (``ReputMessageService.doReput``).
+        """Dispatch the messages from an offset to the log's end (``ReputMessageService.doReput``).
 
         Raises:
-            JavaRefusal: if RocketMQ would fail, or wait for ever.
+            JavaRefusal: if RocketMQ would fail, or wait without end.
         """
         offset = start
         with _Runs(self._levels, check_crc=False) as runs:
@@ -203,16 +203,16 @@ class JavaLog:
                 offset = self._dispatch_file(max(offset, self.min_offset), runs, dispatch)
 
     def _dispatch_file(self, offset: int, runs: _Runs, dispatch: JavaDispatch) -> int:
-        """Dispatch what a file holds from an offset on; where to go on.
+        """Dispatch the messages of a file from an offset on; return the next offset.
 
-        QUIRK: behind a frame whose lengths do not add up Java's buffer stands where these lead,
-        while its offset moves by TOTALSIZE: the two are apart from there on, and the next error
-        leaves the offset beyond the file's end. What cannot be read at all ends the file.
+        QUIRK: after a frame whose lengths do not add up, Java's buffer moves by the lengths, but
+        its offset by TOTALSIZE. From there on the two differ, and the next error moves the offset
+        behind the file's end. Unreadable bytes end the file.
         """
         file = next((f for f in self.files if f.base <= offset < f.base + self._file_size), None)
         if file is None or offset - file.base >= file.wrote:
             raise JavaRefusal(
-                f"RocketMQ would wait for ever for what is to be dispatched at {offset}: there is "
+                f"RocketMQ would wait without end for a message at {offset}: there is "
                 "no file for it"
             )
         at = offset - file.base
@@ -241,15 +241,15 @@ class JavaLog:
 
 
 class _Runs:
-    """The runs of frames of a log, the next one looked for while one is dispatched.
+    """Reads the runs of frames of a log; a thread reads the next run during the dispatch of one.
 
     Args:
-        levels_ms: delay of each level.
-        check_crc: whether bodies are compared with their CRC.
+        levels_ms: delay of each level in milliseconds.
+        check_crc: whether to compare bodies with their CRC.
     """
 
     def __init__(self, levels_ms: tuple[int, ...], *, check_crc: bool) -> None:
-        # What one has found is good while the other is at work.
+        # Two followers: the result of one stays valid while the other reads.
         self._followers = [Follower(levels_ms, check_crc=check_crc, as_java=True) for _ in range(2)]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="recovery")
         self._ahead: tuple[tuple[str, int, int], Future[_Found]] | None = None
@@ -261,23 +261,23 @@ class _Runs:
         self._pool.shutdown()
 
     def at(self, file: JavaFile, data: memoryview, at: int) -> _Found:
-        """The run that begins at a place of a file, None where no frame stands; good until the
-        next call.
+        """The run that begins at a position of a file. It is valid until the next call.
 
         Args:
             file: the file.
-            data: as much of it as may be read.
-            at: where in it.
+            data: the readable bytes of the file.
+            at: the position.
 
         Returns:
-            The run, its bytes, and where it was looked for.
+            The run (None if no frame begins there), its bytes, and the window that begins at the
+            position.
         """
         asked = file.path, at, len(data)
         if self._ahead is not None and self._ahead[0] == asked:
             found = self._ahead[1].result()
         else:
             if self._ahead is not None:
-                # It is in the way: both use what followers keep.
+                # Wait for the thread: it uses the same followers.
                 self._ahead[1].result()
             found = self._follow(file.base, data, at)
         self._ahead = None
@@ -295,8 +295,8 @@ class _Runs:
         return run, count, window
 
 
-def _what_stands(window: Window, check_crc: bool) -> str | None:
-    """Why a place is no message, None where nothing was written there."""
+def _stop_reason(window: Window, check_crc: bool) -> str | None:
+    """Why no message begins at a position, None if only zeros do."""
     outcome = window.decode(0, check_crc=check_crc)
     if isinstance(outcome, frame.Damage):
         return None if outcome.kind is frame.DamageKind.ZEROED else outcome.reason

@@ -1,6 +1,8 @@
-"""What RocketMQ's recovery does to the files of queues: really, or only noted.
+"""Consume queues as RocketMQ 4.9.3 recovers and fills them (``ConsumeQueue``), quirks included.
 
-Both ways run the same code over the same bytes, so that a plan says what applying it will do.
+The same code makes a plan and applies it: with :class:`Noted` it writes to memory, with
+:class:`Applied` to the files. Positions alone end a queue: the bytes behind them stay. This code
+writes gaps as Java does, which the queue writer of logquarry refuses.
 """
 
 from __future__ import annotations
@@ -29,29 +31,29 @@ from logquarry.read.log_queues import QueueKey
 
 
 class Target(Protocol):
-    """The files of a store's queues. Paths are below the store's folder, with ``/``."""
+    """The files of a store's queues, by paths below the store's folder, with ``/``."""
 
     def view(self, path: str) -> memoryview:
-        """The bytes of a file, to be read."""
+        """The bytes of a file."""
 
     def write(self, path: str, position: int, data: memoryview | bytes) -> None:
         """Write into a file."""
 
     def make(self, path: str, size: int) -> None:
-        """Make a file of zeros, which is not there."""
+        """Create a file of zeros."""
 
     def extend(self, path: str, size: int) -> None:
-        """Give a file the zeros that it lacks."""
+        """Append zeros to a file, up to a size."""
 
     def set_aside(self, path: str) -> None:
-        """Take a file away."""
+        """Move a file to quarantine."""
 
 
 class Noted:
-    """Changes nothing: what would be written is kept in memory.
+    """Keeps all changes in memory, for a plan.
 
     Args:
-        root: the store.
+        root: the store's folder.
     """
 
     def __init__(self, root: Path) -> None:
@@ -67,7 +69,7 @@ class Noted:
         """See :meth:`Target.write`."""
         if path not in self._changed:
             with (self._root / path).open("rb") as file:
-                # Pages that are written to become copies of our own.
+                # A private mapping: written pages become copies in memory.
                 self._changed[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._changed[path][position : position + len(data)] = bytes(data)
 
@@ -84,14 +86,14 @@ class Noted:
 
 
 class Applied:
-    """Changes the files; what Java would destroy is moved to quarantine.
+    """Changes the files, and moves files that Java would destroy to quarantine.
 
     Args:
-        root: the store.
-        disk: what it is on.
+        root: the store's folder.
+        disk: disk of the store.
 
     Attributes:
-        written: the files that are not on the disk yet.
+        written: paths of the files that are not synced yet.
     """
 
     def __init__(self, root: Path, disk: Disk) -> None:
@@ -112,7 +114,7 @@ class Applied:
         file = self._open.get(path)
         if file is None:
             file = self._keep(path, (self._root / path).stat().st_size)
-            # Java leaves holes, on which a full disk is a crash.
+            # Java leaves a sparse file: a full disk ends it with SIGBUS later.
             file.allocate()
         self.written.add(path)
         file.buffer[position : position + len(data)] = data
@@ -131,12 +133,12 @@ class Applied:
 
     def extend(self, path: str, size: int) -> None:
         """See :meth:`Target.extend`."""
-        # Opening it does so.
+        # To open it extends it.
         MappedFile(self._disk, self._root / path, 0, size).close()
         self.written.add(path)
 
     def set_aside(self, path: str) -> None:
-        """See :meth:`Target.set_aside`. A file that holds nothing but zeros is deleted."""
+        """See :meth:`Target.set_aside`. A file of zeros alone is deleted."""
         self._release(path)
         self.written.discard(path)
         size = (self._root / path).stat().st_size
@@ -155,23 +157,23 @@ class Applied:
             file.close()
 
     def close(self) -> None:
-        """Close the files. What was written is with the kernel, and not on the disk."""
+        """Close the files without a sync."""
         for path in list(self._open):
             self._release(path)
 
 
 class WrittenFiles:
-    """Files that were written and are not on the disk yet."""
+    """Files that were written and are not synced yet."""
 
     def __init__(self, root: Path, disk: Disk, paths: set[str]) -> None:
         self._root = root
         self._disk = disk
         self._paths = set(paths)
-        # Users flush beside the thread that does it now and then.
+        # Users call flush beside the flush thread.
         self._flushing = threading.Lock()
 
     def flush(self, least_pages: int = 0) -> None:
-        """With 0, wait until all of them are on the disk.
+        """Sync all files if the argument is 0.
 
         Raises:
             StoreUnavailable: if a sync failed, now or before.
@@ -191,7 +193,7 @@ class WrittenFiles:
         try:
             descriptor = self._disk.open(path)
         except FileNotFoundError:
-            # Retention took it, and there is nothing to keep.
+            # Retention deleted it.
             yield None
             return
         except OSError as error:
@@ -210,11 +212,7 @@ def _mapped(path: Path) -> mmap.mmap:
         raise StoreUnavailable(f"{path}: cannot be read: {error.strerror}") from error
 
 
-# --------------------------------------------------------------------------------------------------
-# Consume queues as RocketMQ 4.9.3 recovers and fills them (``ConsumeQueue``), quirks included.
-#
-# Positions are all that ends a queue: bytes behind them stay. What the queue writer of this library
-# refuses (a gap) is written here as Java writes it.
+# -------------------------------------------------------------------------------------- the queues
 
 Offsets = npt.NDArray[np.int64]
 
@@ -226,7 +224,7 @@ _CHUNK: Final = 1 << 12
 
 
 class JavaRefusal(Exception):
-    """RocketMQ would not start; the message says why."""
+    """RocketMQ would not start; the text gives the reason."""
 
 
 @dataclass(slots=True)
@@ -235,8 +233,8 @@ class JavaFile:
 
     Attributes:
         base: offset of its first byte (its name).
-        path: below the store's folder.
-        wrote: where it ends, to Java.
+        path: path below the store's folder.
+        wrote: position at which the file ends for Java.
     """
 
     base: int
@@ -248,19 +246,19 @@ class JavaQueue:
     """One queue.
 
     Args:
-        key: topic and number.
-        files: its files in order, all of them full.
-        file_size: bytes of each.
-        target: what is done to them.
+        key: topic and queue id.
+        files: its files in order, all of full size.
+        file_size: bytes of each file.
+        target: changes the files.
 
     Attributes:
-        max_physical: where the last message ends in the log (``maxPhysicOffset``), as far as
-            units can be believed; -1 for none.
+        max_physical: physical offset behind the last message, by the entries
+            (``maxPhysicOffset``); -1 without one.
         files: its files.
-        set_aside: paths of those that Java would have destroyed, and why.
-        cut: where units were cut off behind the log's end, in bytes; None where none were.
-        put_from: where the first new unit was put, in bytes.
-        put_units: how many were.
+        set_aside: paths of the files that Java would destroy, each with its reason.
+        cut: position from which entries behind the log's end were cut, in bytes; None if none were.
+        put_from: position of the first new entry, in bytes.
+        put_units: number of new entries.
     """
 
     def __init__(
@@ -278,17 +276,17 @@ class JavaQueue:
 
     @property
     def folder(self) -> str:
-        """Where its files are."""
+        """Path of its folder."""
         return f"{CONSUME_QUEUE}/{self.key[0]}/{self.key[1]}"
 
     @property
     def wrote_offset(self) -> int:
-        """Where it ends, in bytes; 0 without files."""
+        """Position of its end in bytes, 0 without files."""
         return self.files[-1].base + self.files[-1].wrote if self.files else 0
 
     # --------------------------------------------------------------------------------- recover
     def recover(self) -> None:
-        """Find the end from the third-last file on (``recover``): the first unit that is none."""
+        """Find the end, from the third-last file on (``recover``): the first invalid entry."""
         if not self.files:
             return
         index = max(0, len(self.files) - RECOVERED_FILES)
@@ -303,9 +301,9 @@ class JavaQueue:
         self._truncate(file.base + count * UNIT_SIZE)
 
     def _leading(self, file: JavaFile, start: int, limit: int) -> tuple[int, QueueEntry | None]:
-        """The sound units one after the other from one on, and the last of them.
+        """Number of sound entries from one on, and the last of them.
 
-        A unit is sound with an offset from 0 and below ``limit``, and a size.
+        An entry is sound if its physical offset is from 0 to below ``limit`` and its size positive.
         """
         units = np.frombuffer(
             self._target.view(file.path), UNIT_DTYPE, self._file_size // UNIT_SIZE
@@ -327,16 +325,16 @@ class JavaQueue:
     def _truncate(self, offset: int) -> None:
         """``MappedFileQueue.truncateDirtyFiles``."""
         while self.files[-1].base > offset:
-            reason = f"it is behind the end of what can be read, {offset // UNIT_SIZE}"
+            reason = f"it lies behind the last sound entry, {offset // UNIT_SIZE}"
             self._destroy(self.files.pop(), reason)
         last = self.files[-1]
         last.wrote = min(self._file_size, offset - last.base)
 
     def truncate_dirty(self, physical: int) -> None:
-        """Take away what lies behind the log's end (``truncateDirtyLogicFiles``).
+        """Remove the entries behind the log's end (``truncateDirtyLogicFiles``).
 
-        QUIRK: the first unit of a file counts whatever it is: one of zeros too. (With one unit a
-        file Java never ends.)
+        QUIRK: the first entry of a file always counts, even one of zeros. (With files of one entry
+        Java never ends.)
         """
         self.max_physical = physical
         while self.files:
@@ -344,7 +342,7 @@ class JavaQueue:
             first = queue_entry.decode_at(self._target.view(file.path), 0)
             if first.physical_offset >= physical:
                 self.files.pop()
-                self._destroy(file, f"its messages are behind the log's end at {physical}")
+                self._destroy(file, f"its messages lie behind the log's end at {physical}")
                 continue
             count, last = self._leading(file, 1, physical)
             last = first if last is None else last
@@ -356,7 +354,7 @@ class JavaQueue:
             return
 
     def destroy(self) -> None:
-        """``destroyLogics``: nothing stays."""
+        """Remove all files (``destroyLogics``)."""
         self.max_physical = -1
         while self.files:
             self._destroy(self.files.pop(), "there is no log")
@@ -367,18 +365,18 @@ class JavaQueue:
 
     # ------------------------------------------------------------------------------------ put
     def put(self, offsets: Offsets, units: Units) -> None:
-        """Append units as the dispatcher would, one after the other (``putMessagePositionInfo``).
+        """Append entries as RocketMQ's dispatcher does (``putMessagePositionInfo``).
 
-        QUIRK: what ends before ``max_physical`` is passed over, and so is a queue offset that is
-        there already, but for 0, which is appended to any queue; a queue offset that is too large
-        is appended where it does not belong.
+        QUIRK: it skips a message that ends before ``max_physical``, and a queue offset that the
+        queue has already, except 0, which it appends to any queue. It appends a queue offset that
+        is too large at the queue's end, where it does not belong.
 
         Args:
-            offsets: the queue offset of each.
-            units: what they say, of messages that name places one behind the other.
+            offsets: queue offset of each entry.
+            units: the entries, in the order of their physical offsets.
 
         Raises:
-            JavaRefusal: if a file would have to be made at a place that no name can say.
+            JavaRefusal: if a new file would begin at an offset that no name can have.
         """
         if not len(units):
             return
@@ -386,7 +384,7 @@ class JavaQueue:
             ends = units["physical_offset"].astype(np.int64) + units["size"]
             known = int(np.count_nonzero(ends <= self.max_physical))
             offsets, units = offsets[known:], units[known:]
-        # Each run of queue offsets that follow one another, and 0 by itself.
+        # Parts of consecutive queue offsets; 0 is a part of its own.
         breaks = np.diff(offsets) != 1
         if len(offsets) and int(offsets.min()) <= 0:
             breaks |= (offsets[:-1] == 0) | (offsets[1:] == 0)
@@ -397,7 +395,7 @@ class JavaQueue:
                 self._put_run(int(offsets[start]), units[start:stop])
 
     def _put_run(self, offset: int, units: Units) -> None:
-        """Units of queue offsets that follow one another, with no 0 but a single one."""
+        """Append entries with consecutive queue offsets; 0 only as a single one."""
         end = _end_of(units[-1])
         expected = java.to_long(offset * UNIT_SIZE)
         file = self._writable(expected)
@@ -418,12 +416,12 @@ class JavaQueue:
         self.max_physical = end
 
     def _writable(self, expected: int) -> JavaFile:
-        """The last file, or the next one where that is full (``getLastMappedFile``)."""
+        """The last file, or a new one if that is full (``getLastMappedFile``)."""
         if not self.files:
             if not 0 <= expected <= LARGEST_BASE:
                 raise JavaRefusal(
-                    f"{self.folder}: the first message that comes to it says that its unit stands "
-                    f"at byte {expected}"
+                    f"{self.folder}: the queue offset of its first message needs an entry at byte "
+                    f"{expected}"
                 )
             file = self._make(expected - expected % self._file_size)
             padding = expected - file.base

@@ -1,18 +1,28 @@
-"""What a recovery will do, and why, before anything is touched.
+"""Plans of a recovery: the steps, and what happens to each queue and to the index.
 
-A plan is found by reading alone. It can be printed, compared and applied; applying it twice, or
-once more after being interrupted, comes to the same.
+A plan is made by reading alone. You can print, compare and apply it. To apply it twice, or again
+after an interruption, gives the same result.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
+from logquarry.format import index, queue_entry
+from logquarry.format.index import IndexHeader, IndexShape
+from logquarry.log.layout import INDEX, StoreLayout
 from logquarry.log.walk import DamagedSpan
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import Queue
+from logquarry.read.log_queues import QueueKey
+from logquarry.repair.audit.differences import names_damage
+from logquarry.repair.audit.first_difference import AuditedQueue
+from logquarry.repair.audit.index import entries_of_last, file_fault, sequence_fault
+from logquarry.repair.audit.log import damage_json
 
 RecoveryMode = Literal["safe", "rocketmq"]
 
@@ -21,36 +31,36 @@ class StepKind(Enum):
     """What one step does."""
 
     CUT = "cut"
-    """Let a file sequence end earlier: the log, or a queue."""
+    """Shorten the log or a queue."""
     ZERO = "zero"
-    """Make what stands behind an end zeros; the bytes are kept in quarantine."""
+    """Overwrite the bytes behind an end with zeros; quarantine keeps a copy."""
     SET_ASIDE = "set_aside"
-    """Move a file out of the way, into quarantine."""
+    """Move a file to quarantine."""
     EXTEND = "extend"
-    """Give a file the bytes that it lacks, all zeros."""
+    """Append zeros to a file that is too short."""
     PUT_BLANK = "put_blank"
-    """Fill the place of a lost file of the log with a blank, so that one can step over it."""
+    """Replace a lost file of the log by a blank, so that readers can skip it."""
     BUILD_QUEUE = "build_queue"
-    """Append units to a queue that the log says are missing."""
+    """Append the entries that a queue lacks."""
     BUILD_TRANSACTIONS = "build_transactions"
-    """Make the state table of 3.x, or its redo log, anew from the log."""
+    """Rebuild the state table or the redo log of 3.x from the log."""
     BUILD_INDEX = "build_index"
-    """Put keys into the index that it lacks."""
+    """Put the keys into the index that it lacks."""
     NOTE_DAMAGE = "note_damage"
-    """Write down what of the log is damaged, for readers to pass it over."""
+    """Record the damage of the log, so that readers skip it."""
     REMOVE = "remove"
-    """Take a file away: ``abort``, and then the store is closed in order."""
+    """Delete ``abort``: the store is shut down cleanly then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to do.
+    """One step of a plan.
 
     Attributes:
-        kind: what.
+        kind: what it does.
         file: path below the store's folder: a file, or the folder of a queue or of the index.
-        offset: where in the log (``commitlog/``) or in the file; None for all of it.
-        length: of how many bytes, None where that says nothing.
+        offset: physical offset in the log, elsewhere a position in the file; None for all of it.
+        length: number of bytes, None if unknown.
         reason: why, in words.
     """
 
@@ -62,13 +72,7 @@ class Step:
 
     def to_json(self) -> dict[str, Any]:
         """As an object of docs/json.md."""
-        return {
-            "kind": self.kind.value,
-            "file": self.file,
-            "offset": self.offset,
-            "length": self.length,
-            "reason": self.reason,
-        }
+        return asdict(self) | {"kind": self.kind.value}
 
     def __str__(self) -> str:
         place = self.file if self.offset is None else f"{self.file} at {self.offset}"
@@ -78,18 +82,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """What is to be done to a store.
+    """The plan of a recovery.
 
     Attributes:
         root: the store's folder.
-        mode: whose rules.
-        looked_at: what the plan was found from, in words.
+        mode: ``safe``, or ``rocketmq`` for RocketMQ's own outcome.
+        looked_at: what the plan is based on, in words.
         log_start: physical offset of the log's first byte.
-        log_end: where the log will end.
-        dispatch_from: from here on messages are told to queues or index again.
-        damage: bytes within the log that are no messages, and stay.
-        steps: what to do, in this order.
-        refused: why the store cannot be opened this way, None if it can.
+        log_end: physical offset of the log's end after the recovery.
+        dispatch_from: physical offset of the first message that is dispatched again.
+        damage: damage within the log, which stays.
+        steps: the steps in their order.
+        refused: why the store cannot be recovered in this mode, None if it can.
     """
 
     root: str
@@ -104,7 +108,7 @@ class RecoveryPlan:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether there is any step."""
         return bool(self.steps)
 
     def to_json(self) -> dict[str, Any]:
@@ -116,22 +120,13 @@ class RecoveryPlan:
             "log_start": self.log_start,
             "log_end": self.log_end,
             "dispatch_from": self.dispatch_from,
-            "damage": [
-                {
-                    "kind": span.kind,
-                    "file": span.path,
-                    "offset": span.offset,
-                    "length": span.length,
-                    "reason": span.reason,
-                }
-                for span in self.damage
-            ],
+            "damage": damage_json(self.damage),
             "steps": [step.to_json() for step in self.steps],
             "refused": self.refused,
         }
 
     def summary(self, most: int = 12) -> Iterator[str]:
-        """The plan in a few words: no more than ``most`` steps are told one by one."""
+        """The plan in lines of text: the first ``most`` steps, and counts of the others."""
         yield from self.looked_at
         yield f"the log begins at {self.log_start} and will end at {self.log_end}"
         if self.damage:
@@ -144,7 +139,7 @@ class RecoveryPlan:
             yield f"and {count} more times: {name}"
 
     def lines(self) -> Iterator[str]:
-        """The plan in words."""
+        """The plan in lines of text."""
         yield from self.looked_at
         yield f"the log begins at {self.log_start} and will end at {self.log_end}"
         for span in self.damage:
@@ -154,3 +149,149 @@ class RecoveryPlan:
             yield f"refused: {self.refused}"
         elif not self.steps:
             yield "there is nothing to do"
+
+
+# ------------------------------------------------------------------------------------------ queues
+class QueueAction(Enum):
+    """What happens to the entries of a queue."""
+
+    KEEP = "keep"
+    CUT = "cut"
+    """Remove the entries from ``keep_until`` on, and append those that the log asks for."""
+    REBUILD = "rebuild"
+    """Move all files to quarantine, and build new ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePlan:
+    """What happens to one queue.
+
+    Attributes:
+        key: topic and queue id.
+        action: what happens to its entries.
+        keep_until: queue offset of the first entry that is removed.
+        had_until: queue offset at which the queue ended.
+        end: queue offset at which it will end.
+        resume_at: physical offset of the first message that it lacks, None if it lacks none.
+        reason: why, in words.
+        moved: queue offsets of messages whose own is harmed, by their physical offsets.
+        largest_gap: most messages that are missing at one place.
+    """
+
+    key: QueueKey
+    action: QueueAction
+    keep_until: int
+    had_until: int
+    end: int
+    resume_at: int | None
+    reason: str
+    moved: Mapping[int, int] = field(default_factory=dict)
+    largest_gap: int = 0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the queue needs no change."""
+        return self.action is QueueAction.KEEP and self.resume_at is None
+
+
+def plan_queue(found: AuditedQueue) -> QueuePlan:
+    """The plan for a queue that was compared with the log."""
+    had, difference = found.had_until, found.difference
+    if found.end is None or difference is None:
+        end, resume_at = found.kept_until, None
+        reason = f"entries from {end} on are of no message of the log"
+        if end >= had:
+            action, reason = QueueAction.KEEP, ""
+            if found.ends_empty:
+                # RocketMQ would take the first entry of that file for a message.
+                action, reason = QueueAction.CUT, "its last file is empty"
+            return QueuePlan(found.key, action, end, had, end, None, reason)
+        keep = end
+    else:
+        end, resume_at, reason = found.end, difference.resume_at, difference.reason
+        keep = min(difference.offset, had)
+    first = found.first_entry
+    if first is None or keep < first or (had and keep <= first):
+        action, keep = QueueAction.REBUILD, 0
+    else:
+        action = QueueAction.CUT if keep < had else QueueAction.KEEP
+    if resume_at is None:
+        return QueuePlan(found.key, action, keep, had, keep, None, reason)
+    moved, gap = found.moved, found.largest_gap
+    return QueuePlan(found.key, action, keep, had, end, resume_at, reason, moved, gap)
+
+
+def kept_entries(
+    queue: Queue, start: int, stop: int, damage: Container[int]
+) -> Iterator[tuple[int, bytes]]:
+    """The entries of a range whose messages are lost, with their queue offsets."""
+    for offset, entry in queue.entries(start, stop):
+        if not entry.is_filler and names_damage(entry, damage):
+            yield offset, queue_entry.encode(entry)
+
+
+# ------------------------------------------------------------------------------------------- index
+@dataclass(frozen=True, slots=True)
+class IndexPlan:
+    """What happens to the index.
+
+    Attributes:
+        set_aside: names of the files that go to quarantine, each with its reason.
+        built_from: physical offset of the first message whose keys may be missing.
+        keys_there: number of that message's keys that the index has.
+        kept_timestamp: store time of the last key that stays, 0 if none stays.
+    """
+
+    set_aside: tuple[tuple[str, str], ...]
+    built_from: int
+    keys_there: int = 0
+    kept_timestamp: int = 0
+
+
+def plan_index(
+    layout: StoreLayout,
+    shape: IndexShape,
+    *,
+    log_start: int,
+    log_end: int,
+    is_closed: bool,
+    synced_timestamp: int,
+) -> IndexPlan:
+    """The plan for the index of a store.
+
+    After a crash only the files stay that the checkpoint covers. RocketMQ destroys the others too,
+    and then indexes only a part of their messages again (#8007).
+
+    Args:
+        layout: the store's files.
+        shape: slots and entries of each file.
+        log_start: physical offset of the log's first byte.
+        log_end: physical offset of the log's end.
+        is_closed: whether the store was shut down cleanly.
+        synced_timestamp: the checkpoint's time of the index.
+    """
+    aside: list[tuple[str, str]] = []
+    last: IndexHeader | None = None
+    keys_there = 0
+    log = CommitLog(layout)
+    for entry in layout.index_files:
+        data = layout.open_file(f"{INDEX}/{entry.name}").window(0, entry.size)
+        fault: str | None = "a file before it is set aside"
+        if not aside:
+            fault = file_fault(data, entry.size, shape, log_end)
+        if fault is None:
+            header = index.decode_header(data)
+            if not is_closed and (
+                header.entry_count < shape.entries or header.end_timestamp > synced_timestamp
+            ):
+                fault = "the checkpoint does not cover all of it"
+            else:
+                fault = sequence_fault(log, log_start, header, last)
+            if fault is None:
+                last = header
+                keys_there = entries_of_last(data, shape, header)
+        if fault is not None:
+            aside.append((entry.name, fault))
+    if last is not None and last.entry_count > 1:
+        return IndexPlan(tuple(aside), last.end_offset, keys_there, last.end_timestamp)
+    return IndexPlan(tuple(aside), log_start)

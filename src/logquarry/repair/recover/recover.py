@@ -1,7 +1,7 @@
-"""Recovers a store that nobody has open: the plan, and what carries it out.
+"""Recover: makes the plan for a store that is not open, and applies it.
 
-Opening a store to write it does the same where it has to (:mod:`.store_engine`). This is for those
-who want to see first what will be done, or who give the store to a broker afterwards.
+Opening a store for writing does the same if needed (:mod:`logquarry.store.store_engine`). Call
+:func:`recover` to see the plan first, or before you give the store to a broker.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe
-from logquarry.repair.recover.entries import check_entries
-from logquarry.repair.recover.found import find_store
+from logquarry.repair.recover.folder_check import check_entries
+from logquarry.repair.recover.open_check import find_store
 from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, Step, StepKind
 from logquarry.repair.recover.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
 from logquarry.repair.recover.safe import SafePlan, plan_safe
@@ -39,30 +39,31 @@ def recover(
     disk: Disk | None = None,
     progress: Progress | None = None,
 ) -> RecoveryPlan:
-    """Say what a store needs before it can be written again; with ``apply`` do that too.
+    """Plan the recovery of a store, and with ``apply`` recover it.
 
-    Without ``apply`` nothing is touched. With it the store's lock is taken first, the plan is made
-    under it, carried out, and the store is left as one that was closed in order. Whoever is
-    interrupted begins again, and comes to the same.
+    Without ``apply`` nothing is changed. With it, the store's lock is taken first, then the plan is
+    made and applied. The store counts as shut down cleanly afterwards. An interrupted recovery can
+    be run again with the same result.
 
     Args:
         path: the store's folder.
-        mode: ``safe`` keeps what stands whole in the log; ``rocketmq`` does what RocketMQ would.
-        apply: whether to carry the plan out.
-        config: its settings; sizes that are not stated are read off the files.
+        mode: ``safe`` keeps every message that is whole in the log; ``rocketmq`` gives RocketMQ's
+            own outcome.
+        apply: whether to apply the plan.
+        config: settings of the store; missing sizes are inferred from the files.
         clock: names new index files, in milliseconds.
-        disk: what it is on.
-        progress: told of the bytes of the log that are done.
+        disk: disk of the store.
+        progress: gets the bytes of the log that are done, and their total.
 
     Returns:
-        The plan; :attr:`RecoveryPlan.is_needed` tells whether there is (or was) anything to do.
+        The plan; :attr:`RecoveryPlan.is_needed` shows whether it has any step.
 
     Raises:
         StoreNotFound: if there is no store.
-        UnsupportedStore: with ``apply``, if the store has a feature that recovery would harm.
-        StoreUnavailable: if a process has it open; with ``apply`` also if the plan is refused or
-            the disk fails.
-        UsageError: for a store that is not local, and for settings that are not its own.
+        UnsupportedStore: with ``apply``, if the store has a feature that a recovery would harm.
+        StoreUnavailable: if a process has the store open; with ``apply`` also if the plan is
+            refused or the disk fails.
+        UsageError: if the store is not local, or the settings belong to another store.
     """
     root = local_store(path)
     settings = config or StoreConfig()
@@ -71,8 +72,8 @@ def recover(
     if not apply:
         if layout.is_live():
             raise StoreUnavailable(
-                f"{root}: the store is open in another program: what it needs can be told once "
-                "that has ended"
+                f"{root}: the store is open in another program: stop that program, and run the "
+                "recovery again"
             )
         plan = _planned(root, mode, settings, progress)
         if unsupported is not None:
@@ -85,7 +86,7 @@ def recover(
     lock = StoreLock(disk, root)
     try:
         check_entries(root)
-        # Files that a writer gave a second name before it crashed, which is their only one now.
+        # A writer that crashed may have left files with their second name alone.
         NameGuard(disk).restore([root / COMMIT_LOG, root / INDEX])
         plan = _planned(root, mode, settings, progress)
         if plan.refused is not None:
@@ -102,7 +103,7 @@ def recover(
 def _planned(
     root: Path, mode: RecoveryMode, config: StoreConfig, progress: Progress | None
 ) -> RecoveryPlan:
-    """The plan of a mode, with what belongs to every mode: how the store is left."""
+    """The plan of a mode, with the steps of every mode: note the damage, remove ``abort``."""
     layout = StoreLayout.open(root, config)
     plan: RecoveryPlan
     if mode == "rocketmq":
@@ -120,7 +121,7 @@ def _planned(
             reason += f" and in {len(news) - 1} more places"
         steps.append(Step(StepKind.NOTE_DAMAGE, DAMAGE, None, None, reason))
     if layout.has_abort:
-        reason = "the store was not closed in order"
+        reason = "the store was not shut down cleanly"
         steps.append(Step(StepKind.REMOVE, ABORT, None, None, reason))
     return dataclasses.replace(plan, steps=tuple(steps))
 
@@ -128,15 +129,15 @@ def _planned(
 def _carry_out(
     plan: RecoveryPlan, disk: Disk, abort: AbortFile, clock: Clock, progress: Progress | None
 ) -> None:
-    """Do what a plan says, and see that the store is in order by the rules of its mode."""
+    """Apply a plan, and check that the store can be opened."""
     root = Path(plan.root)
     if isinstance(plan, RocketmqPlan):
-        # Whether there was an `abort` says which way it goes.
+        # The mode depends on whether there was an `abort`.
         is_clean = not abort.exists
         abort.make()
         apply_rocketmq(plan, disk, is_clean=is_clean)
         return
     assert isinstance(plan, SafePlan)
     apply_safe(plan, disk, clock, progress=progress)
-    # If this has an objection `abort` stays.
+    # If this raises, `abort` stays.
     find_store(root, plan.config, is_recovered=True)

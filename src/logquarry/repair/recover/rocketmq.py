@@ -1,10 +1,12 @@
-"""Recovery as RocketMQ 4.9.3 does it: what its load() and start() make of a store.
+"""Recovery in the mode ``rocketmq``: what load() and start() of RocketMQ 4.9.3 make of a store.
 
-Whatever that is: messages behind a bad one are cut off, queues may end with gaps. What Java
-destroys is moved to quarantine here, and refused is what Java does not survive. The log is cut in
-memory only, as there: not one of its bytes changes.
+This mode follows RocketMQ's own code, bugs included, and shares no rule with the safe recovery. It
+cuts off the messages behind a bad one, and queues may end with gaps. Files that Java destroys are
+moved to quarantine. The recovery refuses stores on which Java fails. As in Java, the log is cut in
+memory only: none of its bytes changes.
 
-A plan and what carries it out are one code over two kinds of files (:mod:`.java_files`).
+The parts are :mod:`.java_log`, :mod:`.java_queues` and :mod:`.java_dispatch`. One code makes the
+plan and applies it, over two kinds of files.
 """
 
 from __future__ import annotations
@@ -46,20 +48,20 @@ from logquarry.repair.recover.java_queues import (
     Target,
     WrittenFiles,
 )
+from logquarry.repair.recover.kept_entries import sync_files
 from logquarry.repair.recover.plan import RecoveryPlan, Step, StepKind
-from logquarry.repair.recover.saved_units import sync_files
 from logquarry.units import Clock, now_ms
 from logquarry.write.index_writer import IndexKeeper, IndexWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RocketmqPlan(RecoveryPlan):
-    """What RocketMQ would do.
+    """The plan of a recovery as RocketMQ does it.
 
     Attributes:
         config: the store's settings, with all sizes.
-        queue_ends: one past the last offset of each queue, as Java counts.
-        checkpoint: what the checkpoint says after a shutdown.
+        queue_ends: one past the last queue offset of each queue, as Java counts.
+        checkpoint: the checkpoint after a shutdown.
     """
 
     config: StoreConfig
@@ -69,12 +71,12 @@ class RocketmqPlan(RecoveryPlan):
 
 @dataclass(frozen=True, slots=True)
 class RocketmqResult:
-    """What was done.
+    """The result of a recovery.
 
     Attributes:
-        plan: as it was carried out.
-        written: the files of queues and index that were written, which are not on the disk yet.
-        dispatched_timestamp: store time of the last message that a queue was told of; 0 for none.
+        plan: the plan that was applied.
+        written: files of queues and index that are not synced yet.
+        dispatched_timestamp: store time of the last dispatched message, 0 without one.
     """
 
     plan: RocketmqPlan
@@ -83,33 +85,33 @@ class RocketmqResult:
 
 
 def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
-    """What RocketMQ would do to a store; nothing is changed.
+    """The plan for a store. Nothing is changed.
 
-    Takes 20 bytes of memory for each message that is to be put into a queue.
+    Takes 20 bytes of memory for each message that is put into a queue.
 
     Args:
         root: the store's folder.
-        config: its settings; sizes that are not stated are read off the files.
+        config: its settings; missing sizes are inferred from the files.
 
     Raises:
         StoreNotFound: if there is no store.
-        UsageError: if the shape of the index is not stated, and its files do not tell.
+        UsageError: if the shape of the index is neither given nor can be inferred.
     """
     return _Recovery(root, config, Noted(root)).plan()
 
 
 def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = None) -> RocketmqPlan:
-    """Carry a plan out, and wait until all of it is on the disk. To be called with the lock held.
+    """Apply a plan, durably. Call it with the lock held.
 
-    ``abort`` is left to the caller, who makes it before and takes it away behind.
+    The caller creates ``abort`` before, and removes it afterwards.
 
     Args:
-        plan: of a store that nobody has written since.
-        disk: what it is on.
-        is_clean: whether it was closed in order (default: as ``abort`` says).
+        plan: the plan of a store that was not written since.
+        disk: disk of the store.
+        is_clean: whether the store was shut down cleanly (default: if ``abort`` is missing).
 
     Returns:
-        What was done, which is what was planned.
+        The plan that was applied, equal to the given one.
 
     Raises:
         StoreUnavailable: if the plan is refused, or the disk fails.
@@ -117,7 +119,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
     root = Path(plan.root)
-    # They speak of the log as it was, and the checkpoint need not change.
+    # Both describe the log before the recovery, and the checkpoint may stay the same.
     disk.remove(root / DURABLE)
     disk.remove(root / DAMAGE)
     result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
@@ -140,19 +142,18 @@ def recover_as_rocketmq(
     clock: Clock | None = None,
     is_clean: bool | None = None,
 ) -> RocketmqResult:
-    """Do what RocketMQ would, reading the log once. To be called with the lock held.
+    """Recover a store as RocketMQ does, reading the log once. Call it with the lock held.
 
     Args:
         root: the store's folder.
-        config: its settings; sizes that are not stated are read off the files.
-        disk: what it is on.
+        config: its settings; missing sizes are inferred from the files.
+        disk: disk of the store.
         clock: names index files, in milliseconds.
-        is_clean: whether it was closed in order (default: as ``abort`` says).
+        is_clean: whether the store was shut down cleanly (default: if ``abort`` is missing).
 
     Raises:
         RocketmqRefuses: if RocketMQ would not start.
-        StoreUnavailable: if the disk fails. What was done until then stays: none of it is a byte
-            of the log.
+        StoreUnavailable: if the disk fails. Changes to queues and index stay; the log is unchanged.
     """
     target = Applied(root, disk)
     recovery = _Recovery(root, config, target, disk=disk, clock=clock, is_clean=is_clean)
@@ -203,7 +204,7 @@ class _Recovery:
         self._times = Checkpoint()
 
     def plan(self) -> RocketmqPlan:
-        """Run: what was done, or would be."""
+        """Run, and return the plan."""
         refused = None
         try:
             self._run()
@@ -229,11 +230,11 @@ class _Recovery:
 
     @property
     def dispatched_timestamp(self) -> int:
-        """Store time of the last message that a queue was told of, 0 for none."""
+        """Store time of the last dispatched message, 0 without one."""
         return self._dispatch.store_timestamp or 0
 
     def close(self) -> None:
-        """Close the index, as far as it was opened."""
+        """Close the index, if it is open."""
         if self._keeper is not None:
             self._keeper.close()
         if self._checkpoint_file is not None:
@@ -241,7 +242,7 @@ class _Recovery:
 
     # --------------------------------------------------------------------------------- the run
     def _run(self) -> None:
-        """``load()``, and what of ``start()`` changes something."""
+        """``load()``, and the parts of ``start()`` that change files."""
         config, target = self.config, self._target
         log_size, queue_size = config.mapped_file_size_commit_log, config.queue_file_size
         assert log_size is not None and queue_size is not None
@@ -255,24 +256,28 @@ class _Recovery:
         )
         self._times = self._read_checkpoint()
         is_clean = self._is_clean
-        state = "was closed in order" if is_clean else f"was not closed in order: {ABORT} is there"
+        state = "was shut down cleanly"
+        if not is_clean:
+            state = f"was not shut down cleanly: {ABORT} exists"
         self._say(f"the store {state}")
         self._load_index(is_clean)
         for queue in queues.values():
             queue.recover()
         known = max((queue.max_physical for queue in queues.values()), default=-1)
-        self._say(f"{len(queues)} queues say that the log reaches up to {max(0, known)}")
+        self._say(
+            f"the queues ({len(queues)}) point to messages up to physical offset {max(0, known)}"
+        )
         if files:
             self._recover_log(is_clean, known)
         else:
-            self._say("there is no log: no queue stays")
+            self._say("there is no log: all queues are set aside")
             for queue in queues.values():
                 queue.destroy()
         start = max([0, log.min_offset, *(queue.max_physical for queue in queues.values())])
         if is_clean or not files:
             self._dispatch_from = min(start, log.max_offset)
         if start < log.max_offset:
-            self._say(f"messages from {start} on are in no queue, and are dispatched")
+            self._say(f"the messages from {start} on are in no queue: they are dispatched")
             log.dispatch_rest(start, self._dispatch)
         self._after_run()
         if self._dispatch.store_timestamp is not None:
@@ -288,28 +293,29 @@ class _Recovery:
             by_index = config.message_index_enable and config.message_index_safe
             start = log.recent(self._times, index_safe=by_index)
             base = self._dispatch_from = log.files[start].base
+            times = ", ".join(map(str, self._times))
+            covered = f"the messages before {base}" if start else "no whole file"
             self._say(
-                f"the checkpoint ({', '.join(map(str, self._times))}) says that what begins "
-                f"before {base} is in queues and index: the log is read from there on, and each "
-                "message dispatched"
+                f"the checkpoint ({times}) covers {covered}: dispatch starts at physical offset "
+                f"{base}"
             )
         end = log.find_end(
             start, None if is_clean else self._dispatch, check_crc=config.check_crc_on_recover
         )
         if log.stopped_by is not None:
-            self._say(f"the log ends at {end}: there stands {log.stopped_by}")
+            self._say(f"the log ends at {end}: {log.stopped_by}")
             path = next(file.path for file in reversed(log.files) if file.base <= end)
-            self._step(StepKind.CUT, path, f"there stands {log.stopped_by}", offset=end)
+            self._step(StepKind.CUT, path, f"{log.stopped_by}", offset=end)
         for file in reversed(log.cut(end)):
             self._target.set_aside(file.path)
-            self._step(StepKind.SET_ASIDE, file.path, f"it is behind the log's end at {end}")
+            self._step(StepKind.SET_ASIDE, file.path, f"it lies behind the log's end at {end}")
         if known >= end:
             for queue in self._dispatch.queues.values():
                 queue.truncate_dirty(end)
 
     # ----------------------------------------------------------------------------------- files
     def _load(self, folder: str, size: int) -> list[JavaFile]:
-        """The files of a queue or of the log, all full (``MappedFileQueue.load``)."""
+        """The files of a queue or of the log, all of full size (``MappedFileQueue.load``)."""
         try:
             with os.scandir(self.root / folder) as entries:
                 found = sorted((entry.name, entry.stat().st_size, entry) for entry in entries)
@@ -323,12 +329,12 @@ class _Recovery:
         for name, length, entry in found:
             path = f"{folder}/{name}"
             if length != size or not entry.is_file():
-                what = f"it has {length} bytes" if entry.is_file() else "it is no file"
-                raise JavaRefusal(f"{path}: {what}, and a file of {size} belongs there")
+                what = f"{length} bytes" if entry.is_file() else "not a file"
+                raise JavaRefusal(f"{path}: {what}, instead of a file of {size} bytes")
             numbered = len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
             base = int(name) if numbered else -1
             if base % size or not 0 <= base <= LARGEST_BASE:
-                raise JavaRefusal(f"{path}: no file of {size} bytes is named like that")
+                raise JavaRefusal(f"{path}: no file of {size} bytes can have this name")
             files.append(JavaFile(base, path, size))
         return files
 
@@ -343,7 +349,7 @@ class _Recovery:
         )
 
     def _load_index(self, is_clean: bool) -> None:
-        """Take away what the checkpoint does not cover (``IndexService.load``)."""
+        """Set aside index files that the checkpoint does not cover (``IndexService.load``)."""
         shape = self.config.index_shape
         assert shape is not None
         limit = self._times.index_timestamp
@@ -355,19 +361,19 @@ class _Recovery:
             header = index.decode_header(data.ljust(index.HEADER.size, b"\0"))
             if not is_clean and header.end_timestamp > limit:
                 reason = (
-                    f"its last message is of {header.end_timestamp}, and the checkpoint tells of "
-                    f"index files up to {limit}"
+                    f"its last message is of {header.end_timestamp}, and the checkpoint covers the "
+                    f"index up to {limit}"
                 )
                 self._target.set_aside(path)
                 self._step(StepKind.SET_ASIDE, path, reason)
             elif entry.size < shape.file_size:
                 self._target.extend(path, shape.file_size)
                 length = shape.file_size - entry.size
-                reason = f"a file of {shape.file_size} bytes belongs there"
+                reason = f"{entry.size} bytes instead of {shape.file_size}"
                 self._step(StepKind.EXTEND, path, reason, offset=entry.size, length=length)
 
     def _index(self) -> IndexWriter | None:
-        """The index to be written, opened; None where none is."""
+        """The index, opened for writing; None without one."""
         if self._disk is None or not self.config.message_index_enable:
             return None
         shape = self.config.index_shape

@@ -17,7 +17,7 @@ from logquarry.log.layout import CONFIG, StoreLayout
 from logquarry.read import features as names
 from logquarry.read import timer_wheel
 from logquarry.read.features import Feature, find_features
-from logquarry.repair.salvage.look import SalvagePlan
+from logquarry.repair.salvage.plan import SalvagePlan
 
 POP: Final = "kvStore"
 COMPACTED: Final = "compaction"

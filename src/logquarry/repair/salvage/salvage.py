@@ -1,8 +1,8 @@
-"""The salvage as a whole: look, write the log, build what is derived, and say what was lost.
+"""Salvage: saves every sound message of a damaged store in a new store.
 
-The new store is made in a folder of its own within the target (``DIR/.salvage``), and comes out of
-there when it is whole: whoever opens the target before finds no store. Queues and index are what a
-safe recovery of the new log makes of it.
+The new store is made in a folder within the target (``DIR/.salvage``) and is moved out when it is
+whole, so that no program opens a part of it. A safe recovery of the new log builds queues and
+index.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ from logquarry.read.log_end import consume_queues
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
-from logquarry.repair.salvage.look import SalvagePlan, plan_salvage
 from logquarry.repair.salvage.other_files import LeftBehind, carried_names, carry, other_files
+from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
 from logquarry.repair.salvage.write import LogWriter
 from logquarry.signals import held
 from logquarry.units import Progress, now_ms
 
 REPORT: Final = "salvage.json"
 ORIGINALS: Final = "salvage"
-"""Folder in the sidecar of the new store, for files that it has otherwise."""
+"""Folder in the sidecar of the new store for original files that salvage had to change."""
 
 Bars = Callable[[str], Any]
-"""Gives a context with the progress of a part of the work."""
+"""Makes a progress bar, as a context, from the name of a part of the work."""
 Pause = Callable[[], None]
 
 
 @dataclass(slots=True)
 class MovedProgress:
-    """A consumer group that was further than the queue now is.
+    """A consumer group whose progress lies behind the end of a queue that lost its last messages.
 
     Attributes:
-        topic: of the queue.
-        queue_id: of it.
-        group: the consumers.
-        was: the offset that they had come to.
-        now: the queue's end, where they go on.
+        topic: topic of the queue.
+        queue_id: number of the queue.
+        group: the consumer group.
+        was: its progress, a queue offset.
+        now: the queue's end, from which it continues.
     """
 
     topic: str
@@ -81,16 +81,16 @@ class MovedProgress:
 
 @dataclass(slots=True)
 class Salvaged:
-    """What a salvage has done, or would do.
+    """The result of a salvage, or of its plan.
 
     Attributes:
-        plan: what was found.
-        into: the new store's folder; None where nothing was written.
-        progress: consumers that were further than their queue now is.
-        files: paths of the configuration files that were copied.
-        carried: other files and folders that were copied as they are.
-        left_behind: parts of the store that are not in the new one, and what is lost with them.
-        seconds: how long it took.
+        plan: the plan.
+        into: the new store's folder, None if nothing was written.
+        progress: consumer groups whose progress had to move.
+        files: paths of the copied configuration files.
+        carried: other files and folders that were copied unchanged.
+        left_behind: parts of the store that are not in the new one, and the loss.
+        seconds: duration.
     """
 
     plan: SalvagePlan
@@ -166,18 +166,18 @@ def salvage(
     """Save every sound message of a store.
 
     Args:
-        layout: the store's files, of which nothing is changed.
-        into: the folder of the new store, empty or not there; None to write nothing.
-        include_stale: whether sound frames behind the log's end are saved too, behind all others.
-        disk: what the new store is on.
-        bars: shows how far each part of the work is.
-        pause: called where the work may be ended: by what it raises.
+        layout: the store's files; they are not changed.
+        into: the folder of the new store, empty or missing; None to write nothing.
+        include_stale: whether to save sound frames behind the log's end, after all others.
+        disk: disk of the new store.
+        bars: makes progress bars.
+        pause: called at safe points; raise to cancel.
 
     Raises:
-        UsageError: if the folder is not empty, or within the store.
-        UnsupportedStore: if the store has queues that a plain store has not.
-        StoreUnavailable: if a process has the store open, or the disk does not take the new one.
-        CorruptStore: if queue offsets make no sense, or the store is changed meanwhile.
+        UsageError: if the folder is not empty, or lies within the store.
+        UnsupportedStore: if a plain store cannot hold the store's queues.
+        StoreUnavailable: if a process has the store open, or the disk fails or is full.
+        CorruptStore: if queue offsets are invalid, or the store is changed meanwhile.
     """
     began = time.monotonic()
     if layout.is_live():
@@ -218,15 +218,15 @@ def salvage(
 
 
 def check_target(layout: StoreLayout, into: Path) -> None:
-    """Refuse a folder that a new store cannot be made in.
+    """Check that a new store can be made in a folder.
 
     Raises:
-        UsageError: if it is one.
+        UsageError: if not.
     """
     if isinstance(layout.filesystem, LocalFileSystem):
         store = Path(layout.root).resolve()
         if store == into.resolve() or store in into.resolve().parents:
-            raise UsageError(f"{into}: within the store that is to be saved: nothing of it changes")
+            raise UsageError(f"{into}: lies within the damaged store: give another folder")
     try:
         names = sorted(path.name for path in into.iterdir()) if into.exists() else []
     except OSError as error:
@@ -234,23 +234,23 @@ def check_target(layout: StoreLayout, into: Path) -> None:
     if SALVAGE in names:
         _unlock(lock_folder(into))
         raise UsageError(
-            f"{into}: a salvage into it is not finished: remove {into / SALVAGE} to begin anew"
+            f"{into}: a salvage into it was interrupted: remove {into / SALVAGE} to start again"
         )
     if names:
         raise UsageError(f"{into}: it holds {names[0]}: the new store needs an empty folder")
 
 
 def settle(location: str, into: Path) -> bool:
-    """Undo a salvage that was cut off, or end it; whether a folder has all of what it made.
+    """Undo or finish an interrupted salvage; return whether the folder has the whole new store.
 
     Args:
-        location: the store that is saved, absolute.
+        location: absolute path or URL of the damaged store.
         into: the folder of the new store.
 
     Raises:
-        StoreUnavailable: if it is at work still.
-        UsageError: if another store was saved there, or somebody else has put something there
-            since; nothing is removed then.
+        StoreUnavailable: if the salvage is still running.
+        UsageError: if another store was saved there, or the folder holds other files; nothing is
+            removed then.
     """
     try:
         held_by_us = lock_folder(into)
@@ -268,7 +268,7 @@ def _settle(location: str, into: Path) -> bool:
         if any(work.iterdir()) or not report.is_file():
             _remove_unfinished(into)
             return False
-        # The log comes out of there at last: a broker may be at home in the store by now.
+        # The log was moved out last: a broker may use the store already.
         work.rmdir()
     if not report.is_file():
         return False
@@ -277,7 +277,7 @@ def _settle(location: str, into: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{report}: not the report of a salvage: {error!r}") from error
     if absolute(saved) != location:
-        raise UsageError(f"{into}: {saved} was saved there, not {location}: say another folder")
+        raise UsageError(f"{into}: {saved} was saved there, not {location}: give another folder")
     return True
 
 
@@ -292,15 +292,15 @@ def _remove_unfinished(into: Path) -> None:
     for name in there:
         if not comes_out or (work / name).exists():
             raise UsageError(
-                f"{into / name}: the salvage that was not finished did not make it: nothing is "
-                f"removed; {work} can be"
+                f"{into / name}: the interrupted salvage did not make it: nothing was removed; "
+                f"remove {work} to start again"
             )
     for name in there:
         if (into / name).is_dir():
             shutil.rmtree(into / name, ignore_errors=True)
         else:
             (into / name).unlink()
-    # It says that the others are ours: it goes last.
+    # Last, since it shows that the other files are ours.
     shutil.rmtree(work)
 
 
@@ -314,11 +314,11 @@ class _Target:
 
     Args:
         into: the folder.
-        disk: what it is on.
+        disk: its disk.
 
     Attributes:
-        disk: likewise.
-        work: the folder in it where the store is made.
+        disk: its disk.
+        work: the folder within it where the store is made.
     """
 
     def __init__(self, into: Path, disk: Disk) -> None:
@@ -328,7 +328,7 @@ class _Target:
         self._held = ExitStack()
 
     def begin(self) -> None:
-        """Make the folders: who comes second finds the one for the work."""
+        """Lock the folder and create those of the new store."""
         self._held.enter_context(alone_in(self.disk, self._into))
         try:
             self.disk.make_folder(self.work)
@@ -336,7 +336,7 @@ class _Target:
             raise self.disk.refused(self.work, error) from error
         others = sorted(path.name for path in self._into.iterdir() if path != self.work)
         if others:
-            # Somebody has put it there while the store was looked through.
+            # It was put there while the damaged store was read.
             self.work.rmdir()
             raise UsageError(
                 f"{self._into}: it holds {others[0]}: the new store needs an empty folder"
@@ -345,33 +345,33 @@ class _Target:
             self.disk.make_folders(self.work / name)
 
     def close(self) -> None:
-        """Let go of the folder: whoever comes next may see what is there."""
+        """Release the lock."""
         self._held.close()
 
     def build(self, plan: SalvagePlan) -> None:
-        """Make queues, index, checkpoint and durable mark of the log.
+        """Build queues, index, checkpoint and durable offset from the log.
 
         Raises:
-            StoreUnavailable: if the disk does not take them.
+            StoreUnavailable: if the disk fails or is full.
         """
         recovery = plan_safe(self.work, plan.config)
         if recovery.message_count != plan.messages or recovery.damage:
             raise StoreUnavailable(
-                f"{self.work}: {recovery.message_count} messages stand there, and "
-                f"{plan.messages} were written: the disk does not keep what it is given"
+                f"{self.work}: {plan.messages} messages were written, but "
+                f"{recovery.message_count} can be read: check the disk"
             )
         apply_safe(recovery, self.disk, now_ms)
         AbortFile(self.disk, self.work).remove()
         self._keep_queue_files(plan)
-        # What a recovery notes is of the way here; nobody has to look at it.
+        # The report of this recovery is of no use for the new store.
         shutil.rmtree(quarantine(self.work), ignore_errors=True)
 
     def _keep_queue_files(self, plan: SalvagePlan) -> None:
-        """See that RocketMQ's clean-up takes away no queue file that ends in a unit for nothing.
+        """Keep RocketMQ's clean-up from deleting queue files that end in a filler.
 
-        QUIRK: it deletes a file whose last unit names a place before the log's start, and a unit
-        for no message names 0. There it names the start of the log file that the next message of
-        the queue is in: nothing follows in the queue file that a reader could pass over for it.
+        QUIRK: the clean-up deletes a file whose last entry points before the log's start, and a
+        filler points to 0. Such a last entry gets the start of the log file that has the next
+        message of the queue. Readers skip no message, since no entry follows in the queue file.
         """
         size, log_size = plan.config.queue_file_size, plan.config.mapped_file_size_commit_log
         assert size is not None and log_size is not None
@@ -402,7 +402,7 @@ class _Target:
             raise self.disk.refused(path, error) from error
 
     def finish(self, found: Salvaged) -> None:
-        """Bring the store out of the folder that it was made in, the log at last."""
+        """Move the store out of the folder in which it was made, the log last."""
         disk_json(self.disk, self.work / SIDECAR / REPORT, found.to_json())
         names = [path.name for path in self.work.iterdir()]
         last = [CHECKPOINT, CONSUME_QUEUE, COMMIT_LOG]
@@ -418,7 +418,7 @@ class _Target:
 
 # ----------------------------------------------------------------------------------------- config
 def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress], dict[str, bytes]]:
-    """The files of ``config/`` as they are to be, and consumers whose progress had to move."""
+    """Consumer groups whose progress had to move, and the new files of ``config/`` by path."""
     documents: dict[str, bytes] = {}
     for entry in layout.filesystem.list(CONFIG):
         if not entry.is_dir:
@@ -430,7 +430,7 @@ def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress]
     try:
         offsets = broker_config.decode_consumer_offsets(documents[path])
     except (ValueError, TypeError, RecursionError):
-        # It is copied as it is, as damaged as it is.
+        # A damaged file is copied as it is.
         return [], documents
     moved = _moved_progress(layout, plan, offsets)
     if moved:
@@ -451,9 +451,9 @@ def _moved_progress(
     plan: SalvagePlan,
     offsets: dict[tuple[str, str], dict[int, int]],
 ) -> list[MovedProgress]:
-    """Consumers that are further than a queue that has lost its last messages.
+    """Consumer groups whose progress lies behind the end of their queue.
 
-    A broker would send them back to the queue's beginning, or let them pass over what comes next.
+    A broker would send them back to the queue's beginning, or let them skip new messages.
     """
     had = {(queue.topic, queue.queue_id): queue.max_offset for queue in consume_queues(layout)}
     found: list[MovedProgress] = []

@@ -1,7 +1,8 @@
-"""Writes the log of a salvaged store: frames as they were, where a plan puts them.
+"""Writes the log of a salvaged store.
 
-What changes in a frame: PHYSICALOFFSET; the offset of a half message that was moved too; a store
-time that would fall behind; a queue offset where the plan has another one.
+The writer changes these fields of a frame: PHYSICALOFFSET, the offset of a half message that was
+moved, a store time that is before that of the frame before, and a queue offset that the plan
+replaces.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from logquarry.format.rows import BODY_AT, POSITION, SIZE
 from logquarry.log import columns
 from logquarry.log.layout import COMMIT_LOG, NAME_DIGITS, StoreLayout
 from logquarry.log.walk import LogReader, Run
-from logquarry.repair.salvage.look import NewPlaces, Piece, SalvagePlan
+from logquarry.repair.salvage.plan import NewPlaces, Piece, SalvagePlan
 from logquarry.units import Progress
 
 Int64 = npt.NDArray[np.int64]
@@ -39,9 +40,9 @@ class LogWriter:
 
     Args:
         layout: the files of the damaged store.
-        plan: what goes where.
-        disk: what the new store is on.
-        root: its folder.
+        plan: the plan.
+        disk: disk of the new store.
+        root: folder of the new store.
     """
 
     def __init__(self, layout: StoreLayout, plan: SalvagePlan, disk: Disk, root: Path) -> None:
@@ -49,7 +50,7 @@ class LogWriter:
         self._plan = plan
         self._disk = disk
         self._root = root
-        # What is read was compared with its CRC when the plan was made.
+        # The planner has checked the CRCs.
         self._reader = LogReader(layout, check_crc=False)
         self._places = NewPlaces(plan.pieces)
         size = plan.config.mapped_file_size_commit_log
@@ -62,14 +63,14 @@ class LogWriter:
         self._last_time = 0
 
     def write(self, progress: Progress | None = None, pause: Pause = lambda: None) -> None:
-        """Write all of it, onto the disk.
+        """Write the whole log, durably.
 
         Args:
-            progress: told how many bytes are written, of how many.
-            pause: called where the work may be ended: by what it raises.
+            progress: gets the bytes that are written, and their total.
+            pause: called at safe points; raise to cancel.
 
         Raises:
-            StoreUnavailable: if the disk does not take it.
+            StoreUnavailable: if the disk fails or is full.
             CorruptStore: if the store has changed since the plan was made.
         """
         done, total = 0, self._plan.bytes
@@ -82,7 +83,7 @@ class LogWriter:
                     if progress is not None:
                         progress(done, total)
             if self._file is None:
-                # An empty store is one too.
+                # Without a message there is still a store.
                 self._disk.make_folders(self._root / COMMIT_LOG)
         finally:
             self._close(is_last=True)
@@ -96,7 +97,9 @@ class LogWriter:
             position = event.end
         if position != piece.stop:
             path = self._layout.log_path(position)
-            raise CorruptStore(path, position, "it was changed while it was read", kind="changed")
+            raise CorruptStore(
+                path, position, "the log was changed while it was read", kind="changed"
+            )
 
     def _write_run(self, run: Run, move: int) -> None:
         to = run.start + move
@@ -114,7 +117,7 @@ class LogWriter:
         self._end = to - self._base + len(data)
 
     def _patched(self, run: Run, data: Bytes, move: int) -> Bytes:
-        """The bytes of a run's frames as they are to be."""
+        """The bytes of a run's frames in the new log."""
         rows = run.rows
         at = rows[:, POSITION].astype(np.int64) - int(rows[0, POSITION])
         fields = columns.fixed_fields(run.window, rows, _FIELDS)
@@ -127,7 +130,7 @@ class LogWriter:
         self._last_time = int(raised[-1])
         late = np.flatnonzero(raised != times)
         flags = fields["sys_flag"].astype(np.int64)
-        # Behind the hosts come RECONSUMETIMES, PREPAREDTRANSACTIONOFFSET and BODYLEN, the body.
+        # RECONSUMETIMES, PREPAREDTRANSACTIONOFFSET, BODYLEN and the body follow the hosts.
         prepared_at = at + rows[:, BODY_AT] - _BODY_LENGTH_SIZE - len(_LONG)
         if len(late):
             v6 = (flags[late] & sys_flag.BORN_HOST_V6) != 0

@@ -1,7 +1,4 @@
-"""Checks a whole store: log, consume queues, index, checkpoint.
-
-Problems come back as typed findings, never as an exception.
-"""
+"""Verify: checks a whole store (log, consume queues, index, checkpoint) and returns findings."""
 
 from logquarry.repair.verify.findings import Finding, Severity, VerifyReport
 from logquarry.repair.verify.verify import verify_store

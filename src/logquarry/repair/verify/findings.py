@@ -1,14 +1,15 @@
-"""What a check can find, and what each kind means."""
+"""Findings of verify: their kinds with severity and meaning, and the report."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from logquarry.format.frame import DamageKind
 from logquarry.log.walk import MISSING_FILE, TORN_TAIL
+from logquarry.repair.audit.differences import Difference
 
 Severity = Literal["damage", "note"]
 
@@ -86,12 +87,12 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
         "sound frames beyond the log's end, left by an earlier truncation: not messages",
     ),
     "oversized": ("note", "a frame larger than maxMessageSize: no broker would accept it"),
-    "durable_mark_invalid": ("note", "the file of the durable mark is torn or invalid"),
+    "durable_mark_invalid": ("note", "the file of the durable offset is torn or invalid"),
     "durable_mark_foreign": (
         "note",
-        "another program has written the store since the durable mark",
+        "another program has written the store since the durable offset",
     ),
-    "durable_mark_ahead": ("note", "the durable mark is beyond the last frame"),
+    "durable_mark_ahead": ("note", "the durable offset is beyond the last frame"),
     "leftover": ("note", "files that an interrupted command left"),
     "unfinished_load": ("note", "a Spark load ended before all its rows were in the log"),
     "new_epoch": ("note", "queue offsets restart: the topic was deleted and created again"),
@@ -106,15 +107,15 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was found.
+    """One finding of verify.
 
     Attributes:
         kind: one of :data:`KINDS`.
-        severity: ``damage``, or ``note`` for what is worth knowing and no damage.
-        file: path below the store's root.
+        severity: ``damage``, or ``note`` for a fact that is no damage.
+        file: path below the store's folder.
         offset: in the commit log a physical offset, elsewhere a position in the file.
-        length: bytes it is about, 0 where that says nothing.
-        reason: in words.
+        length: bytes concerned, 0 if unknown.
+        reason: the finding in words.
     """
 
     kind: str
@@ -125,17 +126,17 @@ class Finding:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """The finding as it stands in ``verify --json``."""
+        """The finding as an object of ``verify --json``."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(slots=True)
 class VerifyReport:
-    """All that was found in a store, and what was looked at.
+    """The findings of one store.
 
     Attributes:
         store: path or URL of the store.
-        findings: in the order of the log, then queues, index and the rest.
+        findings: those of the log in its order, then of queues, index and the rest.
         counts: numbers by name: messages, bytes, blanks, files, queue entries, index entries.
     """
 
@@ -145,7 +146,7 @@ class VerifyReport:
 
     @property
     def has_damage(self) -> bool:
-        """Whether anything but notes was found."""
+        """Whether any finding is damage."""
         return any(finding.severity == "damage" for finding in self.findings)
 
     @property
@@ -163,13 +164,21 @@ class VerifyReport:
         *,
         is_explained: bool = False,
     ) -> None:
-        """Add a finding; its severity is the kind's, or a note where a crash explains it."""
+        """Add a finding. It is a note if a crash explains it, else it has its kind's severity."""
         severity, _ = KINDS[kind]
         severity = "note" if is_explained else severity
         self.findings.append(Finding(kind, severity, file, offset, length, reason))
 
+    def add_all(self, differences: Iterable[Difference]) -> None:
+        """Add a finding for each difference between log, queues and index."""
+        for found in differences:
+            self.add(
+                *(found.kind, found.file, found.offset, found.reason, found.length),
+                is_explained=found.is_explained,
+            )
+
     def downgrade(self, kinds: frozenset[str]) -> None:
-        """Turn findings of some kinds into notes: beside a live writer they come and go."""
+        """Turn findings of some kinds into notes."""
         self.findings = [
             Finding(f.kind, "note", f.file, f.offset, f.length, f.reason) if f.kind in kinds else f
             for f in self.findings

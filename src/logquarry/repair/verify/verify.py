@@ -1,15 +1,20 @@
-"""Checks the state table and the redo log of a store of 3.x against its log."""
+"""Verify: checks a whole store in one walk over the log, and changes nothing.
+
+The walk compares each run of frames with queues and index (:mod:`logquarry.repair.audit`). Then the
+differences become findings, and the checkpoint, the configuration and the sidecar are checked.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from typing import Final
 
 import numpy as np
 
 from logquarry.dialect31.recovery import TransactionCheck
 from logquarry.dialect31.unit_files import transaction_frames
 from logquarry.format import broker_config, durable_mark, fastjson
-from logquarry.log.follow import Followed, dispatch_requests
+from logquarry.log.follow import Followed, Follower, dispatch_requests
 from logquarry.log.layout import (
     ABORT,
     CHECKPOINT,
@@ -23,55 +28,20 @@ from logquarry.log.layout import (
     STATE_TABLE,
     StoreLayout,
 )
+from logquarry.log.places import guided
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.read.index_tags import with_index_tags
 from logquarry.read.log_end import known_damage, log_bound
+from logquarry.repair.audit.differences import FileFault, file_differences
+from logquarry.repair.audit.index import IndexAudit
+from logquarry.repair.audit.queues import QueuesAudit
+from logquarry.repair.audit.runs import AuditedRun, FrameFacts, audited, runs_ahead
 from logquarry.repair.verify.findings import VerifyReport
-from logquarry.repair.verify.index import IndexChecker
-from logquarry.repair.verify.queues import QueueChecker
-from logquarry.repair.verify.runs import (
-    Checked,
-    CheckedRun,
-    CheckedRuns,
-    SoundParts,
-    SoundRun,
-    followed_ahead,
-)
+from logquarry.repair.verify.sound_parts import SoundParts, SoundRun
 from logquarry.units import Progress
 
-
-def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> None:
-    """Find where table and redo log say something else than the log.
-
-    After a crash they mostly do: that is a note then.
-
-    Args:
-        layout: the store's files.
-        end: where its log ends.
-        report: gets the findings.
-    """
-    check = TransactionCheck()
-    # Frames whose body alone is bad count, as they do for queues.
-    for event in LogReader(layout, bound=end, check_crc=False).events():
-        if isinstance(event, Run):
-            check.take(transaction_frames(event.window, event.rows))
-    faults = list(check.table_faults(layout))
-    for kind, is_stale in (("state_table_wrong", False), ("state_table_stale", True)):
-        reasons = [reason for reason, stale in faults if stale is is_stale]
-        if reasons:
-            more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-            crashed = layout.has_abort
-            report.add(kind, STATE_TABLE, 0, reasons[0] + more, is_explained=crashed)
-    fault = check.redo_fault(layout)
-    if fault is not None:
-        report.add("redo_log_wrong", REDO_LOG, 0, fault, is_explained=layout.has_abort)
-
-
-# --------------------------------------------------------------------------------------------------
-# The check of a whole store: one walk over the log, then queues, index and the rest.
-
-_COMES_AND_GOES = frozenset(
+_COMES_AND_GOES: Final = frozenset(
     {
         "torn_tail",
         "wrong_file_size",
@@ -86,13 +56,12 @@ _COMES_AND_GOES = frozenset(
         "index_header",
     }
 )
-"""What is no damage beside a live writer, which appends to the log first."""
+"""Findings that are notes beside a live writer, which appends to the log first."""
 
-_CUT_IN_MEMORY = frozenset({"queue_ahead", "index_ahead"})
-"""What RocketMQ's recovery leaves behind the end it gave the log: it cuts in memory only."""
-
-
-_LEFTOVERS = (f"{SIDECAR}/rebuild",)
+_CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead"})
+"""Findings that are notes after RocketMQ's recovery, which cuts queues and index in memory only."""
+_LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)
+_Facts = AuditedRun[FrameFacts]
 
 
 def verify_store(
@@ -105,13 +74,13 @@ def verify_store(
     """Check a store, changing nothing.
 
     Args:
-        layout: its files.
-        progress: told how many bytes of the log were checked, and how many there are.
-        stretch_bytes: bytes of the log that one thread follows in one go.
-        sound: what others have found sound; by default threads of this process look.
+        layout: the store's files.
+        progress: gets the bytes of the log that are checked, and their total.
+        stretch_bytes: bytes of the log that one thread reads at once.
+        sound: parts that Spark tasks have found sound; default: threads of this process read.
 
     Returns:
-        Findings of damage and notes. Nothing that the bytes say raises.
+        Findings of damage and notes. No content of the files raises an error.
     """
     return _Verification(layout, progress, stretch_bytes, sound).run()
 
@@ -130,9 +99,9 @@ class _Verification:
         self.sound = sound
         self.report = VerifyReport(layout.root)
         self.live = layout.is_live()
-        self.queues = QueueChecker(layout, self.report)
-        chains = frozenset[str]() if sound is None else sound.chains
-        self.index = IndexChecker(layout, self.report, chains)
+        self.queues = QueuesAudit(layout)
+        self.index = IndexAudit(layout, frozenset() if sound is None else sound.chains)
+        self.follower = Follower(layout.delay_levels_ms, keys=layout.config.index_keys)
         self.damage: list[DamagedSpan] = []
         self.expired: list[ExpiredSpan] = []
         self.messages = self.bytes = self.blanks = self.blank_bytes = 0
@@ -145,9 +114,9 @@ class _Verification:
     def run(self) -> VerifyReport:
         """Check everything."""
         end = self._log()
-        excused: list[DamagedSpan | ExpiredSpan] = [*self.damage, *self.expired]
-        self.queues.finish(end, excused)
-        self.index.check(end, excused, self.last_keyed)
+        lost: list[DamagedSpan | ExpiredSpan] = [*self.damage, *self.expired]
+        self.report.add_all(self.queues.finish(end, lost))
+        self.report.add_all(self.index.finish(end, lost, self.last_keyed))
         if self.layout.has_state_table and not self.live:
             check_transactions(self.layout, end, self.report)
         self._checkpoint()
@@ -178,17 +147,28 @@ class _Verification:
 
     # ---------------------------------------------------------------------------------------- log
     def _log(self) -> int:
+        """Walk over the log; the physical offset of its end."""
         self._log_files()
         bound = log_bound(self.layout)
         log = self.layout.commit_log
         end = log.start
+        reader = LogReader(self.layout, bound=bound, live=self.live)
         guesses = self._guesses()
         try:
-            runs = CheckedRuns(
-                self.layout, bound=bound, live=self.live, guesses=guesses, accept=self._accept
-            )
-            for event in runs.events():
-                end = self._event(event, end)
+            for event in guided(reader, guesses, self._accept):
+                if isinstance(event, AuditedRun | SoundRun | Run):
+                    self._run(event)
+                    self.last_sound = end = event.end
+                elif isinstance(event, BlankSpan):
+                    self.last_sound = event.end
+                    self.blanks += 1
+                    self.blank_bytes += event.length
+                elif isinstance(event, DamagedSpan):
+                    self._damage(event)
+                elif isinstance(event, ExpiredSpan):
+                    self.expired.append(event)
+                else:
+                    end = event.offset
                 if self.progress is not None and not isinstance(event, LogEnd):
                     self.progress(end - log.start, log.end - log.start)
         finally:
@@ -197,52 +177,36 @@ class _Verification:
             self._count_keys(bound)
         if bound is not None and log.files:
             self._beyond(end)
-            if end < bound:
-                # The queues and the index may be as stale as the frames are.
-                self.stale = True
+            # An earlier recovery may have left queues and index behind the log's end.
+            self.stale = end < bound
         return end
 
-    def _guesses(self) -> Generator[CheckedRun | SoundRun]:
+    def _guesses(self) -> Generator[_Facts | SoundRun]:
+        if self.live:
+            return
         if self.sound is not None:
             yield from self.sound.runs
-        elif not self.live:
-            yield from followed_ahead(self.layout, self.stretch_bytes)
+        else:
+            yield from runs_ahead(self.layout, self.stretch_bytes, self._facts)
 
-    def _accept(self, run: CheckedRun | SoundRun) -> bool:
-        if isinstance(run, CheckedRun):
+    def _facts(self) -> FrameFacts:
+        return FrameFacts(self.layout.config.max_message_size)
+
+    def _accept(self, run: _Facts | SoundRun) -> bool:
+        if isinstance(run, AuditedRun):
             return True
         return self.queues.is_next(run.queues) and self.index.is_next(run.entries[0])
 
-    def _event(self, event: CheckedRun | SoundRun | Checked, end: int) -> int:
-        """Take what the walk tells next; where the log ends as far as is known then."""
-        if isinstance(event, CheckedRun | SoundRun):
-            self._run(event)
-            self.last_sound = event.end
-            return event.end
-        if isinstance(event, BlankSpan):
-            self.last_sound = event.end
-            self.blanks += 1
-            self.blank_bytes += event.length
-        elif isinstance(event, DamagedSpan):
-            self._damage(event)
-        elif isinstance(event, ExpiredSpan):
-            self.expired.append(event)
-        elif isinstance(event, LogEnd):
-            return event.offset
-        return end
-
     def _log_files(self) -> None:
-        files, room = self.layout.commit_log.files, self.layout.commit_log.file_size
-        for index, file in enumerate(files):
-            if file.size == room:
-                continue
-            last = index == len(files) - 1 and index > 0
-            kind = "empty_file" if last and file.size == 0 else "wrong_file_size"
-            self.report.add(
-                kind, file.path, file.base, f"{file.size} bytes, and the log's files have {room}"
-            )
+        log = self.layout.commit_log
+        for found in file_differences(log.files, log.file_size):
+            # The walk over the log reports missing files.
+            if found.fault in (FileFault.SIZE, FileFault.EMPTY_LAST):
+                self.report.add_all([found.size_difference(found.file.base)])
 
-    def _run(self, run: CheckedRun | SoundRun) -> None:
+    def _run(self, run: Run | _Facts | SoundRun) -> None:
+        if isinstance(run, Run):
+            run = audited(self.follower, run, self._facts())
         self.messages += run.count
         self.bytes += run.end - run.start
         if isinstance(run, SoundRun):
@@ -251,14 +215,18 @@ class _Verification:
             if run.last_keyed is not None:
                 self.last_keyed = run.last_keyed
             self.last_time = max(self.last_time, run.last_time)
+            self._frames(run)
         else:
-            for followed in run.parts:
+            for followed in run.facts.parts:
                 self._follow(followed)
+            self._frames(run.facts)
+
+    def _frames(self, facts: SoundRun | FrameFacts) -> None:
         most = self.layout.config.max_message_size
-        for offset, size in run.oversized:
-            reason = f"{size} bytes, and maxMessageSize is {most}"
+        for offset, size in facts.oversized:
+            reason = f"{size} bytes are more than maxMessageSize, {most}"
             self.report.add("oversized", self.layout.log_file(offset), offset, reason, size)
-        for offset, size in run.suspects:
+        for offset, size in facts.suspects:
             self.report.add(
                 "suspect_text",
                 self.layout.log_file(offset),
@@ -271,7 +239,7 @@ class _Verification:
         requests = followed.requests
         self.queues.add(followed)
         if not self.live:
-            # What retention deletes before the index is read would seem to be missing from it.
+            # Retention may delete index files during the walk: their keys would seem to be missing.
             self.index.add(followed)
         keyed = np.flatnonzero(requests.has_key)
         if len(keyed):
@@ -279,7 +247,7 @@ class _Verification:
         self.last_time = max(self.last_time, int(requests.store_timestamp.max()))
 
     def _count_keys(self, bound: int | None) -> None:
-        """Count the keys of the log, for an index that has not just what it should have."""
+        """Count the keys of the log, for an index whose entries differ from them."""
         levels = self.layout.delay_levels_ms
         for event in LogReader(self.layout, bound=bound).events():
             if isinstance(event, Run):
@@ -288,12 +256,12 @@ class _Verification:
 
     def _damage(self, span: DamagedSpan) -> None:
         self.damage.append(span)
-        noted = "; a recovery has noted it" if span.offset in self.known else ""
+        noted = "; a recovery has recorded it" if span.offset in self.known else ""
         path = self.layout.log_file(span.offset)
         self.report.add(span.kind, path, span.offset, span.reason + noted, span.length)
 
     def _beyond(self, end: int) -> None:
-        """What lies behind the end of a store that was closed in order."""
+        """Report bytes behind the end of a log whose end is known."""
         reader = LogReader(self.layout, check_crc=True)
         stale = stale_bytes = 0
         first: int | None = None
@@ -307,8 +275,8 @@ class _Verification:
             self.report.add("stale_frames", self.layout.log_file(first), first, reason, stale_bytes)
             return
         last = reader.data_end(end)
-        told = any(span.offset == end for span in self.damage)
-        if last > end and not told:
+        is_reported = any(span.offset == end for span in self.damage)
+        if last > end and not is_reported:
             self.report.add(
                 "torn_tail",
                 self.layout.log_file(end),
@@ -325,16 +293,21 @@ class _Verification:
             self.report.add("checkpoint_short", CHECKPOINT, 0, str(error))
             return
         if found is None:
-            self.report.add("checkpoint_missing", CHECKPOINT, 0, "RocketMQ makes a new one")
+            self.report.add("checkpoint_missing", CHECKPOINT, 0, "RocketMQ creates a new one")
         elif not any(found):
             if self.messages:
-                self.report.add("checkpoint_zero", CHECKPOINT, 0, "nothing is known as flushed")
+                self.report.add(
+                    "checkpoint_zero",
+                    CHECKPOINT,
+                    0,
+                    "all zeros: RocketMQ takes no message for flushed",
+                )
         elif self.messages and max(found) > self.last_time:
             self.report.add(
                 "checkpoint_ahead",
                 CHECKPOINT,
                 0,
-                f"it says {max(found)}, and the last message was stored at {self.last_time}",
+                f"its time is {max(found)}, but the last message was stored at {self.last_time}",
             )
 
     def _config(self) -> None:
@@ -359,19 +332,19 @@ class _Verification:
         if self.live:
             self.report.add("live", LOCK, 0, "a process has the store open and may be writing")
         elif self.layout.has_abort:
-            self.report.add("abort_file", ABORT, 0, "the store was not closed in order")
+            self.report.add("abort_file", ABORT, 0, "the store was not shut down cleanly")
         for path in self.layout.ignored:
             self.report.add("unknown_file", path, 0, "ignored; RocketMQ may refuse to start")
 
     def _sidecar(self) -> None:
-        """Our own files: the durable mark, and what interrupted work has left."""
+        """Check the files of logquarry: the durable offset, and leftovers of interrupted work."""
         files = self.layout.filesystem
         for folder in _LEFTOVERS:
             for entry in files.list(folder):
-                reason = "work that was interrupted has left it; it can be removed"
+                reason = "left by interrupted work; you can remove it"
                 self.report.add("leftover", f"{folder}/{entry.name}", 0, reason)
         if files.exists(f"{LOADS}/{INTENT}") and not self.live:
-            reason = "a load was interrupted; whoever opens the store to write finishes it"
+            reason = "a load was interrupted; open the store for writing to finish it"
             self.report.add("unfinished_load", f"{LOADS}/{INTENT}", 0, reason)
         try:
             mark = durable_mark.decode(files.read(DURABLE))
@@ -381,11 +354,38 @@ class _Verification:
             self.report.add("durable_mark_invalid", DURABLE, 0, str(error))
             return
         if mark is None:
-            reason = "its magic or its CRC is wrong: it says nothing"
+            reason = "its magic or its CRC is wrong: the durable offset is unknown"
             self.report.add("durable_mark_invalid", DURABLE, 0, reason)
         elif self.layout.durable_end is None:
-            reason = "the checkpoint is another one than it was made for: it says nothing"
+            reason = "it belongs to another checkpoint: the durable offset is unknown"
             self.report.add("durable_mark_foreign", DURABLE, 0, reason)
         elif mark.offset > self.last_sound and not self.live:
-            reason = f"it says {mark.offset}, and the last frame or blank ends at {self.last_sound}"
+            reason = f"the durable offset is {mark.offset}, but the log ends at {self.last_sound}"
             self.report.add("durable_mark_ahead", DURABLE, 0, reason)
+
+
+def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> None:
+    """Compare the state table and the redo log of a store of 3.x with its log.
+
+    After a crash they usually differ, so that the findings are notes.
+
+    Args:
+        layout: the store's files.
+        end: physical offset of the log's end.
+        report: gets the findings.
+    """
+    check = TransactionCheck()
+    # Frames whose body alone is damaged count, as they do for queues.
+    for event in LogReader(layout, bound=end, check_crc=False).events():
+        if isinstance(event, Run):
+            check.take(transaction_frames(event.window, event.rows))
+    faults = list(check.table_faults(layout))
+    for kind, is_stale in (("state_table_wrong", False), ("state_table_stale", True)):
+        reasons = [reason for reason, stale in faults if stale is is_stale]
+        if reasons:
+            more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+            crashed = layout.has_abort
+            report.add(kind, STATE_TABLE, 0, reasons[0] + more, is_explained=crashed)
+    fault = check.redo_fault(layout)
+    if fault is not None:
+        report.add("redo_log_wrong", REDO_LOG, 0, fault, is_explained=layout.has_abort)

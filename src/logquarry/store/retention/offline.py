@@ -17,7 +17,7 @@ from logquarry.errors import CorruptFile, StoreUnavailable
 from logquarry.log.filesystem import local_store
 from logquarry.log.layout import StoreLayout
 from logquarry.read.fence import Action, refusal, require
-from logquarry.repair.recover.entries import check_entries
+from logquarry.repair.recover.folder_check import check_entries
 from logquarry.store.load.ledger import Ledger
 from logquarry.store.retention.plan import RetentionPlan, plan_retention
 from logquarry.store.retention.rules import RetentionRules

@@ -12,7 +12,7 @@ import logquarry as lq
 from logquarry.format import frame
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.diff.diff import compare_stores
-from logquarry.repair.diff.report import StoreDiff
+from logquarry.repair.diff.store_diff import StoreDiff
 from tests.small_store import NOW, config, opened
 
 SIZE = 16_384
@@ -193,7 +193,7 @@ def test_messages_behind_the_end_of_a_log(golden: Path) -> None:
     assert found.verdict == "diverged" and found.divergence is not None
     assert found.log_a.max_offset < found.log_b.max_offset
     assert found.divergence.a.what == "damage" and found.divergence.b.what == "message"
-    assert any("messages stand behind a's end" in note for note in found.notes)
+    assert any("a has messages behind its end" in note for note in found.notes)
 
 
 def test_a_torn_tail_is_no_divergence(pair: tuple[Path, Path]) -> None:
@@ -230,7 +230,7 @@ def test_a_queue_that_lacks_messages_of_its_log(pair: tuple[Path, Path], lost: s
         max(folder.iterdir()).unlink()
     found = compared(a, b)
     (queue,) = [queue for queue in found.queues if queue.state == "differs"]
-    assert queue.reason.startswith("b lacks unit ")
+    assert queue.reason.startswith("b lacks entry ")
     assert queue.difference is not None
     assert queue.difference.queue_offset == (0 if lost == "queue" else 60)
     assert queue.difference.b is None

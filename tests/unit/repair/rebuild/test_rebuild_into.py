@@ -60,7 +60,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         then.set()
         first.join()
     assert sorted(path.name for path in into.iterdir()) == list(NAMES)
-    with pytest.raises(UsageError, match="nothing is written over it"):
+    with pytest.raises(UsageError, match="a rebuild overwrites nothing"):
         rebuild(root, into=into)
 
 
@@ -72,7 +72,7 @@ def test_not_beside_a_salvage(tmp_path: Path) -> None:
         salvage(StoreLayout.open(root), into)
     assert not list(into.iterdir())
     (into / ".salvage").mkdir()
-    with pytest.raises(UsageError, match="a salvage into it is not finished"):
+    with pytest.raises(UsageError, match="a salvage into it was interrupted"):
         rebuild(root, into=into)
 
 
@@ -93,7 +93,7 @@ def test_whose_they_are_is_told(tmp_path: Path, names: tuple[str, ...]) -> None:
     into, note = tmp_path / "new", tmp_path / "notes" / "new.json"
     rebuild(root, into=into, index="index" in names, note=note)
     assert finish_into(root, into, names, note=note)
-    with pytest.raises(UsageError, match=f"of the store {root}, not of {other}"):
+    with pytest.raises(UsageError, match=f"to the store {root}, not to {other}"):
         finish_into(other, into, names, note=note)
     lmq = StoreConfig(enable_multi_dispatch=True, mapped_file_size_consume_queue=6_000)
     with pytest.raises(UsageError, match=r"other settings: file_size .*enable_multi_dispatch"):
@@ -108,7 +108,7 @@ def test_whose_they_are_is_told(tmp_path: Path, names: tuple[str, ...]) -> None:
         rebuild(root, into=into, queues=False, note=note)
         assert finish_into(root, into, NAMES, note=note)
     note.unlink()
-    with pytest.raises(UsageError, match="nothing tells which store it is of"):
+    with pytest.raises(UsageError, match="the store that it belongs to is unknown"):
         finish_into(root, into, names, note=note)
     for text in ("[]", "{", json.dumps({"written_by": "us", "folders": {}})):
         note.write_text(text)
@@ -128,7 +128,7 @@ def test_what_was_killed_on_its_way_in_is_ended_by_whoever_comes_next(tmp_path: 
     with pytest.raises(KeyboardInterrupt):
         rebuild(root, into=into, disk=Killed())
     assert not (into / "index").exists()
-    with pytest.raises(UsageError, match="it is in place now"):
+    with pytest.raises(UsageError, match="is in place now"):
         rebuild(root, into=into)
     assert sorted(path.name for path in into.iterdir()) == list(NAMES)
 

@@ -9,7 +9,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.recover.look import KnownBounds, LogLook
+from logquarry.repair.audit.log import KnownBounds, LogAudit
 from logquarry.testing.builder import StoreBuilder
 from tests.small_store import config, opened
 
@@ -106,7 +106,7 @@ def test_a_blank_behind_a_break_tells_nothing(tmp_path: Path, later: int) -> Non
     (folder / f"{2 * size:020d}").write_bytes(blank)
     layout = StoreLayout.open(tmp_path, lq.StoreConfig(mapped_file_size_commit_log=size))
     unknown = KnownBounds(durable=None, queued=None, is_closed=False, dispatched_timestamp=None)
-    found = LogLook(layout, unknown)
+    found = LogAudit(layout, unknown)
     for _ in found.runs():
         pass
     if later < 0:

@@ -74,7 +74,7 @@ def refused(root: Path, reason: str, config: StoreConfig = CONFIG) -> None:
 def test_a_stray_file_in_the_log(tmp_path: Path, name: str) -> None:
     made(tmp_path)
     (tmp_path / "commitlog" / name).write_bytes(bytes(4096))
-    refused(tmp_path, f"commitlog/{name}: no file of 4096 bytes is named like that")
+    refused(tmp_path, f"commitlog/{name}: no file of 4096 bytes can have this name")
 
 
 @pytest.mark.parametrize("size", [0, 4095, 4097])
@@ -82,19 +82,19 @@ def test_a_file_of_a_wrong_size(tmp_path: Path, size: int) -> None:
     made(tmp_path)
     path = sorted((tmp_path / "commitlog").iterdir())[-1]
     path.write_bytes(path.read_bytes().ljust(size, b"\0")[:size])
-    refused(tmp_path, f"it has {size} bytes, and a file of 4096 belongs there")
+    refused(tmp_path, f"{size} bytes, instead of a file of 4096 bytes")
 
 
 def test_a_queue_file_of_a_wrong_size(tmp_path: Path) -> None:
     made(tmp_path)
     (tmp_path / "consumequeue/orders/1/00000000000000000200").write_bytes(bytes(199))
-    refused(tmp_path, "it has 199 bytes, and a file of 200 belongs there")
+    refused(tmp_path, "199 bytes, instead of a file of 200 bytes")
 
 
 def test_a_folder_in_the_log(tmp_path: Path) -> None:
     made(tmp_path)
     (tmp_path / "commitlog" / "old").mkdir()
-    refused(tmp_path, "commitlog/old: it is no file")
+    refused(tmp_path, "commitlog/old: not a file")
 
 
 def test_a_size_that_is_more_than_memory(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_gap_that_dispatching_would_wait_at(tmp_path: Path) -> None:
     made(tmp_path)
     (tmp_path / "commitlog" / f"{4096:020d}").unlink()
     shutil.rmtree(tmp_path / "consumequeue")
-    refused(tmp_path, "RocketMQ would wait for ever for what is to be dispatched at 4096")
+    refused(tmp_path, "RocketMQ would wait without end for a message at 4096")
 
 
 def test_a_first_queue_offset_that_is_none(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_first_queue_offset_that_is_none(tmp_path: Path) -> None:
     patch(tmp_path, maker, 99, 12, struct.pack(">i", 7))
     patch(tmp_path, maker, 99, 20, struct.pack(">q", -5))
     (tmp_path / "abort").touch()
-    refused(tmp_path, "consumequeue/orders/7: the first message that comes to it says")
+    refused(tmp_path, "consumequeue/orders/7: the queue offset of its first message")
 
 
 def test_multi_dispatch_of_a_message_without_properties(tmp_path: Path) -> None:
@@ -137,10 +137,10 @@ def test_a_plan_says_what_it_does(tmp_path: Path) -> None:
     end = maker.frames[90].physical_offset
     plan = plan_rocketmq(tmp_path, CONFIG)
     text = "\n".join(plan.lines())
-    assert "was not closed in order" in text
+    assert "was not shut down cleanly" in text
     assert "there is no checkpoint" in text
     assert f"the log begins at 0 and will end at {end}" in text
-    assert "there stands magic code 00000000" in text
+    assert "magic code 00000000" in text
     assert "orders/0 at 900: its messages from there on are behind the log's end" in text
     document = plan.to_json()
     assert document["mode"] == "rocketmq"
@@ -288,7 +288,7 @@ def test_abort_is_made_before_anything_is_changed(tmp_path: Path) -> None:
         changes = [call for call in disk.calls if call.startswith("rename") or call == "abort"]
         assert changes[0] == "abort" and len(changes) > 1
         assert (tmp_path / "abort").exists()
-    assert not any("not closed in order" in line for line in plan.looked_at)
+    assert not any("not shut down cleanly" in line for line in plan.looked_at)
     assert not (tmp_path / "abort").exists()
 
 

@@ -17,7 +17,8 @@ from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import broker_config
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.salvage.losses import QueueNotes, merged, ranges_of
+from logquarry.repair.audit.queue_offsets import QueueNotes
+from logquarry.repair.salvage.losses import merged, ranges_of
 from logquarry.repair.salvage.salvage import Salvaged, salvage
 from logquarry.repair.verify import verify_store
 from tests.damage import damaged
@@ -377,7 +378,7 @@ def test_a_folder_with_something_in_it_is_refused(made: Made, tmp_path: Path) ->
     with pytest.raises(UsageError, match="it holds file"):
         saved(made.root, tmp_path / "new")
     for inside in (made.root, made.root / "new", made.root / "a/../b"):
-        with pytest.raises(UsageError, match="within the store"):
+        with pytest.raises(UsageError, match="within the damaged store"):
             saved(made.root, inside)
 
 
@@ -488,7 +489,7 @@ def test_the_story_of_a_queue(
 
 
 def test_more_missing_than_anybody_can_pad_is_refused() -> None:
-    with pytest.raises(ValueError, match="one of them cannot be"):
+    with pytest.raises(ValueError, match="one of them is invalid"):
         notes(0, 1, 1 << 40, (1 << 40) + 1).story()
 
 

@@ -86,7 +86,7 @@ def test_a_store_that_a_broker_began_there_stays(store: Path, tmp_path: Path, re
     (into / "commitlog").mkdir()
     (into / "commitlog/00000000000000000000").write_bytes(b"of the broker")
     before = facts(into)
-    with pytest.raises(UsageError, match="did not make it: nothing is removed"):
+    with pytest.raises(UsageError, match="did not make it: nothing was removed"):
         settle(str(store), into)
     assert facts(into) == before
 

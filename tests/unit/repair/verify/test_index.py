@@ -74,7 +74,7 @@ def test_a_hash_in_the_right_chain_that_is_wrong_is_found(
     assert (finding.offset, finding.length) == (SHAPE.entry_position(7), 20)
     assert finding.file == f"index/{index_file(root).name}"
     assert finding.reason == (
-        f"entry 7 points at {now.physical_offset}, "
+        f"entry 7 points to {now.physical_offset}, "
         f"whose message has no key of the hash {now.key_hash}"
     )
 
@@ -169,7 +169,7 @@ def test_messages_that_need_no_entry(tmp_path: Path, flag: int, properties: byte
 def test_keys_on_both_sides_of_a_files_end_are_there(
     tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("logquarry.repair.verify.index_entries._CHUNK", chunk)
+    monkeypatch.setattr("logquarry.repair.audit.index_entries._CHUNK", chunk)
     maker = StoreMaker()
     for number in range(60):
         maker.put(keys=f"a{number} b{number} a{number}")

@@ -72,7 +72,7 @@ def test_the_only_file_of_a_queue_under_another_name_is_found(tmp_path: Path) ->
     assert ("queue_misplaced", name(2000), 0, 100) in in_queue(report)
     assert report.has_damage
     reason = next(f.reason for f in report.findings if f.kind == "queue_misplaced")
-    assert reason == "unit 100 is for the message at 0, whose queue offset is 0, and 4 more"
+    assert reason == "entry 100 points to the message at 0, whose queue offset is 0, and 4 more"
 
 
 def test_a_copy_of_a_queue_file_at_its_end_is_found(one_log_file: Path) -> None:
@@ -114,7 +114,7 @@ def test_stretches_without_number_end_in_one_finding(one_log_file: Path) -> None
 def test_a_stretch_goes_on_from_chunk_to_chunk(
     one_log_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("logquarry.repair.verify.unasked._CHUNK", 7)
+    monkeypatch.setattr("logquarry.repair.audit.queues._CHUNK", 7)
     test_queue_files_under_the_names_of_later_ones_are_found(one_log_file)
 
 
@@ -163,8 +163,8 @@ def test_copies_by_multi_dispatch_are_in_their_places(tmp_path: Path) -> None:
     found = damage(check(maker.write(tmp_path / "store")))
     # Only the queue that the message does not name has no business with it.
     assert [(f.kind, f.file.split("/")[1]) for f in found] == [("queue_misplaced", "others")]
-    place = f"unit 0 is for the message at {last.physical_offset}, which is another queue's"
-    assert found[0].reason == place
+    where = f"entry 0 points to the message at {last.physical_offset}"
+    assert found[0].reason == f"{where}, which belongs to another queue"
 
 
 def test_a_message_may_be_put_into_the_schedule_topic(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_damage_that_a_recovery_has_noted_says_so(ours: Path) -> None:
     assert (ours / DAMAGE).is_file()
     (first, *_) = verify_store(StoreLayout.open(ours, config())).findings
     assert (first.severity, first.kind) == ("damage", "bad_body_crc")
-    assert "a recovery has noted it" in first.reason
+    assert "a recovery has recorded it" in first.reason
 
 
 def test_what_interrupted_work_has_left_is_a_note(ours: Path) -> None:

@@ -1,4 +1,4 @@
-"""Queues compared with their log: what becomes of each (``recovery.queue_check``)."""
+"""Queues compared with their log: what becomes of each (``audit.first_difference``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import DamagedSpan
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import DamageMap
-from logquarry.repair.recover.queue_check import QueueAction, QueueCheck, QueuePlan, kept_units
+from logquarry.repair.audit.first_difference import QueueAudit
+from logquarry.repair.recover.plan import QueueAction, QueuePlan, kept_entries, plan_queue
 from logquarry.write.queue_writer import MOST_GAP, units_of
 
 SIZE = 100
@@ -51,12 +52,12 @@ def planned(
     start: int = 0,
 ) -> QueuePlan:
     """``log``: queue offset and number of each message; it begins with that of number ``start``."""
-    check = QueueCheck(KEY, disk, damage or spans())
+    audit = QueueAudit(KEY, disk, damage or spans())
     numbers = np.array([number for _, number in log], np.int64)
     if log:
         offsets = np.array([offset for offset, _ in log], np.int64)
-        check.take(offsets, units_of(numbers * SIZE, np.full(len(log), SIZE), numbers))
-    return check.plan(start * SIZE, 1 << 30)
+        audit.take(offsets, units_of(numbers * SIZE, np.full(len(log), SIZE), numbers))
+    return plan_queue(audit.finish(start * SIZE))
 
 
 def same(*numbers: int) -> list[tuple[int, int]]:
@@ -106,7 +107,7 @@ def test_a_unit_that_differs(tmp_path: Path) -> None:
     units[12] = unit(99)
     plan = planned(queue(tmp_path, units), same(*range(25)))
     assert (plan.action, plan.keep_until, plan.resume_at) == (QueueAction.CUT, 12, 1_200)
-    assert plan.reason.startswith("unit 12 names 100 bytes at 9900")
+    assert plan.reason.startswith("entry 12 points to 100 bytes at 9900")
 
 
 def test_a_lost_queue_is_made_from_where_the_log_has_it() -> None:
@@ -124,7 +125,7 @@ def test_units_of_damage_and_fillers_stay(tmp_path: Path) -> None:
     assert (plan.keep_until, plan.resume_at) == (3, 500)
     plan = planned(disk, log, spans(3))
     assert (plan.action, plan.keep_until, plan.resume_at) == (QueueAction.CUT, 11, None)
-    assert dict(kept_units(disk, 0, 12, spans(3, 4, 11))) == {
+    assert dict(kept_entries(disk, 0, 12, spans(3, 4, 11))) == {
         3: queue_entry.encode(unit(3)),
         11: queue_entry.encode(unit(11)),
     }

@@ -1,8 +1,8 @@
-"""Looks a damaged store through, and says what of it goes where: a plan, nothing is written.
+"""Plans a salvage: which messages of a damaged store are saved, and where they go.
 
-Which frames are messages is judged as a safe recovery does (:mod:`logquarry.repair.recover.look`).
-A frame keeps its bytes but for its physical offset. Each file of the old log becomes one of the
-new, so that a loss moves only what stands behind it in the same file.
+A frame keeps its bytes except its physical offset. Each file of the old log becomes one file of the
+new log, so that a loss moves only the frames behind it in the same file.
+:class:`logquarry.repair.audit.log.LogAudit` decides which frames are messages. Nothing is written.
 """
 
 from __future__ import annotations
@@ -29,16 +29,14 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_end import consume_queues, last_entries
 from logquarry.read.log_queues import MULTI_SEPARATOR, QueueKey
 from logquarry.read.store_sizes import with_sizes
-from logquarry.repair.recover.look import KnownBounds, LogLook
+from logquarry.repair.audit.log import KnownBounds, LogAudit
+from logquarry.repair.audit.queue_offsets import QueueNotes, QueueStory, Range
 from logquarry.repair.salvage.losses import (
     LostSpan,
     Pairs,
-    QueueNotes,
-    QueueStory,
-    Range,
+    fill_messages,
     lost_by_queue,
     lost_spans,
-    tell_messages,
 )
 from logquarry.units import Progress
 from logquarry.write.queue_writer import QueuePart, parts_of, parts_with_copies
@@ -53,12 +51,12 @@ _LMQ_PREFIX = "%LMQ%"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Frames one after the other, and where they go.
+    """Frames without a gap between them, and their place in the new log.
 
     Attributes:
-        start: physical offset of the first one.
-        stop: behind the last.
-        to: physical offset of the first one in the new log.
+        start: physical offset of the first frame.
+        stop: physical offset behind the last frame.
+        to: physical offset of the first frame in the new log.
     """
 
     start: int
@@ -68,14 +66,14 @@ class Piece:
 
 @dataclass(slots=True)
 class StaleFrames:
-    """Sound frames behind the log's end: an earlier recovery cut them off.
+    """Sound frames behind the log's end, which an earlier recovery cut off.
 
     Attributes:
-        messages: how many.
-        bytes: of them.
-        spans: first and end of each stretch of them.
+        messages: number of frames.
+        bytes: their bytes.
+        spans: physical offsets of start and end of each stretch.
         included: whether they are saved.
-        moved: how many got a new queue offset, as others have theirs.
+        moved: number of frames that get a new queue offset, because others have theirs.
     """
 
     messages: int = 0
@@ -87,7 +85,7 @@ class StaleFrames:
 
 @dataclass(slots=True)
 class TopicCount:
-    """Messages of one topic that are saved, their bytes, and how many are known to be lost."""
+    """Saved messages of one topic, their bytes, and the number of known losses."""
 
     messages: int = 0
     bytes: int = 0
@@ -96,21 +94,22 @@ class TopicCount:
 
 @dataclass(slots=True)
 class SalvagePlan:
-    """What of a store can be saved, and what is lost.
+    """The plan of a salvage.
 
     Attributes:
         store: path or URL of the store.
-        config: settings of the new one, with all sizes.
-        looked_at: what the log's end was found from, in words.
+        config: settings of the new store, with all sizes.
+        looked_at: how the log's end was found, in words.
         start: physical offset at which the new log begins.
-        pieces: the frames, in order.
-        lost: what is not saved.
-        queues: what the saved frames say of each queue.
+        pieces: the saved frames, in order.
+        lost: the lost spans of the log.
+        queues: the queue offsets of the saved frames, by queue.
         topics: messages by topic.
         stale: frames behind the log's end.
-        queue_offsets: by physical offset, the queue offset that a message gets in place of its own.
-        raised_times: messages whose store time was before that of the one before.
-        ends: transaction ends whose half message is lost.
+        queue_offsets: new queue offsets of messages, by physical offset.
+        rotten_offsets: number of harmed queue offsets.
+        raised_times: number of messages whose store time was before that of the message before.
+        ends: number of transaction ends whose half message is lost.
     """
 
     store: str
@@ -129,12 +128,12 @@ class SalvagePlan:
 
     @property
     def messages(self) -> int:
-        """How many messages are saved."""
+        """Number of saved messages."""
         return sum(topic.messages for topic in self.topics.values())
 
     @property
     def bytes(self) -> int:
-        """Bytes of their frames."""
+        """Bytes of the saved frames."""
         return sum(piece.stop - piece.start for piece in self.pieces)
 
     @property
@@ -144,11 +143,11 @@ class SalvagePlan:
 
 
 def settings_for(layout: StoreLayout, config: StoreConfig) -> StoreConfig:
-    """The settings of the new store: sizes and delay levels are those of the old one."""
+    """Settings of the new store, with the sizes and delay levels of the old one."""
     try:
         found = with_sizes(config, layout)
     except UsageError as error:
-        logger.warning("%s; RocketMQ's sizes of index files are taken", error)
+        logger.warning("%s; using RocketMQ's default sizes of index files", error)
         shape = index.DEFAULT_SHAPE
         shaped = replace(config, max_hash_slot_num=shape.slots, max_index_num=shape.entries)
         found = with_sizes(shaped, layout)
@@ -163,7 +162,7 @@ def settings_for(layout: StoreLayout, config: StoreConfig) -> StoreConfig:
 
 
 def _has_copies(layout: StoreLayout) -> bool:
-    """Whether the last message of any queue is there by multi-dispatch."""
+    """Whether the last message of any queue is a copy by multi-dispatch."""
     log = CommitLog(layout)
     for queue in consume_queues(layout):
         entry = queue.last_entry
@@ -184,21 +183,21 @@ def plan_salvage(
     progress: Progress | None = None,
     pause: Pause = lambda: None,
 ) -> SalvagePlan:
-    """What of a store can be saved; nothing is changed.
+    """The plan for a damaged store. Nothing is changed.
 
     Args:
-        layout: the store's files, with what is stated about them.
-        include_stale: whether sound frames behind the log's end are saved too.
-        progress: told how many bytes of the log are looked at, and how many there are.
-        pause: called where the work may be ended: by what it raises.
+        layout: the store's files.
+        include_stale: whether to save sound frames behind the log's end.
+        progress: gets the bytes of the log that are read, and their total.
+        pause: called at safe points; raise to cancel.
 
     Raises:
-        CorruptStore: if queue offsets make no sense.
+        CorruptStore: if queue offsets are invalid and cannot be corrected.
     """
-    return _Look(layout, include_stale, progress, pause).plan()
+    return _Planner(layout, include_stale, progress, pause).plan()
 
 
-class _Look:
+class _Planner:
     """Makes one plan."""
 
     def __init__(
@@ -217,7 +216,7 @@ class _Look:
         self._framed: dict[QueueKey, Pairs] = {}
         self._halves: list[Int64] = []
         self._pieces: list[Piece] = []
-        # Where the next frame goes, and the file of the old log that comes to stand there.
+        # Where the next frame goes, and the file of the old log that is copied there.
         self._start = self._log.start - self._log.start % size
         self._at = self._start
         self._base: int | None = None
@@ -229,19 +228,19 @@ class _Look:
     def plan(self) -> SalvagePlan:
         plan = self._plan
         bounds = self._bounds()
-        look = LogLook(self._layout, bounds)
-        for run in look.runs():
-            damage = look.damage[-1] if look.damage else None
+        log = LogAudit(self._layout, bounds)
+        for run in log.runs():
+            damage = log.damage[-1] if log.damage else None
             if damage is not None and run.start < damage.offset + damage.length:
                 self._note_framed(run)
             else:
                 self._save(run)
             self._tell(run.end)
-        plan.looked_at += look.words
+        plan.looked_at += log.words
         if self._log.files:
-            self._stale(look.end)
-        plan.lost = lost_spans(self._layout, look.damage, look.end, self._known_end)
-        tell_messages(self._layout, plan.lost, self._framed)
+            self._stale(log.end)
+        plan.lost = lost_spans(self._layout, log.damage, log.end, self._known_end)
+        fill_messages(self._layout, plan.lost, self._framed)
         self._finish()
         return plan
 
@@ -260,15 +259,15 @@ class _Look:
         entries = last_entries(layout, queues)
         queued = entries[0].physical_offset + entries[0].size if entries else None
         if not self._log.files:
-            # Nothing tells how far a unit can reach that is meant.
+            # Without a log no limit is known for valid entries.
             queued = max((queue.last_physical_end or 0 for queue in queues), default=None)
         durable = layout.durable_end
-        # Of each message that a queue has there was a frame, also where the store had crashed.
+        # Each message in a queue had a frame, also in a store that crashed.
         self._known_end = max(durable or 0, queued or 0)
         return KnownBounds(
             durable=durable,
             queued=queued,
-            # Without queues nothing says of a closed store where its log ends.
+            # Without queues the end of a log is unknown, even if the store was shut down cleanly.
             is_closed=not layout.has_abort and (durable or queued) is not None,
             dispatched_timestamp=(checkpoint.logics_timestamp if checkpoint else 0) or None,
         )
@@ -304,7 +303,7 @@ class _Look:
         self._last_time = int(raised[-1])
 
     def _note_framed(self, run: Run) -> None:
-        """Messages of whose frame only the body is bad."""
+        """Note messages whose body alone is damaged."""
         for _, found in follow_run(self._follower, run):
             for key, part in parts_of(found).items():
                 places, offsets = self._framed.setdefault(key, ([], []))
@@ -362,7 +361,7 @@ class _Look:
                     notes = self._notes.get(key)
                     offset = int(part.offsets[0])
                     if notes is not None and offset < notes.next:
-                        # Another message has it: this one follows behind the last.
+                        # Another message has this queue offset: append this one.
                         offset = notes.next
                         self._plan.queue_offsets[one.start] = offset
                         self._plan.stale.moved += 1
@@ -381,7 +380,7 @@ class _Look:
     def _finish(self) -> None:
         plan = self._plan
         try:
-            # A copy's queue offset is not in its frame's own field.
+            # The queue offset of a copy is not in the field of its frame.
             mends = not self._config.enable_multi_dispatch
             for key, notes in self._notes.items():
                 story = plan.queues[key] = notes.story(mends=mends)
@@ -400,11 +399,10 @@ class _Look:
         plan.ends = int(np.count_nonzero(NewPlaces(plan.pieces).of(halves) < 0))
 
     def _shift(self) -> int:
-        """By how much all places are raised.
+        """Bytes by which all physical offsets are raised.
 
-        QUIRK: a unit that stands for no message says physical offset 0, and RocketMQ's getMessage
-        then passes over the units of all messages in the log's first file, as it takes that file
-        to be deleted. So no such file may begin at 0.
+        QUIRK: a filler has physical offset 0. RocketMQ's getMessage takes the log's first file for
+        deleted then, and skips the entries of all its messages. So that file must not begin at 0.
         """
         is_padded = any(story.is_padded for story in self._plan.queues.values())
         return self._size if is_padded and self._start == 0 else 0
@@ -416,10 +414,10 @@ class _Look:
 
 
 class NewPlaces:
-    """Where frames go, by their physical offsets.
+    """The new physical offsets of frames.
 
     Args:
-        pieces: of a plan.
+        pieces: pieces of a plan.
     """
 
     def __init__(self, pieces: list[Piece]) -> None:
@@ -429,7 +427,7 @@ class NewPlaces:
         self._moves = np.array([piece.to - piece.start for piece in ordered], np.int64)
 
     def of(self, places: Int64) -> Int64:
-        """The new place of each, -1 for what is not saved."""
+        """The new physical offset of each frame, -1 if it is not saved."""
         if not len(self._starts):
             return np.full(len(places), -1, np.int64)
         at = np.maximum(np.searchsorted(self._starts, places, "right") - 1, 0)

@@ -1,11 +1,10 @@
-"""What a store has when it is opened to be written: found by reading, before anything is changed.
+"""Finds out whether a store can be opened for writing as it is, before anything is changed.
 
-A store that was closed in order, and whose log and queues agree, is taken as it is. Any other one
-has to be recovered first (:mod:`.recovery`).
+A store that was shut down cleanly and whose log and queues agree is opened as it is. Any other
+store needs a recovery first (:mod:`logquarry.repair.recover.safe`).
 
-Where the log ends: at the message that the queues know to be the last, and what goes on behind it
-without a break. What stands behind that is left over from an earlier recovery (formats.md, Stale
-frames); it is made zeros, unless there are whole messages in it.
+The log ends behind the last message that the queues point to, and the frames that follow it without
+a break. Bytes behind this end are stale frames of an earlier recovery (formats.md, Stale frames).
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -50,9 +48,11 @@ from logquarry.read.log_end import (
 )
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
-from logquarry.repair.recover.checks import QueueChecks, index_fault
+from logquarry.repair.audit.differences import FileFault, file_differences, queue_name
+from logquarry.repair.audit.first_difference import QueueAudits
+from logquarry.repair.audit.index import index_fault
+from logquarry.repair.recover.kept_entries import sync_files
 from logquarry.repair.recover.rocketmq import RocketmqRefuses, RocketmqResult, recover_as_rocketmq
-from logquarry.repair.recover.saved_units import sync_files
 
 logger = logging.getLogger(__name__)
 
@@ -73,20 +73,20 @@ _OURS: Final = frozenset(
         "lost+found",
     }
 )
-"""What may be in the folder of a store that is to be made."""
+"""Names that the folder of a new store may hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFound:
-    """What a store has.
+    """A store that can be opened for writing.
 
     Attributes:
         config: its settings, with all sizes.
-        log_end: where the log ends.
-        pieces: the stretches of the log that are still to be dispatched, without the damage between
-            them; all before the first one is in queues and index.
-        queue_ends: one past the last offset of each queue.
-        recovered: what RocketMQ's recovery did, where it was asked for.
+        log_end: physical offset of the log's end.
+        pieces: the stretches of the log that are not dispatched yet, without the damage between
+            them. Queues and index have all messages before the first stretch.
+        queue_ends: one past the last queue offset of each queue.
+        recovered: result of RocketMQ's recovery, if that mode was asked for.
         transactions: state table and redo log, in dialect 3.1.
     """
 
@@ -99,15 +99,15 @@ class StoreFound:
 
     @property
     def keeps_tails(self) -> bool:
-        """Whether files keep what stands behind their ends, as RocketMQ leaves it."""
+        """Whether files keep the bytes behind their ends, as RocketMQ leaves them."""
         return self.recovered is not None
 
 
 def check_folder(root: Path) -> None:
-    """Look at nothing but names: may this folder be opened to be written?
+    """Check by the names in a folder whether a store may be opened or created there.
 
     Raises:
-        StoreNotFound: if it is no store, and holds other things: none is made among them.
+        StoreNotFound: if the folder is no store and holds other files.
     """
     try:
         if not root.exists():
@@ -125,20 +125,20 @@ def check_folder(root: Path) -> None:
 
 
 class NeedsRecovery(StoreUnavailable):
-    """A store was not closed in order, or its parts do not agree."""
+    """A store was not shut down cleanly, or its parts do not agree."""
 
 
 def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -> StoreFound:
-    """What a store has; nothing is changed. To be asked with the lock held.
+    """Check a store before it is opened for writing. Call it with the lock held.
 
     Args:
-        root: its folder.
+        root: the store's folder.
         config: its settings.
-        is_recovered: whether it was recovered just now, so that ``abort`` says nothing.
+        is_recovered: whether it was recovered just now, so that ``abort`` is no objection.
 
     Raises:
-        NeedsRecovery: if it was not closed in order, or its parts do not agree.
-        CorruptFile: if the files have other sizes than the settings say.
+        NeedsRecovery: if it was not shut down cleanly, or its parts do not agree.
+        CorruptFile: if the files have other sizes than the settings.
     """
     if not _is_store(root):
         return StoreFound(with_sizes(config, None), 0, (), {})
@@ -150,7 +150,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     settings = with_sizes(config, layout)
     _check_stated(layout, config)
     if layout.has_abort and not is_recovered and (has_log or queued):
-        raise NeedsRecovery(f"it was not closed in order: {ABORT} is there")
+        raise NeedsRecovery(f"it was not shut down cleanly: {ABORT} exists")
     _check_sizes(layout, settings)
     ends = {(queue.topic, queue.queue_id): queue.max_offset for queue in queues}
     entries = last_entries(layout, queues)
@@ -158,15 +158,16 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     end = log.max_offset
     sound = end
     if queued > log.min_offset:
-        # Only the last file: damage before it stays what it is, whatever is put.
+        # Only the last file: puts do not touch damage before it.
         sound = min(end, sound_bound(layout, queued) or 0)
     if sound < queued:
         raise NeedsRecovery(
-            f"its queues reach up to {queued} of the log, which is sound only up to {sound}"
+            f"its queues point to messages up to physical offset {queued}, but the log is sound "
+            f"only up to {sound}"
         )
     _check_rest(layout, end)
     if end > log.min_offset and not queues and layout.durable_end is None:
-        raise NeedsRecovery("it has a log, and no queues that tell how far it was dispatched")
+        raise NeedsRecovery("it has a log, but no queues that show how far the log was dispatched")
     start = max(queued, log.min_offset)
     if settings.message_index_enable:
         _check_index(layout, settings, end)
@@ -188,10 +189,10 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
 def _find_transactions(
     layout: StoreLayout, settings: StoreConfig, start: int, end: int
 ) -> TransactionsFound:
-    """State table and redo log, which are to agree with the log from ``start`` on.
+    """State table and redo log.
 
     Raises:
-        NeedsRecovery: if they do not.
+        NeedsRecovery: if they differ from the log behind ``start``.
     """
     found = find_transactions(StoreLayout(layout.filesystem, settings), start, end)
     if isinstance(found, str):
@@ -200,12 +201,12 @@ def _find_transactions(
 
 
 def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[int, int], ...]:
-    """The stretches of a part of the log, without the damage that a recovery has noted.
+    """The stretches of a part of the log between the damage that a recovery has recorded.
 
-    A message whose body alone is bad has its place in a queue as any other.
+    A message whose body alone is damaged keeps its queue offset.
 
     Raises:
-        NeedsRecovery: if there is damage that none has noted.
+        NeedsRecovery: if there is damage that no recovery has recorded.
     """
     if start >= end:
         return ()
@@ -225,10 +226,10 @@ def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[int, int],
 
 
 def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
-    """See that stated sizes are those of some files: else the settings are of another store.
+    """Refuse settings of another store.
 
     Raises:
-        CorruptFile: if no file has the stated size.
+        CorruptFile: if no file has the size of the settings.
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     queue_files = tuple(file for name in layout.queue_names for file in layout.queue(*name).files)
@@ -239,16 +240,16 @@ def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
         is_torn = layout.has_abort and len(sizes) == 1 and size is not None and sizes[0] < size
         if size is not None and sizes and size not in sizes and not is_torn:
             path = layout.filesystem.full_path(files[0].path)
-            raise CorruptFile(path, 0, f"it has {sizes[0]} bytes, and the settings say {size}")
+            raise CorruptFile(path, 0, f"{sizes[0]} bytes, but the settings give {size}")
 
 
 def recovered_store(
     root: Path, config: StoreConfig, disk: Disk, clock: Callable[[], int], abort: AbortFile
 ) -> StoreFound:
-    """What a store has after it was recovered as RocketMQ does: any store, however it was closed.
+    """Recover a store as RocketMQ does, and open it.
 
-    ``abort`` is there then. It is made before anything is changed, and taken away again if RocketMQ
-    would not start on a store that was closed in order.
+    ``abort`` is created before anything is changed. It is removed again if RocketMQ would not start
+    on a store that was shut down cleanly.
 
     Raises:
         StoreUnavailable: if RocketMQ would not start, or the disk fails.
@@ -265,11 +266,11 @@ def recovered_store(
         if is_clean:
             abort.remove()
         raise
-    # What an earlier recovery noted is of another log, and the mark that is made next of this one.
+    # The damage that an earlier recovery recorded belongs to another log.
     disk.remove(root / DAMAGE)
     plan = result.plan
     if not is_clean:
-        # The mark says that it is on the disk; who wrote it may have died before that.
+        # The durable offset will cover the log, which its writer may not have synced.
         sync_files(disk, root, write_from=plan.log_end, log_end=plan.log_end, parts=(COMMIT_LOG,))
     return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=result)
 
@@ -279,32 +280,28 @@ def _is_store(root: Path) -> bool:
 
 
 def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
-    """Each file is as large as the settings say, but for an empty last one (a crash leaves that).
+    """Refuse files of a wrong size and missing files, as RocketMQ's ``load()`` does.
 
-    And each begins where the one before it ends.
+    An empty last file is no fault: a crash leaves one.
 
     Raises:
-        NeedsRecovery: if one is not (RocketMQ's load() says no).
+        NeedsRecovery: if there is such a file.
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     queues = (layout.queue(*name).files for name in layout.queue_names)
     sequences += [(files, config.queue_file_size) for files in queues]
     for files, size in sequences:
-        for file in files:
-            if file.size != size and (file.size or file is not files[-1]):
-                path = layout.filesystem.full_path(file.path)
-                raise NeedsRecovery(f"{path} has {file.size} bytes, and {size} belong there")
-        for before, after in pairwise(files):
-            if after.base - before.base != size:
-                path = layout.filesystem.full_path(after.path)
-                raise NeedsRecovery(f"{path}: no file ends where it begins")
+        assert size is not None
+        for found in file_differences(files, size):
+            if found.fault in (FileFault.SIZE, FileFault.GAP):
+                raise NeedsRecovery(found.reason(layout.filesystem.full_path(found.file.path)))
 
 
 def _check_index(layout: StoreLayout, config: StoreConfig, end: int) -> None:
-    """See that the index files are of this log, as their headers tell.
+    """Check the headers of the index files.
 
     Raises:
-        NeedsRecovery: if one is not.
+        NeedsRecovery: if one does not belong to this log.
     """
     shape = config.index_shape
     fault = None if shape is None else index_fault(layout, shape, log_end=end)
@@ -319,38 +316,36 @@ def _check_queues(
     start: int,
     stop: int,
 ) -> None:
-    """See that a part of the log is sound, and that the queues have the messages in it.
+    """Check that a part of the log is sound, and that the queues have its messages.
 
-    Java starts behind the message that any queue knows to be the last, and what another one lacks
-    before that is lost to it (`noabort-cq-behind`, `noabort-one-topic-gone`).
+    Java dispatches from the end of the last message that any queue has: messages before it that
+    another queue lacks are never dispatched (`noabort-cq-behind`, `noabort-one-topic-gone`).
 
     Raises:
-        NeedsRecovery: if there is damage that no recovery has noted yet, or if a queue lacks
-            messages. A topic that was deleted looks the same, and comes back.
+        NeedsRecovery: if there is damage that no recovery has recorded, or if a queue lacks
+            messages. The queue of a deleted topic lacks its messages too: it is rebuilt.
     """
     if start >= stop:
         return
     known = known_damage(layout)
-    checks = QueueChecks({(queue.topic, queue.queue_id): queue for queue in queues}, config, known)
-    # Bounded: what stands behind was looked at already.
+    audits = QueueAudits({(queue.topic, queue.queue_id): queue for queue in queues}, config, known)
+    # Bounded: the caller has checked the bytes behind.
     reader = LogReader(layout, bound=stop, check_crc=config.check_crc_on_recover)
     for event in reader.events(start, stop):
         if isinstance(event, Run):
-            checks.take(event)
+            audits.take(event)
         elif isinstance(event, DamagedSpan) and event.offset not in known:
             raise NeedsRecovery(f"{event.path}: at {event.offset}: {event.reason}")
-    for check in checks:
-        if check.difference is not None:
-            topic, queue_id = check.key
-            raise NeedsRecovery(f"queue {queue_id} of {topic}: {check.difference}")
+    for audit in audits:
+        if audit.difference is not None:
+            raise NeedsRecovery(f"{queue_name(audit.key)}: {audit.difference.reason}")
 
 
 def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
-    """What is before it was dispatched to the index, and so to the queues, which come first.
+    """Physical offset up to which the index has the messages, 0 if unknown.
 
-    0 where the index does not tell.
-
-    To be asked of an index whose headers are in order.
+    The queues have them as well: dispatch puts a message into its queue first. Call it after
+    :func:`_check_index`.
     """
     found = Index(layout, files=files).files
     if not found or found[-1].is_empty:
@@ -361,10 +356,10 @@ def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
 
 
 def _check_rest(layout: StoreLayout, end: int) -> None:
-    """See that nothing stands behind the log's end: what is written there next would join it.
+    """Check that only zeros follow the log's end: new frames would join other bytes.
 
     Raises:
-        NeedsRecovery: if there is anything.
+        NeedsRecovery: if there are other bytes.
     """
     last = LogReader(layout).data_end(end)
     if last > end:

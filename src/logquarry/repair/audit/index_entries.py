@@ -1,7 +1,9 @@
-"""Compares the entries of an index file with the messages at which they point.
+"""Audit of index entries against the keys of the messages to which they point.
 
-An entry whose hash is off by a multiple of the slot count stands in the right chain, and the
-chain is whole: only the message's keys tell that it is never found, or found for another key.
+:class:`EntryStream` compares the entries in order with the log's keys as a walk reads them. If they
+differ, :class:`EntryAudit` checks each entry of a file against its message. The chains alone do not
+show a wrong hash: a hash that is off by a multiple of the slot count is in the right chain, and a
+query finds its entry never or for another key.
 """
 
 from __future__ import annotations
@@ -23,61 +25,52 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.places import runs_at
 from logquarry.log.walk import Run
 from logquarry.read.index import IndexFile
-from logquarry.repair.verify.unasked import Excused, within
+from logquarry.repair.audit.differences import (
+    Bools,
+    EntryGroup,
+    Int64,
+    LostSpans,
+    names_ends,
+    within,
+)
 
-Int64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+ENTRY_DTYPE: Final = ENTRY.dtype()
 Entries = npt.NDArray[np.void]
 
 _CHUNK: Final = 1 << 18
-"""Entries that are looked at together; what this takes in memory does not grow with the file."""
+"""Entries that are checked together, so that memory does not grow with the file."""
 _LOW: Final = 0xFFFFFFFF
 
 
-@dataclass(slots=True)
-class WrongEntries:
-    """Entries of one kind that are wrong.
-
-    Attributes:
-        number: of the first.
-        reason: in words, of the first.
-        count: how many.
-    """
-
-    number: int
-    reason: str
-    count: int = 0
-
-
-class EntryChecker:
-    """Judges the entries of one index file.
+class EntryAudit:
+    """Compares the entries of one index file with their messages.
 
     Args:
         layout: the store's files.
-        log_end: where the log ends.
-        excused: parts of the log that no index is to blame for.
+        log_end: physical offset of the log's end.
+        lost: parts of the log that hold no readable message.
         between: physical offsets between which keys are counted, both exclusive.
 
     Attributes:
-        wrong: what was found, by kind.
-        keys: distinct keys of messages between the two offsets that have their entry; COMMIT is
-            left out.
+        wrong: wrong entries by kind.
+        keys: number of distinct keys of messages between the two offsets that have an entry,
+            without those of COMMIT messages.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
     """
 
     def __init__(
-        self, layout: StoreLayout, log_end: int, excused: Excused, between: tuple[int, int]
+        self, layout: StoreLayout, log_end: int, lost: LostSpans, between: tuple[int, int]
     ) -> None:
-        self.wrong: dict[str, WrongEntries] = {}
+        self.wrong: dict[str, EntryGroup] = {}
         self.keys = 0
         self.is_ordered = True
         self._layout = layout
         self._log_end = log_end
-        self._excused = excused
+        self._lost = lost
         self._between = between
 
     def check(self, entries: Entries) -> None:
-        """Judge all entries of the file, from number 1 on."""
+        """Check all entries of the file, from number 1 on."""
         start = last = 0
         while start < len(entries):
             some = entries[start : start + 2 * _CHUNK]
@@ -93,9 +86,9 @@ class EntryChecker:
             start += count
 
     def _check(self, start: int, offsets: Int64, hashes: Int64) -> None:
-        judged = ~within(offsets, self._excused)
-        ahead = judged & (offsets >= self._log_end)
-        inside = np.flatnonzero(judged & ~ahead & (offsets >= self._layout.commit_log.start))
+        known = ~within(offsets, self._lost)
+        ahead = known & (offsets >= self._log_end)
+        inside = np.flatnonzero(known & ~ahead & (offsets >= self._layout.commit_log.start))
         # The frames come in the order of the log.
         inside = inside[np.argsort(offsets[inside], kind="stable")]
         ordered = offsets[inside]
@@ -116,17 +109,17 @@ class EntryChecker:
         end = f"and the log ends at {self._log_end}"
         for kind, entries, what in (
             ("index_ahead", ahead, end),
-            ("index_entry", dangling, "where no frame stands"),
+            ("index_entry", dangling, "where no frame starts"),
             ("index_entry_wrong", strange, "whose message has no key of the hash {}"),
         ):
             if entries.any():
                 at = int(entries.argmax())
-                text = f"points at {offsets[at]}, {what.format(hashes[at])}"
-                known = self.wrong.setdefault(kind, WrongEntries(start + at + 1, text))
-                known.count += int(entries.sum())
+                text = f"points to {offsets[at]}, {what.format(hashes[at])}"
+                wrong = self.wrong.setdefault(kind, EntryGroup(kind, start + at + 1, text))
+                wrong.count += int(entries.sum())
 
     def _has_keys(self, run: Run, places: Int64, numbers: Int64, hashes: Int64) -> Bools:
-        """Which entries, by the numbers of their frames in a run, have the hash of a key."""
+        """Which entries have the hash of a key of their frame; by the frames' numbers in a run."""
         # Tags are right where the index has them, and never missed: a store that an older
         # version began has none of its first messages.
         if self._layout.config.index_tags:
@@ -148,17 +141,17 @@ class EntryChecker:
 
 
 class KeyCounter:
-    """Counts the keys that index files should have, run by run, while the log is walked.
+    """Counts the keys that index files should have, run by run.
 
-    An index file that takes keys takes those of every message from its first one to its last. The
-    first and the last message are left out: their keys may be in a neighbour.
+    An index file has the keys of every message between its first and its last one. Keys of these
+    two messages may be in the file before or behind.
 
     Args:
         ranges: physical offsets of the first and the last message of each index file.
 
     Attributes:
-        keys: distinct keys of messages between the two, for each range. COMMIT is left out, which
-            3.x did not index.
+        keys: number of distinct keys of the messages between the two, for each file, without those
+            of COMMIT messages, which 3.x did not index.
     """
 
     def __init__(self, ranges: list[tuple[int, int]]) -> None:
@@ -167,7 +160,7 @@ class KeyCounter:
         self.keys = np.zeros(len(ranges), np.int64)
 
     def add(self, run: Run, has_key: Bools) -> None:
-        """Count the keys of a run, of which some frames have keys and take part in the index."""
+        """Count the keys of a run; ``has_key`` marks its frames with keys for the index."""
         if not ((self._begins < run.end) & (self._ends > run.start)).any():
             return
         rows = run.rows[has_key & ~_is_commit(run)]
@@ -185,16 +178,15 @@ def positive(hashes: Int64) -> Int64:
 
 
 def _pairs(numbers: Int64, hashes: Int64) -> Int64:
-    """One number for each frame and hash."""
+    """One number for each pair of frame and hash."""
     pairs: Int64 = numbers << 32 | hashes & _LOW
     return pairs
 
 
 def _distinct(values: Int64) -> Int64:
-    """The values in order, each once.
+    """The sorted distinct values.
 
-    ``numpy.unique`` hashes them, and is ten times slower on numbers that differ in their high
-    bits.
+    ``numpy.unique`` hashes: it is ten times slower on numbers that differ in their high bits.
     """
     ordered = np.sort(values)
     distinct: Int64 = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
@@ -202,7 +194,7 @@ def _distinct(values: Int64) -> Int64:
 
 
 def _among(values: Int64, known: Int64) -> Bools:
-    """Which values are among some known ones, ascending."""
+    """Which values occur in a sorted array."""
     if not len(known):
         return np.zeros(len(values), np.bool_)
     at = np.minimum(np.searchsorted(known, values), len(known) - 1)
@@ -216,19 +208,15 @@ def _is_commit(run: Run) -> Bools:
     return commit
 
 
-# --------------------------------------------------------------------------------------------------
-# The entries of all index files of a store, in the order in which keys came.
-
-_ENTRY_DTYPE: Final = ENTRY.dtype()
-
+# ------------------------------------------------------- the entries of all files, in their order
 Place = tuple[int, int]
-"""Of an entry: the number of its file among those that hold any, and its own number there, from 0.
-Behind the last entry: the number of files, and 0."""
+"""An entry: the number of its file among the files that have entries, and its own number there,
+from 0. Behind the last entry: the number of files, and 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The entries of one file: where they stand, and how many."""
+    """The entries of one file: position of the first, and number."""
 
     path: str
     position: int
@@ -237,12 +225,13 @@ class _Part:
 
 
 class IndexEntries:
-    """The entries of index files, of those that are what they should be.
+    """The entries of all index files with a sound header.
 
     Args:
         index_files: the files, oldest first.
-        files: what reads them.
-        log_start: entries of what the log has no longer are passed over at the start of a file.
+        files: reads them.
+        log_start: entries at the start of a file that point before this offset are skipped:
+            retention deleted their messages.
     """
 
     def __init__(self, index_files: Sequence[IndexFile], files: OpenFiles, log_start: int) -> None:
@@ -266,19 +255,19 @@ class IndexEntries:
 
     @property
     def has_odd_header(self) -> bool:
-        """Whether a header says another begin or end than the entries have."""
+        """Whether a header names another first or last message than its entries."""
         for number, part in enumerate(self._parts):
-            ends = self._offset(number, 0), self._offset(number, part.count - 1)
-            if ends != (part.header.begin_offset, part.header.end_offset):
+            first, last = self._offset(number, 0), self._offset(number, part.count - 1)
+            if not names_ends(part.header, first, last):
                 return True
         return False
 
     def count(self, number: int) -> int:
-        """How many entries a file has."""
+        """Number of entries of a file."""
         return self._parts[number].count
 
     def start(self, number: int) -> int:
-        """The first entry of a file that the log may still have a message for."""
+        """The first entry of a file whose message may still be in the log."""
         known = self._starts[number]
         if known is None:
             known = 0
@@ -289,20 +278,20 @@ class IndexEntries:
         return known
 
     def some(self, number: int, first: int, stop: int | None = None) -> Entries:
-        """Entries of a file, from one to another or to the last."""
+        """Entries of a file, up to ``stop`` or the last."""
         part = self._parts[number]
         stop = part.count if stop is None else min(stop, part.count)
         place, length = part.position + first * ENTRY.size, (stop - first) * ENTRY.size
-        return np.frombuffer(self._files.read(part.path, place, length), _ENTRY_DTYPE)
+        return np.frombuffer(self._files.read(part.path, place, length), ENTRY_DTYPE)
 
     def _offset(self, number: int, entry: int) -> int:
         found = self.some(number, entry, entry + 1)
         return int(found["physical_offset"][0]) if len(found) else -1
 
     def first_from(self, offset: int) -> Place:
-        """The first entry of a message from a place of the log on, if all stand in the log's order.
+        """The first entry that points to a physical offset or behind it.
 
-        Where they do not, any place.
+        If the entries are not in the log's order, any place.
         """
         for number, part in enumerate(self._parts):
             if self._offset(number, part.count - 1) < offset:
@@ -318,7 +307,7 @@ class IndexEntries:
         return len(self._parts), 0
 
     def normal(self, place: Place) -> Place:
-        """The same place, where an entry stands or behind the last one."""
+        """The next place that has an entry, or the one behind the last entry."""
         number, at = place
         while number < len(self._parts):
             at = max(at, self.start(number))
@@ -329,11 +318,14 @@ class IndexEntries:
 
 
 class EntryStream:
-    """Compares entries with the keys of the log, as these come by.
+    """Compares the entries in order with the keys of the log.
 
     Args:
-        entries: all of them.
-        place: where to begin.
+        entries: the entries of all files.
+        place: the first one to compare.
+
+    Attributes:
+        is_broken: whether an entry was not the next key's.
     """
 
     def __init__(self, entries: IndexEntries, place: Place = (0, 0)) -> None:
@@ -347,11 +339,11 @@ class EntryStream:
         return self._place
 
     def skip_to(self, place: Place) -> None:
-        """Entries up to here were compared by somebody else."""
+        """Skip entries that a Spark task has compared."""
         self._place = self._entries.normal(place)
 
     def take(self, places: Int64, hashes: Int64) -> None:
-        """The next keys: where their messages stand, and their hashes."""
+        """Compare the next keys: physical offsets of their messages, and hashes."""
         done = 0
         while done < len(hashes) and not self.is_at_end:
             number, at = self._place
@@ -366,10 +358,10 @@ class EntryStream:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether no entry follows."""
+        """Whether no entry is left."""
         return self._place[0] == len(self._entries)
 
     @property
     def is_through(self) -> bool:
-        """Whether all entries were asked for, and no other."""
+        """Whether the keys asked for all entries, and for no other."""
         return not self.is_broken and self.is_at_end

@@ -1,4 +1,4 @@
-"""Which index files stay, and from where on the index is built (``recovery.index_check``)."""
+"""Which index files stay, and from where on the index is built (``recover.plan``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import logquarry as lq
 from logquarry.format import index
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.recover.checks import IndexPlan, plan_index
+from logquarry.repair.recover.plan import IndexPlan, plan_index
 from tests.small_store import config, opened
 
 SHAPE = index.IndexShape(50, 200)
@@ -77,8 +77,8 @@ def test_after_a_crash_those_stay_that_were_synced(root: Path) -> None:
     ("position", "data", "reason"),
     [
         (index.HEADER.offsets["entry_count"], struct.pack(">i", 201), "its header counts 201"),
-        (index.HEADER.offsets["entry_count"], struct.pack(">i", 150), "not those that its header"),
-        (index.HEADER.offsets["begin_offset"], struct.pack(">q", 3), "not those that its header"),
+        (index.HEADER.offsets["entry_count"], struct.pack(">i", 150), "header names another"),
+        (index.HEADER.offsets["begin_offset"], struct.pack(">q", 3), "header names another"),
         (
             SHAPE.entry_position(9) + index.ENTRY.offsets["physical_offset"],
             struct.pack(">q", 1 << 29),
@@ -87,7 +87,7 @@ def test_after_a_crash_those_stay_that_were_synced(root: Path) -> None:
         (
             SHAPE.entry_position(9) + index.ENTRY.offsets["previous"],
             struct.pack(">i", 9),
-            "a chain of it goes on to a later entry",
+            "one of its chains leads to a later entry",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a comparison of two stores found."""
+"""The result of a comparison of two stores."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ Side = Literal["a", "b"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What stands at a place of one log.
+    """A message, a blank or damage in one log.
 
     Attributes:
         what: ``message``, ``blank``, ``damage`` or ``nothing`` (no file).
-        file: the file it is in.
-        offset: physical offset at which it begins.
-        size: its bytes.
-        reason: what is wrong with it; None where nothing is.
-        topic: of a message, as are all others from here on.
-        queue_id: its queue,
-        queue_offset: and its place there.
-        store_timestamp: in milliseconds.
+        file: path of its file.
+        offset: physical offset of its first byte.
+        size: number of bytes.
+        reason: the damage in words, None without damage.
+        topic: topic of the message. Only messages have this and the following attributes.
+        queue_id: queue of the message.
+        queue_offset: queue offset of the message.
+        store_timestamp: store time in milliseconds.
         message_id: upper-case hex.
     """
 
@@ -39,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first byte at which two logs differ, and what it belongs to in each."""
+    """The first byte at which two logs differ, and its place in each of them."""
 
     offset: int
     a: Place
@@ -48,15 +48,15 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """A stretch of the log that is one file in each store, as far as both go.
+    """A stretch of the log that is one file in each store.
 
     Attributes:
         file: its name in the first store that has it.
         offset: physical offset of its first byte.
-        length: bytes that were compared, or that one store has no file for.
-        different_bytes: how many of them differ; rests of blanks do not count.
-        first_difference: physical offset of the first; None without one.
-        missing_in: the store that has no file for it.
+        length: number of bytes that were compared, or that one store lacks.
+        different_bytes: number of bytes that differ, without the padding of blanks.
+        first_difference: physical offset of the first difference, None without one.
+        missing_in: the store that lacks the file, None if neither does.
     """
 
     file: str
@@ -69,7 +69,7 @@ class LogPart:
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """Where one log begins and ends."""
+    """Offsets of the begin and the end of one log or queue."""
 
     min_offset: int
     max_offset: int
@@ -77,7 +77,7 @@ class LogBounds:
 
 @dataclass(frozen=True, slots=True)
 class UnitPair:
-    """The first units that differ: physical offset, size and tags code, None where one is not."""
+    """The first entries that differ: physical offset, size, tags code; None if one is missing."""
 
     queue_offset: int
     a: tuple[int, int, int] | None
@@ -86,16 +86,16 @@ class UnitPair:
 
 @dataclass(frozen=True, slots=True)
 class QueueDiff:
-    """One queue in both stores. Offsets are queue offsets, None where there is no such queue.
+    """One queue in both stores.
 
     Attributes:
         topic: its topic.
-        queue_id: its number.
-        state: ``equal``; ``behind``: one goes on further, as its log does; ``differs``.
-        a: where it begins and ends in the first store,
-        b: and in the second.
-        difference: the first units that differ.
-        reason: in words, empty for equal ones.
+        queue_id: its queue id.
+        state: ``equal``; ``behind``: one queue is longer, like its log; ``differs``.
+        a: its queue offsets in the first store, None if it has no such queue.
+        b: its queue offsets in the second store, None if it has no such queue.
+        difference: the first entries that differ.
+        reason: the difference in words, empty for equal queues.
     """
 
     topic: str
@@ -112,18 +112,19 @@ class StoreDiff:
     """Two stores, compared.
 
     Attributes:
-        a: the first store's folder,
-        b: and the second one's.
-        log_a: its log,
-        log_b: and the other.
-        start: from here on both have a log,
-        end: and up to here; not beyond ``start`` where they have nothing in common.
+        a: folder of the first store.
+        b: folder of the second store.
+        log_a: begin and end of the first log.
+        log_b: begin and end of the second log.
+        start: physical offset from which both have a log.
+        end: physical offset up to which both have a log; at most ``start`` if the logs have no
+            common part.
         parts: the stretches that were compared.
-        divergence: where the logs part, None if they do not.
-        queues: all queues that either has.
-        config: files of config/: ``equal``, ``different``, ``only_a`` or ``only_b``. They change
-            with every consumer, and decide nothing.
-        notes: what is worth knowing and no divergence.
+        divergence: the first difference of the logs, None without one.
+        queues: all queues that either store has.
+        config: files of config/: ``equal``, ``different``, ``only_a`` or ``only_b``. Consumers
+            change them, so that they do not affect the verdict.
+        notes: facts that are no divergence.
     """
 
     a: str
@@ -140,14 +141,14 @@ class StoreDiff:
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether both have a log, and no byte of it in common, so that nothing can be told."""
+        """Whether both have a log, but no common part that could be compared."""
         return all(log.max_offset > log.min_offset for log in (self.log_a, self.log_b)) and (
             self.start >= self.end
         )
 
     @property
     def verdict(self) -> str:
-        """``equal``, ``prefix`` (one goes on further), ``diverged`` or ``disjoint``."""
+        """``equal``, ``prefix`` (one log is longer), ``diverged`` or ``disjoint``."""
         if self.divergence is not None or any(q.state == "differs" for q in self.queues):
             return "diverged"
         if self.is_disjoint:
@@ -156,7 +157,7 @@ class StoreDiff:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether one cannot stand for the other."""
+        """Whether one store cannot replace the other."""
         return self.verdict in ("diverged", "disjoint")
 
     def to_json(self) -> dict[str, Any]:

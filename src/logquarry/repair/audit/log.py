@@ -1,15 +1,17 @@
-"""Looks a log through: where it ends, and what in it is damage.
+"""Audit of the log: where it ends, and which parts of it are damaged.
 
-A break of the chain is either the end of the log (what a crash tears, and what lies behind it) or
-damage within it (rot, a lost page). In this order, it is the end
+Recover, rebuild and salvage read a log with :class:`LogAudit`. A break in the chain of frames is
+either the end of the log (a torn tail, or stale frames behind it) or damage within the log (rot, a
+lost page). A break is the end, by the first rule that applies:
 
-1. from the durable mark on, where there is one: what was on the disk had no break,
-2. in a store that was closed in order, from the last queued message on,
-3. where the frame behind it is older than the one before it: what an earlier recovery left over (in
-   a store that was closed in order also where it is newer than the checkpoint knows),
-4. where no frame is behind it.
+1. It lies at or behind the durable offset, if there is one. The disk had no break before that.
+2. The store was shut down cleanly, and the break lies behind the last message in a queue.
+3. The frame behind the break is older than the one before it: an earlier recovery left it. If the
+   store was shut down cleanly, also if that frame is newer than the checkpoint.
+4. No frame follows.
 
-Anywhere else it is damage, and what stands behind it is kept.
+Any other break is damage, and the frames behind it stay. Verify reads the log without these rules:
+it reports what readers see (:func:`logquarry.read.log_end.log_bound`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from logquarry.format.rows import POSITION, REACHED_STOP, SIZE
 from logquarry.log import codec
 from logquarry.log.codec import Window
 from logquarry.log.layout import StoreFile, StoreLayout
-from logquarry.log.places import guided
+from logquarry.log.places import Guess, guided
 from logquarry.log.walk import (
     MISSING_FILE,
     BlankSpan,
@@ -43,14 +45,14 @@ from logquarry.read.log_end import last_entries
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBounds:
-    """What is known of a log before it is read.
+    """What queues, checkpoint and durable offset show about the end of a log.
 
     Attributes:
-        durable: the durable mark, if it speaks of this log.
-        queued: where the last queued message ends, if there is any.
-        is_closed: whether the store was closed in order.
-        dispatched_timestamp: store time of the last message in the queues, as the checkpoint of a
-            closed store says; None where nothing does.
+        durable: the durable offset, None if it is unknown.
+        queued: physical offset behind the last message in a queue, None without one.
+        is_closed: whether the store was shut down cleanly.
+        dispatched_timestamp: store time of the last dispatched message, by the checkpoint; None if
+            unknown.
     """
 
     durable: int | None
@@ -60,12 +62,12 @@ class KnownBounds:
 
     @property
     def likely_end(self) -> int | None:
-        """About where the log ends; None where nothing tells."""
+        """Physical offset near the log's end, None if unknown."""
         return max(self.durable or 0, self.queued or 0) or None
 
     @property
     def least(self) -> int | None:
-        """The log reached at least up to here."""
+        """Physical offset that the log has reached for certain, None if unknown."""
         queued = self.queued if self.is_closed else None
         return max((known for known in (self.durable, queued) if known is not None), default=None)
 
@@ -73,12 +75,12 @@ class KnownBounds:
 def find_bounds(
     layout: StoreLayout, queues: Iterable[ConsumeQueue], checkpoint: Checkpoint
 ) -> KnownBounds:
-    """What is known of a log, by the marks that are there and its queues.
+    """The known bounds of a log.
 
     Args:
         layout: the store's files.
         queues: the queues whose files can be used.
-        checkpoint: as the store has it; all zeros without one.
+        checkpoint: the store's checkpoint; all zeros without one.
     """
     entries = last_entries(layout, queues)
     return KnownBounds(
@@ -89,52 +91,43 @@ def find_bounds(
     )
 
 
-class Found(Protocol):
-    """Frames one after the other that were found apart from the walk.
-
-    Their bodies are what their CRCs say. Times are store times in milliseconds.
-    """
-
-    @property
-    def start(self) -> int:
-        """Physical offset of the first."""
-
-    @property
-    def end(self) -> int:
-        """Physical offset behind the last."""
+class TimedRun(Guess, Protocol):
+    """Sound frames without a gap, read by a thread or a task (:class:`AuditedRun`)."""
 
     @property
     def count(self) -> int:
-        """How many."""
+        """Number of frames."""
 
     @property
     def first_time(self) -> int:
-        """Of the first."""
+        """Store time of the first frame in milliseconds."""
 
     @property
     def last_time(self) -> int:
-        """Of the last."""
+        """Store time of the last frame in milliseconds."""
 
 
-F = TypeVar("F", bound=Found)
+F = TypeVar("F", bound=TimedRun)
 
 
-class LogLook:
-    """One walk over a log.
+class LogAudit:
+    """Reads a log once, from its start to its end.
+
+    The attributes are final when :meth:`runs` or :meth:`guided_runs` is exhausted.
 
     Args:
         layout: the store's files.
-        bounds: what is known of it.
-        stop: no frame that starts at or beyond it is taken.
-        is_live: whether somebody writes it meanwhile.
+        bounds: known bounds of the log.
+        stop: physical offset at which the reading ends; default: at the log's end.
+        is_live: whether a writer has the store open.
 
     Attributes:
         start: physical offset of the log's first byte.
-        end: where the log ends; final once :meth:`runs` is through, as are the others.
-        damage: bytes within the log that are no messages.
+        end: physical offset of the log's end.
+        damage: damage within the log.
         last_timestamp: store time of the last message, 0 without one.
-        count: messages that stand whole.
-        words: what was seen, in words.
+        count: number of sound messages.
+        words: how the end was found, in words.
     """
 
     def __init__(
@@ -158,14 +151,14 @@ class LogLook:
         self._log = CommitLog(layout)
 
     def runs(self) -> Iterator[Run]:
-        """The frames of the log in order, also those that only their body's CRC tells from sound.
+        """The frames of the log in order.
 
-        The latter have their places in queues, and keep them.
+        Frames whose body alone is damaged are among them: they keep their queue offsets.
         """
         return self._runs(self._reader().events(stop=self._stop))
 
     def guided_runs(self, guesses: Iterable[F]) -> Iterator[Run | F]:
-        """The same, some of them as others have found them, if it is all of the log. Not live."""
+        """The same, with the runs that threads or tasks have read. Not beside a live writer."""
         assert not self._is_live
         return (
             self.runs() if self._stop is not None else self._runs(guided(self._reader(), guesses))
@@ -188,31 +181,31 @@ class LogLook:
                 broken.append(event)
                 continue
             if broken and isinstance(event, BlankSpan):
-                # It says nothing of what stands before it: the next frame does.
+                # The next frame decides.
                 broken.append(_lost_file(event))
                 continue
             if broken:
                 assert not isinstance(event, BlankSpan)
                 stale = self._why_stale(event)
                 if stale is not None:
-                    # What the queues know of it is left over as well.
+                    # An earlier recovery left the entries of these frames as well.
                     self.words.append(stale)
                     return
                 yield from self._confirmed(broken)
                 broken = []
             if isinstance(event, BlankSpan):
-                if self._stands_for_file(event):
+                if self._replaces_file(event):
                     self.damage.append(_lost_file(event))
             else:
-                # Not the latest: a clock that was set back would make all behind a break stale.
+                # Not the latest time: a clock set back would make later frames stale.
                 self.last_timestamp = self._times(event)[1]
                 self.count += len(event.rows) if isinstance(event, Run) else event.count
                 yield event
             self.end = event.end
         yield from self._rest(broken)
 
-    def _stands_for_file(self, blank: BlankSpan) -> bool:
-        """Whether it was put there by a recovery: no writer leaves a file without a message."""
+    def _replaces_file(self, blank: BlankSpan) -> bool:
+        """Whether a recovery put it there: no writer leaves a file without a message."""
         file = self._layout.commit_log.at(blank.offset)
         return file is not None and file.base == blank.offset
 
@@ -220,27 +213,27 @@ class LogLook:
         least = self._bounds.least
         return least is not None and offset >= least
 
-    def _why_stale(self, event: Run | Found) -> str | None:
-        """Why what stands behind a break is no part of the log, None if it is."""
+    def _why_stale(self, event: Run | TimedRun) -> str | None:
+        """Why the frames behind a break are stale, None if they belong to the log."""
         bounds = self._bounds
         if event.start < (bounds.durable or 0):
             return None
-        where = f"the log ends at {self.end}: what stands from {event.start} on"
+        where = f"the log ends at {self.end}: the frames from {event.start} on"
         least = bounds.least
         if bounds.durable is None and least is not None and event.start >= least:
-            return f"{where} is in no queue"
+            return f"{where} are in no queue"
         stored, _ = self._times(event)
         if stored < self.last_timestamp:
-            return f"{where} is older: an earlier recovery left it there"
+            return f"{where} are older: an earlier recovery left them"
         known = bounds.dispatched_timestamp
-        # A checkpoint that does not even know what stands before the break is wrong.
+        # A checkpoint older than the frames before the break is wrong.
         is_known = known is not None and known >= self.last_timestamp
         if bounds.is_closed and bounds.durable is None and is_known and stored > (known or 0):
-            return f"{where} is newer than what the checkpoint knows to be dispatched"
+            return f"{where} are newer than the last dispatched message in the checkpoint"
         return None
 
-    def _times(self, event: Run | Found) -> tuple[int, int]:
-        """The store times of the first message and of the last."""
+    def _times(self, event: Run | TimedRun) -> tuple[int, int]:
+        """Store times of the first and the last message."""
         if isinstance(event, Run):
             return self._time_of(event, 0), self._time_of(event, -1)
         return event.first_time, event.last_time
@@ -256,7 +249,7 @@ class LogLook:
             self.end = max(self.end, span.offset + span.length)
 
     def _rest(self, broken: list[DamagedSpan]) -> Iterator[Run]:
-        """What stands behind the last sound frame, as far as the log is known to have reached."""
+        """The damage behind the last sound frame, up to the offset that the log has reached."""
         least = self._bounds.least
         if least is None or least <= self.end:
             if broken:
@@ -272,14 +265,14 @@ class LogLook:
         yield from self._confirmed(kept)
         if self.end < least:
             self.words.append(
-                f"the log was known to reach up to {least}, and nothing of it stands behind "
-                f"{self.end}: {least - self.end} bytes are lost"
+                f"the log reached {least} once and ends at {self.end} now: "
+                f"{least - self.end} bytes are lost"
             )
 
     def _with_zeros(self, broken: list[DamagedSpan], least: int) -> list[DamagedSpan]:
-        """The spans, and the zeros between and behind them: those were no zeros once.
+        """The damaged spans, with the zeros between and behind them, which once were frames.
 
-        Without a durable mark only those of the files that have other bytes as well.
+        Without a durable offset only zeros in files that have damage count.
         """
         files = self._layout.commit_log
         found: list[DamagedSpan] = []
@@ -298,7 +291,7 @@ class LogLook:
                 end = file.base
             if not here or end < here[0].offset:
                 until = here[0].offset if here else stop
-                kind, reason = DamageKind.ZEROED.label, "zeros, where something was written"
+                kind, reason = DamageKind.ZEROED.label, "zeros where a frame was"
                 found.append(DamagedSpan(end, until - end, kind, reason, path))
             nexts = [span.offset for span in here[1:]] + [stop]
             found += [
@@ -310,12 +303,12 @@ class LogLook:
 
 
 def _lost_file(blank: BlankSpan) -> DamagedSpan:
-    reason = "a blank stands for a file of the log that was lost"
+    reason = "a blank replaces a lost file of the log"
     return DamagedSpan(blank.offset, blank.length, MISSING_FILE, reason, blank.path)
 
 
 def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
-    """The frames of a damaged span whose framing is sound, from its start on."""
+    """The frames at the start of a damaged span that are damaged in their bodies alone."""
     files = layout.commit_log
     file = files.at(span.offset)
     if file is None or not file.size:
@@ -330,18 +323,18 @@ def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
 
 
 def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
-    """The last message of the log, where it has zeros in place of its end, and nobody knows it.
+    """The last message of the log if its properties or its topic end in zeros.
 
-    No CRC covers topic and properties. What comes of a master may end within them, and a crash
-    leaves it so: with the zeros of its file behind it, it seems to be whole.
+    No CRC covers them. A replica that crashed while it received a message may have lost their end,
+    and the zeros of the file make the frame look whole. Messages before the durable offset, or in a
+    queue, were whole once.
 
     Args:
         layout: the store's files.
-        bounds: what is known of the log. What stands before its durable mark, or in a queue, was
-            whole once.
+        bounds: known bounds of the log.
 
     Returns:
-        Its physical offset; None where there is none.
+        Physical offset of that message, None if there is none.
     """
     if bounds.durable is None or bounds.is_closed:
         return None
@@ -356,27 +349,27 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
         return None
     at = int(last.rows[-1, POSITION])
     frame = last.window.decode(at, check_crc=False)
-    assert isinstance(frame, Frame), "a row stands for a frame that was found sound"
+    assert isinstance(frame, Frame), "the walk found a sound frame here"
     text = frame.properties or frame.topic
     return last.window.base + at if text.endswith(b"\0") else None
 
 
-def made_whole(layout: StoreLayout, file: StoreFile, look: LogLook) -> int | None:
-    """The message within which a file of the log ends, if zeros behind it would make it whole.
+def made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | None:
+    """The message within which a short file of the log ends, if appended zeros made it look whole.
 
-    No CRC covers properties: a message that has lost the end of them would be served without.
+    No CRC covers properties: readers would get the message without their end.
 
     Args:
         layout: the store's files.
-        file: one that is too short.
-        look: a walk over the log, which is through.
+        file: a file that is too short.
+        log: an audit that is finished.
 
     Returns:
-        Its physical offset; None where there is none.
+        Physical offset of that message, None if there is none.
     """
     stop, room = file.base + file.size, layout.commit_log.file_size
-    spans = [span for span in look.damage if span.offset < stop <= span.offset + span.length]
-    start = max(file.base, min([look.end, *(span.offset for span in spans)]))
+    spans = [span for span in log.damage if span.offset < stop <= span.offset + span.length]
+    start = max(file.base, min([log.end, *(span.offset for span in spans)]))
     if start >= stop:
         return None
     data = layout.open_file(file.path).window(start - file.base, stop - start)[: stop - start]
@@ -391,3 +384,17 @@ def made_whole(layout: StoreLayout, file: StoreFile, look: LogLook) -> int | Non
             return start + at
         at = after
     return None
+
+
+def damage_json(spans: Iterable[DamagedSpan]) -> list[dict[str, object]]:
+    """Damage as objects of docs/json.md."""
+    return [
+        {
+            "kind": span.kind,
+            "file": span.path,
+            "offset": span.offset,
+            "length": span.length,
+            "reason": span.reason,
+        }
+        for span in spans
+    ]

@@ -1,7 +1,7 @@
-"""Units of lost messages, on the disk while their queue is cut and written anew.
+"""Makes durable what a recovery relies on: entries of lost messages, and files that it only read.
 
-A unit that names damage of the log is known to its queue alone. An interrupt between the cut and
-what is written behind it would leave fillers in their place, so that they are noted before.
+Only its queue knows the entry of a lost message. A recovery notes these entries before it cuts a
+queue. Without the note an interruption would leave fillers in their place.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from logquarry.read.log_queues import QueueKey
 
 logger = logging.getLogger(__name__)
 
-NAME: Final = "kept_units.json"
-Saved = Mapping[QueueKey, Mapping[int, bytes]]
+KEPT_ENTRIES: Final = "kept_units.json"
+Kept = Mapping[QueueKey, Mapping[int, bytes]]
 
 
-def load_units(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
-    """What an interrupted recovery has noted; nothing where there is none, or it cannot be read."""
+def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
+    """The note of an interrupted recovery; empty if there is none or it cannot be read."""
     found: dict[QueueKey, dict[int, QueueEntry]] = {}
     try:
         for queue in json.loads(path.read_bytes()):
-            units = found.setdefault((str(queue["topic"]), int(queue["queue_id"])), {})
+            entries = found.setdefault((str(queue["topic"]), int(queue["queue_id"])), {})
             for offset, data in queue["units"]:
-                units[int(offset)] = queue_entry.decode_at(bytes.fromhex(data)[:UNIT_SIZE], 0)
+                entries[int(offset)] = queue_entry.decode_at(bytes.fromhex(data)[:UNIT_SIZE], 0)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
@@ -41,8 +41,8 @@ def load_units(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
     return found
 
 
-def save_units(disk: Disk, path: Path, saved: Saved) -> None:
-    """Note them, durably; take an old note away where there are none.
+def save_kept(disk: Disk, path: Path, kept: Kept) -> None:
+    """Write the note, durably; delete an old note if there are no entries.
 
     Raises:
         StoreUnavailable: if the disk does not take them.
@@ -51,10 +51,10 @@ def save_units(disk: Disk, path: Path, saved: Saved) -> None:
         {
             "topic": topic,
             "queue_id": queue_id,
-            "units": [[offset, unit.hex()] for offset, unit in sorted(units.items())],
+            "units": [[offset, entry.hex()] for offset, entry in sorted(entries.items())],
         }
-        for (topic, queue_id), units in sorted(saved.items())
-        if units
+        for (topic, queue_id), entries in sorted(kept.items())
+        if entries
     ]
     if document:
         disk.replace(path, json.dumps(document).encode())
@@ -62,13 +62,9 @@ def save_units(disk: Disk, path: Path, saved: Saved) -> None:
         disk.remove(path)
 
 
-# --------------------------------------------------------------------------------------------------
-# Brings to the disk what a recovery only read, and so may be nowhere but in the page cache.
-#
-# The process that wrote it may have died before its sync, or of a sync that failed. Of the latter
-# the system takes the pages for written, so that those of the log that are in doubt are written
-# again.
-
+# -------------------------------------------------------------------------------- files of a store
+# The process that wrote a file may have died before its sync, or of a failed sync. After a failed
+# sync the system takes the pages for written, so that the log's bytes in doubt are written again.
 _PARTS: Final = (COMMIT_LOG, CONSUME_QUEUE, INDEX, TRANSACTION)
 _COPY_BYTES: Final = 1 << 20
 
@@ -76,14 +72,14 @@ _COPY_BYTES: Final = 1 << 20
 def sync_files(
     disk: Disk, root: Path, *, write_from: int, log_end: int, parts: tuple[str, ...] = _PARTS
 ) -> None:
-    """Wait until the files of a store are on the disk, and their names.
+    """Sync the files of a store and their names.
 
     Args:
-        disk: what it is on.
-        root: its folder.
-        write_from: physical offset from which on the bytes of the log are written again, up to
-        log_end: where the log ends.
-        parts: which folders of it.
+        disk: disk of the store.
+        root: the store's folder.
+        write_from: physical offset of the first byte of the log that is written again.
+        log_end: physical offset of the log's end.
+        parts: folders to sync.
 
     Raises:
         StoreUnavailable: if the disk fails.
@@ -116,7 +112,7 @@ def _sync_file(disk: Disk, path: Path, write_from: int | None, log_end: int) -> 
 
 
 def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:
-    """Write the bytes of a file that stand there from one position to another."""
+    """Write a range of a file again, with its own bytes."""
     position, stop = max(0, start), min(disk.size(descriptor), stop)
     while position < stop:
         data = disk.read(descriptor, min(_COPY_BYTES, stop - position), position)

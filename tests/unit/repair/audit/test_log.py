@@ -1,4 +1,4 @@
-"""Where a log ends, and what in it is damage: each rule of ``recovery.look`` by itself."""
+"""Where a log ends, and what in it is damage: each rule of ``audit.log`` by itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from logquarry.config import StoreConfig
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.recover.look import KnownBounds, LogLook
+from logquarry.repair.audit.log import KnownBounds, LogAudit
 from logquarry.testing.builder import StoreBuilder
 
 TIME = 1_700_000_000_000
@@ -18,9 +18,9 @@ COUNT = 10
 BROKEN = 5
 
 
-def look(root: Path, bounds: KnownBounds) -> LogLook:
+def look(root: Path, bounds: KnownBounds) -> LogAudit:
     config = StoreConfig(mapped_file_size_commit_log=FILE_SIZE)
-    found = LogLook(StoreLayout.open(root, config), bounds)
+    found = LogAudit(StoreLayout.open(root, config), bounds)
     for _ in found.runs():
         pass
     return found
@@ -69,7 +69,7 @@ def test_what_stands_behind_damage_is_kept(tmp_path: Path) -> None:
 
 def test_a_frame_whose_body_alone_is_bad_keeps_its_place(tmp_path: Path) -> None:
     places = broken_log(tmp_path, breaks=None)
-    found = LogLook(
+    found = LogAudit(
         StoreLayout.open(tmp_path, StoreConfig(mapped_file_size_commit_log=FILE_SIZE)), bounds()
     )
     starts = [run.window.base + int(row[0]) for run in found.runs() for row in run.rows]

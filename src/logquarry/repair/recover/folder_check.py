@@ -1,7 +1,7 @@
-"""What stands in a store's folders where its files belong, and is none, or one twice.
+"""Checks the names in a store's folders before a recovery or a retention changes anything.
 
-A recovery that finds it out half way through leaves a store half done, and what it makes zeros by
-one name is gone by the other. So this is looked at first, and nothing is changed.
+A folder or a link in the place of a file, or one file under two names, would stop a recovery half
+way, or let it overwrite under one name the bytes that another name needs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from logquarry.log.layout import (
     quarantine,
 )
 from logquarry.read.log_end import known_damage
-from logquarry.repair.recover.saved_units import NAME as KEPT_UNITS
+from logquarry.repair.recover.kept_entries import KEPT_ENTRIES
 
 REPORT: Final = "recovery.json"
 _FILES: Final = (ABORT, LOCK, CHECKPOINT, DURABLE)
@@ -47,7 +47,7 @@ _FOLDERS: Final = (COMMIT_LOG, CONSUME_QUEUE, INDEX, SIDECAR, TRANSACTION, STATE
 
 
 def check_entries(root: Path) -> None:
-    """See that what has the name of a file of a store is one, and each is there once.
+    """Check that each name of a store's file is a file, and that no file has two names.
 
     Raises:
         StoreUnavailable: if not.
@@ -55,7 +55,7 @@ def check_entries(root: Path) -> None:
     aside = quarantine(root)
     for folder in (*(root / name for name in _FOLDERS), aside):
         _check(folder, is_folder=True)
-    for path in (*(root / name for name in _FILES), aside / REPORT, aside / KEPT_UNITS):
+    for path in (*(root / name for name in _FILES), aside / REPORT, aside / KEPT_ENTRIES):
         _check(path)
     places: dict[tuple[int, int], Path] = {}
     for path in _entries(root / COMMIT_LOG):
@@ -67,13 +67,13 @@ def check_entries(root: Path) -> None:
         _found(topic)
         for queue in _entries(topic):
             found = _found(queue)
-            # A plain file is passed over, unless a message is to go there.
+            # A file in the place of a queue's folder is ignored.
             if found is not None and stat.S_ISDIR(found.st_mode):
                 _check_once(queue, found, places)
             for path in _entries(queue):
                 _check_numbered(path, places)
     for path in _entries(root / INDEX):
-        # A folder there is passed over, and in nobody's way.
+        # A folder there is ignored.
         if path.name.isascii() and path.name.isdigit() and not _is_folder(path):
             _check_once(path, _check(path), places)
 
@@ -84,7 +84,7 @@ def _check_numbered(path: Path, places: dict[tuple[int, int], Path]) -> None:
 
 
 def _check(path: Path, *, is_folder: bool = False) -> os.stat_result | None:
-    """What is there, if anything is: a file, or a folder if that belongs there."""
+    """The status of a file or folder, None if it is missing."""
     found = _found(path)
     if found is None:
         return None
@@ -102,11 +102,11 @@ def _found(path: Path) -> os.stat_result | None:
     except OSError as error:
         if not path.is_symlink():
             return None
-        raise _refused(path, "is a link, and nothing is where it leads") from error
+        raise _refused(path, "is a link to a missing file") from error
 
 
 def _refused(path: Path, what: str) -> StoreUnavailable:
-    return StoreUnavailable(f"{path}: it {what}: take it out of the way. Nothing was changed")
+    return StoreUnavailable(f"{path}: it {what}: move it out of the store. Nothing was changed")
 
 
 def _check_once(
@@ -117,7 +117,7 @@ def _check_once(
     other = places.setdefault((found.st_dev, found.st_ino), path)
     if other != path:
         raise StoreUnavailable(
-            f"{path}: it is {other} by another name: take one of the two away, or make it a copy. "
+            f"{path}: it is another name of {other}: remove one of the two names, or make a copy. "
             "Nothing was changed"
         )
 
@@ -130,7 +130,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    """What is in a folder, by name; nothing if it is none: who reads it next says what is wrong."""
+    """The paths in a folder, by name; nothing if it cannot be read: its reader will report that."""
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = sorted(entry.name for entry in os.scandir(folder))
@@ -138,24 +138,22 @@ def _entries(folder: Path) -> Iterator[Path]:
         yield folder / name
 
 
-# --------------------------------------------------------------------------------------------------
-# Files of the log whose names cannot be right.
-#
-# A name says where in the log a file begins, and so does each message in it. A file that was
-# renamed is not touched: whoever gives it its name back loses nothing. One in which nothing tells
-# where it belongs is none of the log, and goes to quarantine.
+# ---------------------------------------------------------------------- wrong names of log files
+# The name of a file shows where in the log it begins, and so does each message in it. A recovery
+# does not touch a renamed file: you can rename it back. A file whose messages do not show its place
+# does not belong to the log, and goes to quarantine.
 
 _MOST_BLANKS: Final = 1 << 12
-"""Files of the log that may be missing in a row: four terabytes of RocketMQ's size."""
+"""Files of the log that may be missing in a row: 4 TiB with files of 1 GiB."""
 _LEAST_FRAMES: Final = 2
-"""Messages that have to agree before a file whose name might be right counts as renamed."""
+"""Messages that must agree before a file whose name may be right counts as renamed."""
 
 
 def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
-    """The files of a log that are none of it, with the reason for each.
+    """The files that do not belong to the log, each with its reason.
 
     Raises:
-        StoreUnavailable: if a file was renamed, or is too far off to be of this log.
+        StoreUnavailable: if a file was renamed, or belongs to a log with files of another size.
     """
     files = layout.commit_log
     _check_others(layout)
@@ -165,10 +163,10 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
     for file in files.files:
         _check_length(layout, file)
     names = Counter(file.base % size for file in files.files)
-    # Java's are multiples of the size. Where no file's is, most of them tell.
+    # In Java's logs names are multiples of the size. Else the majority decides.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
     found: list[tuple[StoreFile, str]] = []
-    # What an earlier recovery found there is no news: it has kept what stands elsewhere.
+    # An earlier recovery has decided about the damage that it recorded.
     known = known_damage(layout)
     last: StoreFile | None = None
     for file in files.files:
@@ -176,8 +174,8 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
         is_far = last is not None and file.base - last.base > _MOST_BLANKS * size
         reason = _why_wrong(layout, file, start, known, may_be_right=fits and not is_far)
         if not fits or is_far:
-            reason = reason or "nothing in it says that it is of this log"
-            where = "no place where a file of the log begins" if not fits else "far behind the log"
+            reason = reason or "no message in it shows that it belongs to this log"
+            where = "no place of a log file" if not fits else "far behind the log"
             found.append((file, f"its name is {where}, and {reason}"))
         else:
             last = file
@@ -192,10 +190,10 @@ def _why_wrong(
     *,
     may_be_right: bool,
 ) -> str | None:
-    """What the messages of a file say against its name, None if they do not.
+    """Why the messages of a file contradict its name, None if they do not.
 
     Raises:
-        StoreUnavailable: if they say where it belongs, and nothing is there.
+        StoreUnavailable: if they show that it was renamed.
     """
     files = layout.commit_log
     if file.size < frame.HEAD.size:
@@ -212,11 +210,10 @@ def _why_wrong(
         if may_be_right:
             return None
         raise StoreUnavailable(
-            f"{path}: no file of this log can have this name, and there are messages in it that "
-            f"belong where it says: is {files.file_size} the size of the log's files? Nothing was "
-            "changed"
+            f"{path}: no log file of {files.file_size} bytes can have this name, but its messages "
+            "belong there: give the right size of the log's files. Nothing was changed"
         )
-    # Where all files were renamed alike, their names say nothing of where the log begins.
+    # If all files were renamed alike, their names do not show where the log begins.
     if told < 0 or (not may_be_right and told % files.file_size != start):
         return None
     rows = codec.empty_rows(_LEAST_FRAMES)
@@ -227,14 +224,14 @@ def _why_wrong(
     right = f"{told:0{NAME_DIGITS}d}"
     if all(other.base != told for other in files.files):
         raise _renamed(path, told)
-    return f"its messages are those of {right}, which is there"
+    return f"it has the messages of {right}, which exists"
 
 
 def _check_length(layout: StoreLayout, file: StoreFile) -> None:
-    """See that no messages of a file stand behind the room that it is said to have.
+    """Check that a file that is too long has no messages behind its size.
 
     Raises:
-        StoreUnavailable: if there are: the settings are of another store.
+        StoreUnavailable: if it has: the settings belong to another store.
     """
     size = layout.commit_log.file_size
     if file.size <= size:
@@ -249,19 +246,19 @@ def _check_length(layout: StoreLayout, file: StoreFile) -> None:
     position, code = codec.find_frame(window, start, stop, check_crc=True)
     if code == REACHED_STOP:
         raise StoreUnavailable(
-            f"{layout.filesystem.full_path(file.path)}: it has {file.size} bytes, and there is a "
-            f"message of it at {position}: is {size} the size of the log's files? Nothing was "
-            "changed"
+            f"{layout.filesystem.full_path(file.path)}: {file.size} bytes, with a message at "
+            f"{position}, but the size of the log's files is {size}: give the right size. Nothing "
+            "was changed"
         )
 
 
 def _check_others(layout: StoreLayout) -> None:
-    """See that no file of the log has a name that is no number, ``00000000000000000000.bak``.
+    """Check that no file of the log has a name like ``00000000000000000000.bak``.
 
-    Copies of files that are there do not matter, nor do those of files from before the log's start.
+    Copies of existing files, and of files from before the log's start, are ignored.
 
     Raises:
-        StoreUnavailable: if one has.
+        StoreUnavailable: if a file has such a name.
     """
     files = layout.commit_log
     bases = {file.base for file in files.files}
@@ -288,7 +285,7 @@ def _check_others(layout: StoreLayout) -> None:
 
 def _renamed(path: str, told: int) -> StoreUnavailable:
     return StoreUnavailable(
-        f"{path}: it was renamed: its messages say that it is {told:0{NAME_DIGITS}d}. Give it that "
+        f"{path}: it was renamed: by its messages it is {told:0{NAME_DIGITS}d}. Give it that "
         "name, and recover again. Nothing was changed"
     )
 
@@ -299,7 +296,7 @@ def _field(data: memoryview, name: str) -> int:
 
 
 def leave_out(layout: StoreLayout, misnamed: list[tuple[StoreFile, str]]) -> None:
-    """Let some files count as no part of a store's log."""
+    """Remove some files from a layout's log."""
     gone = {file for file, _ in misnamed}
     files = layout.commit_log
     left = tuple(file for file in files.files if file not in gone)

@@ -1,0 +1,294 @@
+"""Typed differences between log, queues and index, with the rules and limits that decide them.
+
+Every audit of a store uses these functions, so that verify, recover, rebuild and salvage agree on
+what a wrong file or a wrong entry is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.format import java
+from logquarry.format.delay import SCHEDULE_TOPIC
+from logquarry.format.index import IndexHeader
+from logquarry.format.queue_entry import QueueEntry
+from logquarry.log.layout import StoreFile
+from logquarry.log.walk import DamagedSpan, ExpiredSpan
+from logquarry.read.consume_queue import Units
+from logquarry.read.log_end import Span
+from logquarry.read.log_queues import QueueKey
+
+Int64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+LostSpans = Sequence[DamagedSpan | ExpiredSpan]
+"""Parts of the log that hold no readable message. Queues and index cannot be checked there."""
+
+# MOST_GAP and MOST_OFFSET, which limit the writer too, are in logquarry.write.queue_writer.
+GAP_SLACK: Final = 16
+"""Most messages that a gap in the queue offsets may lack, besides those for which the damaged bytes
+of the log had room."""
+MOST_MOVED: Final = 1 << 20
+"""Harmed queue offsets that a recovery corrects in one queue."""
+MOST_GAPS: Final = 1 << 12
+"""Gaps of one queue that are kept apart; later ones are joined with the last."""
+MOST_STRETCHES: Final = 16
+"""Stretches of misplaced entries that are reported apart for one queue."""
+_CLOCK_MS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One place where two parts of a store disagree.
+
+    Attributes:
+        kind: a kind of :data:`logquarry.repair.verify.findings.KINDS`.
+        file: path below the store's folder.
+        offset: in the log a physical offset, elsewhere a position in the file.
+        reason: the difference in words.
+        length: bytes concerned, 0 if unknown.
+        is_explained: whether a crash explains the difference, so that it is no damage.
+    """
+
+    kind: str
+    file: str
+    offset: int
+    reason: str
+    length: int = 0
+    is_explained: bool = False
+
+
+@dataclass(slots=True)
+class EntryGroup:
+    """Entries of a queue or of an index file that differ in one way.
+
+    Attributes:
+        kind: kind of the finding.
+        number: number of the first entry; in a queue its queue offset.
+        reason: the difference of the first entry in words.
+        count: number of entries.
+    """
+
+    kind: str
+    number: int
+    reason: str
+    count: int = 0
+
+    def at(self, file: str, position: int, entry_size: int) -> Difference:
+        """The difference that verify reports.
+
+        Args:
+            file: path of the file with the first entry.
+            position: position of that entry in the file.
+            entry_size: bytes of one entry.
+        """
+        text = f"entry {self.number} {self.reason}{and_more(self.count)}"
+        return Difference(self.kind, file, position, text, self.count * entry_size)
+
+
+def and_more(count: int) -> str:
+    """The end of a text about the first of some things."""
+    return f", and {count - 1} more" if count > 1 else ""
+
+
+# ------------------------------------------------------------------------------------------- files
+class FileFault(Enum):
+    """How a file of a sequence differs from its place there."""
+
+    SIZE = "size"
+    EMPTY_LAST = "empty last"
+    """The last file has no bytes: a crash came between its creation and its allocation."""
+    PLACE = "place"
+    """The name is no multiple of the file size."""
+    GAP = "gap"
+    """Files are missing between this file and the one before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileDifference:
+    """A file of the log or of a queue that does not fit its sequence.
+
+    Attributes:
+        fault: what is wrong.
+        file: the file.
+        before: the file before it; None for the first file.
+        size: bytes that each file of the sequence has.
+    """
+
+    fault: FileFault
+    file: StoreFile
+    before: StoreFile | None
+    size: int
+
+    @property
+    def missing(self) -> range:
+        """First offsets of the missing files, for a GAP."""
+        assert self.before is not None
+        return range(self.before.base + self.size, self.file.base, max(1, self.size))
+
+    def reason(self, path: str | None = None) -> str:
+        """The fault in words.
+
+        Args:
+            path: name of the file in the text (default: its path below the store's folder).
+        """
+        path = path or self.file.path
+        if self.fault is FileFault.PLACE:
+            return f"{path}: no file of {self.size} bytes begins at this offset"
+        if self.fault is FileFault.GAP:
+            assert self.before is not None
+            return f"{path}: a file is missing between {self.before.path} and this one"
+        return f"{path}: {self.file.size} bytes instead of {self.size}"
+
+    def size_difference(self, offset: int) -> Difference:
+        """A wrong size as verify reports it.
+
+        Args:
+            offset: in the log the file's physical offset, elsewhere 0.
+        """
+        # QUIRK: RocketMQ refuses to start on an empty last file; nothing is lost by it.
+        is_empty = self.fault is FileFault.EMPTY_LAST and self.before is not None
+        kind = "empty_file" if is_empty else "wrong_file_size"
+        reason = f"{self.file.size} bytes instead of {self.size}"
+        return Difference(kind, self.file.path, offset, reason)
+
+
+def file_differences(files: Sequence[StoreFile], size: int) -> Iterator[FileDifference]:
+    """The files that have a wrong size or place, in their order.
+
+    Args:
+        files: a sequence, ordered by offset.
+        size: bytes that each file should have.
+    """
+    before: StoreFile | None = None
+    for file in files:
+        if file.size != size:
+            is_empty_last = not file.size and file is files[-1]
+            fault = FileFault.EMPTY_LAST if is_empty_last else FileFault.SIZE
+            yield FileDifference(fault, file, before, size)
+        if size and file.base % size:
+            yield FileDifference(FileFault.PLACE, file, before, size)
+        if before is not None and file.base != before.base + size:
+            yield FileDifference(FileFault.GAP, file, before, size)
+        before = file
+
+
+def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
+    """Why the files of a queue cannot be used, None if they can."""
+    for found in file_differences(files, size):
+        if found.fault is not FileFault.EMPTY_LAST:
+            return found.reason()
+    return None
+
+
+# ----------------------------------------------------------------------------------------- entries
+@dataclass(frozen=True, slots=True)
+class TagsRule:
+    """Tags codes of an entry that count as right besides the code of the message.
+
+    An address into ConsumeQueueExt is always right: it replaces the code, below ``INT_MIN``.
+
+    Attributes:
+        any_time: accept every positive number. Entries of the schedule topic hold a delivery time,
+            by delay levels that a reader need not know.
+        slack_ms: accept a delivery time that is so many milliseconds off.
+    """
+
+    any_time: bool = False
+    slack_ms: int = 0
+
+    @classmethod
+    def of_readers(cls, topic: str) -> TagsRule:
+        """The rule for a check that does not know the broker's delay levels."""
+        return cls(any_time=topic == SCHEDULE_TOPIC)
+
+    @classmethod
+    def of_writers(cls, topic: str, *, is_3_1: bool) -> TagsRule:
+        """The rule for a recovery, which knows the delay levels.
+
+        RocketMQ 3.x took the delivery time from its clock, some milliseconds after the store time.
+        """
+        return cls(slack_ms=_CLOCK_MS if is_3_1 and topic == SCHEDULE_TOPIC else 0)
+
+
+def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
+    """Which entries point to the place and size that the message has, with a right tags code.
+
+    ``wanted`` may also be the entries of another store's queue.
+    """
+    same: Bools = (there["physical_offset"] == wanted["physical_offset"]) & (
+        there["size"] == wanted["size"]
+    )
+    codes, right = there["tags_code"].astype(np.int64), wanted["tags_code"].astype(np.int64)
+    tags_right = (codes == right) | (codes < java.INT_MIN) | (right < java.INT_MIN)
+    if tags.any_time:
+        tags_right |= codes > 0
+    if tags.slack_ms:
+        tags_right |= (codes >= 0) & (np.abs(codes - right) <= tags.slack_ms)
+    same &= tags_right
+    return same
+
+
+def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:
+    """Parts of an array, as (start, stop), in each of which every offset is one more than before.
+
+    A part ends at a gap, and where a topic was recreated and its offsets fall back.
+    """
+    cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
+    for start, stop in pairwise([0, *cuts.tolist(), len(offsets)]):
+        if start < stop:
+            yield start, stop
+
+
+# ------------------------------------------------------------------------- messages that are lost
+def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
+    """For each physical offset the number of the span that holds it, -1 if none does.
+
+    Args:
+        places: physical offsets.
+        spans: spans of the log that do not overlap, ordered by offset.
+    """
+    if not spans:
+        return np.full(len(places), -1, np.int64)
+    starts = np.array([span.offset for span in spans], np.int64)
+    ends = np.array([span.offset + span.length for span in spans], np.int64)
+    numbers = np.searchsorted(starts, places, "right") - 1
+    inside = (numbers >= 0) & (places < ends[np.maximum(numbers, 0)])
+    return np.where(inside, numbers, -1)
+
+
+def within(places: Int64, spans: Iterable[Span]) -> Bools:
+    """Which physical offsets lie in some spans of the log."""
+    ordered = sorted(spans, key=lambda span: (span.offset, span.length))
+    inside: Bools = span_numbers(places, ordered) >= 0
+    return inside
+
+
+def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
+    """Whether the message of an entry is lost: its first and last byte lie in damage."""
+    first, size = entry.physical_offset, entry.size
+    return size > 0 and first in damage and first + size - 1 in damage
+
+
+def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
+    """Whether an entry may stay in a queue although the log has no message for it.
+
+    It may if it is a filler, or if its message is lost: later entries keep their queue offsets.
+    """
+    return entry.is_filler or names_damage(entry, damage)
+
+
+def names_ends(header: IndexHeader, first: int, last: int) -> bool:
+    """Whether an index header names the physical offsets of its first and its last entry."""
+    return (header.begin_offset, header.end_offset) == (first, last)
+
+
+def queue_name(key: QueueKey) -> str:
+    """A queue as texts name it."""
+    return f"queue {key[1]} of {key[0]}"

@@ -1,0 +1,408 @@
+"""Audit of the consume queues for a recovery: the first difference of each queue from the log.
+
+From its first difference on a recovery cuts a queue and writes it again, so later differences do
+not matter. :class:`QueueAudit` compares one queue run by run, :class:`QueueAudits` all queues of a
+store. Memory does not grow with the log.
+
+No CRC covers a frame's queue offset. The audit takes a single offset that does not fit for harmed
+if the queue has the message elsewhere, or if the offsets of the messages before and behind it
+show that. Otherwise an offset that falls back means that the topic was recreated, and a gap means
+that messages are lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from logquarry.config import StoreConfig
+from logquarry.dialect31.recovery import TransactionCheck
+from logquarry.format.frame import FIXED_SIZE_V1
+from logquarry.format.queue_entry import QueueEntry
+from logquarry.log.follow import Follower
+from logquarry.log.walk import Run
+from logquarry.read.consume_queue import Queue, Units
+from logquarry.read.log_queues import QueueKey
+from logquarry.repair.audit.differences import (
+    GAP_SLACK,
+    MOST_MOVED,
+    Int64,
+    TagsRule,
+    consecutive,
+    may_stay,
+    same_entries,
+)
+from logquarry.repair.audit.runs import AuditedRun, EntryFacts, audited
+from logquarry.write.dispatcher import queue_name_fault
+from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDifference:
+    """The first place where a queue differs from the log.
+
+    Attributes:
+        offset: queue offset.
+        resume_at: physical offset of the message that has this queue offset, or of the next one.
+        reason: the difference in words.
+    """
+
+    offset: int
+    resume_at: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedQueue:
+    """A queue, compared with the whole log.
+
+    Attributes:
+        key: topic and queue id.
+        first_entry: queue offset at which its first file begins, None without a file.
+        had_until: queue offset at which it ends.
+        ends_empty: whether its last file has no entry.
+        end: one past the queue offset of the last message; None if the log has no message of it.
+        difference: its first difference, None if it has all messages.
+        kept_until: without a difference: queue offset up to which its entries are of messages that
+            the log has, has lost, or has deleted.
+        moved: queue offsets of messages whose own is harmed, by their physical offsets.
+        largest_gap: most messages that are missing at one place.
+    """
+
+    key: QueueKey
+    first_entry: int | None
+    had_until: int
+    ends_empty: bool
+    end: int | None
+    difference: FirstDifference | None
+    kept_until: int
+    moved: Mapping[int, int] = field(default_factory=dict)
+    largest_gap: int = 0
+
+
+class QueueAudit:
+    """Compares one queue with the log.
+
+    Args:
+        key: topic and queue id.
+        disk: the queue's files, None if there are none or they cannot be used.
+        damage: the damage of the log up to where it is read.
+        tags: which tags codes count as right.
+    """
+
+    def __init__(
+        self,
+        key: QueueKey,
+        disk: Queue | None,
+        damage: Container[int],
+        tags: TagsRule | None = None,
+    ) -> None:
+        self.key = key
+        self._tags = tags or TagsRule()
+        self._disk = disk
+        self._damage = damage
+        self._had = 0 if disk is None else disk.max_offset
+        self._first: int | None = None
+        self._first_at = 0
+        # Where the last message so far ends in the log.
+        self._known_until = 0
+        self._next: int | None = None
+        self._found: FirstDifference | None = None
+        # A single message whose offset does not fit: the next message decides.
+        self._odd: tuple[int, Units] | None = None
+        self._moved: dict[int, int] = {}
+        self._largest_gap = 0
+
+    def take(self, offsets: Int64, entries: Units) -> None:
+        """Compare some more messages of the queue, in the log's order."""
+        for start, stop in consecutive(offsets):
+            self._take_part(int(offsets[start]), entries[start:stop])
+
+    def _take_part(self, offset: int, entries: Units) -> None:
+        self._settle(offset)
+        expected = self._next
+        if len(entries) == 1 and offset != expected:
+            if expected is not None and self._has(expected, entries):
+                self._move(entries, expected)
+            else:
+                self._odd = offset, entries.copy()
+            return
+        self._take_run(offset, entries)
+
+    # ------------------------------------------------------------------ harmed queue offsets
+    def _settle(self, following: int | None) -> None:
+        """Place the single message that did not fit; the offset behind it is known now."""
+        odd, self._odd = self._odd, None
+        if odd is None:
+            return
+        offset, entries = odd
+        expected = self._next
+        if expected is None:
+            self._take_first(offset, entries, following)
+            return
+        lost = int(entries["physical_offset"][0]) - self._known_until
+        is_far = offset - expected > max(0, lost) // FIXED_SIZE_V1 + GAP_SLACK
+        # The offsets of a recreated topic begin at 0.
+        falls_back = offset < expected and (offset != 0 or (following or 0) > expected)
+        agrees = offset >= 0 and following == offset + 1
+        if following == expected + 1 or (not agrees and (is_far or falls_back)):
+            self._move(entries, expected)
+        else:
+            self._take_run(offset, entries)
+
+    def _take_first(self, offset: int, entries: Units, following: int | None) -> None:
+        """Place the first message; the message behind it or the queue shows if it is harmed."""
+        if following == offset + 1 or (offset >= 0 and self._has(offset, entries)):
+            self._take_run(offset, entries)
+            return
+        right = self._place_in_queue(entries)
+        if right is not None:
+            self._move(entries, right)
+        elif following is not None and following > 0 and not 0 <= offset < following:
+            self._move(entries, following - 1)
+        elif 0 <= offset <= MOST_OFFSET:
+            self._take_run(offset, entries)
+        elif following is None:
+            self._move(entries, self._had)
+
+    def _place_in_queue(self, entries: Units) -> int | None:
+        """Queue offset at which the queue has a message, None if it does not have it."""
+        if self._disk is None:
+            return None
+        place = entries["physical_offset"][0]
+        for start, there in self._disk.runs(0, self._had):
+            for at in np.flatnonzero(there["physical_offset"] == place).tolist():
+                if self._same(there[at : at + 1], entries):
+                    return int(start + at)
+        return None
+
+    def _move(self, entries: Units, offset: int) -> None:
+        """Place a message at another queue offset than its own."""
+        if len(self._moved) < MOST_MOVED:
+            self._moved[int(entries["physical_offset"][0])] = offset
+            self._take_run(offset, entries)
+
+    def _take_run(self, offset: int, entries: Units) -> None:
+        expected = self._next
+        if expected is not None and offset != expected and self._has(expected, entries):
+            # The offsets of all these messages are harmed: the queue has the right ones.
+            for at, place in enumerate(entries["physical_offset"][:MOST_MOVED].tolist()):
+                self._moved[place] = expected + at
+            offset = expected
+        is_far = expected is not None and offset > expected + self._room(entries)
+        if is_far or not 0 <= offset <= MOST_OFFSET:
+            # Neighbours agree on offsets that no queue reaches: the queue continues where it ended.
+            right = self._place_in_queue(entries[:1]) if expected is None else expected
+            entries = entries[: MOST_MOVED - len(self._moved)]
+            if not len(entries):
+                return
+            offset = 0 if right is None else right
+            for at, place in enumerate(entries["physical_offset"].tolist()):
+                self._moved[place] = offset + at
+        first_at = int(entries["physical_offset"][0])
+        if expected is None:
+            self._first, self._first_at = offset, first_at
+        elif offset < expected:
+            self._begin_again(offset)
+        elif offset > expected:
+            self._largest_gap = max(self._largest_gap, offset - expected)
+            if self._found is None:
+                self._compare_gap(expected, offset, first_at)
+        self._next = offset + len(entries)
+        self._known_until = int(entries["physical_offset"][-1]) + int(entries["size"][-1])
+        if self._found is None:
+            self._compare(offset, entries)
+
+    def _room(self, entries: Units) -> int:
+        """How many messages may be missing before some."""
+        lost = max(0, int(entries["physical_offset"][0]) - self._known_until)
+        return max(MOST_GAP, lost // FIXED_SIZE_V1 + GAP_SLACK)
+
+    def _begin_again(self, offset: int) -> None:
+        """The topic was recreated: forget what the log gave from an offset on."""
+        assert self._first is not None
+        self._first = min(self._first, offset)
+        if self._found is not None and self._found.offset >= offset:
+            self._found = None
+
+    # ---------------------------------------------------------------------------- comparison
+    def _has(self, offset: int, entries: Units) -> bool:
+        """Whether the queue has these entries at an offset, and no difference before."""
+        if self._disk is None or self._found is not None:
+            return False
+        at, stop = offset, offset + len(entries)
+        for start, there in self._disk.runs(offset, min(stop, self._had)):
+            if start != at or self._same(there, entries[at - offset :][: len(there)]) < len(there):
+                return False
+            at += len(there)
+        return at == stop
+
+    def _same(self, there: Units, wanted: Units) -> int:
+        """How many entries are right, from the first on."""
+        if there.tobytes() == wanted.tobytes():
+            return len(there)
+        same = same_entries(there, wanted, self._tags)
+        return len(there) if same.all() else int(np.argmin(same))
+
+    def _compare(self, offset: int, entries: Units) -> None:
+        stop = offset + len(entries)
+        at = offset
+        if self._disk is not None:
+            for start, there in self._disk.runs(offset, stop):
+                if start != at:
+                    break
+                same = self._same(there, entries[at - offset : at - offset + len(there)])
+                at += same
+                if same < len(there):
+                    break
+        if at < stop:
+            wanted = QueueEntry(*entries[at - offset].item())
+            reason = self._reason(at, wanted)
+            self._found = FirstDifference(at, wanted.physical_offset, reason)
+
+    def _reason(self, offset: int, wanted: QueueEntry) -> str:
+        if offset >= self._had:
+            return f"it ends at {self._had}, and the log has its messages from {offset} on"
+        found = None if self._disk is None else next(self._disk.entries(offset, offset + 1), None)
+        if found is None:
+            return f"there is no entry {offset}"
+        there = found[1]
+        if there[:2] == wanted[:2]:
+            return (
+                f"entry {offset} has tags code {there.tags_code}, and its message "
+                f"{wanted.tags_code}"
+            )
+        return (
+            f"entry {offset} points to {there.size} bytes at {there.physical_offset}, and the "
+            f"message is {wanted.size} bytes at {wanted.physical_offset}"
+        )
+
+    def _compare_gap(self, start: int, stop: int, resume_at: int) -> None:
+        """Entries of messages that the log has lost must point to damage, or be fillers."""
+        if self._disk is None:
+            return
+        at = start
+        for first, entries in self._disk.runs(start, min(stop, self._had)):
+            if first != at:
+                break
+            for entry in entries:
+                if not may_stay(QueueEntry(*entry.item()), self._damage):
+                    break
+                at += 1
+            if at < first + len(entries):
+                break
+        if at < stop:
+            self._found = _unknown(at, resume_at)
+
+    def _known_from(self, start: int, stop: int, log_start: int) -> int:
+        """The first entry of a range that may not stay, ``stop`` without one.
+
+        Entries of messages before ``log_start``, which retention deleted, may stay.
+        """
+        if self._disk is None:
+            return stop
+        for offset, entries in self._disk.runs(start, stop):
+            doubtful = (entries["physical_offset"] >= log_start) | (entries["size"] <= 0)
+            for at in np.flatnonzero(doubtful).tolist():
+                if not may_stay(QueueEntry(*entries[at].item()), self._damage):
+                    return offset + at
+        return stop
+
+    # -------------------------------------------------------------------------------- result
+    @property
+    def difference(self) -> FirstDifference | None:
+        """The first difference from the part of the log that was read, None without one."""
+        self._settle(None)
+        return self._found
+
+    def finish(self, log_start: int) -> AuditedQueue:
+        """The result, once the log is read.
+
+        Args:
+            log_start: physical offset of the log's first byte.
+        """
+        found, end = self.difference, self._next
+        if self._first is not None:
+            # Entries before the first message are of messages that were deleted, or lost.
+            stop = min(self._first, self._had)
+            wrong = self._known_from(0, stop, log_start)
+            if wrong < stop:
+                found = _unknown(wrong, self._first_at)
+        if end is None:
+            kept_until = self._known_from(0, self._had, log_start)
+        else:
+            kept_until = max(end, self._known_from(end, self._had, 0))
+        counts = [] if self._disk is None else list(self._disk.segments())
+        return AuditedQueue(
+            key=self.key,
+            first_entry=counts[0].start if counts else None,
+            had_until=self._had,
+            ends_empty=len(counts) > 1 and counts[-1].count == 0,
+            end=end,
+            difference=found,
+            kept_until=kept_until,
+            moved=self._moved,
+            largest_gap=self._largest_gap,
+        )
+
+
+def _unknown(offset: int, resume_at: int) -> FirstDifference:
+    reason = f"entry {offset} is of a message that the log does not have"
+    return FirstDifference(offset, resume_at, reason)
+
+
+class QueueAudits:
+    """Compares all queues of a store with its log.
+
+    Args:
+        queues: the queues by key; None for a queue whose files cannot be used.
+        config: settings of the store.
+        damage: the damage of the log up to where it is read.
+        transactions: state table and redo log of 3.x, if the store has them.
+
+    Attributes:
+        has_keys: whether any message so far has keys for the index.
+        transactions: as above.
+    """
+
+    def __init__(
+        self,
+        queues: Mapping[QueueKey, Queue | None],
+        config: StoreConfig,
+        damage: Container[int],
+        transactions: TransactionCheck | None = None,
+    ) -> None:
+        self.has_keys = False
+        self.transactions = transactions
+        self._config = config
+        self._damage = damage
+        self._follower = Follower(config.delay_levels_ms, keys=config.index_keys)
+        self._audits = {key: self._audit(key, disk) for key, disk in queues.items()}
+
+    def __iter__(self) -> Iterator[QueueAudit]:
+        return (audit for _, audit in sorted(self._audits.items()))
+
+    def _audit(self, key: QueueKey, disk: Queue | None) -> QueueAudit:
+        is_3_1 = self.transactions is not None or self._config.is_3_1
+        tags = TagsRule.of_writers(key[0], is_3_1=is_3_1)
+        return QueueAudit(key, disk, self._damage, tags)
+
+    def take(self, run: Run | AuditedRun[EntryFacts]) -> None:
+        """Compare some more frames of the log."""
+        if isinstance(run, Run):
+            facts = EntryFacts(self._config, with_transactions=self.transactions is not None)
+            run = audited(self._follower, run, facts)
+        self.has_keys = self.has_keys or run.facts.has_keys
+        if self.transactions is not None:
+            self.transactions.take(run.facts.transactions)
+        for parts in run.facts.parts:
+            for key, part in parts.items():
+                audit = self._audits.get(key)
+                if audit is None:
+                    if queue_name_fault(key[0]) is not None:
+                        # No queue can have this name.
+                        continue
+                    audit = self._audits[key] = self._audit(key, None)
+                audit.take(part.offsets, part.units)

@@ -1,0 +1,408 @@
+"""Audit of the index: headers, chains and entries of its files against each other and the log.
+
+:class:`IndexAudit` finds every difference, for verify. :func:`index_fault` and :func:`file_fault`
+find the first reason against a file, for the opening of a store and for a recovery. An index file
+costs little to build, so a recovery replaces a wrong file and never repairs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.disk.open_files import OpenFiles
+from logquarry.format import index
+from logquarry.format.frame import Frame
+from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
+from logquarry.log import codec
+from logquarry.log.follow import Followed
+from logquarry.log.layout import INDEX, StoreLayout
+from logquarry.log.walk import Run
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.index import Index, IndexFile
+from logquarry.repair.audit.differences import (
+    Bools,
+    Difference,
+    Int64,
+    LostSpans,
+    and_more,
+    names_ends,
+)
+from logquarry.repair.audit.index_entries import (
+    ENTRY_DTYPE,
+    Entries,
+    EntryAudit,
+    EntryStream,
+    IndexEntries,
+    KeyCounter,
+    Place,
+)
+
+_CHUNK: Final = 1 << 22
+
+Slots = npt.NDArray[np.int32]
+
+
+class IndexAudit:
+    """Compares the index of a store with its log.
+
+    Args:
+        layout: the store's files.
+        known_chains: paths of files whose chains a Spark task has found right.
+
+    Attributes:
+        entries: number of entries in files with a sound header.
+    """
+
+    def __init__(self, layout: StoreLayout, known_chains: frozenset[str] = frozenset()) -> None:
+        self.layout = layout
+        self.entries = 0
+        self._files = OpenFiles(layout)
+        self._index = Index(layout, files=self._files)
+        # Read before the walk over the log: a live writer moves the end.
+        headers = [file.header for file in self._index.files]
+        self._ranges = [(header.begin_offset, header.end_offset) for header in headers]
+        self._numbers = {file.path: number for number, file in enumerate(self._index.files)}
+        self._keys = KeyCounter(self._ranges)
+        self._known_chains = known_chains
+        self._has_keys = False
+        self._log_start = layout.commit_log.start
+
+    @cached_property
+    def _stream(self) -> EntryStream:
+        return EntryStream(self._all)
+
+    @cached_property
+    def _all(self) -> IndexEntries:
+        return IndexEntries(self._index.files, self._files, self._log_start)
+
+    def add(self, followed: Followed) -> None:
+        """Compare the keys of a run of the log with the next entries."""
+        self._has_keys = True
+        hashes = followed.key_hashes
+        if len(hashes) and not self._stream.is_broken:
+            places = followed.requests.physical_offset[followed.key_numbers]
+            self._stream.take(places, hashes)
+
+    def is_next(self, start: Place) -> bool:
+        """Whether an entry is the next one, or the entries are no longer compared in order."""
+        return self._stream.is_broken or self._stream.place == start
+
+    def add_sound(self, stop: Place) -> None:
+        """Take over the next entries, up to one, which a Spark task has compared."""
+        self._has_keys = True
+        self._stream.skip_to(stop)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the index has just the entries of the log's keys, in their order.
+
+        If not, call :meth:`count` for each run of the log.
+        """
+        if not self._has_keys:
+            return True
+        return self._stream.is_through and not self._all.has_odd_header
+
+    def count(self, run: Run, has_key: Bools) -> None:
+        """Count the keys of a run, to find out how many the index lacks.
+
+        Args:
+            run: the run.
+            has_key: which of its frames have keys for the index.
+        """
+        self._keys.add(run, has_key)
+
+    def finish(self, log_end: int, lost: LostSpans, last_keyed: int | None) -> Iterator[Difference]:
+        """All differences, file by file, once the log is read.
+
+        Args:
+            log_end: physical offset of the log's end.
+            lost: parts of the log that hold no readable message.
+            last_keyed: physical offset of the log's last message with keys.
+        """
+        files = self._index.files
+        if not files:
+            if last_keyed is not None:
+                reason = "messages have keys, and a query by key reads the whole log"
+                yield Difference("index_missing", INDEX, 0, reason)
+            return
+        indexed = -1
+        for file in files:
+            header = file.header
+            if header.entry_count > 1:
+                indexed = max(indexed, header.end_offset)
+            yield from self._check_file(file, header, log_end, lost)
+        if last_keyed is not None and last_keyed > indexed:
+            reason = f"has keys up to {indexed}, and the log has keys up to {last_keyed}"
+            yield Difference("index_behind", files[-1].path, 0, reason)
+
+    def _check_file(
+        self, file: IndexFile, header: IndexHeader, log_end: int, lost: LostSpans
+    ) -> Iterator[Difference]:
+        view = self._files.view(file.path)
+        size = 0 if view is None else view.size
+        count = header.entry_count - 1
+        shape = file.shape
+        if count and shape is None and self._may_fit(header, size):
+            reason = "slots and entries are unknown: set maxHashSlotNum and maxIndexNum in a config"
+            yield Difference("index_shape", file.path, 0, reason)
+            return
+        fault = self._header_fault(file, header, size)
+        if fault is not None:
+            yield Difference("index_header", file.path, 0, fault, HEADER.size)
+        if fault is not None or not count:
+            return
+        assert shape is not None
+        self.entries += count
+        is_compared = self._has_keys and self.is_exact
+        if is_compared and file.path in self._known_chains:
+            return
+        entries = self._entries(file, shape, count)
+        if file.path not in self._known_chains:
+            yield from self._chain_differences(file, shape, entries)
+        if not is_compared:
+            yield from self._entry_differences(file, shape, entries, log_end, lost)
+
+    @staticmethod
+    def _may_fit(header: IndexHeader, size: int) -> bool:
+        """Whether a file of an unknown shape may have this header."""
+        count = header.entry_count - 1
+        fits = count * ENTRY.size + HEADER.size <= size
+        return fits and header.begin_offset <= header.end_offset
+
+    def _header_fault(self, file: IndexFile, header: IndexHeader, size: int) -> str | None:
+        count = header.entry_count - 1
+        if not count:
+            if size < HEADER.size:
+                return f"{size} bytes are too few for a header"
+            return "counts no entries, but some follow" if self._has_bytes(file, size) else None
+        if file.shape is None:
+            return (
+                f"{count} entries from offset {header.begin_offset} to {header.end_offset} "
+                f"in {size} bytes"
+            )
+        if file.shape.entry_position(0) + header.entry_count * ENTRY.size > size:
+            return f"{header.entry_count} entries do not fit into {size} bytes"
+        return None
+
+    def has_right_chains(self, path: str) -> bool:
+        """Whether a file is whole, and each of its chains leads where it should."""
+        file = next((file for file in self._index.files if file.path == path), None)
+        if file is None or file.header.entry_count <= 1 or file.shape is None:
+            return False
+        count = file.header.entry_count - 1
+        entries = self._entries(file, file.shape, count)
+        if len(entries) < count:
+            return False
+        found, _, _ = self._find_chains(file, file.shape, entries)
+        return not found.wrong and not found.wrong_slots
+
+    def _entries(self, file: IndexFile, shape: IndexShape, count: int) -> Entries:
+        data = self._files.read(file.path, shape.entry_position(1), count * ENTRY.size)
+        return np.frombuffer(data, ENTRY_DTYPE, len(data) // ENTRY.size)
+
+    def _has_bytes(self, file: IndexFile, size: int) -> bool:
+        """Whether anything but zeros follows the header."""
+        for start in range(HEADER.size, size, _CHUNK):
+            data = self._files.read(file.path, start, min(_CHUNK, size - start))
+            if data.tobytes().strip(b"\0"):
+                return True
+        return False
+
+    # ---------------------------------------------------------------------------------- chains
+    def _find_chains(
+        self, file: IndexFile, shape: IndexShape, entries: Entries
+    ) -> tuple[_Chains, Slots, Slots]:
+        data = self._files.read(file.path, HEADER.size, shape.slots * SLOT.size)
+        slots = np.frombuffer(data, SLOT.dtype())["newest"]
+        kernels = codec.kernels()
+        if kernels is None:
+            newest, found = _chains_reference(entries, slots)
+        else:
+            newest = np.zeros(len(slots), np.int32)
+            places = entries.ctypes.data, len(entries), slots.ctypes.data, len(slots)
+            found = _Chains(*kernels.check_chains(*places, newest))
+        return found, slots, newest
+
+    def _chain_differences(
+        self, file: IndexFile, shape: IndexShape, entries: Entries
+    ) -> Iterator[Difference]:
+        """Entries that do not lead to the one before in their slot; slots to their last entry."""
+        found, slots, newest = self._find_chains(file, shape, entries)
+        if found.wrong:
+            number = found.first + 1
+            yield Difference(
+                "index_chain",
+                file.path,
+                shape.entry_position(number),
+                f"entry {number} leads to {entries['previous'][found.first]}, the one before it in "
+                f"its slot is {found.expected}" + and_more(found.wrong),
+                found.wrong * ENTRY.size,
+            )
+        if found.wrong_slots:
+            slot = found.first_slot
+            yield Difference(
+                "index_chain",
+                file.path,
+                HEADER.size + slot * SLOT.size,
+                f"slot {slot} leads to entry {slots[slot]}, its newest is {newest[slot]}"
+                + and_more(found.wrong_slots),
+                found.wrong_slots * SLOT.size,
+            )
+
+    # --------------------------------------------------------------------------------- entries
+    def _entry_differences(
+        self,
+        file: IndexFile,
+        shape: IndexShape,
+        entries: Entries,
+        log_end: int,
+        lost: LostSpans,
+    ) -> Iterator[Difference]:
+        number = self._numbers[file.path]
+        begin, end = self._ranges[number]
+        audit = EntryAudit(self.layout, log_end, lost, (begin, end))
+        audit.check(entries)
+        for group in audit.wrong.values():
+            yield group.at(file.path, shape.entry_position(group.number), ENTRY.size)
+        # A wrong entry is reported once: not also as a missing key.
+        reported = sum(group.count for group in audit.wrong.values())
+        missing = int(self._keys.keys[number]) - audit.keys - reported
+        if audit.is_ordered and missing > 0:
+            reason = f"{missing} keys of messages between {begin} and {end} have no entry"
+            yield Difference("index_gap", file.path, 0, reason)
+
+
+class _Chains(NamedTuple):
+    """Wrong chains of an index file.
+
+    Attributes:
+        wrong: number of entries that do not lead to the one before in their slot.
+        first: position of the first such entry, from 0.
+        expected: number of the entry to which it should lead.
+        wrong_slots: number of slots that do not lead to their newest entry.
+        first_slot: the first such slot.
+    """
+
+    wrong: int
+    first: int
+    expected: int
+    wrong_slots: int
+    first_slot: int
+
+
+def _chains_reference(entries: Entries, slots: Slots) -> tuple[Slots, _Chains]:
+    """The kernel's reference: the newest entry of each slot, and the wrong chains."""
+    newest = np.zeros(len(slots), np.int32)
+    wrong: list[tuple[int, int]] = []
+    for number, entry in enumerate(entries):
+        slot = abs(int(entry["key_hash"])) % len(slots)
+        if entry["previous"] != newest[slot]:
+            wrong.append((number, int(newest[slot])))
+        newest[slot] = number + 1
+    wrong_slots = np.flatnonzero(slots != newest).tolist()
+    first, expected = wrong[0] if wrong else (-1, -1)
+    first_slot = wrong_slots[0] if wrong_slots else -1
+    return newest, _Chains(len(wrong), first, expected, len(wrong_slots), first_slot)
+
+
+# ------------------------------------------------------------- the first reason against each file
+def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str | None:
+    """The first wrong header of an index, None if all are right. Reads the headers alone.
+
+    Args:
+        layout: the store's files.
+        shape: slots and entries of each file.
+        log_end: physical offset of the log's end.
+    """
+    log = CommitLog(layout)
+    last: IndexHeader | None = None
+    for entry in layout.index_files:
+        path = f"{INDEX}/{entry.name}"
+        data = layout.open_file(path).window(0, min(entry.size, HEADER.size))
+        fault = _header_fault(data, entry.size, shape, log_end)
+        if fault is None:
+            header = index.decode_header(data)
+            fault = sequence_fault(log, layout.commit_log.start, header, last)
+            last = header
+        if fault is not None:
+            return f"{layout.filesystem.full_path(path)}: {fault}"
+    return None
+
+
+def file_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> str | None:
+    """Why an index file cannot stay, None if it can. Reads its header and its entries.
+
+    Args:
+        data: the file's bytes.
+        size: number of bytes of the file.
+        shape: slots and entries that it should have.
+        log_end: physical offset of the log's end.
+    """
+    fault = _header_fault(data, size, shape, log_end)
+    if fault is not None:
+        return fault
+    header = index.decode_header(data)
+    if header.entry_count == 1:
+        return None
+    count = header.entry_count - 1
+    entries = np.frombuffer(data, ENTRY_DTYPE, count, shape.entry_position(1))
+    offsets: Int64 = entries["physical_offset"].astype(np.int64)
+    if (np.diff(offsets) < 0).any():
+        return "its entries are not in the log's order"
+    if not names_ends(header, int(offsets[0]), int(offsets[-1])):
+        return "its header names another first or last message than its entries"
+    if (entries["previous"] >= np.arange(1, count + 1)).any() or (entries["previous"] < 0).any():
+        return "one of its chains leads to a later entry"
+    return None
+
+
+def _header_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> str | None:
+    if size != shape.file_size:
+        return f"{size} bytes instead of {shape.file_size}"
+    header = index.decode_header(data)
+    if not 1 <= header.entry_count <= shape.entries:
+        return f"its header counts {header.entry_count} entries of at most {shape.entries}"
+    if header.entry_count > 1 and not 0 <= header.end_offset < log_end:
+        return f"its last key is of a message at {header.end_offset}, and the log ends at {log_end}"
+    return None
+
+
+def sequence_fault(
+    log: CommitLog, log_start: int, header: IndexHeader, before: IndexHeader | None
+) -> str | None:
+    """Why a file belongs to another log or does not follow the file before it, None if it does."""
+    if header.entry_count > 1 and not _is_of(log, log_start, header):
+        return f"the log has no message at {header.end_offset}, where its last key points"
+    if before is not None and header.end_offset < before.end_offset:
+        return "it ends before the file before it"
+    return None
+
+
+def _is_of(log: CommitLog, log_start: int, header: IndexHeader) -> bool:
+    """Whether the log has the message of a file's last key, unless retention deleted it.
+
+    An index of another store points into the middle of messages.
+    """
+    if header.end_offset < log_start:
+        return True
+    outcome = log.outcome_at(header.end_offset, check_crc=False)
+    return isinstance(outcome, Frame) and outcome.store_timestamp == header.end_timestamp
+
+
+def entries_of_last(data: memoryview, shape: IndexShape, header: IndexHeader) -> int:
+    """Number of entries at a file's end that belong to its last message.
+
+    The next file may have further keys of that message.
+    """
+    number = header.entry_count
+    while number > 1:
+        entry = index.decode_entry(data, shape.entry_position(number - 1))
+        if entry.physical_offset != header.end_offset:
+            break
+        number -= 1
+    return header.entry_count - number

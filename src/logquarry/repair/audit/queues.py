@@ -1,0 +1,485 @@
+"""Audit of the consume queues: every difference between the queues and the log.
+
+:class:`QueuesAudit` compares the entry of each dispatched frame with the frame, run by run. It
+keeps what does not fit per queue until the log is read, since a queue whose topic was recreated
+holds the newest messages alone. :class:`SpareEntries` then checks the entries that no message of
+the log asked for: expired, copies by multi-dispatch, lost, or misplaced. A queue file under a wrong
+name holds such entries: each points to a sound frame, whose own queue offset is another one.
+
+Memory does not grow with the log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.disk.open_files import OpenFiles
+from logquarry.format import properties as props
+from logquarry.format import rows as r
+from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.log import columns
+from logquarry.log.follow import Followed
+from logquarry.log.layout import CONSUME_QUEUE, NAME_DIGITS, StoreLayout
+from logquarry.log.places import runs_at
+from logquarry.log.walk import Run
+from logquarry.read.consume_queue import ConsumeQueue, Units, has_message, is_written
+from logquarry.read.fence import other_queues
+from logquarry.read.log_end import consume_queues
+from logquarry.read.log_queues import MULTI_SEPARATOR, QueueKey
+from logquarry.repair.audit.differences import (
+    MOST_GAPS,
+    MOST_STRETCHES,
+    Bools,
+    Difference,
+    EntryGroup,
+    FileFault,
+    Int64,
+    LostSpans,
+    TagsRule,
+    file_differences,
+    queue_name,
+    same_entries,
+    within,
+)
+from logquarry.write.queue_writer import QueuePart, parts_of, units_of
+
+_COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
+_CHUNK: Final = 1 << 16
+_SEPARATOR: Final = MULTI_SEPARATOR.encode()
+_COPIES: Final = re.compile(
+    rf"(?:^|{props.PROPERTY_SEPARATOR}){props.INNER_MULTI_DISPATCH}"
+    rf"{props.NAME_VALUE_SEPARATOR}([^{props.PROPERTY_SEPARATOR}]*)".encode()
+)
+_OWN, _COPY, _FOREIGN = range(3)
+"""Owner of a message: this queue, this queue by multi-dispatch, or another queue."""
+_FITS, _MOVED, _STRANGE = range(3)
+"""An entry fits its message, has another queue offset, or points to another queue's message."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The messages of one queue that the log has shown so far, since its topic was last recreated.
+
+    ``gaps`` are queue offsets between the first and the last message that no message has.
+    ``missing_from`` is the place of the first message behind the queue's end, ``missing_since`` its
+    store time.
+    """
+
+    queue: ConsumeQueue | None
+    next_offset: int
+    first_offset: int
+    messages: int = 0
+    epoch_start: int | None = None
+    missing_from: int | None = None
+    missing_since: int = 0
+    groups: dict[str, EntryGroup] = field(default_factory=dict)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+    def advance(self, count: int) -> None:
+        """Count messages that have the right entries."""
+        self.next_offset += count
+        self.messages += count
+
+    def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
+        found = np.flatnonzero(which)
+        if len(found):
+            first = int(offsets[found[0]])
+            group = self.groups.setdefault(kind, EntryGroup(kind, first, reason))
+            group.count += len(found)
+
+
+class QueuesAudit:
+    """Compares all queues of a store with its log.
+
+    Call :meth:`add` for each run of the log, in order, then :meth:`finish`.
+
+    Attributes:
+        entries: number of entries compared.
+    """
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self.layout = layout
+        self.entries = 0
+        self._files = OpenFiles(layout)
+        self._seen: dict[QueueKey, _Seen] = {}
+        self._names = set(layout.queue_names)
+        self._other_queues = other_queues(layout)
+        # While retention removes the log's first file, it cuts the queues behind that file.
+        files = layout.commit_log.files
+        self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
+
+    # ------------------------------------------------------------------------------ run by run
+    def add(self, followed: Followed) -> None:
+        """Compare the frames of a run with their entries."""
+        requests = followed.requests
+        for key, part in parts_of(followed).items():
+            seen = self._of(key, int(part.offsets[0]))
+            if not self._is_next_part(seen, part):
+                self._compare(key, {name: getattr(requests, name)[part.rows] for name in _COLUMNS})
+
+    def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
+        """Whether queues continue at some offsets, without a gap and without a fall back."""
+        return all(
+            key not in self._seen or self._seen[key].next_offset == first
+            for key, (first, _) in queues.items()
+        )
+
+    def add_sound(self, queues: Mapping[QueueKey, tuple[int, int]]) -> None:
+        """Take over entries that a Spark task has compared: from one queue offset to another."""
+        for key, (first, stop) in queues.items():
+            self._of(key, first).advance(stop - first)
+            self.entries += stop - first
+
+    def _of(self, key: QueueKey, first: int) -> _Seen:
+        seen = self._seen.get(key)
+        if seen is None:
+            queue = self._queue(key) if key in self._names else None
+            seen = self._seen[key] = _Seen(queue, first, first)
+        return seen
+
+    def _queue(self, key: QueueKey) -> ConsumeQueue:
+        start = self.layout.commit_log.start
+        return ConsumeQueue(self.layout, *key, log_min_offset=start, files=self._files)
+
+    def _is_next_part(self, seen: _Seen, part: QueuePart) -> bool:
+        """Whether a queue continues with just the entries of these messages."""
+        if seen.queue is None or int(part.offsets[0]) != seen.next_offset:
+            return False
+        if not has_entries(seen.queue, part):
+            return False
+        seen.advance(len(part.offsets))
+        self.entries += len(part.offsets)
+        return True
+
+    def _compare(self, key: QueueKey, values: dict[str, Any]) -> None:
+        offsets: Int64 = values["queue_offset"]
+        seen = self._of(key, int(offsets[0]))
+        # A queue offset that does not increase: the topic was recreated.
+        falls = np.flatnonzero(np.diff(offsets, prepend=seen.next_offset - 1) <= 0)
+        starts = [0, *falls.tolist(), len(offsets)]
+        for number, (start, stop) in enumerate(pairwise(starts)):
+            if number:
+                seen.groups.clear()
+                seen.gaps.clear()
+                seen.messages = 0
+                seen.missing_from = None
+                seen.first_offset = int(offsets[start])
+                seen.epoch_start = int(values["physical_offset"][start])
+            if stop > start:
+                part = {name: column[start:stop] for name, column in values.items()}
+                self._compare_epoch(key, seen, offsets[start:stop], part)
+
+    def _compare_epoch(
+        self, key: QueueKey, seen: _Seen, offsets: Int64, values: dict[str, Any]
+    ) -> None:
+        before = np.append(seen.next_offset - 1, offsets[:-1])
+        for at in np.flatnonzero(offsets - before > 1).tolist():
+            gap = int(before[at]) + 1, int(offsets[at])
+            if len(seen.gaps) < MOST_GAPS:
+                seen.gaps.append(gap)
+            else:
+                # The entries between the two gaps are checked twice, with the same result.
+                seen.gaps[-1] = seen.gaps[-1][0], gap[1]
+        seen.next_offset = int(offsets[-1]) + 1
+        seen.messages += len(offsets)
+        places: Int64 = values["physical_offset"]
+        if seen.missing_from is None:
+            end = 0 if seen.queue is None else seen.queue.max_offset
+            first = int(np.searchsorted(offsets, end))
+            if first < len(offsets):
+                seen.missing_from = int(places[first])
+                seen.missing_since = int(values["store_timestamp"][first])
+        queue = seen.queue
+        if queue is None:
+            return
+        there = _entries_at(queue, offsets)
+        written = is_written(there)
+        self.entries += int(written.sum())
+        begin, end = queue.min_offset, queue.max_offset
+        inside = (offsets < end) & (offsets >= begin)
+        early = (offsets >= 0) & (offsets < begin) & (places >= self._kept)
+        seen.note("queue_head_missing", offsets, early, f"is missing before {begin}")
+        seen.note("queue_hole", offsets, ~written & inside, "was never written")
+        wanted = units_of(places, values["size"], values["tags_code"])
+        wrong = written & inside & ~same_entries(there, wanted, TagsRule.of_readers(key[0]))
+        if wrong.any():
+            at = int(np.flatnonzero(wrong)[0])
+            entry = there[at]
+            reason = (
+                f"points to {entry['size']} bytes at {entry['physical_offset']} with tags code "
+                f"{entry['tags_code']}; the message of that queue offset is {values['size'][at]} "
+                f"bytes at {places[at]} with tags code {values['tags_code'][at]}"
+            )
+            seen.note("queue_entry_wrong", offsets, wrong, reason)
+
+    # --------------------------------------------------------------------------------- the result
+    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
+        """All differences, queue by queue, once the log is read.
+
+        Args:
+            log_end: physical offset of the log's end.
+            lost: parts of the log that hold no readable message.
+        """
+        is_explained = self._is_crash(log_end)
+        for key in sorted({*self._seen, *self._names}):
+            yield from self._file_differences(key)
+            seen = self._seen.get(key)
+            if seen is None:
+                queue = self._queue(key)
+                seen = _Seen(queue, queue.min_offset, queue.min_offset)
+            yield from self._queue_differences(key, seen, log_end, lost, is_explained=is_explained)
+
+    def _is_crash(self, log_end: int) -> bool:
+        """Whether a crash explains the messages that the queues lack at their ends.
+
+        It does if the dispatcher had reached one place of the log, every queue has the messages
+        before that place, and none of them is older than the checkpoint, which names messages that
+        were in the queues once.
+        """
+        if not self.layout.has_abort:
+            return False
+        try:
+            checkpoint = self.layout.read_checkpoint()
+        except ValueError:
+            checkpoint = None
+        known = 0 if checkpoint is None else checkpoint.logics_timestamp
+        dispatched = 0
+        for queue in consume_queues(self.layout, self._files):
+            end = queue.last_physical_end
+            if end is not None and end <= log_end:
+                dispatched = max(dispatched, end)
+            if any(file.size != queue.sequence.file_size for file in queue.files if file.size):
+                return False
+        behind = [seen for seen in self._seen.values() if seen.missing_from is not None]
+        return all(
+            seen.missing_since > known and (seen.missing_from or 0) >= dispatched for seen in behind
+        )
+
+    def _queue_differences(
+        self, key: QueueKey, seen: _Seen, log_end: int, lost: LostSpans, *, is_explained: bool
+    ) -> Iterator[Difference]:
+        if seen.epoch_start is not None:
+            at = seen.epoch_start
+            file = self.layout.commit_log.at(at)
+            reason = f"{queue_name(key)} starts again at {seen.first_offset}"
+            yield Difference("new_epoch", "commitlog" if file is None else file.path, at, reason)
+        queue = seen.queue
+        if queue is None:
+            folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
+            reason = f"the log has {seen.messages} messages of it"
+            # Batch queues and queues in RocksDB are elsewhere, and the audit does not read them.
+            is_explained = is_explained or self._other_queues.holds(key[0])
+            yield Difference("queue_missing", folder, 0, reason, is_explained=is_explained)
+            return
+        for group in seen.groups.values():
+            yield _difference(queue, group)
+        if seen.messages and seen.next_offset > queue.max_offset:
+            first = max(queue.max_offset, seen.first_offset)
+            yield Difference(
+                "queue_behind",
+                *_entry_place(queue, first),
+                f"ends at {queue.max_offset}, and the log has messages up to {seen.next_offset}",
+                (seen.next_offset - first) * UNIT_SIZE,
+                is_explained,
+            )
+        first, stop = queue.min_offset, queue.max_offset
+        ranges = [(first, stop)]
+        if seen.messages:
+            ranges = [(first, seen.first_offset), *seen.gaps, (seen.next_offset, stop)]
+        spare = SpareEntries(self.layout, queue, log_end, lost)
+        begin = seen.first_offset if seen.messages else stop
+        for group in spare.check([(max(first, a), min(b, stop)) for a, b in ranges], begin):
+            yield _difference(queue, group)
+        self.entries += spare.entries
+
+    def _file_differences(self, key: QueueKey) -> Iterator[Difference]:
+        sequence = self.layout.queue(*key)
+        for found in file_differences(sequence.files, sequence.file_size):
+            if found.fault is FileFault.GAP:
+                name = f"{found.missing.start:0{NAME_DIGITS}d}"
+                missing = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}/{name}"
+                reason = f"the next file is {found.file.path}"
+                yield Difference("queue_file_missing", missing, 0, reason)
+            elif found.fault is not FileFault.PLACE:
+                yield found.size_difference(0)
+
+
+def has_entries(queue: ConsumeQueue, part: QueuePart) -> bool:
+    """Whether a queue has just these entries, byte for byte and without a gap."""
+    offsets = part.offsets
+    first, stop = int(offsets[0]), int(offsets[-1]) + 1
+    if stop - first != len(offsets) or first < queue.min_offset or stop > queue.max_offset:
+        return False
+    if len(offsets) > 1 and int(np.diff(offsets).min()) != 1:
+        return False
+    at = 0
+    for start, there in queue.runs(first, stop):
+        wanted = part.units[at : at + len(there)]
+        if start != first + at or there.tobytes() != wanted.tobytes():
+            return False
+        at += len(there)
+    return at == len(offsets)
+
+
+def _entries_at(queue: ConsumeQueue, offsets: Int64) -> Units:
+    """The entries at ascending queue offsets; zeros beyond the queue's ends."""
+    first, stop = int(offsets[0]), int(offsets[-1]) + 1
+    result = np.zeros(len(offsets), dtype=queue.units(0, 0).dtype)
+    for start, entries in queue.runs(max(0, first), min(stop, queue.max_offset)):
+        inside = (offsets >= start) & (offsets < start + len(entries))
+        result[inside] = entries[offsets[inside] - start]
+    return result
+
+
+def _entry_place(queue: ConsumeQueue, offset: int) -> tuple[str, int]:
+    """The file of an entry, and its position there."""
+    room = queue.sequence.file_size
+    base = offset * UNIT_SIZE // room * room
+    folder = f"{CONSUME_QUEUE}/{queue.topic}/{queue.queue_id}"
+    return f"{folder}/{base:0{NAME_DIGITS}d}", offset * UNIT_SIZE - base
+
+
+def _difference(queue: ConsumeQueue, group: EntryGroup) -> Difference:
+    return group.at(*_entry_place(queue, group.number), UNIT_SIZE)
+
+
+# ------------------------------------------------------ entries that no message of the log asks for
+class SpareEntries:
+    """Checks entries of one queue against the frames that they point to.
+
+    Args:
+        layout: the store's files.
+        queue: the queue.
+        log_end: physical offset of the log's end.
+        lost: parts of the log that hold no readable message.
+
+    Attributes:
+        entries: number of entries that were compared with frames.
+    """
+
+    def __init__(
+        self, layout: StoreLayout, queue: ConsumeQueue, log_end: int, lost: LostSpans
+    ) -> None:
+        self.entries = 0
+        self._layout = layout
+        self._queue = queue
+        self._topic = queue.topic.encode("utf-8", "surrogateescape")
+        self._log_end = log_end
+        self._lost = lost
+        self._groups: dict[str, EntryGroup] = {}
+        self._stretches: list[EntryGroup] = []
+        self._begin = 0
+        # How the entry before was misplaced, and by how many entries.
+        self._last = (_FITS, 0)
+
+    def check(self, ranges: Sequence[tuple[int, int]], begin: int = 0) -> list[EntryGroup]:
+        """What is wrong in some ascending ranges of queue offsets.
+
+        Fillers before ``begin`` are right: they pad the queue's first file.
+        """
+        self._begin = begin
+        for first, stop in ranges:
+            self._last = _FITS, 0
+            for start, entries in self._queue.runs(first, stop):
+                for at in range(0, len(entries), _CHUNK):
+                    self._check(start + at, entries[at : at + _CHUNK])
+        return [*self._groups.values(), *self._stretches]
+
+    def _check(self, start: int, entries: Units) -> None:
+        places = entries["physical_offset"].astype(np.int64)
+        named = has_message(entries)
+        fillers = is_written(entries) & ~named
+        fillers &= start + np.arange(len(entries)) >= self._begin
+        self._note("queue_filler", start, fillers, "is a filler: its message is lost")
+        damaged = named & within(places, self._lost)
+        self._note_places("queue_in_damage", start, places, damaged, "in a damaged part of the log")
+        named &= ~damaged
+        ahead = named & (places >= self._log_end)
+        end = f"and the log ends at {self._log_end}"
+        self._note_places("queue_ahead", start, places, ahead, end)
+        inside = np.flatnonzero(named & ~ahead & (places >= self._layout.commit_log.start))
+        if len(inside):
+            self.entries += len(inside)
+            self._check_frames(start, places, entries["size"].astype(np.int32), inside)
+
+    def _check_frames(
+        self, start: int, places: Int64, sizes: npt.NDArray[np.int32], inside: Int64
+    ) -> None:
+        order = inside[np.argsort(places[inside], kind="stable")]
+        bad: list[int] = []
+        frames: list[tuple[Int64, Int64, Int64]] = []
+        for event in runs_at(self._layout, places[order], sizes[order], check_crc=False):
+            if isinstance(event, Run):
+                frames.append(self._read(event))
+            else:
+                bad.append(event.offset)
+        dangling = np.zeros(len(places), np.bool_)
+        dangling[inside] = np.isin(places[inside], np.array(bad, np.int64))
+        self._note_places("queue_entry_dangling", start, places, dangling, "where no frame starts")
+        framed = inside[~dangling[inside]]
+        if not len(framed):
+            return
+        offsets, queue_offsets, owners = map(np.concatenate, zip(*frames, strict=True))
+        at = np.searchsorted(offsets, places[framed])
+        self._check_places(start + framed, places[framed], queue_offsets[at], owners[at])
+
+    def _read(self, run: Run) -> tuple[Int64, Int64, Int64]:
+        """Physical offset, queue offset and owner of each frame of a run."""
+        rows = run.rows
+        fields = columns.fixed_fields(run.window, rows, ("queue_id", "queue_offset"))
+        ids, topics = columns.topic_ids(run.window, rows)
+        own = np.array([topic == self._queue.topic for topic in topics], np.bool_)[ids]
+        own &= fields["queue_id"] == self._queue.queue_id
+        owners = np.where(own, _OWN, _FOREIGN)
+        foreign = np.flatnonzero(~own)
+        for number, row in zip(foreign.tolist(), rows[foreign].tolist(), strict=True):
+            at = row[r.POSITION] + row[r.PROPS_AT]
+            text = run.window.data[at : at + row[r.PROPS_LENGTH]].tobytes()
+            names = (match[1].split(_SEPARATOR) for match in _COPIES.finditer(text))
+            if any(self._topic in some for some in names):
+                owners[number] = _COPY
+        places = rows[:, r.POSITION].astype(np.int64) + run.window.base
+        return places, fields["queue_offset"].astype(np.int64), owners
+
+    def _check_places(
+        self, index: Int64, places: Int64, queue_offsets: Int64, owners: Int64
+    ) -> None:
+        """Compare the ascending queue offsets of entries with those of their messages.
+
+        A copy has the queue offset of its own topic, which does not concern this queue.
+        """
+        shifts = np.where(owners == _OWN, queue_offsets - index, 0)
+        ways = np.where(shifts != 0, _MOVED, np.where(owners == _FOREIGN, _STRANGE, _FITS))
+        # A stretch ends where entries are misplaced in another way, or by another number.
+        changes = ways != np.append(self._last[0], ways[:-1])
+        changes |= shifts != np.append(self._last[1], shifts[:-1])
+        self._last = int(ways[-1]), int(shifts[-1])
+        bounds = [0, *np.flatnonzero(changes).tolist(), len(ways)]
+        for number, (at, stop) in enumerate(pairwise(bounds)):
+            if at == stop or ways[at] == _FITS:
+                continue
+            # Number 0 continues the stretch of the entries before.
+            if number and len(self._stretches) < MOST_STRETCHES:
+                what = f"whose queue offset is {queue_offsets[at]}"
+                if ways[at] == _STRANGE:
+                    what = "which belongs to another queue"
+                text = f"points to the message at {places[at]}, {what}"
+                self._stretches.append(EntryGroup("queue_misplaced", int(index[at]), text))
+            self._stretches[-1].count += stop - at
+
+    def _note_places(self, kind: str, start: int, places: Int64, which: Bools, why: str) -> None:
+        if which.any():
+            first = places[int(which.argmax())]
+            self._note(kind, start, which, f"points to a message at {first}, {why}")
+
+    def _note(self, kind: str, start: int, which: Bools, reason: str) -> None:
+        if which.any():
+            group = EntryGroup(kind, start + int(which.argmax()), reason)
+            self._groups.setdefault(kind, group).count += int(which.sum())
