@@ -208,7 +208,7 @@ class Checks:
             if era[log.min_offset : log.wrote_offset] == own:
                 raise Wrong(f"{slave.name} refuses a master that it is a beginning of: {error}")
         elif isinstance(error, ReplicationError):
-            if "is gone" not in str(error) and "are gone" not in str(error):
+            if "the master has deleted the" not in str(error):
                 raise Wrong(f"{slave.name} fails: {error}")
         elif not isinstance(error, StoreUnavailable) or log.health.reason is None:
             raise Wrong(f"{slave.name} fails: {error}")

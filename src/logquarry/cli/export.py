@@ -226,8 +226,8 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
     if done.dead_messages:
         assert done.dead_letters is not None
         out.note(
-            f"{text.plural(done.dead_messages, 'body', 'bodies')} did not decode; the messages are "
-            f"in {text.printable(done.dead_letters)}"
+            f"{text.plural(done.dead_messages, 'body', 'bodies')} did not decode: see "
+            f"{text.printable(done.dead_letters)}"
         )
     return done
 

@@ -160,3 +160,7 @@ def _close_stdout() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)
+
+
+if __name__ == "__main__":
+    main()

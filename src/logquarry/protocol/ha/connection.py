@@ -276,7 +276,7 @@ class SlaveConnection:
         if offset < 0 or not 0 <= size <= LARGEST_TRANSFER:
             self._violated(f"a transfer of {size} bytes at physical offset {offset}", events)
         if self.received is None:
-            # The first header fixes the offset at which the master begins, also a heartbeat.
+            # The first header, also of a heartbeat, fixes where the master begins.
             self.received = offset
         if offset != self.received:
             if size:
