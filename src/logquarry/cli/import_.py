@@ -89,10 +89,10 @@ def _run(
 ) -> None:
     from logquarry.ingest.importing import check_source, import_source
     from logquarry.signals import held
-    from logquarry.store.writable_store import WritableStore
+    from logquarry.store.message_store import StoreWriter
 
     # An interrupt waits for the end of a piece, so that it is known how many messages are in.
-    with held() as waiting, WritableStore.start(store, config=settings) as opened:
+    with held() as waiting, StoreWriter.start(store, config=settings) as opened:
         with out.progress("checking", in_bytes=True) as progress:
             checked = check_source(opened, source, progress=progress, pause=waiting.check)
         with out.progress("importing", in_bytes=True) as progress:

@@ -12,7 +12,7 @@ from logquarry.cli.output import Output
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
-    from logquarry.store.store_state import StoreState
+    from logquarry.store.state import StoreState
 
 _STATES = {
     "closed": "closed in order",

@@ -148,6 +148,7 @@ class StoreLayout:
                 f"{filesystem.root}: not a store: it has neither {COMMIT_LOG}/ nor {CONSUME_QUEUE}/"
             )
         self.folders = frozenset(present)
+        self._listing = _Listing(self)
 
     @classmethod
     def open(
@@ -172,19 +173,23 @@ class StoreLayout:
         return self.filesystem.root
 
     def refresh(self) -> None:
-        """Forget what is there: a live writer adds files, retention deletes some."""
-        for name in ("commit_log", "queue_names", "index_files", "durable_end"):
-            self.__dict__.pop(name, None)
-        for name in ("state_table", "redo_log"):
-            self.__dict__.pop(name, None)
+        """List the folders again when they are next needed: files are added and deleted."""
+        self._listing = _Listing(self)
+
+    def use_commit_log(self, files: FileSequence) -> None:
+        """Take these files for the commit log, until the next refresh."""
+        self._listing.commit_log = files
 
     def open_file(self, path: str) -> FileView:
         """A file below the root; see :meth:`FileSystem.open`."""
         return self.filesystem.open(path)
 
-    @cached_property
+    @property
     def commit_log(self) -> FileSequence:
         """The files of the commit log."""
+        return self._listing.commit_log
+
+    def _find_commit_log(self) -> FileSequence:
         files = self._numbered(COMMIT_LOG)
         size = self.config.mapped_file_size_commit_log or _size_of(files)
         # RocketMQ's is an int. Positions in a file are 32 bits wide here too: what lies further
@@ -214,9 +219,12 @@ class StoreLayout:
         """The files of the commit log as they are now, not as they were when they were listed."""
         return self._numbered(COMMIT_LOG)
 
-    @cached_property
+    @property
     def queue_names(self) -> tuple[tuple[str, int], ...]:
         """(topic, queue id) of each consume queue, sorted."""
+        return self._listing.queue_names
+
+    def _find_queue_names(self) -> tuple[tuple[str, int], ...]:
         names: list[tuple[str, int]] = []
         for topic in self.filesystem.list(CONSUME_QUEUE):
             folder = f"{CONSUME_QUEUE}/{topic.name}"
@@ -242,22 +250,31 @@ class StoreLayout:
         """Whether the store has the transactions of 3.x."""
         return TRANSACTION in self.folders
 
-    @cached_property
+    @property
     def state_table(self) -> FileSequence:
         """The files of the transaction state table."""
+        return self._listing.state_table
+
+    def _find_state_table(self) -> FileSequence:
         return self._units(STATE_TABLE, state_table.UNIT_SIZE, self.config.state_table_file_size)
 
-    @cached_property
+    @property
     def redo_log(self) -> FileSequence:
         """The files of the transaction redo log."""
+        return self._listing.redo_log
+
+    def _find_redo_log(self) -> FileSequence:
         return self._units(REDO_LOG, queue_entry.UNIT_SIZE, self.config.redo_log_file_size)
 
     def _units(self, folder: str, unit: int, stated: int | None) -> FileSequence:
         return _units_of(self._numbered(folder) if self.has_state_table else (), unit, stated)
 
-    @cached_property
+    @property
     def index_files(self) -> tuple[Entry, ...]:
         """The index files by name, oldest first."""
+        return self._listing.index_files
+
+    def _find_index_files(self) -> tuple[Entry, ...]:
         found: list[Entry] = []
         for entry in self.filesystem.list(INDEX):
             if not entry.is_dir and entry.name.isascii() and entry.name.isdigit():
@@ -293,12 +310,15 @@ class StoreLayout:
         except FileNotFoundError:
             return None
 
-    @cached_property
+    @property
     def durable_end(self) -> int | None:
         """Up to where the log was on the disk; None where nothing says so of this store.
 
         See :mod:`logquarry.format.durable_mark`.
         """
+        return self._listing.durable_end
+
+    def _find_durable_end(self) -> int | None:
         try:
             mark = durable_mark.decode(self.filesystem.read(DURABLE))
             found = self.read_checkpoint()
@@ -349,6 +369,40 @@ class StoreLayout:
         if path not in self.ignored:
             self.ignored.append(path)
             logger.warning("%s: not a store file, ignored", self.filesystem.full_path(path))
+
+
+class _Listing:
+    """What the folders of a store hold; each is listed once, when it is first needed.
+
+    :meth:`StoreLayout.refresh` replaces the whole listing.
+    """
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self._layout = layout
+
+    @cached_property
+    def commit_log(self) -> FileSequence:
+        return self._layout._find_commit_log()
+
+    @cached_property
+    def queue_names(self) -> tuple[tuple[str, int], ...]:
+        return self._layout._find_queue_names()
+
+    @cached_property
+    def state_table(self) -> FileSequence:
+        return self._layout._find_state_table()
+
+    @cached_property
+    def redo_log(self) -> FileSequence:
+        return self._layout._find_redo_log()
+
+    @cached_property
+    def index_files(self) -> tuple[Entry, ...]:
+        return self._layout._find_index_files()
+
+    @cached_property
+    def durable_end(self) -> int | None:
+        return self._layout._find_durable_end()
 
 
 def _units_of(files: tuple[StoreFile, ...], unit: int, stated: int | None) -> FileSequence:

@@ -14,11 +14,7 @@ same.
 
 from __future__ import annotations
 
-from logquarry.spark.decode.options import (
-    BodyDecoder,
-    DecodeOptions,
-    decoder_for,
-    parse_decode_options,
-)
+from logquarry.spark.decode.decoder import BodyDecoder
+from logquarry.spark.decode.options import DecodeOptions, decoder_for, parse_decode_options
 
 __all__ = ["BodyDecoder", "DecodeOptions", "decoder_for", "parse_decode_options"]

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from logquarry.errors import UsageError
 from logquarry.spark.decode.ddl import check_struct
-from logquarry.spark.decode.options import BodyDecoder, NotOfTheSchema
+from logquarry.spark.decode.decoder import BodyDecoder, NotOfTheSchema
 
 _SIMPLE: Final = {
     "boolean": pa.bool_(),

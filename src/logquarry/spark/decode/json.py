@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from logquarry.errors import UsageError
 from logquarry.spark.decode.ddl import check_struct, is_column_name
-from logquarry.spark.decode.options import BodyDecoder, NotOfTheSchema
+from logquarry.spark.decode.decoder import BodyDecoder, NotOfTheSchema
 
 _SIMPLE: Final = {
     "integer": pa.int64(),

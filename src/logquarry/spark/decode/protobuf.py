@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from logquarry.errors import UsageError
 from logquarry.spark.decode.ddl import check_struct
-from logquarry.spark.decode.options import BodyDecoder, NotOfTheSchema
+from logquarry.spark.decode.decoder import BodyDecoder, NotOfTheSchema
 
 _TIMESTAMP: Final = "google.protobuf.Timestamp"
 _LONG_MAX: Final = (1 << 63) - 1

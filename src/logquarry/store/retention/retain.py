@@ -1,7 +1,7 @@
 """Deletes what has expired of a store that nobody has open: the plan, and what carries it out.
 
 A store that is open to be written does it itself, if it is asked to
-(:meth:`logquarry.store.writable_store.WritableStore.retain`).
+(:meth:`logquarry.store.message_store.StoreWriter.retain`).
 """
 
 from __future__ import annotations
