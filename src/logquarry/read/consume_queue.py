@@ -120,7 +120,7 @@ class Queue(ABC):
             return runs[0][1]
         holes = stop - start - sum(len(units) for _, units in runs)
         if holes > MOST_HOLES:
-            raise UsageError(f"{holes} of the units from {start} to {stop} have no file")
+            raise UsageError(f"{holes} of the entries from {start} to {stop} have no file")
         joined = np.zeros(stop - start, UNIT_DTYPE)
         for offset, units in runs:
             joined[offset - start : offset - start + len(units)] = units

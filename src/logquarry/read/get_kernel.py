@@ -47,7 +47,7 @@ _new_messages = object.__new__
 
 
 class _Entries:
-    """Entries of a queue that are at hand: those of the offsets from ``first`` to ``stop``."""
+    """A view of the entries of a queue from offset ``first`` to ``stop``."""
 
     __slots__ = ("address", "first", "stop", "units")
 
@@ -59,7 +59,7 @@ class _Entries:
 
 
 class LogAtHand:
-    """Bytes of the log that are at hand, in the form that the kernel reads."""
+    """A view of the log's bytes, in the form that the kernel reads."""
 
     __slots__ = ("address", "data", "state")
 
@@ -174,7 +174,7 @@ class KernelGet:
             self._files = files
         on_disk = _NONE if self._in_memory else memory_start(self._log, self.limits)
         at_hand = self._at_hand or self._read_log(units, offset)
-        # Each thread takes a scratch of its own; one that an error loses is replaced.
+        # Each call takes a scratch for itself; one that is lost by an error is replaced.
         free = self._free
         scratch = free.pop() if free else _Scratch()
         to = scratch.address

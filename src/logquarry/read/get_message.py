@@ -1,7 +1,7 @@
-"""``DefaultMessageStore.getMessage``: up to some messages from one place of a queue.
+"""Gets messages of a queue from an offset on: the reference (``DefaultMessageStore.getMessage``).
 
-The rules are RocketMQ 4.9.3's: the caps on count and bytes, the end of the queue file that no
-answer goes beyond, and the next offset of every outcome.
+The rules are RocketMQ 4.9.3's: the caps on count and bytes, the end of the queue file as the end of
+the answer, and the next offset of every outcome.
 """
 
 from __future__ import annotations

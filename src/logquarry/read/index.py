@@ -323,7 +323,7 @@ class Index:
         unusable = [file.path for file in self.files if not file.is_usable]
         for path in unusable:
             logger.warning(
-                "%s: maxHashSlotNum and maxIndexNum cannot be told from what it holds",
+                "%s: maxHashSlotNum and maxIndexNum cannot be inferred from its contents",
                 self._layout.filesystem.full_path(path),
             )
         return bool(self.files) and not unusable

@@ -98,8 +98,7 @@ def known_damage(layout: StoreLayout) -> DamageMap:
     except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         logger.warning("%s: %s: %s", layout.root, DAMAGE, error)
         return DamageMap()
-    # Without a durable offset, another program has written the store since, and may have cut the
-    # log.
+    # Without a durable offset, another program has written the store since, and may have cut it.
     return DamageMap(sorted(spans) if layout.durable_end is not None else ())
 
 
@@ -321,8 +320,8 @@ class LogFrontier:
         found = reader.find(end + 1, reader.files.end)
         if found is not None:
             logger.warning(
-                "%s: at offset %d: no frame, and sound ones from %d on: waiting for what the "
-                "store's writer makes of it",
+                "%s: at offset %d: no frame, and sound frames from %d on: waiting until the "
+                "store's writer begins another file",
                 reader.layout.log_path(end),
                 end,
                 found,

@@ -69,7 +69,7 @@ def _shape_of(layout: StoreLayout) -> IndexShape | None:
             return file.shape
     if found:
         raise UsageError(
-            f"{layout.root}: its index files do not tell their shape: state max_hash_slot_num and "
-            "max_index_num in the configuration"
+            f"{layout.root}: the sizes of its index files cannot be inferred: give "
+            "max_hash_slot_num and max_index_num in the configuration"
         )
     return None

@@ -1,7 +1,7 @@
 """The reading half of a store that this process writes.
 
 Log and queues are read from the writer's own files, so a get finds a message as soon as it is
-dispatched, without a look at the disk. Scans and queries read the files as any other process would,
+dispatched, without listing folders. Scans and queries read the files as any other process would,
 up to the log's end at their start.
 """
 
