@@ -58,7 +58,7 @@ def serve(arguments: Sequence[str]) -> None:
         _obey(store)
 
 
-def _obey(store: lq.MessageStore) -> None:
+def _obey(store: lq.StoreWriter) -> None:
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         command, *words = line.split()
@@ -87,7 +87,7 @@ def _require(result: PutResult) -> None:
     assert result.status is PutStatus.PUT_OK, result
 
 
-def _with_futures(store: lq.MessageStore, count: int, waiters: int, size: int) -> float:
+def _with_futures(store: lq.StoreWriter, count: int, waiters: int, size: int) -> float:
     body = bytes(size)
     waiting: deque[Future[PutResult]] = deque()
     began = time.perf_counter()
@@ -100,7 +100,7 @@ def _with_futures(store: lq.MessageStore, count: int, waiters: int, size: int) -
     return time.perf_counter() - began
 
 
-def _with_threads(store: lq.MessageStore, count: int, waiters: int, size: int) -> float:
+def _with_threads(store: lq.StoreWriter, count: int, waiters: int, size: int) -> float:
     body = bytes(size)
 
     def put(first: int) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import logquarry as lq
 from logquarry.format import broker_config
 from logquarry.store.consumer.consumer import Consumer
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 
 LONG = 60.0
 """Seconds that nothing here takes."""
 
 
-def fill(store: WritableStore, count: int, *, topic: str = "t", queues: int = 1) -> None:
+def fill(store: StoreWriter, count: int, *, topic: str = "t", queues: int = 1) -> None:
     """Messages 0, 1, ... in turn over the queues; their tags are a, b, c in turn."""
     end = 0
     for number in range(count):

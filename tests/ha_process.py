@@ -26,7 +26,7 @@ def say(document: dict[str, Any]) -> None:
     print(json.dumps(document), flush=True)
 
 
-def status(store: lq.MessageStore) -> dict[str, Any]:
+def status(store: lq.StoreWriter) -> dict[str, Any]:
     slaves = store.log_feed().replicas
     return {
         "maxPhyOffset": store.max_offset,
@@ -42,7 +42,7 @@ def wait(reached: Any, offset: int, seconds: float) -> bool:
     return bool(reached() >= offset)
 
 
-def obey(store: lq.MessageStore) -> None:
+def obey(store: lq.StoreWriter) -> None:
     replicas = store.log_feed().replicas
     for line in sys.stdin:
         command, *words = line.split()

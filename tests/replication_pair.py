@@ -24,12 +24,12 @@ QUICK = HaTimes(heartbeat_ms=100, housekeeping_ms=2_000)
 PATIENCE_SECONDS = 60.0
 
 
-def opened(path: Path, role: str = "ASYNC_MASTER", **settings: object) -> lq.MessageStore:
+def opened(path: Path, role: str = "ASYNC_MASTER", **settings: object) -> lq.StoreWriter:
     config = replace(SIZES, broker_role=role, **settings)  # type: ignore[arg-type]
     return lq.MessageStore.open(path, config=config, mode="rw")
 
 
-def fill(store: lq.MessageStore, count: int, *, first: int = 0, body: int = 700) -> int:
+def fill(store: lq.StoreWriter, count: int, *, first: int = 0, body: int = 700) -> int:
     """Put messages of several kinds and sizes; where the log ends then."""
     for number in range(first, first + count):
         size = number * 37 % body

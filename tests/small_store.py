@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import logquarry as lq
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from tests.faulty_disk import FaultyDisk
 
 NOW = 1_700_000_000_000
@@ -22,8 +22,8 @@ def config(**settings: Any) -> lq.StoreConfig:
     return lq.StoreConfig(**(SMALL | settings))
 
 
-def opened(root: Path, disk: FaultyDisk | None = None, **settings: Any) -> WritableStore:
-    return WritableStore.start(root, config=config(**settings), disk=disk)
+def opened(root: Path, disk: FaultyDisk | None = None, **settings: Any) -> StoreWriter:
+    return StoreWriter.start(root, config=config(**settings), disk=disk)
 
 
 def facts(root: Path) -> dict[str, tuple[bytes, int]]:

@@ -10,8 +10,8 @@ import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.message import Message
 from logquarry.store.half_messages import transactions
+from logquarry.store.message_store import StoreWriter
 from logquarry.store.transaction.checks import OpenTransaction
-from logquarry.store.writable_store import WritableStore
 from logquarry.testing.clock import FakeClock
 from tests.small_store import config as small_config
 
@@ -19,9 +19,9 @@ NOW = 1_700_000_000_000
 TIMEOUT = 6_000
 
 
-def opened(root: Path, clock: FakeClock, **settings: Any) -> WritableStore:
+def opened(root: Path, clock: FakeClock, **settings: Any) -> StoreWriter:
     config = small_config(mapped_file_size_commit_log=65_536, **settings)
-    return WritableStore.start(root, config=config, clock=clock)
+    return StoreWriter.start(root, config=config, clock=clock)
 
 
 def message(body: bytes = b"x", **fields: Any) -> Message:
@@ -52,7 +52,7 @@ class Listener:
         return self.answers.get(transaction.message.body.decode(), "unknown")
 
 
-def failing(store: WritableStore, topic: str) -> Callable[[], None]:
+def failing(store: StoreWriter, topic: str) -> Callable[[], None]:
     """Have puts to a topic fail from now on, until the function is called."""
     service = store._services.transactions
     append = service._append
@@ -70,7 +70,7 @@ def failing(store: WritableStore, topic: str) -> Callable[[], None]:
     return mend
 
 
-def leave(store: WritableStore, *names: str, **fields: Any) -> None:
+def leave(store: StoreWriter, *names: str, **fields: Any) -> None:
     for name in names:
         with store.transaction(message(name.encode(), **fields)) as t:
             t.leave_open()

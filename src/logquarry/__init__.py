@@ -8,7 +8,7 @@
         for message in store.scan(topic="orders"):
             print(message.queue_offset, message.keys, message.body)
 
-Names are imported when they are first used, so that a quick command stays quick.
+Each name is imported when it is first used, so that a quick command stays quick.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from logquarry.repair.recover.recover import recover
     from logquarry.store.consumer.consumer import Consumer
     from logquarry.store.consumer.progress import OffsetEstimate
-    from logquarry.store.message_store import MessageStore, QueueOffsets
+    from logquarry.store.message_store import MessageStore, StoreReader, StoreWriter
+    from logquarry.store.reads import QueueOffsets
     from logquarry.store.retention.offline import retain
     from logquarry.store.retention.plan import RetentionPlan
     from logquarry.store.retention.rules import RetentionRules
+    from logquarry.store.state import StoreState
     from logquarry.store.stats import StoreStats
-    from logquarry.store.store_state import StoreState
     from logquarry.store.transaction.checks import CheckReport, OpenTransaction
     from logquarry.store.transaction.transaction import Transaction, TransactionState
     from logquarry.write.dispatcher import MessageArrival
@@ -61,8 +62,10 @@ __all__ = [
     "RetentionRules",
     "StoreConfig",
     "StoreFeatures",
+    "StoreReader",
     "StoreState",
     "StoreStats",
+    "StoreWriter",
     "StoredMessage",
     "Transaction",
     "TransactionEnd",
@@ -88,14 +91,16 @@ _HOMES = {
     "PutManyResult": "logquarry.write.put_many",
     "PutResult": "logquarry.write.put_result",
     "PutStatus": "logquarry.write.put_result",
-    "QueueOffsets": "logquarry.store.message_store",
+    "QueueOffsets": "logquarry.store.reads",
     "RecoveryPlan": "logquarry.repair.recover.plan",
     "RetentionPlan": "logquarry.store.retention.plan",
     "RetentionRules": "logquarry.store.retention.rules",
     "StoreConfig": "logquarry.config",
     "StoreFeatures": "logquarry.read.features",
-    "StoreState": "logquarry.store.store_state",
+    "StoreReader": "logquarry.store.message_store",
+    "StoreState": "logquarry.store.state",
     "StoreStats": "logquarry.store.stats",
+    "StoreWriter": "logquarry.store.message_store",
     "StoredMessage": "logquarry.message",
     "Transaction": "logquarry.store.transaction.transaction",
     "TransactionEnd": "logquarry.dialect31.prepared",
@@ -115,7 +120,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(home), name)
-    # The next time it is an attribute like any other: the way here takes longer than a put.
+    # From now on it is a normal attribute: a call of __getattr__ takes longer than a put.
     globals()[name] = found
     return found
 

@@ -216,7 +216,7 @@ class StoreConfig(LayoutConfig):
         delete_files_batch_max: most log files that one search deletes.
         flush_consumer_offset_interval: how often consumer offsets are written.
         deliver_delayed: whether a writer delivers delayed messages from its opening on. Otherwise
-            :meth:`~logquarry.store.write_api.WriteApi.start_delivery` starts the delivery.
+            :meth:`~logquarry.store.message_store.StoreWriter.start_delivery` starts the delivery.
         flush_delay_offset_interval: how often the progress of the delivery is written.
         transaction_time_out: age from which a half message is checked.
         transaction_check_max: most checks of a half message before it is abandoned.

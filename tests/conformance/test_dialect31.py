@@ -21,8 +21,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.message import Message
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.store.half_messages import transactions
-from logquarry.store.message_store import MessageStore
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import MessageStore, StoreWriter
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.replay import Clock, Input
 
@@ -71,8 +70,8 @@ class Replay:
         for line in (scenario.folder / "puts.jsonl").read_text("utf-8").splitlines():
             self._take(json.loads(line))
 
-    def _opened(self) -> WritableStore:
-        return WritableStore.start(self.root, config=self.config, clock=self.clock)
+    def _opened(self) -> StoreWriter:
+        return StoreWriter.start(self.root, config=self.config, clock=self.clock)
 
     def _take(self, line: dict[str, Any]) -> None:
         if "event" in line:
@@ -169,7 +168,7 @@ def test_a_message_larger_than_a_file_is_refused(golden: Path, tmp_path: Path) -
     """QUIRK: RocketMQ says PUT_OK, blanks two files, and its queue points at a blank."""
     scenario = Scenario(golden / "v3-blank/larger-than-file")
     config, refused = dialect31(scenario), []
-    with WritableStore.start(tmp_path / "store", config=config) as store:
+    with StoreWriter.start(tmp_path / "store", config=config) as store:
         for line in (scenario.folder / "puts.jsonl").read_text("utf-8").splitlines():
             put = json.loads(line)["input"]
             try:

@@ -14,8 +14,7 @@ from logquarry.dialect31.prepared import TransactionEnd
 from logquarry.dialect31.unit_files import read_redo, read_table
 from logquarry.log.layout import StoreLayout
 from logquarry.message import Message
-from logquarry.store.message_store import MessageStore
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import MessageStore, StoreWriter
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.oracle import RUN, require_oracle
 from tests.conformance.test_dialect31 import dialect31
@@ -30,7 +29,7 @@ def _oracle() -> None:
     require_oracle(RUN_V3)
 
 
-def work(store: WritableStore, rng: random.Random, steps: int) -> None:
+def work(store: StoreWriter, rng: random.Random, steps: int) -> None:
     """Begin and end transactions, and put ordinary and delayed messages between them."""
     known = store.prepared_transactions
     for _ in range(steps):
@@ -63,7 +62,7 @@ def test_rocketmq_reads_what_we_wrote(name: str, lost: str, golden: Path, tmp_pa
         shutil.rmtree(root / lost)
     rng = random.Random(name)
     for _ in range(2):
-        with WritableStore.start(root, config=config) as store:
+        with StoreWriter.start(root, config=config) as store:
             work(store, rng, 60)
     params, out = tmp_path / "params.json", tmp_path / "out"
     params.write_text(json.dumps(scenario.params))

@@ -17,7 +17,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.message import Message
 from logquarry.repair.recover.recover import recover
 from logquarry.repair.verify.verify import verify_store
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.test_dialect31 import dialect31
 
@@ -102,7 +102,7 @@ def opened(request: pytest.FixtureRequest, golden: Path, tmp_path: Path) -> tupl
 def test_what_is_open_by_the_log_is_open_and_can_be_ended(opened: tuple[Scenario, Path]) -> None:
     scenario, root = opened
     config, log = dialect31(scenario), log_of(scenario)
-    with WritableStore.start(root, config=config) as store:
+    with StoreWriter.start(root, config=config) as store:
         known = store.prepared_transactions
         found = {one.physical_offset: one for one in known.open()}
         assert found.keys() == log.open
@@ -119,7 +119,7 @@ def test_what_is_open_by_the_log_is_open_and_can_be_ended(opened: tuple[Scenario
         begun = known.begin(Message("TxA", b"new"), "pg-orders")
         left = {one.physical_offset for one in known.open()}
         assert left == log.open - set(some) | {begun.physical_offset}
-    with WritableStore.start(root, config=config) as store:
+    with StoreWriter.start(root, config=config) as store:
         assert {one.physical_offset for one in store.prepared_transactions.open()} == left
     layout = StoreLayout.open(root, config)
     report = verify_store(layout)
@@ -135,7 +135,7 @@ def test_nothing_is_deleted(opened: tuple[Scenario, Path]) -> None:
     scenario, root = opened
     config = dialect31(scenario)
     before = [path.read_bytes() for path in (root / "transaction").rglob("0*") if path.is_file()]
-    with WritableStore.start(root, config=config):
+    with StoreWriter.start(root, config=config):
         pass
     after = {path.read_bytes() for path in root.rglob("*") if path.is_file()}
     assert all(data in after for data in before)
@@ -166,7 +166,7 @@ def test_a_store_that_rocketmq_recovered_is_set_right(
     scenario = Scenario(golden / "v3-transactions-unclean" / name)
     root = tmp_path / "store"
     shutil.copytree(scenario.folder / "store-recovered", root)
-    with WritableStore.start(root, config=dialect31(scenario)) as store:
+    with StoreWriter.start(root, config=dialect31(scenario)) as store:
         known = store.prepared_transactions
         assert {one.physical_offset for one in known.open()} == log_of(scenario).open
         one = known.open()[-1]
@@ -192,7 +192,7 @@ def test_ends_that_rocketmq_passed_over(golden: Path, tmp_path: Path) -> None:
         # Only the producers that began a transaction end it.
         if is_end and place in opened and groups[message["physicalOffset"]] == groups[place]:
             opened.discard(place)
-    with WritableStore.start(root, config=config) as store:
+    with StoreWriter.start(root, config=config) as store:
         known = store.prepared_transactions
         assert {one.physical_offset for one in known.open()} == opened
         for one in known.open():
@@ -201,7 +201,7 @@ def test_ends_that_rocketmq_passed_over(golden: Path, tmp_path: Path) -> None:
         store.wait_dispatched()
     layout = StoreLayout.open(root, config)
     assert not verify_store(layout).has_damage
-    with WritableStore.start(root, config=config):
+    with StoreWriter.start(root, config=config):
         pass
     # Once is enough.
     assert len(list((root / ".logquarry").rglob("statetable"))) <= 1

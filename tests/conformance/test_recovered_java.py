@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from tests.conformance.oracle import require_oracle
 from tests.conformance.test_store_java import check_nothing_was_recovered, check_reads_alike, dumped
 from tests.crash.workload import STORE, recorded
@@ -47,7 +47,7 @@ def test_the_real_store_reads_what_was_recovered(seed: int, tmp_path: Path) -> N
     assert work.config.mapped_file_size_commit_log is not None
     point.state.crash(rng).write(tmp_path / "image")
     config = work.config
-    with WritableStore.start(tmp_path / "image" / STORE, config=config) as store:
+    with StoreWriter.start(tmp_path / "image" / STORE, config=config) as store:
         assert store.wait_dispatched(timeout=60)
         found = [message.physical_offset for message in store.scan()]
         ends_with_blank = store.max_offset % work.config.mapped_file_size_commit_log == 0

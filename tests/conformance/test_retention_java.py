@@ -12,7 +12,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.repair.verify import verify_store
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from tests.conformance import test_store_facts as read_side
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.oracle import master, require_oracle
@@ -42,7 +42,7 @@ def made(root: Path, *, now: int) -> None:
     step = 200 * HOUR_MS // COUNT
     time_ms = now
 
-    with WritableStore.start(root, config=CONFIG, clock=lambda: time_ms) as store:
+    with StoreWriter.start(root, config=CONFIG, clock=lambda: time_ms) as store:
         for number in range(COUNT):
             time_ms = now - (COUNT - 1 - number) * step
             topic = "early" if number < 50 else "t" if number % 3 else "u"

@@ -14,15 +14,15 @@ import pytest
 import logquarry as lq
 from logquarry.format import frame
 from logquarry.format.delay import SCHEDULE_TOPIC
+from logquarry.store.message_store import StoreWriter
 from logquarry.store.transaction.half import HALF_TOPIC, OP_TOPIC
-from logquarry.store.writable_store import WritableStore
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.replay import Clock, message_of
 from tests.conformance.test_replay import files_below
 
 
-def opened(root: Path, config: lq.StoreConfig, clock: Clock) -> WritableStore:
-    return WritableStore.start(root, config=config, clock=clock)
+def opened(root: Path, config: lq.StoreConfig, clock: Clock) -> StoreWriter:
+    return StoreWriter.start(root, config=config, clock=clock)
 
 
 def test_delivery_has_the_same_bytes(golden: Path, tmp_path: Path) -> None:

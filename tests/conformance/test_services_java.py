@@ -72,7 +72,7 @@ def bare(message: lq.StoredMessage) -> bytes:
     return frame.encode(replace(message.frame, **nothing))
 
 
-def put_delayed(store: lq.MessageStore, count: int, kind: str) -> None:
+def put_delayed(store: lq.StoreWriter, count: int, kind: str) -> None:
     for number in range(count):
         store.put(
             lq.Message(
@@ -109,7 +109,7 @@ def test_delayed_messages_change_hands(tmp_path: Path) -> None:
     assert len(expected) == 40
     # All is due: half of it by ours, the rest by the broker.
     with lq.MessageStore.open(root, mode="rw", config=CONFIG) as store:
-        delivery = store._services.delivery  # type: ignore[attr-defined]
+        delivery = store._services.delivery
         assert delivery.deliver(int(time.time() * 1_000), limit=20) == 20
         put_delayed(store, 8, "second")
     with broker(root, tmp_path):

@@ -68,7 +68,7 @@ def random_message(rng: random.Random, number: int, **shared: Any) -> lq.Message
     )
 
 
-def write_random(store: lq.MessageStore, count: int, seed: int) -> int:
+def write_random(store: lq.StoreWriter, count: int, seed: int) -> int:
     """Put singles and batches; how many messages that came to."""
     rng = random.Random(seed)
     put = 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import logquarry as lq
 from logquarry.format import checkpoint, queue_entry
 from logquarry.repair.verify import verify_store
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from logquarry.testing.model_store import Mark, ModelStore, Put, Seen, Violation, Wrong, explain
 from tests.crash.workload import Workload
 
@@ -50,7 +50,7 @@ def check_image(
         return wrong + _check_mark(store, model, seen)
 
 
-def note_what_is_there(store: WritableStore, work: Workload, mark: Mark) -> None:
+def note_what_is_there(store: StoreWriter, work: Workload, mark: Mark) -> None:
     """Hold a store that was opened after a crash against the model, which goes on from what it has.
 
     What is not there is never to come back.
@@ -71,7 +71,7 @@ def note_what_is_there(store: WritableStore, work: Workload, mark: Mark) -> None
 def recovered(root: Path, config: lq.StoreConfig, model: ModelStore) -> None:
     """Open a store after a crash, and close it; see :func:`note_what_is_there`."""
     work = Workload(root.parent, random.Random(0), config, model)
-    with WritableStore.start(root, config=config) as store:
+    with StoreWriter.start(root, config=config) as store:
         note_what_is_there(store, work, model.mark())
 
 

@@ -20,7 +20,7 @@ from logquarry.disk.disk import Disk
 from logquarry.errors import StoreError
 from logquarry.repair.recover.folder_check import REPORT
 from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, StepKind
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from logquarry.testing.clock import FakeClock
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
@@ -76,7 +76,7 @@ class Harmed:
         live = self.root if not self.is_durable else self.root.with_name(f"{self.root.name}-live")
         live.mkdir(parents=True)
         disk = FaultyDisk(live)
-        store = WritableStore.start(
+        store = StoreWriter.start(
             live / STORE, config=CONFIG, clock=FakeClock(START, step=1), disk=disk
         )
         for number in range(self.messages):

@@ -42,7 +42,8 @@ NOT_MISSED: Final[Mapping[str, str]] = {
     "sync_folder root * DurableFile": "likewise",
     "sync_folder root * make_folders StoreEngine.__init__": "sync_parent does it again",
     "sync_folder root * sync_parent": "make_folders did it, unless who made the folder died there",
-    "sync_folder root * make_folders StoreEngine._load": "the checkpoint's name is synced after it",
+    "sync_folder root * make_folders StoreFiles.__init__": "the checkpoint's name is synced "
+    "after it",
     # Of recoveries.
     "fdatasync .logquarry/names *": "second names only serve while another program deletes files: "
     "where the first name is, sync_files brings the same file to the disk",

@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple
 import logquarry as lq
 from logquarry.errors import StoreError
 from logquarry.format import broker_config
+from logquarry.store.message_store import StoreWriter
 from logquarry.store.transaction.checks import OpenTransaction
-from logquarry.store.writable_store import WritableStore
 from tests.crash.writer import SETTINGS, Order, serve
 
 SERVICES: Final[dict[str, Any]] = SETTINGS | {
@@ -88,7 +88,7 @@ def read_offsets(root: Path) -> dict[tuple[str, int], int]:
 def write(root: Path, order: int, settings: dict[str, Any], say: Say) -> None:
     """Do all of it until nobody wants more."""
     config = lq.StoreConfig(**SERVICES | settings)
-    with WritableStore.start(root, config=config) as store:
+    with StoreWriter.start(root, config=config) as store:
         say("open")
         store.start_transaction_checks(decide)
         ended = threading.Event()
@@ -107,7 +107,7 @@ def write(root: Path, order: int, settings: dict[str, Any], say: Say) -> None:
                 thread.join()
 
 
-def put(store: WritableStore, order: int, say: Say) -> None:
+def put(store: StoreWriter, order: int, say: Say) -> None:
     """Put delayed messages, and begin transactions."""
     rng = random.Random(order)
     for number in range(order * MOST, (order + 1) * MOST):
@@ -126,7 +126,7 @@ def put(store: WritableStore, order: int, say: Say) -> None:
             say(f"{kind} {number}")
 
 
-def consume(store: WritableStore, rng: random.Random, say: Say, ended: threading.Event) -> None:
+def consume(store: StoreWriter, rng: random.Random, say: Say, ended: threading.Event) -> None:
     """Consume what was delivered and committed; send some of it back, once."""
     with store.consumer(GROUP, [DELAYED, TOLD]) as consumer:
         last: lq.StoredMessage | None = None
@@ -143,7 +143,7 @@ def consume(store: WritableStore, rng: random.Random, say: Say, ended: threading
                 say(f"done {last.topic} {last.queue_id} {last.queue_offset}")
 
 
-def expire(store: WritableStore, root: Path, say: Say, ended: threading.Event) -> None:
+def expire(store: StoreWriter, root: Path, say: Say, ended: threading.Event) -> None:
     """Let the log go up to what somebody still has to read: the plan says that."""
     while not ended.wait(0.005):
         plan = store.retain(KEEP)
@@ -226,7 +226,7 @@ def main() -> None:
     """Read orders until there are no more."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        WritableStore.start(Path(folder), config=lq.StoreConfig(**SERVICES)) as store,
+        StoreWriter.start(Path(folder), config=lq.StoreConfig(**SERVICES)) as store,
     ):
         store.put_many([message_of(DELAYED, n, delay_level=1) for n in range(_WARMED)])
         store.deliver_due()

@@ -20,7 +20,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import verify_store
 from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.loading import Loaded
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
 from tests.crash.ladder import IS_BY_HAND, SEED, count, told
@@ -65,7 +65,7 @@ def begun(root: Path, brokers: int) -> tuple[LoadPlan, list[Staged]]:
     plan = planned(root, brokers)
     for broker in range(brokers):
         plan.store(broker).parent.mkdir(parents=True, exist_ok=True)
-        with WritableStore.start(plan.store(broker), config=SETTINGS) as store:
+        with StoreWriter.start(plan.store(broker), config=SETTINGS) as store:
             store.put_many([lq.Message("orders", body, keys="old") for body in BEFORE])
     return plan, staged(plan)
 
@@ -109,7 +109,7 @@ def facts(plan: LoadPlan) -> Facts:
 def opened_once(plan: LoadPlan) -> None:
     """Open each store to write, as anybody may: a load that it had begun is whole then."""
     for broker in range(plan.brokers):
-        with WritableStore.start(plan.store(broker), config=SETTINGS):
+        with StoreWriter.start(plan.store(broker), config=SETTINGS):
             pass
 
 

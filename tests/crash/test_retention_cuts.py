@@ -13,7 +13,7 @@ import logquarry as lq
 from logquarry.disk.service import Health
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import verify_store
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
 from tests.crash.ladder import IS_BY_HAND, SEED, count, told
@@ -32,7 +32,7 @@ Moment = tuple[int, str, int, int, DiskState]
 """Number and name of the call that comes next, puts that are durable, puts tried, the disk."""
 
 
-def put(store: lq.MessageStore, rng: random.Random, number: int) -> Put:
+def put(store: lq.StoreWriter, rng: random.Random, number: int) -> Put:
     message = lq.Message(
         rng.choice(["orders", "payments"]),
         b"%d:" % number + bytes(rng.choice([10, 300, 700])),
@@ -66,7 +66,7 @@ def check(root: Path, puts: list[Put], tried: int, bases: range) -> None:
 
 def goes_on(root: Path, puts: list[Put]) -> None:
     """What was interrupted is finished by the next one, and the store goes on."""
-    with WritableStore.start(root, config=SETTINGS, clock=lambda: NOW + 10**6) as store:
+    with StoreWriter.start(root, config=SETTINGS, clock=lambda: NOW + 10**6) as store:
         rng = random.Random(1)
         more = [put(store, rng, number) for number in range(1_000, 1_005)]
         store.wait_dispatched()
@@ -93,7 +93,7 @@ def observed(disk: FaultyDisk, moments: list[Moment], now: Callable[[], tuple[in
 def test_power_cuts_at_rest(shm: Path, tmp_path: Path) -> None:
     rng = random.Random(SEED)
     root = shm / "live"
-    with WritableStore.start(root / "store", config=SETTINGS, clock=lambda: NOW) as store:
+    with StoreWriter.start(root / "store", config=SETTINGS, clock=lambda: NOW) as store:
         puts = [put(store, rng, number) for number in range(COUNT)]
         store.wait_dispatched()
         store.flush()
@@ -132,9 +132,7 @@ def test_power_cuts_while_it_runs(shm: Path, tmp_path: Path) -> None:
     tried = 0
     observed(disk, moments, lambda: (len(puts), tried))
     begins = {0}
-    with WritableStore.start(
-        root / "store", config=SETTINGS, clock=lambda: NOW, disk=disk
-    ) as store:
+    with StoreWriter.start(root / "store", config=SETTINGS, clock=lambda: NOW, disk=disk) as store:
         for number in range(COUNT):
             tried += 1
             puts.append(put(store, rng, number))
@@ -150,7 +148,7 @@ def test_power_cuts_while_it_runs(shm: Path, tmp_path: Path) -> None:
         with told(SEED, f"crash before {at} {call}", image, tmp_path):
             state.crash(rng).write(image)
             if (image / "store" / "commitlog").is_dir():
-                with WritableStore.start(image / "store", config=SETTINGS, clock=lambda: NOW):
+                with StoreWriter.start(image / "store", config=SETTINGS, clock=lambda: NOW):
                     pass
                 check(image / "store", puts[:durable], attempted, bases)
                 goes_on(image / "store", puts[:durable])
@@ -163,7 +161,7 @@ def test_no_call_of_the_disk_may_fail_silently(shm: Path) -> None:
     """Each in turn fails: the error is told, or nothing is missing, and all is whole."""
     rng = random.Random(SEED)
     made = shm / "made"
-    with WritableStore.start(made / "store", config=SETTINGS, clock=lambda: NOW) as store:
+    with StoreWriter.start(made / "store", config=SETTINGS, clock=lambda: NOW) as store:
         puts = [put(store, rng, number) for number in range(COUNT)]
     rules = lq.RetentionRules(keep_bytes=2 * FILE)
     shutil.copytree(made, shm / "whole")

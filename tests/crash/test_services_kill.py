@@ -17,7 +17,7 @@ import logquarry as lq
 from logquarry.format import broker_config
 from logquarry.repair.verify import verify_store
 from logquarry.store.half_messages import transactions
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
 from tests.crash.services_writer import (
     DELAYED,
@@ -122,7 +122,7 @@ def tally(known: ServicesOrder) -> Counter[str]:
 def check_outcome(root: Path, known: ServicesOrder) -> None:
     """Deliver, check and consume what is left, and look at all that ever came."""
     said = known.told
-    with WritableStore.start(root, config=lq.StoreConfig(**QUIET)) as store:
+    with StoreWriter.start(root, config=lq.StoreConfig(**QUIET)) as store:
         assert store.min_offset >= max(known.expired, default=0)
         for _ in range(6):
             store.check_transactions(decide)
@@ -163,6 +163,6 @@ def check_outcome(root: Path, known: ServicesOrder) -> None:
         assert not report.has_damage, report.findings
 
 
-def is_waiting(store: WritableStore) -> bool:
+def is_waiting(store: StoreWriter) -> bool:
     """Whether a delayed message is still to be delivered."""
     return any(level.delivered < level.max_offset for level in store.stats().state.delay_levels)

@@ -14,8 +14,8 @@ from typing import Any, Final
 import pytest
 
 import logquarry as lq
+from logquarry.store.message_store import StoreWriter
 from logquarry.store.transaction.checks import OpenTransaction
-from logquarry.store.writable_store import WritableStore
 from logquarry.testing.clock import FakeClock
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
@@ -83,7 +83,7 @@ class Run:
 
         return note
 
-    def work(self, store: WritableStore, steps: int) -> None:
+    def work(self, store: StoreWriter, steps: int) -> None:
         for _ in range(steps):
             rng, known, number = self.rng, self.known, self.number
             self.number += 1
@@ -124,7 +124,7 @@ def recorded(root: Path, seed: int) -> Run:
     disk.observe = run.observe(disk)
     config = lq.StoreConfig(**CONFIG, flush_disk_type=run.flush)
     for _ in range(2):
-        with WritableStore.start(root / STORE, config=config, clock=run.clock, disk=disk) as store:
+        with StoreWriter.start(root / STORE, config=config, clock=run.clock, disk=disk) as store:
             run.work(store, 18)
         disk.restart()
     return run
@@ -137,7 +137,7 @@ def numbers(store: lq.MessageStore, topic: str) -> Counter[int]:
 def check(root: Path, run: Run, known: Known) -> None:
     config = lq.StoreConfig(**CONFIG)
     clock = FakeClock(run.clock.now)
-    with WritableStore.start(root, config=config, clock=clock) as store:
+    with StoreWriter.start(root, config=config, clock=clock) as store:
         clock.advance(10_000)
         store.deliver_due()
         for _ in range(4):

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 import logquarry as lq
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from logquarry.testing.faulty_disk import FaultyDisk
 from logquarry.testing.model_store import Seen, explain
 from tests.crash.checks import check_image, note_what_is_there
@@ -40,7 +40,7 @@ class StoreMachine(RuleBasedStateMachine):
         shm = Path("/dev/shm")
         self.folder = Path(tempfile.mkdtemp(prefix="logquarry-", dir=shm if shm.is_dir() else None))
         self.generation = 0
-        self.store: WritableStore | None = None
+        self.store: StoreWriter | None = None
 
     @initialize(seed=st.integers(0, 1 << 32), synchronous=st.booleans())
     def begin(self, seed: int, synchronous: bool) -> None:
@@ -56,7 +56,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = self.work.open(self.disk)
 
     # ------------------------------------------------------------------------------------ rules
-    def opened(self) -> WritableStore:
+    def opened(self) -> StoreWriter:
         assert self.store is not None
         return self.store
 

@@ -15,7 +15,7 @@ from logquarry.dialect31.prepared import TransactionEnd
 from logquarry.log.layout import StoreLayout
 from logquarry.message import Message
 from logquarry.repair.verify.verify import verify_store
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
@@ -91,12 +91,10 @@ class Transacting:
 
         return note
 
-    def open(self, disk: FaultyDisk) -> WritableStore:
-        return WritableStore.start(
-            self.root / STORE, config=self.config, clock=self.clock, disk=disk
-        )
+    def open(self, disk: FaultyDisk) -> StoreWriter:
+        return StoreWriter.start(self.root / STORE, config=self.config, clock=self.clock, disk=disk)
 
-    def run(self, store: WritableStore, steps: int) -> None:
+    def run(self, store: StoreWriter, steps: int) -> None:
         rng, known = self.rng, store.prepared_transactions
         for _ in range(steps):
             still = sorted(self.begun - self.ended)
@@ -131,7 +129,7 @@ def recorded(root: Path, seed: int) -> Transacting:
     return work
 
 
-def check(store: WritableStore, mark: Mark) -> set[int]:
+def check(store: StoreWriter, mark: Mark) -> set[int]:
     """What is open after a crash is what has to be; gives it."""
     found = {transaction.physical_offset for transaction in store.prepared_transactions.open()}
     assert mark.begun - mark.ended - mark.ending <= found
@@ -142,7 +140,7 @@ def check(store: WritableStore, mark: Mark) -> set[int]:
 
 def check_image(root: Path, work: Transacting, mark: Mark) -> None:
     """What is open in what a crash left can be ended, and the store is whole then."""
-    with WritableStore.start(root, config=work.config, clock=work.clock) as store:
+    with StoreWriter.start(root, config=work.config, clock=work.clock) as store:
         found = sorted(check(store, mark))
         for offset, end in zip(found, 10 * list(TransactionEnd), strict=False):
             store.prepared_transactions.end(offset, end)

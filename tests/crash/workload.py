@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import logquarry as lq
 from logquarry.errors import StoreError
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from logquarry.testing.clock import FakeClock
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
@@ -100,11 +100,9 @@ class Workload:
 
         return note
 
-    def open(self, disk: FaultyDisk) -> WritableStore:
+    def open(self, disk: FaultyDisk) -> StoreWriter:
         """The store, opened to be written."""
-        return WritableStore.start(
-            self.root / STORE, config=self.config, clock=self.clock, disk=disk
-        )
+        return StoreWriter.start(self.root / STORE, config=self.config, clock=self.clock, disk=disk)
 
     # ------------------------------------------------------------------------------- messages
     def message(self) -> lq.Message:
@@ -125,7 +123,7 @@ class Workload:
         )
 
     # --------------------------------------------------------------------------------- actions
-    def run(self, store: WritableStore, count: int) -> None:
+    def run(self, store: StoreWriter, count: int) -> None:
         """Put about so many messages, in all ways."""
         end = len(self.model.puts) + count
         while len(self.model.puts) < end:
@@ -139,13 +137,13 @@ class Workload:
                 # Refused, or nobody knows; the model has it as tried.
                 self.refusals.append(error)
 
-    def put(self, store: WritableStore) -> None:
+    def put(self, store: StoreWriter) -> None:
         """One message."""
         message = self.message()
         put = self.model.attempt(message)
         self._acked([put], store.put(message))
 
-    def put_async(self, store: WritableStore) -> None:
+    def put_async(self, store: StoreWriter) -> None:
         """Some whose flush is waited for together."""
         tried: list[tuple[Put, Future[PutResult]]] = []
         for _ in range(self.rng.randint(1, 4)):
@@ -155,7 +153,7 @@ class Workload:
         for put, future in tried:
             self._acked([put], future.result())
 
-    def put_batch(self, store: WritableStore) -> None:
+    def put_batch(self, store: StoreWriter) -> None:
         """Some of one queue."""
         first = self.message()
         messages = [first]
@@ -169,7 +167,7 @@ class Workload:
         if sum(len(message.body) + 200 for message in messages) < self.config.max_message_size:
             self._acked(puts, store.put_batch(messages))
 
-    def put_many(self, store: WritableStore) -> None:
+    def put_many(self, store: StoreWriter) -> None:
         """Some of any queues."""
         messages = []
         puts = []
@@ -188,11 +186,11 @@ class Workload:
                 is_durable=durable,
             )
 
-    def flush(self, store: WritableStore) -> None:
+    def flush(self, store: StoreWriter) -> None:
         """Flush it all."""
         self.model.flushed(store.flush())
 
-    def wait(self, store: WritableStore) -> None:
+    def wait(self, store: StoreWriter) -> None:
         """Wait until all is dispatched."""
         store.wait_dispatched(timeout=10)
 

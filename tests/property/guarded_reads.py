@@ -19,8 +19,8 @@ from logquarry.log import codec, columns
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
 from logquarry.read.consume_queue import UNIT_DTYPE
+from logquarry.read.get_kernel import LogAtHand
 from logquarry.read.get_message import TransferLimits
-from logquarry.read.quick_get import LogAtHand
 from logquarry.testing import strategies
 from tests.small_log import FRAMES, small_log
 

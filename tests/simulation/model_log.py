@@ -1,6 +1,6 @@
 """A log in memory that stands for a store's: what is written, what is on the disk, what is left.
 
-It takes the place of :class:`~logquarry.store.log_growth.LogFeed` and of the log's files. The disk
+It takes the place of :class:`~logquarry.store.log_feed.LogFeed` and of the log's files. The disk
 may fail a sync, which ends writing for good, or an append. A power cut leaves what was synced, and
 of the rest any beginning; recovery then cuts where frames end.
 """

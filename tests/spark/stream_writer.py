@@ -35,7 +35,7 @@ def main(root: Path, count: int, pause_ms: int) -> None:
     print(count, flush=True)
 
 
-def _put_until_told(store: lq.WritableStore) -> int:
+def _put_until_told(store: lq.StoreWriter) -> int:
     told = threading.Event()
 
     def wait() -> None:

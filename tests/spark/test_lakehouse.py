@@ -174,7 +174,7 @@ def test_a_follower_that_is_killed(kind: str, tmp_path: Path) -> None:
             os.killpg(follower.pid, signal.SIGKILL)
             follower.communicate()
     run(*words)
-    with lq.MessageStore.open(store, mode="r") as opened:
-        expected = [(m.physical_offset, m.body) for m in opened.scan()]
+    with lq.MessageStore.open(store, mode="r") as reader:
+        expected = [(m.physical_offset, m.body) for m in reader.scan()]
     assert lake.rows("physical_offset", "body") == expected
     assert lake.known_files() == lake.parquet_files()

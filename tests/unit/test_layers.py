@@ -1,8 +1,15 @@
-"""The layers import downwards only: who reads the package from the top meets nothing unknown."""
+"""The rules of the package's layers, one test for each.
+
+Layers import downwards only, so that the package can be read from the top. No modules import each
+other. Public names are imported when they are first used.
+"""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -52,31 +59,87 @@ def rank(module: str) -> int:
     return len(LAYERS)
 
 
-def imported(path: Path) -> list[str]:
-    """What a module imports of the package, at any depth."""
-    found = []
+def imported(path: Path) -> set[str]:
+    """The modules of the package that a module imports, at its head, lazily, or for types only."""
+    found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("logquarry"):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "logquarry":
             assert node.module is not None
             for alias in node.names:
-                inner = ROOT.joinpath(*node.module.split(".")[1:])
-                is_module = (inner / alias.name).is_dir() or (inner / f"{alias.name}.py").is_file()
-                found.append(f"{node.module}.{alias.name}" if is_module else node.module)
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in MODULES else node.module)
         elif isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names if alias.name.startswith("logquarry.")]
+            found |= {alias.name for alias in node.names if alias.name in MODULES}
     return found
 
 
-MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+def name_of(path: Path) -> str:
+    parts = ("logquarry", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_layer(path: Path) -> None:
-    name = ".".join(("logquarry", *path.relative_to(ROOT).with_suffix("").parts))
-    own = rank(name.removesuffix(".__init__"))
-    above = {module for module in imported(path) if rank(module) > own}
-    # The command's group of commands, and the package itself, are asked for by name only.
-    assert not above - {"logquarry"}, f"{name} imports what stands below it"
+MODULES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+BELOW_ROOT = [name for name in MODULES if name != "logquarry"]
+IMPORTS = {name: imported(path) - {name} for name, path in MODULES.items()}
+
+
+def cycles(imports: Mapping[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that import each other, directly or not."""
+    reached: dict[str, set[str]] = {}
+    for name in imports:
+        found: set[str] = set()
+        left = [name]
+        while left:
+            new = imports.get(left.pop(), set()) - found
+            found |= new
+            left += new
+        reached[name] = found
+    groups = {
+        tuple(sorted(other for other in found if name in reached[other]))
+        for name, found in reached.items()
+        if name in found
+    }
+    return sorted(map(list, groups))
+
+
+@pytest.mark.parametrize("name", BELOW_ROOT)
+def test_a_module_imports_from_its_layer_and_those_above(name: str) -> None:
+    below = {module for module in IMPORTS[name] if rank(module) > rank(name)}
+    # The package itself is imported for its version.
+    assert not below - {"logquarry"}, f"{name} imports what stands below it"
+
+
+def test_no_modules_import_each_other() -> None:
+    """Not lazily either, and not for types only: a cycle is one module in several files."""
+    # The package names the home of each public name, and imports none of them itself.
+    assert not cycles({name: IMPORTS[name] - {"logquarry"} for name in BELOW_ROOT})
+
+
+def test_cycles_are_found() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    assert not cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()})
+
+
+def test_the_package_imports_nothing_before_it_is_asked_for() -> None:
+    """``import logquarry`` is quick: each public name is imported when it is first used."""
+    code = "import sys, logquarry; print(*(m for m in sys.modules if m.startswith('logquarry.')))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == []
+
+
+def test_public_names_have_homes() -> None:
+    for name in logquarry.__all__:
+        assert getattr(logquarry, name) is not None
+    # mypy reads the same homes from the imports under TYPE_CHECKING.
+    homes = logquarry._HOMES
+    assert set(homes) == set(logquarry.__all__) - {"__version__", "errors"}
+    assert set(homes.values()) | {"logquarry.errors"} == IMPORTS["logquarry"] - {"logquarry"}
+
+
+def test_no_layer_name_is_left_over() -> None:
+    """Each name of a layer is a module or a folder."""
+    for name in RANKS:
+        assert f"logquarry.{name}" in MODULES
 
 
 def test_every_module_has_a_layer() -> None:

@@ -38,7 +38,7 @@ from logquarry.config import StoreConfig
 from logquarry.format import batch
 from logquarry.format.batch import BatchItem
 from logquarry.message import Message
-from logquarry.store.message_store import MessageStore
+from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.write.put_result import PutResult, PutStatus
 
 BORN_HOST: Final = "127.0.0.1:40000"
@@ -105,7 +105,7 @@ class Bench:
         load: the messages to put.
     """
 
-    def __init__(self, store: MessageStore, load: Load) -> None:
+    def __init__(self, store: StoreWriter, load: Load) -> None:
         self._store = store
         self._load = load
         self._body = random.Random(1).randbytes(load.body)

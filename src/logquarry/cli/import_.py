@@ -93,10 +93,10 @@ def _run(
 ) -> None:
     from logquarry.ingest.importing import check_source, import_source
     from logquarry.signals import held
-    from logquarry.store.writable_store import WritableStore
+    from logquarry.store.message_store import StoreWriter
 
     # An interrupt waits until the current piece is in, so that the count of messages is right.
-    with held() as waiting, WritableStore.start(store, config=settings) as opened:
+    with held() as waiting, StoreWriter.start(store, config=settings) as opened:
         with out.progress("checking", in_bytes=True) as progress:
             checked = check_source(opened, source, progress=progress, pause=waiting.check)
         with out.progress("importing", in_bytes=True) as progress:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from logquarry.store.half_messages import Transactions
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import Overview, TopicOverview
-    from logquarry.store.store_state import StoreState
+    from logquarry.store.state import StoreState
 
 _STATES: Final = {
     "closed": "shut down cleanly",

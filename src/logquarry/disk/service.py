@@ -1,6 +1,16 @@
-"""What keeps a store from taking messages, or anything else does (``RunningFlags``).
+"""The state that all parts of a store share, and its threads.
 
-Reads go on whatever stands here.
+- :class:`RunningFlags`: reasons why the store takes no messages now. Reads continue.
+- :class:`Health`: whether the store may still be written and read. After a failed sync, the
+  contents of the disk are unknown: the kernel marks the pages clean, and the next sync reports
+  success. So the first failure ends writing for good (reliability.md, rule 4): all waiters and
+  later writes fail, nothing is synced again, reads continue. Opening the store again reads the
+  disk's contents.
+- :class:`Flag` and :class:`Done`: one thread waits for them, another sets them. They are bare
+  locks: ``threading.Event`` is written in Python, so Ctrl-C inside it can leave its lock taken, and
+  then the other thread waits for ever.
+- :class:`Service`: a thread of the store that runs at an interval or when woken
+  (``ServiceThread``).
 """
 
 from __future__ import annotations
@@ -15,9 +25,11 @@ from enum import Enum
 
 from logquarry.errors import StoreUnavailable
 
+logger = logging.getLogger(__name__)
+
 
 class Refusal(Enum):
-    """Why a store takes no messages: what is wrong, in words."""
+    """Why a store takes no messages; the value is the text of the error."""
 
     NOT_WRITEABLE = "it was told to take no messages"
     LOGICS_QUEUE_ERROR = "a consume queue could not be written"
@@ -28,10 +40,11 @@ class Refusal(Enum):
 
 
 class RunningFlags:
-    """The refusals of one store that are in force. Any thread may set, clear and ask.
+    """The refusals of one store that are in force. Any thread may use it.
 
     Attributes:
-        refusals: those that are; replaced, never changed, so that asking takes no lock.
+        refusals: those in force. The set is replaced, never changed, so that a put needs no lock to
+            read it.
     """
 
     def __init__(self, *refusals: Refusal) -> None:
@@ -39,45 +52,34 @@ class RunningFlags:
         self._change = threading.Lock()
 
     def set(self, refusal: Refusal) -> None:
-        """From now on the store takes no messages for this reason."""
+        """Refuse messages from now on, for this reason."""
         with self._change:
             self.refusals |= {refusal}
 
     def clear(self, refusal: Refusal) -> None:
-        """This reason no longer holds."""
+        """Remove a reason to refuse messages."""
         with self._change:
             self.refusals -= {refusal}
 
     @property
     def is_writeable(self) -> bool:
-        """Whether nothing keeps the store from taking messages."""
+        """Whether the store takes messages."""
         return not self.refusals
 
     @property
     def why(self) -> str:
-        """What keeps it from that, in words."""
+        """The reasons for which it does not, as text."""
         return "; ".join(refusal.value for refusal in Refusal if refusal in self.refusals)
 
 
-# --------------------------------------------------------------------------------------------------
-# Whether a store may still be written: one answer for all of its parts.
-#
-# A sync that failed leaves nobody knowing what is on the disk: the kernel marks the pages clean and
-# the next sync says "all is well". So the first failure ends writing for good (reliability.md,
-# rule 4): all waiters and all later writes fail, nothing is synced again, reads go on. Only opening
-# the store anew, which reads what the disk really has, starts afresh.
-
-logger = logging.getLogger(__name__)
-
-
 class Health:
-    """What keeps a store from being written, if anything does.
+    """Whether a store may be written and read.
 
     Attributes:
-        reason: why nothing may be written any more, None while all is well. Writers look at this
-            before each write.
-        is_gone: whether reads are over too: the store was closed, or this is a forked child, in
-            which the maps are not there.
+        reason: why the store may no longer be written, None if it may. Writers read this before
+            each write.
+        is_gone: whether reads have ended too: the store was closed, or this is a forked child,
+            which does not have the maps.
         is_forked: whether this is a forked child, in which locks may be held for ever.
     """
 
@@ -87,14 +89,14 @@ class Health:
         self.is_forked = False
 
     def poison(self, reason: str) -> StoreUnavailable:
-        """End writing, for good; the first reason stays. Returns the error to raise."""
+        """End writing for good, and return the error to raise. The first reason stays."""
         if self.reason is None:
             self.reason = reason
             logger.error("the store takes no more writes: %s", reason)
         return self.error()
 
     def end_reads(self) -> None:
-        """End reading: the files are about to be closed, and what one finds then is no answer."""
+        """End reading: the files are about to be closed, and a read could return wrong bytes."""
         self.is_gone = True
 
     def end(self, reason: str) -> None:
@@ -108,7 +110,7 @@ class Health:
         self.end("the store belongs to the process that this one was forked from")
 
     def error(self) -> StoreUnavailable:
-        """The error that says why; only where there is a reason."""
+        """The error with the reason."""
         return StoreUnavailable(self.reason or "the store cannot be written")
 
     def require_writable(self) -> None:
@@ -122,18 +124,12 @@ class Health:
             raise StoreUnavailable(self.reason or "the store was closed")
 
 
-# --------------------------------------------------------------------------------------------------
-# Something that one thread waits for and another says, whatever a signal interrupts.
-#
-# ``threading.Event`` is written in Python: Ctrl-C in the middle of it leaves its lock taken, and
-# the other thread waits for ever. A bare lock is taken and let go in one step.
-
-
 class Flag:
-    """Set by some threads, and taken away by the one that waits for it.
+    """Set by some threads, and taken away by the thread that waits for it.
 
     Attributes:
-        is_unset: whether it is not set; for those to whom a call of :meth:`set` is too much.
+        is_unset: whether it is not set. A put calls this first, because it is cheaper than
+            :meth:`set`.
     """
 
     def __init__(self) -> None:
@@ -142,16 +138,16 @@ class Flag:
         self.is_unset: Callable[[], bool] = self._free.locked
 
     def set(self) -> None:
-        """Set it; once more changes nothing."""
+        """Set it; a second call does nothing."""
         try:
             if self._free.locked():
                 self._free.release()
         except RuntimeError:
-            # Another thread was quicker.
+            # Another thread set it first.
             pass
 
     def take(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is set, and take it away; whether it was set in time."""
+        """Wait until it is set, and take it away; returns whether it was set in time."""
         return self._free.acquire(timeout=-1 if timeout_s is None else timeout_s)
 
 
@@ -164,44 +160,41 @@ class Done:
         self._free.acquire()
 
     def set(self) -> None:
-        """Set it; only one thread may."""
+        """Set it. Only one thread may call this."""
         if not self._is_set:
             self._is_set = True
             self._free.release()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it is set; whether it is."""
+        """Wait until it is set; returns whether it is."""
         if not self._is_set and self._free.acquire(timeout=timeout_s):
-            # For the others who wait.
+            # For the other waiters.
             self._free.release()
         return self._is_set
 
 
-# --------------------------------------------------------------------------------------------------
-# A thread of the store that does something now and then (``ServiceThread``).
-#
-# :meth:`Service.run_once` is the work, and can be called without any thread. The thread is a
-# daemon: the interpreter's end waits for none of them, but stops them through the store's close
-# (:mod:`logquarry.disk.lifetime`).
-
 Clock = Callable[[], int]
-"""Milliseconds; only differences count."""
+"""Milliseconds; only differences have a meaning."""
 
 
 def monotonic_ms() -> int:
-    """The clock of intervals and timeouts, which nobody sets."""
+    """The clock of intervals and timeouts; changes of the system time do not affect it."""
     return time.monotonic_ns() // 1_000_000
 
 
 class Service(ABC):
-    """Something that runs at an interval, or when it is woken.
+    """A thread that runs at an interval, or when it is woken.
+
+    :meth:`run_once` is the work, and can be called without a thread. The thread is a daemon: the
+    interpreter ends it through the store's close (:mod:`logquarry.disk.lifetime`).
 
     Args:
         name: the thread's name.
-        health: of the store. Poisoned, the service ends; and if its work fails with anything but
-            StoreUnavailable, which is a bug, it poisons the store: nobody would do the work.
+        health: of the store. If it is poisoned, the service ends. If the work raises anything but
+            StoreUnavailable, which is a bug, the service poisons the store, because the work would
+            no longer be done.
         interval_ms: pause between two runs; None to run only when woken.
-        is_timed: whether :meth:`wakeup` is not to cut the pause short.
+        is_timed: whether the pause is kept even after :meth:`wakeup`.
     """
 
     def __init__(
@@ -217,23 +210,23 @@ class Service(ABC):
         self._thread = threading.Thread(target=self._run, name=f"logquarry-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def wakeup(self) -> None:
-        """Run soon, and not only after the interval."""
+        """Run soon, without waiting for the interval."""
         if not self.is_timed:
             self._wake.set()
 
     @property
     def flag(self) -> Flag | None:
-        """What :meth:`wakeup` sets, None where it does nothing."""
+        """The flag that :meth:`wakeup` sets; None if it does nothing."""
         return None if self.is_timed else self._wake
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """End after the run that is going on and a last one; whether it has ended in time.
+        """End after the current run and a last one; returns whether the thread ended in time.
 
-        Does nothing in a forked child, where the thread never was.
+        Does nothing in a forked child, which does not have the thread.
         """
         if self._process != os.getpid():
             return True
@@ -261,7 +254,7 @@ class Service(ABC):
         """Do the work that is due."""
 
     def run_last(self) -> None:  # noqa: B027
-        """Do what remains when the service is stopped."""
+        """Do the remaining work when the service is stopped."""
 
     def _run(self) -> None:
         try:
@@ -280,4 +273,4 @@ class Service(ABC):
             self.ended()
 
     def ended(self) -> None:  # noqa: B027
-        """Called in the thread when it ends, for whatever reason."""
+        """Called in the thread when it ends, for any reason."""

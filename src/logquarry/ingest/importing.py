@@ -18,7 +18,7 @@ from logquarry.errors import LogquarryError, MessageRejected, SourceNotReadable,
 from logquarry.ingest.json_lines import read_lines
 from logquarry.ingest.parquet import read_parquet
 from logquarry.ingest.rows import Rows, Source, as_stored
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from logquarry.units import Progress
 from logquarry.write.put_many import PutManyResult
 
@@ -86,7 +86,7 @@ def read_source(source: Source, progress: Progress | None = None) -> Iterator[Ro
 
 
 def check_source(
-    store: WritableStore,
+    store: StoreWriter,
     source: Source,
     *,
     progress: Progress | None = None,
@@ -124,7 +124,7 @@ def check_source(
 
 
 def import_source(
-    store: WritableStore,
+    store: StoreWriter,
     source: Source,
     imported: Imported,
     *,

@@ -42,7 +42,7 @@ from logquarry.store.load.ledger import (
 )
 from logquarry.store.load.loading import Loaded
 from logquarry.store.load.segment import Segment
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 
 logger = logging.getLogger(__name__)
 
@@ -114,10 +114,10 @@ def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
         return store.load_staged(appending.load, appending.segments, appending.loads)
 
 
-def _opened(appending: Appending, disk: Disk | None) -> WritableStore:
+def _opened(appending: Appending, disk: Disk | None) -> StoreWriter:
     """Open the store; wait a moment if an abandoned attempt still holds its lock."""
     return _patiently(
-        lambda: WritableStore.start(appending.store, config=appending.config, disk=disk),
+        lambda: StoreWriter.start(appending.store, config=appending.config, disk=disk),
         lambda: _is_held(appending.store),
     )
 

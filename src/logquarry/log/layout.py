@@ -154,6 +154,7 @@ class StoreLayout:
                 f"{CONSUME_QUEUE}. Give the broker's store directory (storePathRootDir)"
             )
         self.folders = frozenset(present)
+        self._listing = _Listing(self)
 
     @classmethod
     def open(
@@ -185,22 +186,26 @@ class StoreLayout:
 
     def refresh(self) -> None:
         """Drop the listings: a live writer adds files, retention deletes files."""
-        for name in ("commit_log", "queue_names", "index_files", "durable_end"):
-            self.__dict__.pop(name, None)
-        for name in ("state_table", "redo_log"):
-            self.__dict__.pop(name, None)
+        self._listing = _Listing(self)
+
+    def use_commit_log(self, files: FileSequence) -> None:
+        """Use these files as the commit log, until the next refresh."""
+        self._listing.commit_log = files
 
     def open_file(self, path: str) -> FileView:
         """Open a file below the root; see :meth:`FileSystem.open`."""
         return self.filesystem.open(path)
 
-    @cached_property
+    @property
     def commit_log(self) -> FileSequence:
         """The files of the commit log.
 
         Raises:
             UnsupportedStore: if files of the log are in other folders of the store.
         """
+        return self._listing.commit_log
+
+    def _find_commit_log(self) -> FileSequence:
         files = self._numbered(COMMIT_LOG)
         self._require_log_here(files)
         size = self.config.mapped_file_size_commit_log or _size_of(files)
@@ -252,9 +257,12 @@ class StoreLayout:
         """List the files of the commit log again."""
         return self._numbered(COMMIT_LOG)
 
-    @cached_property
+    @property
     def queue_names(self) -> tuple[tuple[str, int], ...]:
         """(topic, queue id) of each consume queue, sorted."""
+        return self._listing.queue_names
+
+    def _find_queue_names(self) -> tuple[tuple[str, int], ...]:
         names: list[tuple[str, int]] = []
         topics = self.filesystem.list(CONSUME_QUEUE)
         if any(topic.name == "CURRENT" and not topic.is_dir for topic in topics):
@@ -284,14 +292,20 @@ class StoreLayout:
         """Whether the store has the transactions of 3.x."""
         return TRANSACTION in self.folders
 
-    @cached_property
+    @property
     def state_table(self) -> FileSequence:
         """The files of the transaction state table."""
+        return self._listing.state_table
+
+    def _find_state_table(self) -> FileSequence:
         return self._of_3_x(STATE_TABLE, state_table.UNIT_SIZE, self.config.state_table_file_size)
 
-    @cached_property
+    @property
     def redo_log(self) -> FileSequence:
         """The files of the transaction redo log."""
+        return self._listing.redo_log
+
+    def _find_redo_log(self) -> FileSequence:
         return self._of_3_x(REDO_LOG, queue_entry.UNIT_SIZE, self.config.redo_log_file_size)
 
     def _of_3_x(self, folder: str, entry_size: int, stated: int | None) -> FileSequence:
@@ -299,9 +313,12 @@ class StoreLayout:
             self._numbered(folder) if self.has_state_table else (), entry_size, stated
         )
 
-    @cached_property
+    @property
     def index_files(self) -> tuple[Entry, ...]:
         """The index files by name, oldest first."""
+        return self._listing.index_files
+
+    def _find_index_files(self) -> tuple[Entry, ...]:
         found: list[Entry] = []
         for entry in self.filesystem.list(INDEX):
             if not entry.is_dir and entry.name.isascii() and entry.name.isdigit():
@@ -337,12 +354,15 @@ class StoreLayout:
         except FileNotFoundError:
             return None
 
-    @cached_property
+    @property
     def durable_end(self) -> int | None:
         """The durable offset of the log, None if it is not known.
 
         See :mod:`logquarry.format.durable_mark`.
         """
+        return self._listing.durable_end
+
+    def _find_durable_end(self) -> int | None:
         try:
             mark = durable_mark.decode(self.filesystem.read(DURABLE))
             found = self.read_checkpoint()
@@ -393,6 +413,40 @@ class StoreLayout:
         if path not in self.ignored:
             self.ignored.append(path)
             logger.warning("%s: not a store file, ignored", self.filesystem.full_path(path))
+
+
+class _Listing:
+    """What the folders of a store hold; each is listed once, when it is first needed.
+
+    :meth:`StoreLayout.refresh` replaces the whole listing.
+    """
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self._layout = layout
+
+    @cached_property
+    def commit_log(self) -> FileSequence:
+        return self._layout._find_commit_log()
+
+    @cached_property
+    def queue_names(self) -> tuple[tuple[str, int], ...]:
+        return self._layout._find_queue_names()
+
+    @cached_property
+    def state_table(self) -> FileSequence:
+        return self._layout._find_state_table()
+
+    @cached_property
+    def redo_log(self) -> FileSequence:
+        return self._layout._find_redo_log()
+
+    @cached_property
+    def index_files(self) -> tuple[Entry, ...]:
+        return self._layout._find_index_files()
+
+    @cached_property
+    def durable_end(self) -> int | None:
+        return self._layout._find_durable_end()
 
 
 def _of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None) -> FileSequence:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 from logquarry.errors import StoreError, UsageError
 from logquarry.store.message_store import MessageStore
 from logquarry.store.schedule.delivery import DELAYS_S
+from logquarry.store.state import StoreState
 from logquarry.store.stats import SIZES, StoreStats
-from logquarry.store.store_state import StoreState
 
 try:
     from prometheus_client.core import (
@@ -35,7 +35,7 @@ except ModuleNotFoundError as _error:
     ) from _error
 
 if TYPE_CHECKING:
-    from logquarry.store.writable_store import WritableStore
+    from logquarry.store.message_store import StoreWriter
 
 _NODE: Final = ("node_id",)
 _TOPIC: Final = ("node_id", "topic")
@@ -227,11 +227,11 @@ def prometheus_text(store: MessageStore, node_id: str | None = None) -> str:
     return text.decode()
 
 
-def _counts(store: MessageStore | WritableStore) -> bool:
+def _counts(store: MessageStore | StoreWriter) -> bool:
     """Return whether the store counts its operations: only one open for writing does."""
-    from logquarry.store.writable_store import WritableStore
+    from logquarry.store.message_store import StoreWriter
 
-    return isinstance(store, WritableStore)
+    return isinstance(store, StoreWriter)
 
 
 def _buckets(counts: Sequence[int], bounds: Sequence[int]) -> list[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""Reading messages in bulk from an open store: as objects and as Arrow."""
+"""Reads many messages of a store in physical order: as objects, or as Arrow batches."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def message_filter(
     since: int | None,
     until: int | None,
 ) -> MessageFilter:
-    """A filter from what users pass: names, ``a || b``, times in milliseconds.
+    """Make a filter from the arguments of ``scan``: names, ``a || b``, times in milliseconds.
 
     Raises:
-        UsageError: if one of them names nothing, or ``since`` is later than ``until``.
+        UsageError: if a name is empty, or ``since`` is later than ``until``.
     """
     return MessageFilter(
         topics=names([topics] if isinstance(topics, str) else topics, "topics"),
@@ -51,7 +51,7 @@ def runs(
     check_crc: bool = True,
     stop_offset: int | None = None,
 ) -> Iterator[Run]:
-    """The frames that may pass a filter, in physical order; those before ``stop_offset``."""
+    """The frames before ``stop_offset`` that may pass a filter, in physical order."""
     batches.check_policy(on_damage)
     layout.require_log()
     selection = Selection(wanted=wanted, stop_offset=stop_offset)
@@ -86,7 +86,7 @@ def arrow_reader(
     decompress: bool = False,
     stop_offset: int | None = None,
 ) -> pa.RecordBatchReader:
-    """Messages that pass a filter as record batches, read as they are asked for."""
+    """Messages that pass a filter, as record batches; each batch is read when you ask for it."""
     import pyarrow as pa
 
     chosen = schema.NAMES if columns is None else schema.check_names(columns)

@@ -1,13 +1,12 @@
-"""The commit log, read at single places: one message, one frame, its first and last offset.
+"""Reads single frames of the commit log, and finds the log's end.
 
-Whoever wants many messages follows :class:`logquarry.log.walk.LogReader` instead.
+To read many messages, use :class:`logquarry.log.walk.LogReader`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -27,21 +26,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
-_LONGEST_PLAIN_WALK: Final = 256
-"""Frames that are followed one by one before the kernels, which take a moment to load, do it."""
+_LONGEST_CHAIN: Final = 256
+"""Frames that are followed one by one; for more, the kernels are loaded."""
 _ZEROS_CHUNK: Final = 8 << 20
 _NO_TIME: Final = -1
 _NO_BYTES: Final = memoryview(b"")
 
 
 class CommitLog:
-    """The log of a store (``CommitLog``). Physical offsets throughout.
+    """The log of a store (``CommitLog``). All offsets are physical offsets.
 
     Args:
         layout: the store's files.
-        files: what reads them (default: an own one).
-        last_entries: gives the last unit of each queue, the furthest first
-            (:func:`logquarry.read.log_end.last_entries`). Only asked for the log's end.
+        files: reads them (default: a new :class:`OpenFiles`).
+        last_entries: gives the last entry of each queue, the one furthest in the log first
+            (:func:`logquarry.read.log_end.last_entries`). Called only to find the log's end.
     """
 
     def __init__(
@@ -54,33 +53,42 @@ class CommitLog:
         self._layout = layout
         self._reader = files or OpenFiles(layout)
         self._last_entries = last_entries
-        # Bytes at hand, most likely those that are asked for next: offset, end, bytes.
+        self._end: int | None = None
+        # The view that the last read used; the next read probably uses it too: offset, end, bytes.
         self._hot = (0, 0, _NO_BYTES)
 
     def refresh(self) -> None:
-        """Look again at the files: a live writer appends and adds some, retention deletes some."""
-        for name in ("files", "max_offset"):
-            self.__dict__.pop(name, None)
+        """Forget the log's end and release the bytes at hand. The layout is refreshed apart."""
+        self._end = None
         self._hot = (0, 0, _NO_BYTES)
 
-    @cached_property
+    @property
     def files(self) -> FileSequence:
         """The files of the log."""
         return self._layout.commit_log
 
     @property
     def min_offset(self) -> int:
-        """Where the first file starts; 0 without files."""
+        """Offset at which the first file starts; 0 without files."""
         return self.files.start
 
-    @cached_property
+    @property
     def max_offset(self) -> int:
-        """Where the log ends: the end of its last message, or of the blank behind it.
+        """Where the log ends: the end of its last message, or of the blank after it.
 
-        Found from the message that the queues know to be the last, not by reading the log: what
-        damage there is before it is not seen. Only where that message is not there is the last
-        file read, and without queues the whole log.
+        The end is found from the last message that the queues name; the log itself is not read,
+        so damage before that message is not seen. If that message is missing, the last file is
+        read, and without queues the whole log.
         """
+        if self._end is None:
+            self._end = self._find_end()
+        return self._end
+
+    def set_end(self, offset: int) -> None:
+        """Set the log's end, as a walk over the whole log found it."""
+        self._end = offset
+
+    def _find_end(self) -> int:
         if not self.files.files:
             return 0
         durable = self._layout.durable_end
@@ -111,8 +119,8 @@ class CommitLog:
     def frame_at(self, offset: int, size: int) -> memoryview | None:
         """The ``size`` bytes from an offset, None if they are not in one file (``getMessage``).
 
-        QUIRK: for offset 0 Java answers with the first file's start where file 0 is deleted. Here
-        what is deleted is not there.
+        QUIRK: if file 0 was deleted, Java answers for offset 0 with the first file's start. Here a
+        deleted file has no bytes.
         """
         start, end, data = self.window_at(offset, size)
         if size <= 0 or offset < start or offset + size > end:
@@ -120,9 +128,9 @@ class CommitLog:
         return data[offset - start : offset - start + size]
 
     def window_at(self, offset: int, size: int) -> tuple[int, int, memoryview]:
-        """The bytes at hand around ``size`` bytes from an offset: start, end, and the bytes.
+        """A view around ``size`` bytes from an offset: start, end, and the bytes.
 
-        Not all of those that were asked for need be there.
+        The view may have fewer bytes than asked for.
         """
         hot = self._hot
         if not (hot[0] <= offset and offset + size <= hot[1]):
@@ -130,14 +138,14 @@ class CommitLog:
             if file is None:
                 return 0, 0, _NO_BYTES
             position, data = self._reader.window(file.path, offset - file.base, size)
-            # Beyond its room a file holds nothing of the log.
+            # Bytes after a file's room are no part of the log.
             data = data[: max(0, self.files.file_size - position)]
             start = file.base + position
             self._hot = hot = start, start + len(data), data
         return hot
 
     def store_time_at(self, offset: int, size: int) -> int:
-        """The store timestamp of a message, -1 if it is not there (``pickupStoreTimestamp``)."""
+        """The store time of a message, -1 if there is none (``pickupStoreTimestamp``)."""
         data = self.frame_at(offset, size)
         if data is None or size < frame.FIXED_SIZE_V1:
             return _NO_TIME
@@ -148,7 +156,7 @@ class CommitLog:
         return int(frame.STORE_TIME.struct.unpack_from(data, at)[0])
 
     def outcome_at(self, offset: int, *, check_crc: bool = True) -> Outcome:
-        """What stands at an offset. No more is read than a frame there would take."""
+        """Decode the frame at an offset. Only the bytes of that frame are read."""
         file = self.files.at(offset)
         if file is None:
             return Damage(DamageKind.TRUNCATED, "there is no file for this part of the log")
@@ -188,7 +196,7 @@ class CommitLog:
         raise self._explained(offset, outcome)
 
     def corrupt(self, offset: int, damage: Damage) -> CorruptFrame:
-        """The error that tells of damage at an offset."""
+        """The error for damage at an offset."""
         return CorruptFrame(
             self._layout.log_path(offset), offset, damage.reason, kind=damage.kind.label
         )
@@ -196,8 +204,8 @@ class CommitLog:
     def _explained(self, offset: int, outcome: Blank | Damage) -> MessageNotFound | CorruptFrame:
         """Why no message starts at an offset within the log.
 
-        Told by the chain from the start of the file, so that a slip of the user's is not
-        reported as damage.
+        The chain of frames from the start of the file decides, so that a wrong offset from the user
+        is not reported as damage.
         """
         from logquarry.log.walk import BlankSpan, DamagedSpan, Run
 
@@ -221,27 +229,27 @@ class CommitLog:
 
     # --------------------------------------------------------------------------------- log's end
     def _chain_point(self, entry: QueueEntry) -> int | None:
-        """Where the message of a unit ends, None if it does not stand there whole."""
+        """Where the message of an entry ends; None if the whole message is not there."""
         outcome = self.outcome_at(entry.physical_offset)
         sound = isinstance(outcome, Frame) and outcome.size == entry.size
         return entry.physical_offset + entry.size if sound else None
 
     def _follow(self, position: int) -> int:
-        """The end of the chain from a frame's end, or some place on the way of a long one."""
-        for _ in range(_LONGEST_PLAIN_WALK):
+        """Follow the chain of frames: its end, or a place on the way if it is long."""
+        for _ in range(_LONGEST_CHAIN):
             outcome = self.outcome_at(position)
             if isinstance(outcome, Damage):
                 file = self.files.at(position)
                 if file is None or position - file.base + frame.BLANK.size <= self.files.file_size:
                     break
-                # Too few bytes are left for a blank: RocketMQ never leaves so few, others may.
+                # Too few bytes are left for a blank. RocketMQ never leaves so few; others may.
                 position = file.base + self.files.file_size
                 continue
             position += outcome.size
         return position
 
     def _only_zeros_from(self, position: int) -> bool:
-        """Whether nothing at all is written in the log from a place on: its plain end."""
+        """Whether the log has only zeros from an offset on."""
         for file in self.files.files:
             at = max(0, position - file.base)
             stop = min(file.size, self.files.file_size)

@@ -1,11 +1,10 @@
-"""One consume queue: queue offset -> physical offset, as ``ConsumeQueue`` reads it.
+"""Reads one consume queue: queue offset -> physical offset (``ConsumeQueue``).
 
-:class:`Queue` is what a queue can be asked, whatever it is read from; :class:`ConsumeQueue` reads
-the files, :class:`logquarry.read.log_queues.LogQueue` is built from the log where there
-are none.
+:class:`Queue` is the interface. :class:`ConsumeQueue` reads a queue's files;
+:class:`logquarry.read.log_queues.LogQueue` is made from the log if there are none.
 
-Guarantees: nothing raises on any bytes; a range is never larger in memory than what the files
-hold, unless the caller asks for it by its length.
+Guarantees: no bytes make a read raise; a range takes no more memory than the files, except for
+:meth:`Queue.units`, whose caller gives the length.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from logquarry.log.layout import FileSequence, StoreFile, StoreLayout
 
 UNIT_DTYPE: Final = queue_entry.LAYOUT.dtype()
 Units = npt.NDArray[np.void]
-"""Units as they stand on disk: fields physical_offset, size and tags_code, big-endian."""
+"""Entries as on the disk: fields physical_offset, size and tags_code, big-endian."""
 
 StoreTime = Callable[[int, int], int]
 """(physical offset, size) -> store timestamp of the message there, -1 if there is none."""
 
 MOST_HOLES: Final = 1 << 24
-"""Units without a file that one range may span."""
+"""Most entries without a file in one range."""
 
 _FIRST_CHUNK: Final = 512
 _LARGEST_CHUNK: Final = 1 << 16
@@ -44,8 +43,8 @@ class QueueSegment:
     """One file of a queue.
 
     Attributes:
-        start: queue offset of its first unit.
-        count: units that are written in it.
+        start: queue offset of its first entry.
+        count: entries that are written in it.
     """
 
     start: int
@@ -53,12 +52,12 @@ class QueueSegment:
 
 
 class Queue(ABC):
-    """What a consume queue can be asked. Offsets are queue offsets: they count units.
+    """A consume queue that can be read. All offsets are queue offsets: they count entries.
 
     Attributes:
         topic: its topic.
         queue_id: its number in the topic.
-        units_per_file: room of a queue file; no ``get`` reads past the end of one.
+        units_per_file: entries of a queue file; no ``get`` reads past the end of one.
     """
 
     topic: str
@@ -82,33 +81,34 @@ class Queue(ABC):
     @property
     @abstractmethod
     def last_physical_end(self) -> int | None:
-        """Where the last message ends in the log, as its unit says; None without a message."""
+        """Physical offset at which the last message ends, by its entry; None without a message."""
 
     @property
     @abstractmethod
     def last_entry(self) -> QueueEntry | None:
-        """The last unit that stands for a message."""
+        """The last entry that names a message."""
 
     @abstractmethod
     def segments(self) -> Iterator[QueueSegment]:
-        """The queue's files, first to last, empty ones too."""
+        """The queue's files, first to last, including empty ones."""
 
     @abstractmethod
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """The units in ``[start, stop)``: (offset of the first, units), file by file.
+        """The entries in ``[start, stop)``: (offset of the first, entries), file by file.
 
-        Offsets for which there is no file are passed over. Units that were never written
-        (:func:`is_written`) may be among the others.
+        Offsets without a file are skipped. Entries that were never written (:func:`is_written`) are
+        included.
         """
 
     def units(self, start: int, stop: int) -> Units:
-        """The units in ``[start, stop)``, cut at the queue's end; index 0 is ``start``.
+        """The entries in ``[start, stop)``, cut at the queue's end; index 0 is ``start``.
 
-        Where there is no file the units are zeros, and so not written. No copy within one file.
+        Entries without a file are zeros, which count as not written. A range within one file is not
+        copied.
 
         Raises:
-            UsageError: if ``start`` is negative, or the range spans more than MOST_HOLES units
-                for which there is no file (:meth:`runs` passes over them).
+            UsageError: if ``start`` is negative, or more than MOST_HOLES entries of the range have
+                no file (:meth:`runs` skips them).
         """
         if start < 0:
             raise UsageError(f"there is no queue offset {start}")
@@ -120,7 +120,7 @@ class Queue(ABC):
             return runs[0][1]
         holes = stop - start - sum(len(units) for _, units in runs)
         if holes > MOST_HOLES:
-            raise UsageError(f"{holes} of the units from {start} to {stop} have no file")
+            raise UsageError(f"{holes} of the entries from {start} to {stop} have no file")
         joined = np.zeros(stop - start, UNIT_DTYPE)
         for offset, units in runs:
             joined[offset - start : offset - start + len(units)] = units
@@ -129,7 +129,7 @@ class Queue(ABC):
     def entries(
         self, start: int | None = None, stop: int | None = None
     ) -> Iterator[tuple[int, QueueEntry]]:
-        """(offset, unit) of the written units in ``[start, stop)``; by default all from the min."""
+        """(offset, entry) of the written entries in ``[start, stop)``; by default all."""
         first = self.min_offset if start is None else max(0, start)
         end = self.max_offset if stop is None else min(stop, self.max_offset)
         for offset, units in self.runs(first, end):
@@ -141,12 +141,12 @@ class Queue(ABC):
     ) -> int:
         """The offset whose message was stored about ``timestamp`` (``getOffsetInQueueByTime``).
 
-        Java's own search, step for step: a message stored at the very time; else the nearer
-        neighbour in the file, the earlier one on a tie; 0 where there is no message at all.
+        Java's search, step for step: a message stored at that time; else the nearer neighbour in
+        the file, the earlier one on a tie; 0 if there is no message.
 
-        QUIRK: the file is chosen by its modification time in Java. A file is last written with
-        its last message, so that this message's store time stands for it here; copied files, whose
-        times have moved, answer the same.
+        QUIRK: Java chooses the file by its modification time. A file is last written with its last
+        message, so this method uses that message's store time; copied files, whose modification
+        times differ, give the same answer.
         """
         chosen = self._segment_by_time(timestamp, store_time, log_min_offset)
         if chosen is None or chosen.count == 0:
@@ -155,7 +155,7 @@ class Queue(ABC):
         low = max(0, self.min_offset - chosen.start)
         found = _bisect(units, low, timestamp, store_time, log_min_offset)
         if found is None:
-            # Where units are missing (Java knows no such queue) the others are searched.
+            # If entries are missing (Java has no such queue), the others are searched.
             there = np.flatnonzero(is_written(units))
             low = int(np.searchsorted(there, low))
             found = _bisect(units[there], low, timestamp, store_time, log_min_offset)
@@ -177,7 +177,7 @@ class Queue(ABC):
 
     def _last_time(self, segment: QueueSegment, store_time: StoreTime, log_min_offset: int) -> int:
         units = self.units(segment.start, segment.start + segment.count)
-        # Mostly the very last one is it.
+        # Usually the last entry has a message.
         for stop in range(len(units), 0, -_LARGEST_CHUNK):
             some = units[max(0, stop - _LARGEST_CHUNK) : stop]
             if stop == len(units) and (last := _time_of(some[-1], store_time, log_min_offset)) >= 0:
@@ -191,17 +191,17 @@ class Queue(ABC):
 
 
 class ConsumeQueue(Queue):
-    """A queue as its files hold it.
+    """A queue in its files.
 
-    Opening reads nothing. The last file is read once its end is asked for, others when their
-    units are.
+    Making the object reads nothing. The last file is read when the queue's end is needed, others
+    when their entries are.
 
     Args:
         layout: the store's files.
         topic: the topic, as its folder is named.
         queue_id: the queue, as its folder is named.
         log_min_offset: physical offset of the log's first byte.
-        files: what reads them (default: an own one).
+        files: reads them (default: a new :class:`OpenFiles`).
     """
 
     def __init__(
@@ -223,13 +223,13 @@ class ConsumeQueue(Queue):
         self._use(layout.queue(topic, queue_id))
 
     def _use(self, sequence: FileSequence) -> None:
-        # A name that is no multiple of a unit's size says nothing about queue offsets.
+        # A name that is no multiple of an entry's size does not determine queue offsets.
         files = tuple(file for file in sequence.files if file.base % UNIT_SIZE == 0)
         self.sequence = FileSequence(files, sequence.file_size)
         self.units_per_file = sequence.file_size // UNIT_SIZE
 
     def refresh(self) -> None:
-        """Look again at the files, and from the last known unit on."""
+        """List the files again, and find the end from the last known entry on."""
         known = self.files[self._tail[0]] if self._tail is not None and self.files else None
         count = self._tail[1] if self._tail is not None else 0
         before = set(self.files)
@@ -250,8 +250,8 @@ class ConsumeQueue(Queue):
     def min_offset(self) -> int:
         """The first offset in the first file whose message is still in the log; else 0.
 
-        QUIRK: ``correctMinOffset`` looks at the first file alone. Where it holds no such unit, or
-        none at all, the min stays 0.
+        QUIRK: ``correctMinOffset`` reads only the first file. If that has no such entry, the min
+        offset is 0.
         """
         if self._min_offset is None:
             self._min_offset = self._find_min()
@@ -272,7 +272,7 @@ class ConsumeQueue(Queue):
 
     @property
     def max_offset(self) -> int:
-        """The index behind the last written unit."""
+        """One past the last written entry."""
         if not self.files:
             return 0
         index, count = self._tail_position()
@@ -280,7 +280,7 @@ class ConsumeQueue(Queue):
 
     @property
     def last_entry(self) -> QueueEntry | None:
-        """The last written unit, unless it only pads the file."""
+        """The last written entry, unless it only pads the file."""
         if not self.files:
             return None
         index, count = self._tail_position()
@@ -291,7 +291,7 @@ class ConsumeQueue(Queue):
 
     @property
     def last_physical_end(self) -> int | None:
-        """``maxPhysicOffset``, as the last written unit says it."""
+        """``maxPhysicOffset``, by the last written entry."""
         entry = self.last_entry
         return None if entry is None else entry.physical_offset + entry.size
 
@@ -301,7 +301,7 @@ class ConsumeQueue(Queue):
             yield QueueSegment(file.base // UNIT_SIZE, self._written(index))
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """The units in a range, file by file, without a copy."""
+        """The entries in a range, file by file, without a copy."""
         if start >= stop or not self.files:
             return
         index = self.sequence.index_of(start * UNIT_SIZE)
@@ -323,9 +323,9 @@ class ConsumeQueue(Queue):
         return self._tail
 
     def _find_tail(self, known: StoreFile | None, count: int) -> tuple[int, int]:
-        """(file, units in it) of the last file that has a written unit.
+        """(file, entries in it) of the last file that has a written entry.
 
-        ``count`` units of the file ``known`` are known to be written.
+        ``count`` entries of the file ``known`` are known to be written.
         """
         for index in range(len(self.files) - 1, -1, -1):
             is_known = known is not None and self.files[index].base == known.base
@@ -333,11 +333,11 @@ class ConsumeQueue(Queue):
             written = _written_prefix(units, min(count, len(units)) if is_known else 0)
             if written:
                 return index, written
-        # ConsumeQueue.recover() begins at the third-last file, and finds nothing there.
+        # ConsumeQueue.recover() begins at the third-last file, and finds no entry there.
         return max(0, len(self.files) - 3), 0
 
     def _written(self, index: int) -> int:
-        """Written units of a file: all of them in the files before the last that has any."""
+        """Written entries of a file; each file before the last one that has any is full."""
         tail, count = self._tail_position()
         if index == tail:
             return count
@@ -347,7 +347,7 @@ class ConsumeQueue(Queue):
         return self._file_units(index)[: self._written(index)]
 
     def _file_units(self, index: int) -> Units:
-        """All the whole units of one file that lie in its own room."""
+        """All whole entries of one file within its room."""
         file = self.files[index]
         room = self.sequence.file_size
         if index + 1 < len(self.files):
@@ -357,7 +357,7 @@ class ConsumeQueue(Queue):
 
 
 def _time_of(unit: np.void, store_time: StoreTime, log_min_offset: int) -> int:
-    """When the message of a unit was stored; -1 if it is not in the log."""
+    """The store time of an entry's message; -1 if it is not in the log."""
     physical_offset, size, _ = unit.item()
     if physical_offset < log_min_offset or size <= 0:
         return -1
@@ -367,11 +367,10 @@ def _time_of(unit: np.void, store_time: StoreTime, log_min_offset: int) -> int:
 def _bisect(
     units: Units, low: int, timestamp: int, store_time: StoreTime, log_min_offset: int
 ) -> int | None:
-    """Index of the unit stored about ``timestamp``, as Java looks for it from ``low`` on.
+    """Index of the entry stored about ``timestamp``, searched from ``low`` on as in Java.
 
-    -1 where it finds no message in the log, None where it comes to a unit that was never written.
-    Where a message is missing that should be there, Java gives up at offset 0: so does this, by
-    pointing before the queue.
+    -1 if it finds no message in the log, None if it reaches an entry that was never written. If a
+    message is missing, Java returns offset 0; this function returns an index before the queue.
     """
     high = len(units) - 1
     left = right = left_time = right_time = -1
@@ -401,19 +400,19 @@ def _bisect(
 
 
 def is_written(units: Units) -> npt.NDArray[np.bool_]:
-    """Which units RocketMQ counts as present."""
+    """Which entries RocketMQ counts as present."""
     written: npt.NDArray[np.bool_] = (units["physical_offset"] >= 0) & (units["size"] > 0)
     return written
 
 
 def has_message(units: Units) -> npt.NDArray[np.bool_]:
-    """Which units stand for a message: written, and not there to pad a file."""
+    """Which entries name a message: those that are written and do not only pad a file."""
     message: npt.NDArray[np.bool_] = is_written(units) & (units["size"] != FILLER_SIZE)
     return message
 
 
 def _written_prefix(units: Units, start: int) -> int:
-    """How many units stand before the first that was not written; ``start`` of them are known."""
+    """Number of entries before the first unwritten one; ``start`` of them are known."""
     at, chunk = start, _FIRST_CHUNK
     while at < len(units):
         gaps = ~is_written(units[at : at + chunk])

@@ -1,7 +1,7 @@
-"""``DefaultMessageStore.getMessage``: up to some messages from one place of a queue.
+"""Gets messages of a queue from an offset on: the reference (``DefaultMessageStore.getMessage``).
 
-The rules are RocketMQ 4.9.3's: the caps on count and bytes, the end of the queue file that no
-answer goes beyond, and the next offset of every outcome.
+The rules are RocketMQ 4.9.3's: the caps on count and bytes, the end of the queue file as the end of
+the answer, and the next offset of every outcome.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue, Units
 
 LEAST_UNITS: Final = 16_000 // UNIT_SIZE
-"""How many units are looked at for one ``get``, or as many as messages are asked for.
+"""Entries that one ``get`` reads, or ``max_count`` if that is larger.
 
-The loop in Java counts bytes up to the first multiple of a unit that is not below 16,000.
+Java's loop counts bytes up to the first multiple of an entry that is not below 16,000.
 """
 assert LEAST_UNITS * UNIT_SIZE == 16_000
 _MOST_AT_ONCE: Final = 128
 
 
 class GetMessageStatus(Enum):
-    """``GetMessageStatus``: what became of a ``get``."""
+    """``GetMessageStatus``: the outcome of a ``get``."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
     """There are messages, and none has the tag."""
     MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
-    """The queue has units of messages that the log no longer holds."""
+    """The queue has entries of messages that the log no longer holds."""
     OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
-    """Within the queue's bounds there is no unit of that offset."""
+    """The queue has no entry at that offset, although it is within the queue's bounds."""
     OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
     """The offset lies beyond the queue's end."""
     OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
     """The offset is the queue's end: no new message."""
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
-    """Never comes: asking for an unknown queue makes an empty one in memory."""
+    """Never returned: a get of an unknown queue makes an empty one in memory."""
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
@@ -54,7 +54,7 @@ class GetResult(NamedTuple):
     """The answer to a ``get`` (``GetMessageResult``).
 
     Attributes:
-        status: what became of it.
+        status: the outcome.
         messages: the messages, in queue order; empty unless FOUND. Cannot be changed.
         next_offset: the queue offset to ask for next.
         min_offset: the queue's first offset.
@@ -75,14 +75,14 @@ class GetResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TransferLimits:
-    """How much one ``get`` gives, and from where on less (``isTheBatchFull``).
+    """The most messages and bytes of one ``get`` (``isTheBatchFull``).
 
-    The first message always goes along.
+    The first message is always part of the answer.
 
     Attributes:
-        memory_bytes: what lies further back from the log's end is taken to be on disk.
-        count: most messages; ``disk_count`` of those on disk.
-        size: most bytes; ``disk_size`` of those on disk.
+        memory_bytes: messages further back from the log's end than this count as on disk.
+        count: most messages in memory; ``disk_count`` is for messages on disk.
+        size: most bytes in memory; ``disk_size`` is for messages on disk.
     """
 
     memory_bytes: int
@@ -117,14 +117,24 @@ def get_message(
 ) -> GetResult:
     """Up to ``max_count`` messages (at least one) from a queue offset on.
 
-    ``read`` gives the message of some bytes at a physical offset, as
-    :func:`~logquarry.read.messages.read_message` does. Tags are compared by their code
-    first, as RocketMQ's store does, and then as text, as its consumers do. Messages at the places
-    of ``known_damage``, which a recovery has told of, are passed over.
+    Tags are compared by their code first, as RocketMQ's store does, and then as text, as its
+    consumers do.
+
+    Args:
+        log: the store's log.
+        queue: the queue.
+        offset: queue offset of the first message.
+        max_count: most messages.
+        tags: the tags of a subscription, None for all messages.
+        limits: most messages and bytes.
+        read: makes a message of the bytes at a physical offset, as
+            :func:`~logquarry.read.messages.read_message` does.
+        known_damage: physical offsets of damage that a recovery has noted; the messages there are
+            skipped.
 
     Raises:
-        CorruptFrame: if the message to begin with is damaged otherwise. Damage further on ends the
-            answer before it, so that the next ``get`` tells of it.
+        CorruptFrame: if the first message has damage that no recovery has noted. Damage further on
+            ends the answer before it, so that the next ``get`` raises.
     """
     low, high = queue.min_offset, queue.max_offset
 
@@ -151,14 +161,14 @@ def get_message(
 
     messages: list[StoredMessage] = []
     size = 0
-    # Offsets before the first unit are a gap that damage to the log left in a queue made from it.
+    # Offsets before the first entry are a gap: damage in the log from which the queue was made.
     done = first - offset
     status = GetMessageStatus.NO_MATCHED_MESSAGE
     removed_below: int | None = None
     in_memory_from = memory_start(log, limits)
     in_memory = min(max_count, limits.count), limits.size
     on_disk = min(max_count, limits.disk_count), limits.disk_size
-    for physical_offset, unit_size, tags_code in _plain(units, max_count):
+    for physical_offset, unit_size, tags_code in _numbers(units, max_count):
         done += 1
         if removed_below is not None and physical_offset < removed_below:
             continue
@@ -173,8 +183,8 @@ def get_message(
                 status = GetMessageStatus.NO_MATCHED_MESSAGE
             continue
         if unit_size <= 0 or physical_offset < 0 or unit_size == FILLER_SIZE:
-            # Never written, in the middle of a queue, or written in the place of a message that
-            # the log has lost: there is nothing to be removed.
+            # An entry in the middle of a queue that was never written, or that replaces a message
+            # which the log has lost.
             continue
         data = log.frame_at(physical_offset, unit_size)
         found = None if data is None else read(bytes(data), physical_offset)
@@ -182,9 +192,9 @@ def get_message(
             if not messages:
                 status = GetMessageStatus.MESSAGE_WAS_REMOVING
             if physical_offset in known_damage:
-                # It was not deleted: what stands behind it in its file is there.
+                # The message is damaged, not deleted: the rest of its file is there.
                 continue
-            # What is deleted of the log is whole files.
+            # Retention deletes whole files of the log.
             file_size = max(1, log.files.file_size)
             removed_below = physical_offset + file_size - physical_offset % file_size
             continue
@@ -209,21 +219,21 @@ def get_message(
 
 
 def _may_match(tags_code: int, codes: Collection[int]) -> bool:
-    # An address into ConsumeQueueExt says nothing by itself: the frame will. Java compares
+    # An address into ConsumeQueueExt does not determine the tag: the frame does. Java compares
     # intValue(), and delivery times of the schedule topic take more than 32 bits.
     return tags_code < java.INT_MIN or java.to_int(tags_code) in codes
 
 
 def memory_start(log: CommitLog, limits: TransferLimits) -> int:
     """Offsets below this one count as on disk (``checkInDiskByCommitOffset``)."""
-    # The log's end is only looked for where it can make a difference.
+    # The log's end is expensive to find, and only a large log needs it.
     if log.files.end - log.min_offset <= limits.memory_bytes:
         return java.LONG_MIN
     return log.max_offset - limits.memory_bytes
 
 
-def _plain(units: Units, count: int) -> Iterator[tuple[int, int, int]]:
-    """The units as plain numbers, a few at a time: mostly the first ``count`` are all it takes."""
+def _numbers(units: Units, count: int) -> Iterator[tuple[int, int, int]]:
+    """The entries as tuples of numbers, a few at a time: usually the first ``count`` suffice."""
     step = max(1, min(count + 1, _MOST_AT_ONCE))
     for at in range(0, len(units), step):
         yield from units[at : at + step].tolist()

@@ -1,9 +1,12 @@
-"""Slots and entries of an index file whose configuration nobody states.
+"""Reads the index of keys: topic and key -> physical offsets (``IndexService``).
 
-The size of a file, ``40 + 4 x slots + 20 x entries``, leaves one number open. Its contents give
-that one away: the last byte that is not zero belongs to the last entry, of which the header says
-the number, and every entry must lie in the chain of its slot, a place that depends on the number
-of slots.
+A query follows each chain at most once and only backwards, so that no damage makes it loop. A short
+file lacks the entries after its end. No bytes make a read raise.
+
+If the settings lack the shape of the index (slots and entries), :func:`infer_shape` finds it. The
+size of a file, ``40 + 4 x slots + 20 x entries``, leaves one number open. The contents determine
+it: the last nonzero byte belongs to the last entry, whose number is in the header, and every entry
+must be in the chain of its slot, whose place depends on the number of slots.
 """
 
 from __future__ import annotations
@@ -27,8 +30,10 @@ from logquarry.format.index import (
     IndexHeader,
     IndexShape,
 )
-from logquarry.log.filesystem import FileView
+from logquarry.log.filesystem import Entry, FileView
 from logquarry.log.layout import INDEX, StoreLayout
+
+logger = logging.getLogger(__name__)
 
 _WORD: Final = 4
 _ENTRY_WORDS: Final = ENTRY.size // _WORD
@@ -38,7 +43,7 @@ _MOST_CHECKED: Final = 4_096
 _MOST_GUESSES: Final = 20_000
 _LARGEST_SEARCHED: Final = 512 << 20
 _ENOUGH: Final = 0.9
-"""Share of the entries that have to fit where none of the numbers fits all."""
+"""Share of the entries that must fit, if no number of slots fits all of them."""
 
 _ENTRY_DTYPE: Final = ENTRY.dtype()
 _SLOT_DTYPE: Final = np.dtype(">i4")
@@ -47,10 +52,10 @@ Words = npt.NDArray[np.int32]
 
 
 def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
-    """The shape of an index file by what it holds, None if that does not tell.
+    """Find the shape of an index file from its contents; None if they do not determine it.
 
-    A file of RocketMQ's default size is taken to have its default shape. An index without
-    entries cannot tell, and need not.
+    A file of RocketMQ's default size has its default shape. An index without entries has no
+    determined shape, and needs none.
     """
     if view.size == DEFAULT_SHAPE.file_size:
         return DEFAULT_SHAPE
@@ -58,7 +63,7 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
     if header.entry_count <= 1 or room < SLOT.size + ENTRY.size or view.size > _LARGEST_SEARCHED:
         return None
     data = view.window(0, view.size)
-    # A damaged file still tells: the wrong number of slots fits next to none of its entries.
+    # Works for a damaged file too: a wrong number of slots fits almost none of its entries.
     for share in (1.0, _ENOUGH):
         for slots in _guesses(data, header):
             if _share_that_fits(data, header, slots) >= share:
@@ -68,16 +73,16 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
 
 
 def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
-    """Numbers of slots to try, the likeliest first. Each fits the file's size."""
+    """Numbers of slots to try, the most probable first. Each fits the file's size."""
     words = (len(data) - HEADER.size) // _WORD
     last = header.entry_count - 1
     most = words - _ENTRY_WORDS * header.entry_count
     least = max(1, min(header.slots_used, most))
-    # A file is slots and whole entries: the number of slots is known but for multiples of five.
+    # A file is slots and whole entries: that fixes the number of slots modulo five.
     remainder = words % _ENTRY_WORDS
 
     def from_last_word(word: int) -> int:
-        """Slots, if the word at that index is in the last entry: there is but one such number."""
+        """The only number of slots for which that word is in the last entry."""
         before = word - last * _ENTRY_WORDS
         return before - (before - remainder) % _ENTRY_WORDS
 
@@ -85,7 +90,7 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
         word = _last_nonzero_word(data)
         if word is not None:
             yield from_last_word(word)
-        # Entries of a writer's last moments may stand behind those that the header counts.
+        # A writer may have added entries that the header does not count yet.
         yield from map(from_last_word, _words_with(data, header.end_offset))
 
     yield from (slots for slots in guesses() if least <= slots <= most)
@@ -95,11 +100,11 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
 
 
 def _last_nonzero_word(data: memoryview) -> int | None:
-    """Index of the last word behind the header that is not zero."""
+    """Index of the last nonzero word after the header."""
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
     while stop > HEADER.size:
         start = max(HEADER.size, stop - _CHUNK)
-        # A live index changes while it is looked at, which numpy allows in its own copy alone.
+        # A live index changes during the read; numpy's flatnonzero needs a copy that does not.
         found = np.flatnonzero(np.frombuffer(data[start:stop], np.int32) != 0)
         if len(found):
             return (start - HEADER.size) // _WORD + int(found[-1])
@@ -108,7 +113,7 @@ def _last_nonzero_word(data: memoryview) -> int | None:
 
 
 def _words_with(data: memoryview, offset: int) -> Iterator[int]:
-    """Words at which a physical offset may stand, as it does in an entry."""
+    """Words at which a physical offset may stand as part of an entry."""
     if offset == 0:
         return
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
@@ -118,7 +123,7 @@ def _words_with(data: memoryview, offset: int) -> Iterator[int]:
 
 
 def _share_that_fits(data: memoryview, header: IndexHeader, slots: int) -> float:
-    """How many of the entries, read with that many slots, are what an index holds: 0 to 1."""
+    """Share of the entries that are valid with that number of slots, from 0 to 1."""
     count = header.entry_count - 1
     start = HEADER.size + slots * SLOT.size
     entries = np.frombuffer(data, _ENTRY_DTYPE, count + 1, start)
@@ -142,8 +147,8 @@ def _share_chained(
     numbers: npt.NDArray[np.int64],
     header: IndexHeader,
 ) -> float:
-    """The share of some entries that lead to an earlier one of the same slot, and have a newer
-    one or themselves in their slot.
+    """Share of some entries that are chained: their slot has them or a newer entry, and they point
+    to an earlier entry of the same slot.
     """
     some = entries[numbers]
     offsets, previous = some["physical_offset"], some["previous"].astype(np.int64)
@@ -156,22 +161,13 @@ def _share_chained(
     return float(sound.mean())
 
 
-# --------------------------------------------------------------------------------------------------
-# The index of keys: topic and key -> physical offsets, as ``IndexService`` reads it.
-#
-# Guarantees: a query follows each chain at most once and only backwards, so that no damage makes it
-# loop; entries that lie beyond a short file are not there. Nothing raises on any bytes.
-
-logger = logging.getLogger(__name__)
-
-
 class IndexFile:
     """One index file (``IndexFile``).
 
     Args:
         path: below the store's root.
         layout: the store's files.
-        files: what reads them.
+        files: reads them.
     """
 
     def __init__(self, path: str, layout: StoreLayout, files: OpenFiles) -> None:
@@ -188,7 +184,7 @@ class IndexFile:
 
     @cached_property
     def shape(self) -> IndexShape | None:
-        """Slots and entries: as stated, else as the contents tell; None where they do not."""
+        """Slots and entries, from the settings, else from the contents; None if unknown."""
         stated = self._layout.config.index_shape
         if stated is not None:
             return stated
@@ -197,16 +193,16 @@ class IndexFile:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no key is in it."""
+        """Whether it has no key."""
         return self.header.entry_count <= 1
 
     @property
     def is_usable(self) -> bool:
-        """Whether its keys can be looked up."""
+        """Whether keys can be found in it."""
         return self.is_empty or self.shape is not None
 
     def is_time_matched(self, begin: int, end: int) -> bool:
-        """Whether it may hold keys of messages stored from ``begin`` to ``end``."""
+        """Whether it may have keys of messages stored from ``begin`` to ``end``."""
         header = self.header
         first, last = header.begin_timestamp, header.end_timestamp
         if begin < first and end > last:
@@ -218,8 +214,8 @@ class IndexFile:
     ) -> None:
         """Add the offsets of a key, newest first, until there are ``max_count``.
 
-        Hashes are compared, not keys. Times count in whole seconds from the file's first one, as
-        the entries have them.
+        Hashes are compared, not keys. Times are in whole seconds after the file's first time, as in
+        the entries.
         """
         first = self.header.begin_timestamp
         hashes = _hashes(topic, key)
@@ -233,9 +229,9 @@ class IndexFile:
                 return
 
     def all_offsets(self, topic: str, key: str) -> list[int] | None:
-        """All the offsets that the file has for a key, newest first; hashes are compared.
+        """All offsets that the file has for a key, newest first; hashes are compared.
 
-        None if the chain is not sound to its end, so that some may be missing.
+        None if the chain is broken, so that offsets may be missing.
         """
         hashes = _hashes(topic, key)
         header, shape = self.header, self.shape
@@ -263,7 +259,7 @@ class IndexFile:
     def _chain(self, key_hash: int) -> Iterator[IndexEntry]:
         """The entries of the slot of a hash, newest first."""
         header = self.header
-        # What a file's contents tell is kept: an empty one must not be asked for its shape.
+        # The shape is cached: it must not be inferred while the file is empty.
         shape = self.shape if header.entry_count > 1 else None
         if shape is None:
             return
@@ -275,8 +271,8 @@ class IndexFile:
             if entry is None or entry.seconds < 0:
                 return
             yield entry
-            # QUIRK: Java goes wherever an entry points but to itself; a torn chain that leads
-            # forwards keeps it for ever (apache/rocketmq#8018).
+            # QUIRK: Java follows each pointer except one to the entry itself; a torn chain that
+            # points forwards makes it loop for ever (apache/rocketmq#8018).
             if entry.previous >= number:
                 return
             number = entry.previous
@@ -291,8 +287,8 @@ class IndexFile:
 
 
 def _hashes(topic: str, key: str) -> tuple[int, int]:
-    """What an entry of a key may carry; the first one leads to its slot."""
-    # 3.x stored the hash raw. It had the same slot, and 4.9.3 never has a negative one.
+    """The hashes that an entry of a key may have; the first one determines its slot."""
+    # 3.x stored the hash raw, in the same slot. In 4.9.3 a hash is never negative.
     return index.key_hash(topic, key), java.hash_code(index.key_text(topic, key))
 
 
@@ -301,32 +297,33 @@ class Index:
 
     Args:
         layout: the store's files.
-        files: what reads them (default: an own one).
+        files: reads them (default: a new :class:`OpenFiles`).
     """
 
     def __init__(self, layout: StoreLayout, *, files: OpenFiles | None = None) -> None:
         self._layout = layout
         self._reader = files or OpenFiles(layout)
+        self._listed: tuple[Entry, ...] | None = None
+        self._files: Sequence[IndexFile] = ()
 
-    @cached_property
+    @property
     def files(self) -> Sequence[IndexFile]:
-        """The index files, oldest first."""
-        return [
-            IndexFile(f"{INDEX}/{entry.name}", self._layout, self._reader)
-            for entry in self._layout.index_files
-        ]
-
-    def refresh(self) -> None:
-        """Look again at which files there are."""
-        self.__dict__.pop("files", None)
+        """The index files, oldest first, as the layout lists them now."""
+        listed = self._layout.index_files
+        if listed is not self._listed:
+            self._files = [
+                IndexFile(f"{INDEX}/{entry.name}", self._layout, self._reader) for entry in listed
+            ]
+            self._listed = listed
+        return self._files
 
     @property
     def is_usable(self) -> bool:
-        """Whether there is an index, and all of it can be read."""
+        """Whether there is an index, and all its files can be read."""
         unusable = [file.path for file in self.files if not file.is_usable]
         for path in unusable:
             logger.warning(
-                "%s: maxHashSlotNum and maxIndexNum cannot be told from what it holds",
+                "%s: maxHashSlotNum and maxIndexNum cannot be inferred from its contents",
                 self._layout.filesystem.full_path(path),
             )
         return bool(self.files) and not unusable
@@ -336,16 +333,16 @@ class Index:
     ) -> list[int]:
         """Physical offsets that the index has for a key, newest first (``queryOffset``).
 
-        Hash collisions are among them. ``begin`` and ``end`` are store times in milliseconds,
-        both inclusive; at most ``maxMsgsNumBatch`` offsets come.
+        They include hash collisions. ``begin`` and ``end`` are store times in milliseconds, both
+        inclusive; the answer has at most ``maxMsgsNumBatch`` offsets.
         """
         max_count = min(max_count, self._layout.config.max_msgs_num_batch)
         found: list[int] = []
         for file in reversed(self.files):
             if file.is_time_matched(begin, end):
                 file.select_offsets(found, topic, key, max_count, begin, end)
-            # QUIRK: a file without keys begins at 0, and hides the older ones from any query that
-            # has a begin.
+            # QUIRK: a file without keys begins at 0, and hides older files from a query with a
+            # begin.
             if file.header.begin_timestamp < begin or len(found) >= max_count:
                 break
         return found

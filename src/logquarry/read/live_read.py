@@ -1,7 +1,7 @@
-"""Log and queues of a store that this process writes, read while they are written.
+"""The log and the queues of a store that this process writes, read from the writer's files.
 
-The read side's own questions, asked of the writer's files: what a position says is written can be
-read, without a look at the disk. Any number of threads may read; none of them waits for a writer.
+The writer's positions say what is written, so a read does not list folders. Any number of threads
+may read; a reader never waits for the writer.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _NO_BYTES: Final = memoryview(b"")
 
 
 class LiveLog(CommitLog):
-    """The log as its writer has it.
+    """The commit log, read from the writer's files.
 
     Args:
         files: the log's files.
-        layout: gives the store's files as they are now.
+        layout: lists the store's files.
     """
 
     def __init__(self, files: MappedFileQueue, layout: Callable[[], StoreLayout]) -> None:
@@ -41,7 +41,7 @@ class LiveLog(CommitLog):
         self._sequence: tuple[tuple[int, ...], FileSequence] = ((), FileSequence((), 1))
 
     def refresh(self) -> None:
-        """Nothing is remembered that could have changed."""
+        """Does nothing: the files and the end are read from the writer each time."""
 
     @property
     def files(self) -> FileSequence:
@@ -56,11 +56,11 @@ class LiveLog(CommitLog):
 
     @property
     def max_offset(self) -> int:
-        """Where what can be read ends."""
+        """Physical offset at which the readable bytes end."""
         return self._queue.max_offset
 
     def close(self) -> None:
-        """Hold on to no file any more."""
+        """Release the view of a file."""
         self._hot = (0, 0, _NO_BYTES)
 
     def _log_reader(self, bound: int | None) -> LogReader:
@@ -70,7 +70,7 @@ class LiveLog(CommitLog):
 
 
 class _LogBytes(OpenFiles):
-    """The log's files by their paths, as far as they are written."""
+    """The written bytes of the log's files, by path."""
 
     def __init__(self, files: MappedFileQueue, layout: StoreLayout) -> None:
         super().__init__(layout)
@@ -91,7 +91,7 @@ def _name(base: int) -> str:
 
 
 class LiveQueue(Queue):
-    """A queue as its writer has it.
+    """A consume queue, read from the writer's files.
 
     Args:
         topic: its topic.
@@ -108,19 +108,19 @@ class LiveQueue(Queue):
         self.units_per_file = files.file_size // UNIT_SIZE
         self._files = files
         self._log = log
-        # For which first file and start of the log the min is known.
+        # The min offset, with the first file and the start of the log for which it holds.
         self._min: tuple[tuple[int, int], int] | None = None
-        # The same by the lists of files, which are others once one of them has gone.
+        # The same with the lists of files, which are replaced when a file is deleted.
         self._low: tuple[object, object, int] = None, None, 0
 
     def bounds(self) -> tuple[int, int]:
-        """See :meth:`Queue.bounds`; each get asks for them."""
+        """See :meth:`Queue.bounds`. Each get calls this."""
         files = self._files
         of_files, of_log, low = self._low
         if of_files is not files.bases or of_log is not self._log.bases:
             low = self._find_low()
         last = files.last
-        # What is written of a queue can be read: no pool is in front of it.
+        # All written entries can be read: queues have no pool.
         return low, 0 if last is None else (last.base + last.wrote) // UNIT_SIZE
 
     def _find_low(self) -> int:
@@ -151,12 +151,12 @@ class LiveQueue(Queue):
 
     @property
     def max_offset(self) -> int:
-        """One past the last unit."""
+        """One past the last entry."""
         return self._files.max_offset // UNIT_SIZE
 
     @property
     def last_entry(self) -> QueueEntry | None:
-        """The last unit, unless it only pads the file."""
+        """The last entry, unless it only pads the file."""
         end = self._files.max_offset
         data = self._files.select(end - UNIT_SIZE, UNIT_SIZE) if end else None
         if data is None:
@@ -166,7 +166,7 @@ class LiveQueue(Queue):
 
     @property
     def last_physical_end(self) -> int | None:
-        """Where the last message ends in the log."""
+        """Physical offset at which the last message ends."""
         entry = self.last_entry
         return None if entry is None else entry.physical_offset + entry.size
 
@@ -176,7 +176,7 @@ class LiveQueue(Queue):
             yield QueueSegment(base // UNIT_SIZE, len(self._units_of(base)))
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """The units in a range, file by file, without a copy."""
+        """The entries in a range, file by file, without a copy."""
         for base in self._files.bases:
             first = base // UNIT_SIZE
             if first >= stop:

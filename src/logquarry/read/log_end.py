@@ -1,6 +1,29 @@
-"""The damage of a log: what a walk finds, and what a recovery has noted and left there.
+"""Finds where the log of a store ends, and which of its damage a recovery has noted.
 
-Readers of queues pass over what was noted.
+A store that this library wrote has a durable offset (:mod:`logquarry.format.durable_mark`). The log
+reaches at least up to it, also after a crash, and a break before it is damage.
+
+A store without a durable offset that was closed in order (no ``abort``) has dispatched every
+message, so the log reaches at least to the end of the last message in any queue. Bytes after that
+are stale frames of an earlier recovery, unless they continue in an unbroken chain (`formats.md`,
+Stale frames).
+
+QUIRK: the queues may be stale too. When RocketMQ's recovery finds a bad frame, it deletes all later
+files of the log, but cuts the file with the bad frame, and the queues, in memory only: sound frames
+and sound entries stay after the cut. So a break of the chain in the *last* file of a closed store
+is the log's end (:func:`sound_bound`). A break in an earlier file is damage, because the recovery
+would have deleted the later files.
+
+:class:`LogFrontier` follows the log for readers that poll for new messages and must never read
+bytes that turn out to be no message:
+
+- with a durable offset: up to that offset;
+- if a process has the store open, or may have: up to the last whole frame of the chain. An
+  incomplete frame is read again at the next call;
+- if the store was not closed in order and no process has it open: up to the last frame;
+- if it was closed in order: as far as the queues name messages, and on while the chain is unbroken.
+
+A call costs a listing of the log's folder and the bytes written since the last call.
 """
 
 from __future__ import annotations
@@ -17,7 +40,6 @@ from logquarry.format import frame
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import DAMAGE, StoreFile, StoreLayout
-from logquarry.log.splits import log_extent
 from logquarry.log.walk import BlankSpan, LogReader, Run
 from logquarry.read.consume_queue import ConsumeQueue, Queue
 
@@ -25,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class Span(Protocol):
-    """A stretch of the log, by its first byte and how many there are."""
+    """A stretch of the log."""
 
     @property
     def offset(self) -> int:
@@ -37,17 +59,17 @@ class Span(Protocol):
 
 
 class Noted(NamedTuple):
-    """A stretch of the log that a recovery has noted."""
+    """A stretch of damage that a recovery has noted."""
 
     offset: int
     length: int
 
 
 class DamageMap:
-    """Which places of a log are damaged.
+    """The damaged places of a log; ``offset in map`` tests one.
 
     Args:
-        spans: the damage, in order. A list that a walk adds to is followed.
+        spans: the damage, in order. The list may grow later.
     """
 
     def __init__(self, spans: Sequence[Span] = ()) -> None:
@@ -67,7 +89,7 @@ class DamageMap:
 
 
 def known_damage(layout: StoreLayout) -> DamageMap:
-    """What the last recovery of a store noted; none where it was none of ours."""
+    """The damage that the last recovery of this library noted in a store."""
     try:
         document = json.loads(layout.filesystem.read(DAMAGE))
         spans = [Noted(int(span["offset"]), int(span["length"])) for span in document["damage"]]
@@ -76,32 +98,12 @@ def known_damage(layout: StoreLayout) -> DamageMap:
     except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         logger.warning("%s: %s: %s", layout.root, DAMAGE, error)
         return DamageMap()
-    # Another program that opened the store since may have cut the log, and gone on otherwise.
+    # Without a durable offset, another program has written the store since, and may have cut it.
     return DamageMap(sorted(spans) if layout.durable_end is not None else ())
 
 
-# --------------------------------------------------------------------------------------------------
-# How far the log is known to reach: what the consume queues of a store say about it.
-#
-# A store that was closed in order (no ``abort``) has dispatched every message, so that its log
-# reaches at least to the end of the last message that any queue holds. What lies beyond, unless it
-# goes on from there in an unbroken chain, is left over from an earlier recovery and no message
-# (`formats.md`, Stale frames).
-#
-# QUIRK: the queues may be left over as well. Where RocketMQ's recovery meets a bad frame it deletes
-# all later files of the log, and cuts the file with the bad frame, and the queues, in memory only:
-# what it cut off still stands in them, sound frames and sound units, and nothing tells it from what
-# was never cut. So a break of the chain in the *last* file of a closed store is the log's end, for
-# that is where RocketMQ would leave one; :func:`sound_bound` knows. A break in an earlier file is
-# damage within the log: recovery would have left no later file.
-#
-# A store that this library wrote says itself how far its log is on the disk
-# (:mod:`logquarry.format.durable_mark`): then that counts, also after a crash, and a break before
-# it is damage wherever it is.
-
-
 def consume_queues(layout: StoreLayout, files: OpenFiles | None = None) -> list[ConsumeQueue]:
-    """All the queues that a store has files of."""
+    """All queues that have files."""
     files = files or OpenFiles(layout)
     start = layout.commit_log.start
     return [
@@ -111,10 +113,10 @@ def consume_queues(layout: StoreLayout, files: OpenFiles | None = None) -> list[
 
 
 def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntry]:
-    """The last unit of each queue, the one that reaches furthest in the log first.
+    """The last entry of each queue, the one that reaches furthest in the log first.
 
-    Units that cannot be meant are left out: they end more than a file behind the last file of the
-    log. Reads at most the last file of each queue that has a unit.
+    Entries that end more than a file after the log's last file are invalid, and are left out. This
+    reads at most the last file of each queue.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -124,16 +126,15 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntr
 
 
 def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int | None:
-    """The durable mark, or the end of the last message that a queue of a closed store has.
+    """The durable offset, or the end of the last message in the queues of a closed store.
 
-    None if nothing says so: without a mark nothing does where the store has an ``abort`` file (it
-    is open, or was not closed in order), and where no queue has a unit. While somebody writes it
-    nothing does. Cheap: no byte of the log is read, and so damage at its end is not seen; a walk
-    over the log needs :func:`sound_bound`.
+    None if a process writes the store; and, without a durable offset, if the store has an ``abort``
+    file or no queue has an entry. This reads no byte of the log, so it does not see damage at the
+    log's end; a walk over the log needs :func:`sound_bound`.
 
     Args:
         layout: the store's files.
-        queues: its queues (default: all of which there are files).
+        queues: its queues (default: all that have files).
     """
     if layout.has_abort and layout.is_live():
         return None
@@ -147,21 +148,21 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
 
 
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
-    """A bound as :class:`~logquarry.log.walk.LogReader` needs it, cut at the last file's break.
+    """Cut a bound at the first break in the log's last file, for a walk over the log.
 
-    Reads what the last file of the log holds below the bound, and its CRCs; nothing where that
-    was all on the disk, says the durable mark.
+    This reads the last file up to the bound, and checks CRCs; it reads nothing if the durable
+    offset covers the bound.
 
     Args:
         layout: the store's files.
-        bound: what :func:`log_bound` says.
+        bound: the result of :func:`log_bound`.
     """
     durable = layout.durable_end
     if bound is not None and durable is not None and bound <= durable:
         return bound
     start = last_file_start(layout)
     if start is None:
-        # Every file begins with zeros: the first break of all is the end.
+        # Every file begins with zeros: the first break is the end.
         start = layout.commit_log.start
     if bound is None or bound <= start:
         return bound
@@ -177,9 +178,9 @@ def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
 
 
 def last_file_start(layout: StoreLayout) -> int | None:
-    """Where the last file of the log that holds anything starts; None without one.
+    """Where the last file with a frame starts; None if no file has one.
 
-    A file that begins with zeros was only made in advance.
+    A file that begins with zeros was made ahead of time.
     """
     for file in reversed(layout.commit_log.files):
         try:
@@ -192,13 +193,13 @@ def last_file_start(layout: StoreLayout) -> int | None:
 
 
 def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
-    """The store time of the last message of a log without damage, in milliseconds; 0 without one.
+    """The store time of a log's last message, in milliseconds; 0 without a message.
 
-    Reads the last file that holds a message, and no bodies.
+    The log must have no damage. This reads the last file that has a message, without bodies.
 
     Args:
         layout: the store's files.
-        stop: where the log ends.
+        stop: physical offset at which the log ends.
     """
     from logquarry.log import columns
 
@@ -215,23 +216,9 @@ def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
     return 0
 
 
-# --------------------------------------------------------------------------------------------------
-# Up to where the log of a store can be followed without a doubt, asked again and again.
-#
-# For readers who come back for more, and must never have read what turns out to be no message:
-#
-# - A store of ours: up to its durable mark, whatever stands behind that.
-# - A store that is being written, or may be: up to the end of the last whole frame of the chain. A
-#   frame that is not whole yet is looked at again the next time.
-# - A store that was not closed in order and that nobody writes: up to the end of its last frame.
-# - A store that was closed in order: as far as its queues say, and its chain goes on from there.
-#
-# An answer costs what was written since the one before, and a listing of the log's folder.
-
-
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """What a closed store's files looked like, and where its log ended then."""
+    """The listing of a closed store, and where its log ended then."""
 
     files: tuple[StoreFile, ...]
     checkpoint: object
@@ -239,11 +226,11 @@ class _Closed:
 
 
 class LogFrontier:
-    """Follows one log; :meth:`end_of` answers anew each time.
+    """Finds the end of one log, again at each call of :meth:`end_of`.
 
     Args:
-        skips_damage: whether reading goes on behind damage. The end of a closed log is then the
-            first break in its last file, for that is where RocketMQ would cut it.
+        skips_damage: whether reading continues after damage. The end of a closed log is then the
+            first break in its last file, where RocketMQ would cut it.
     """
 
     def __init__(self, *, skips_damage: bool = False) -> None:
@@ -253,11 +240,11 @@ class LogFrontier:
         self._searched: int | None = None
 
     def end_of(self, layout: StoreLayout, known: int | None = None) -> int:
-        """Where the log ends, at the end of a frame, of a blank or of damage.
+        """Physical offset at which the log ends: the end of a frame, of a blank or of damage.
 
         Args:
-            layout: the store's files as they are now.
-            known: an offset up to which the log was followed before, by anyone.
+            layout: a new listing of the store's files.
+            known: an offset up to which the log was followed before, also by another object.
         """
         log = layout.commit_log
         if not log.files:
@@ -274,7 +261,7 @@ class LogFrontier:
         return self._end
 
     def _end_of_closed(self, layout: StoreLayout) -> int | None:
-        """None where no queue says anything."""
+        """The end of a closed log; None if no queue has an entry."""
         files = layout.commit_log.files
         try:
             checkpoint: object = layout.read_checkpoint()
@@ -284,13 +271,16 @@ class LogFrontier:
         if (
             seen is not None
             and (seen.files, seen.checkpoint) == (files, checkpoint)
-            # Files of a backup may change in place.
+            # The files of a backup may change in place.
             and _follow(LogReader(layout), seen.end) == seen.end
         ):
             return seen.end
         entries = last_entries(layout, consume_queues(layout))
         if not entries:
             return None
+        # It imports pyarrow, which a reader of a few messages does without.
+        from logquarry.log.splits import log_extent
+
         bound = entries[0].physical_offset + entries[0].size
         end: int | None = log_extent(layout, bound, bound).stop
         if self._skips_damage:
@@ -302,15 +292,15 @@ class LogFrontier:
     def _chain_end(self, layout: StoreLayout, known: int, *, is_live: bool) -> int:
         log = layout.commit_log
         reader = LogReader(layout, live=True)
-        # What comes before the last file with a frame is there, or is damage: whoever reads it will
-        # see. So a start far behind is not walked up from.
+        # The bytes before the last file with a frame are frames or damage, as their reader will
+        # find. So a walk from a known offset far back is not necessary.
         start = last_file_start(layout)
         start = log.start if start is None else start
         at = known if start <= known < log.end else start
         while (end := _follow(reader, at)) == start and known < start and start > log.start:
             start = max(file.base for file in log.files if file.base < start)
             at = max(start, known)
-        # Other machines' locks are not seen from here.
+        # The locks of other machines cannot be read.
         if is_live or not isinstance(layout.filesystem, LocalFileSystem):
             if end == self._end and end != self._searched:
                 self._searched = end
@@ -322,16 +312,16 @@ class LogFrontier:
         return end
 
     def _warn(self, reader: LogReader, end: int) -> None:
-        """Tell of sound frames behind the end of a chain that stands still.
+        """Warn of sound frames after the end of a chain that does not grow.
 
-        They may be what RocketMQ's own recovery cut off, in memory only; to tell it from damage
-        takes a file that was begun behind this one, and then it is read as damage.
+        RocketMQ's recovery may have cut them off, in memory only. Once the writer begins a later
+        file, the break is damage, and the frames are read.
         """
         found = reader.find(end + 1, reader.files.end)
         if found is not None:
             logger.warning(
-                "%s: at offset %d: no frame, and sound ones from %d on: waiting for what the "
-                "store's writer makes of it",
+                "%s: at offset %d: no frame, and sound frames from %d on: waiting until the "
+                "store's writer begins another file",
                 reader.layout.log_path(end),
                 end,
                 found,

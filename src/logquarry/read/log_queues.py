@@ -1,4 +1,12 @@
-"""What units of a queue come to: messages that are still in the log, and their bytes."""
+"""Consume queues made from the log in memory, and counts of the messages that queues hold.
+
+A frame names its queue and its queue offset, so one walk over the log gives every queue, as
+RocketMQ's dispatcher would fill it (``ConsumeQueue.putMessagePositionInfoWrapper``).
+
+:class:`RetainedCounter` counts messages and bytes per queue. A put and a dispatch count nothing; a
+call of the counter reads the entries that are new since the last call, 20 bytes a message. After
+the log's start has moved, it also reads the queue files that lost messages.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +29,17 @@ from logquarry.message import StoredMessage
 from logquarry.read.consume_queue import UNIT_DTYPE, Queue, QueueSegment, Units, has_message
 
 _CHUNK: Final = 1 << 20
-"""Units that are summed at once."""
+"""Entries that are summed at once."""
 
 
 class UnitCount(NamedTuple):
-    """Some units, counted.
+    """The sums of some entries.
 
     Attributes:
-        messages: how many name a message in the log.
-        bytes: what these take.
-        largest: bytes of the largest of them.
-        end: where the last of them ends in the log.
+        messages: entries that name a message in the log.
+        bytes: bytes of these messages.
+        largest: bytes of the largest message.
+        end: physical offset at which the last message ends.
     """
 
     messages: int = 0
@@ -40,7 +48,7 @@ class UnitCount(NamedTuple):
     end: int = 0
 
     def plus(self, other: UnitCount) -> UnitCount:
-        """Both together."""
+        """The sums of both."""
         return UnitCount(
             self.messages + other.messages,
             self.bytes + other.bytes,
@@ -50,11 +58,11 @@ class UnitCount(NamedTuple):
 
 
 def count_units(units: Units, min_offset: int, max_offset: int) -> UnitCount:
-    """Count the units that name a message between two physical offsets."""
+    """Count the entries that name a message between two physical offsets."""
     found = UnitCount()
     for start in range(0, len(units), _CHUNK):
         part = units[start : start + _CHUNK]
-        # One pass over the units for a copy of the sizes; what is asked of that costs little.
+        # One pass over the entries copies the sizes; the checks of the copy are cheap.
         sizes = part["size"].astype(np.int32)
         first, end = int(part["physical_offset"][0]), int(part["physical_offset"][-1])
         whole = min_offset <= first <= end < max_offset and int(sizes.min()) > 0
@@ -69,16 +77,8 @@ def count_units(units: Units, min_offset: int, max_offset: int) -> UnitCount:
     return found
 
 
-# --------------------------------------------------------------------------------------------------
-# Messages and bytes that the queues keep in the log, counted again only where that changed.
-#
-# Nothing is counted when a message is put or dispatched. Whoever asks pays for the units that are
-# new since the last time, 20 bytes a message, and once the log begins elsewhere for those files of
-# queues that lost something.
-
-
 class _Counted:
-    """What is known of one queue: the counts of its files by their numbers, and up to where."""
+    """The counts of one queue: by file number, and the queue offset up to which they go."""
 
     __slots__ = ("files", "until")
 
@@ -88,7 +88,7 @@ class _Counted:
 
 
 class RetainedCounter:
-    """Counts what the queues of one store keep. Any thread may ask."""
+    """Counts the messages in the log, by queue. Any thread may use it."""
 
     def __init__(self) -> None:
         self._counting = threading.Lock()
@@ -98,12 +98,12 @@ class RetainedCounter:
     def count(
         self, queues: Iterable[Queue], log_start: int, log_end: int
     ) -> dict[QueueKey, UnitCount]:
-        """What each queue keeps now.
+        """Count the messages of each queue that are in the log now.
 
         Args:
             queues: all queues of the store.
-            log_start: where the log begins.
-            log_end: where it ends.
+            log_start: physical offset at which the log begins.
+            log_end: physical offset at which it ends.
         """
         with self._counting:
             has_moved, self._log_start = log_start != self._log_start, log_start
@@ -113,7 +113,7 @@ class RetainedCounter:
                 known = self._queues.setdefault(key, _Counted())
                 low, high = queue.bounds()
                 if high < known.until:
-                    # Another queue by the same name: its topic was deleted, and came again.
+                    # Another queue of the same name: its topic was deleted and recreated.
                     known = self._queues[key] = _Counted()
                 if has_moved:
                     self._drop(queue, known, log_start, log_end)
@@ -131,10 +131,10 @@ class RetainedCounter:
     def _add(
         queue: Queue, known: _Counted, start: int, stop: int, log_start: int, log_end: int
     ) -> int:
-        """Count the units in a range; how many offsets of it are done with."""
+        """Count the entries in a range; returns how many offsets of it were counted."""
         done = start
         for first, units in queue.runs(start, stop):
-            # Of a log that somebody else writes the end may be known later than its queues.
+            # If another process writes the log, its end may be read before its queues.
             behind = units["physical_offset"] >= log_end
             count = int(behind.argmax()) if bool(behind.any()) else len(units)
             number = first // queue.units_per_file
@@ -147,7 +147,7 @@ class RetainedCounter:
 
     @staticmethod
     def _drop(queue: Queue, known: _Counted, log_start: int, log_end: int) -> None:
-        """Count the first files again, up to one of which nothing is gone."""
+        """Count the first files again, up to the first that lost no message."""
         room = queue.units_per_file
         for number in sorted(known.files):
             start, stop = number * room, min((number + 1) * room, known.until)
@@ -163,12 +163,6 @@ class RetainedCounter:
                 break
 
 
-# --------------------------------------------------------------------------------------------------
-# Consume queues made in memory, for a store that has lost its own.
-#
-# A frame names its queue and its place there, so that one walk over the log gives every queue, as
-# RocketMQ's dispatcher would fill it (``ConsumeQueue.putMessagePositionInfoWrapper``).
-
 MULTI_SEPARATOR: Final = ","
 _LMQ_PREFIX: Final = "%LMQ%"
 _MOST_DIGITS: Final = 18
@@ -180,14 +174,14 @@ Offsets = npt.NDArray[np.int64]
 
 
 class LogQueue(Queue):
-    """A queue whose units were read off the frames.
+    """A queue made from the log.
 
     Args:
         topic: its topic.
         queue_id: its number.
         offsets: queue offsets, in ascending order; damage to the log leaves gaps.
-        units: the unit of each.
-        units_per_file: where a file of this queue would end.
+        units: the entry at each offset.
+        units_per_file: entries that a file of this queue would have.
     """
 
     def __init__(
@@ -211,12 +205,12 @@ class LogQueue(Queue):
 
     @property
     def last_entry(self) -> QueueEntry | None:
-        """The unit of the last message."""
+        """The entry of the last message."""
         return QueueEntry(*self._units[-1].item()) if len(self._units) else None
 
     @property
     def last_physical_end(self) -> int | None:
-        """Where the last message ends."""
+        """Physical offset at which the last message ends."""
         entry = self.last_entry
         return None if entry is None else entry.physical_offset + entry.size
 
@@ -228,7 +222,7 @@ class LogQueue(Queue):
             yield QueueSegment(start, min(room, self.max_offset - start))
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """The units in a range, one run between two gaps."""
+        """The entries in a range, one run between two gaps."""
         first, last = np.searchsorted(self._offsets, [start, stop]).tolist()
         cuts = np.flatnonzero(np.diff(self._offsets[first:last]) > 1) + 1
         bounds = [first, *(cuts + first).tolist(), last]
@@ -238,10 +232,10 @@ class LogQueue(Queue):
 
 
 class QueueBuilder:
-    """Collects the units of all queues from a walk over the log.
+    """Collects the entries of all queues from a walk over the log.
 
     Attributes:
-        log_end: where the log ends; known once the walk is through.
+        log_end: physical offset at which the log ends; None before the end of the walk.
     """
 
     def __init__(self, config: StoreConfig, delay_levels_ms: tuple[int, ...]) -> None:
@@ -251,7 +245,7 @@ class QueueBuilder:
         self._parts: dict[QueueKey, list[tuple[Offsets, Units]]] = defaultdict(list)
 
     def add(self, events: Iterable[Event]) -> QueueBuilder:
-        """Take in what a walk gives, in the log's order."""
+        """Add the events of a walk, in the log's order."""
         for event in events:
             if isinstance(event, Run):
                 self._add_run(event)
@@ -268,7 +262,7 @@ class QueueBuilder:
         for (topic, queue_id), parts in sorted(self._parts.items()):
             offsets = np.concatenate([part[0] for part in parts])
             units = np.concatenate([part[1] for part in parts])
-            # An offset that falls back or repeats: the topic was deleted and came again.
+            # An offset that falls or repeats: the topic was deleted and recreated.
             falls = np.flatnonzero(np.diff(offsets) <= 0)
             first = int(falls[-1]) + 1 if len(falls) else 0
             result[topic, queue_id] = LogQueue(
@@ -304,7 +298,7 @@ class QueueBuilder:
             self._add_copies(run, np.flatnonzero(queued), units)
 
     def _add_copies(self, run: Run, rows: npt.NDArray[np.int64], units: Units) -> None:
-        """The further queues that a message names (``multiDispatchLmqQueue``)."""
+        """Add the other queues that a message names (``multiDispatchLmqQueue``)."""
         from logquarry.log import columns
 
         found = columns.messages(run.window, run.rows[rows], columns.Decoding())
@@ -314,14 +308,14 @@ class QueueBuilder:
 
 
 def copies_of(message: StoredMessage, config: StoreConfig) -> Iterator[tuple[QueueKey, int]]:
-    """The further queues that a message is in by multi-dispatch, and its offset in each."""
+    """The other queues that a message is in by multi-dispatch, and its offset in each."""
     return named_copies(message.properties, message.queue_id, config)
 
 
 def named_copies(
     properties: Mapping[str, str], queue_id: int, config: StoreConfig
 ) -> Iterator[tuple[QueueKey, int]]:
-    """The same of the properties and the queue id of a message."""
+    """The same, from the properties and the queue id of a message."""
     names = properties.get(props.INNER_MULTI_DISPATCH, "").split(MULTI_SEPARATOR)
     offsets = properties.get(props.INNER_MULTI_QUEUE_OFFSET, "").split(MULTI_SEPARATOR)
     if len(names) != len(offsets):
@@ -332,17 +326,17 @@ def named_copies(
 
 
 def copy_key(name: str, queue_id: int, config: StoreConfig) -> QueueKey:
-    """The queue that INNER_MULTI_DISPATCH means by a name (``MultiDispatch.queueKey``)."""
+    """The queue for a name in INNER_MULTI_DISPATCH (``MultiDispatch.queueKey``)."""
     return name, 0 if is_lmq(name, config) else queue_id
 
 
 def is_lmq(name: str, config: StoreConfig) -> bool:
-    """Whether RocketMQ counts a queue's messages apart (``MixAll.isLmq``)."""
+    """Whether RocketMQ keeps a separate counter for a queue (``MixAll.isLmq``)."""
     return config.enable_lmq and name.startswith(_LMQ_PREFIX)
 
 
 def empty_queue(topic: str, queue_id: int) -> LogQueue:
-    """A queue that nobody has put a message into."""
+    """A queue without messages."""
     return LogQueue(
         topic,
         queue_id,

@@ -1,9 +1,11 @@
-"""One message off the log, checked at once and decoded when asked.
+"""Messages that are checked when they are read, and decoded when their fields are used.
 
-Reads of a few messages are too small for the kernels, and a whole decode of each takes longer than
-all the rest. So the common frame (4.9.3's magic, IPv4 hosts) is checked with one ``struct`` call
-and its CRC; whatever is not sound at this first look goes to the reference codec, whose verdict
-counts.
+:func:`read_message` serves gets without the kernel: it checks the common frame (4.9.3's magic, IPv4
+hosts) with one ``struct`` call and its CRC, and leaves all others to the reference codec.
+
+:class:`GotMessages` has the messages of one get by the kernel: a copy of their frames, and a table
+of the fields that the kernel found (:mod:`logquarry.format.got_rows`). Message objects are made
+when you read them, so that counting or forwarding messages costs no objects.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _PREFIX: Final = struct.Struct(
     + _HOST
     + frame.TAIL.struct.format[1:]
 )
-"""A frame with two IPv4 hosts up to its body: the fields of its tables, one after another."""
+"""A frame with two IPv4 hosts, up to its body."""
 assert _PREFIX.size == frame.BODY_POSITION
 
 _V6: Final = sys_flag.BORN_HOST_V6 | sys_flag.STORE_HOST_V6
@@ -38,7 +40,7 @@ _SIGN: Final = 0x8000
 
 
 class LazyMessage(StoredMessage):
-    """A message whose frame was found sound, and is decoded once something of it is asked for.
+    """A message whose frame is sound; it is decoded when a field is used.
 
     Made by :func:`read_message`.
     """
@@ -59,7 +61,7 @@ class LazyMessage(StoredMessage):
             raise AssertionError("the frame was found sound")
         return outcome
 
-    # What most readers want, without decoding the rest.
+    # The fields that most readers use, without decoding the others.
     @property
     def size(self) -> int:
         """Bytes of the frame."""
@@ -77,7 +79,7 @@ class LazyMessage(StoredMessage):
 
     @property
     def store_timestamp(self) -> int:
-        """When the store took it, in milliseconds since 1970."""
+        """Store time, in milliseconds since 1970."""
         return int(self._prefix[10])
 
     @property
@@ -92,24 +94,24 @@ class LazyMessage(StoredMessage):
         return data[at + data[at] + _LENGTHS :].decode("utf-8", java.UTF8_ERRORS)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A struct and a slice make it anew; the cached parts need not travel.
+        # The cached fields are not pickled.
         return LazyMessage, (self._data, self._prefix, self.broker, self._delay_levels_ms)
 
 
 def read_message(
     broker: str, delay_levels_ms: tuple[int, ...], data: bytes, offset: int
 ) -> StoredMessage | Damage | None:
-    """The message that takes up all of ``data``, its CRC checked.
+    """Read the message whose frame is all of ``data``, and check its CRC.
 
     Args:
-        broker: what the message carries as such.
-        delay_levels_ms: for its tags code.
-        data: the bytes that a queue names, from ``offset`` of the log on.
-        offset: where the frame must stand.
+        broker: the ``broker`` of the message.
+        delay_levels_ms: delay of each level, for its tags code.
+        data: the bytes that a queue entry names.
+        offset: their physical offset.
 
     Returns:
-        The message; None where there are zeros (the log lost its end, or never had what the queue
-        says); else what is wrong.
+        The message; None if the bytes are zeros (the log lost its end, or never had this message);
+        else the damage.
     """
     size = len(data)
     if size >= frame.FIXED_SIZE_V1:
@@ -140,13 +142,6 @@ def read_message(
         return None if outcome.kind is DamageKind.ZEROED else outcome
     return Damage(DamageKind.BAD_MAGIC, "a blank")
 
-
-# --------------------------------------------------------------------------------------------------
-# The messages of one ``get``: a copy of their frames, made into objects when they are looked at.
-#
-# Whoever only counts messages, or hands them on, pays for no objects. What is asked of a message
-# most was found while its frame was checked, and is in a table before the frames
-# (:mod:`logquarry.format.got_rows`); the rest is decoded when asked.
 
 _new = object.__new__
 
@@ -193,19 +188,19 @@ class GotMessage(StoredMessage):
         return outcome
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Not the frames of all that came with it.
-        return _plain, (self.frame, self.broker, self._delay_levels_ms)
+        # Without the frames of the other messages of the get.
+        return _stored_message, (self.frame, self.broker, self._delay_levels_ms)
 
 
-def _plain(frame: Frame, broker: str, delay_levels_ms: tuple[int, ...]) -> StoredMessage:
+def _stored_message(frame: Frame, broker: str, delay_levels_ms: tuple[int, ...]) -> StoredMessage:
     return StoredMessage(frame, broker=broker, delay_levels_ms=delay_levels_ms)
 
 
 class GotMessages(Sequence[StoredMessage]):
     """The messages of one ``get``, in queue order. Equal to any tuple of the same messages.
 
-    Made by :class:`logquarry.read.quick_get.QuickGet`, which sets what it consists of: a
-    constructor would take as long as half a message.
+    Made by :class:`logquarry.read.get_kernel.KernelGet`, which sets its attributes: a constructor
+    would take half as long as a message.
     """
 
     __slots__ = ("_block", "_broker", "_count", "_levels", "_made")
@@ -255,7 +250,7 @@ class GotMessages(Sequence[StoredMessage]):
         block, broker, levels = self._block, self._broker, self._levels
         made: list[StoredMessage] = []
         tags: str | None = None
-        # All in one loop, and without a constructor: a call takes as long as all the rest.
+        # In one loop and without a constructor: a call takes as long as all other work.
         for (
             queue_offset,
             store_timestamp,
@@ -282,7 +277,7 @@ class GotMessages(Sequence[StoredMessage]):
                 if tags_at > NO_TAGS:
                     tags = block[tags_at:tags_end].decode()
                 elif tags_at == ASK_TAGS:
-                    tags = _plain(message.frame, broker, levels).tags
+                    tags = _stored_message(message.frame, broker, levels).tags
                 else:
                     tags = None
             message.tags = tags

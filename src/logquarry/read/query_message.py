@@ -1,4 +1,4 @@
-"""Messages by key: ``DefaultMessageStore.queryMessage``, and the same from the log alone."""
+"""Finds messages by key: with the index (``DefaultMessageStore.queryMessage``) or in the log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from logquarry.message import StoredMessage
 from logquarry.read.index import Index
 
 _ROUNDS: Final = 3
-"""Times that ``queryMessage`` asks the index, each time further back."""
+"""How often ``queryMessage`` reads the index, each time further back."""
 
 Lookup = Callable[[int], Frame | None]
 """The sound frame at a physical offset, None if there is none."""
@@ -26,10 +26,10 @@ Lookup = Callable[[int], Frame | None]
 def query_message(
     index: Index, lookup: Lookup, topic: str, key: str, max_count: int, begin: int, end: int
 ) -> list[Frame]:
-    """What the index leads to, in the order of the log.
+    """Messages that the index has under a key, in the order of the log.
 
-    As Java answers it: hash collisions come along, a message that the index has twice for a hash
-    comes twice, and what the log no longer holds is left out.
+    As in Java, the answer includes messages of other keys with the same hash, and a message twice
+    if the index has it twice. Messages that the log no longer holds are left out.
     """
     found: list[Frame] = []
     last_time = end
@@ -42,7 +42,7 @@ def query_message(
             if message is None:
                 continue
             if number == 0:
-                # QUIRK: where the oldest message is gone the next round asks the same again.
+                # QUIRK: if the oldest message was deleted, the next round reads the same again.
                 last_time = message.store_timestamp
             found.append(message)
         if found or last_time < begin:
@@ -55,8 +55,8 @@ def search_log(
 ) -> list[Frame]:
     """The newest messages that an index would have under a key, in the order of the log.
 
-    Reads all of the log; only frames that hold the bytes of the key somewhere are decoded.
-    ``begin`` and ``end`` are compared with the exact store time.
+    This reads the whole log, and decodes only frames that contain the bytes of the key. ``begin``
+    and ``end`` are compared with the exact store time.
     """
     if not key or max_count <= 0:
         return []
@@ -87,7 +87,7 @@ def search_log(
 def has_key(frame: Frame, topic: str, key: str) -> bool:
     """Whether RocketMQ indexes a message under a topic and a key (``IndexService.buildIndex``).
 
-    Its UNIQ_KEY and each word of its KEYS are keys; what was rolled back has none.
+    Its keys are its UNIQ_KEY and each word of its KEYS. A message that was rolled back has none.
     """
     message = StoredMessage(frame)
     if sys_flag.transaction_type(frame.sys_flag) == sys_flag.TRANSACTION_ROLLBACK:

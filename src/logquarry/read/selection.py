@@ -1,11 +1,11 @@
-"""Which parts of a store a read has to look at: ranges of the log, and slices of consume queues.
+"""Plans which parts of a store a filtered read needs: ranges of the log, slices of consume queues.
 
 The queues are an index of the log. A read of some topics or queues takes the frames that their
-queues name, and walks those parts of the log that no queue covers (frames that are never
-dispatched, what a queue lacks, blanks): so it gives the same messages as a walk over the whole
-log, and mostly reads a fraction of it. The same goes for keys, with the index files.
+queues name, and walks only the parts of the log that no queue covers (frames that are never
+dispatched, missing entries, blanks). It gives the same messages as a walk over the whole log, and
+usually reads a fraction of it. A read by key does likewise with the index files.
 
-Where the queues may be unsound (an ``abort`` file, units out of order) the log is walked.
+If the queues may be unsound (an ``abort`` file, entries out of order), the log is walked.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from logquarry.read.index import Index
 from logquarry.read.log_end import consume_queues, last_entries, sound_bound
 
 MOST_UNITS = 1 << 26
-"""Units of all queues that a plan looks at (20 bytes each); with more the log is walked."""
+"""Most queue entries (20 bytes each) that a plan reads; if there are more, the log is walked."""
 MOST_PLACES = 1 << 11
-"""Frames of one part that the index names."""
+"""Most frames of one part that the index names."""
 
 WORTHWHILE = 0.5
-"""Share of the log that a read through the queues may come to; above it a walk is as good."""
+"""Largest share of the log that is read through the queues; above it a walk is as fast."""
 
 Offsets = npt.NDArray[np.int64]
 Sizes = npt.NDArray[np.int32]
@@ -50,12 +50,12 @@ Sizes = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What is to be read of a store.
+    """The messages that a read wants.
 
     Attributes:
         wanted: conditions on messages.
-        start_offset: least physical offset.
-        stop_offset: physical offset that is just too large.
+        start_offset: first physical offset.
+        stop_offset: physical offset at which to stop; exclusive.
     """
 
     wanted: MessageFilter = field(default_factory=MessageFilter)
@@ -65,7 +65,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class QueueSlice:
-    """Some units of one queue: ``[start, stop)``, standing for ``length`` bytes of messages."""
+    """The entries ``[start, stop)`` of one queue, which name ``length`` bytes of messages."""
 
     topic: str
     queue_id: int
@@ -76,13 +76,13 @@ class QueueSlice:
 
 @dataclass(frozen=True, slots=True)
 class PlaceList:
-    """Frames at given physical offsets, as the index names them; sizes are not known."""
+    """Frames at physical offsets from the index; their sizes are unknown."""
 
     offsets: tuple[int, ...]
 
     @property
     def length(self) -> int:
-        """Bytes, guessed."""
+        """Estimated bytes."""
         return len(self.offsets) * FIXED_SIZE_V1
 
 
@@ -91,13 +91,13 @@ Part = LogSplit | QueueSlice | PlaceList
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """How a selection is read. Picklable: parts are read where there is a worker.
+    """How a selection is read. Picklable, so that workers can read the parts.
 
     Attributes:
-        selection: what is wanted. Every message still has to pass its filter.
+        selection: the wanted messages. The filter must still be applied to each message.
         extent: where the log begins and ends.
-        parts: what to look at.
-        live: whether a writer was at work when the plan was made.
+        parts: the parts to read.
+        live: whether a writer had the store open when the plan was made.
     """
 
     selection: Selection
@@ -107,7 +107,7 @@ class ReadPlan:
 
     @property
     def uses_queues(self) -> bool:
-        """Whether anything but the log is read."""
+        """Whether queues or index files are read."""
         return any(not isinstance(part, LogSplit) for part in self.parts)
 
 
@@ -119,16 +119,16 @@ def plan_read(
     min_parts: int = 1,
     skip_damage: bool = False,
 ) -> ReadPlan:
-    """What has to be looked at for a selection, in parts that can be read apart.
+    """Plan the parts to read for a selection; each part can be read separately.
 
     Args:
         layout: the store's files.
-        selection: what is wanted.
+        selection: the wanted messages.
         split_size: most bytes of messages in a part.
-        min_parts: fewest parts, if there is enough to read.
-        skip_damage: whether reading goes on behind damage. Parts that are read apart then have to
-            know where the log ends, and the last file is read for it
-            (:func:`~logquarry.read.log_end.sound_bound`); else damage is the end anyway.
+        min_parts: fewest parts, if there are enough messages.
+        skip_damage: whether reading continues after damage. Then the plan reads the last file to
+            find the log's end (:func:`~logquarry.read.log_end.sound_bound`), which each part needs.
+            Without it, damage is the end.
     """
     queues = consume_queues(layout)
     entries = last_entries(layout, queues)
@@ -141,7 +141,7 @@ def plan_read(
     if skip_damage and bound is not None:
         end = sound_bound(layout, bound)
         if end is not None and end < bound:
-            # With the byte at which the log breaks: the part that holds it tells of the damage.
+            # Including the byte at which the log breaks: its part reports the damage.
             extent = LogExtent(extent.start, end + 1, bound)
     start, stop = time_range(layout, selection.wanted, extent)
     if selection.start_offset is not None:
@@ -167,7 +167,7 @@ def read_part(
     check_crc: bool = True,
     batch_bytes: int = DEFAULT_BATCH_BYTES,
 ) -> Iterator[Event]:
-    """What stands in one part of a plan."""
+    """The events of one part of a plan."""
     if isinstance(part, LogSplit):
         reader = _reader(layout, plan, check_crc, batch_bytes)
         yield from split_events(reader, part)
@@ -177,7 +177,7 @@ def read_part(
 
 
 def filter_of(plan: ReadPlan, part: Part) -> MessageFilter:
-    """The conditions on the messages of one part that is read by itself.
+    """The conditions on the messages of one part that is read separately.
 
     A frame may be in several queues (multi-dispatch); it is a message of the one it names.
     """
@@ -197,9 +197,9 @@ def read_in_order(
     check_crc: bool = True,
     batch_bytes: int = DEFAULT_BATCH_BYTES,
 ) -> Iterator[Event]:
-    """What stands in all parts of a plan, in physical order."""
+    """The events of all parts of a plan, in physical order."""
     if not plan.uses_queues:
-        # One walk over all of it: no range has to find its first frame.
+        # One walk over the whole range, so that no part has to search its first frame.
         start = min((part.start for part in plan.parts if isinstance(part, LogSplit)), default=None)
         if start is None:
             return
@@ -214,7 +214,7 @@ def read_in_order(
     sizes = np.concatenate([sizes for _, sizes in found])
     order = np.argsort(offsets, kind="stable")
     offsets, sizes = offsets[order], sizes[order]
-    # Several queues may name one frame (multi-dispatch), and it is one message.
+    # Several queues may name one frame (multi-dispatch), which is one message.
     once = np.flatnonzero(np.diff(offsets, prepend=-1))
     offsets, sizes = offsets[once], sizes[once]
     at = 0
@@ -232,7 +232,7 @@ def read_in_order(
 def _named(
     layout: StoreLayout, offsets: Offsets, sizes: Sizes, check_crc: bool, batch_bytes: int
 ) -> Iterator[Event]:
-    # A unit that is wrong about a size is damage to the queue, and none to the message.
+    # An entry with a wrong size is damage to the queue, not to the message.
     return runs_at(
         layout, offsets, sizes, check_crc=check_crc, batch_bytes=batch_bytes, any_size=True
     )
@@ -276,10 +276,10 @@ def _places(
 
 # ------------------------------------------------------------------------------------- by time
 def time_range(layout: StoreLayout, wanted: MessageFilter, extent: LogExtent) -> tuple[int, int]:
-    """Offsets of the files whose messages may lie between two times: the log is ordered by those.
+    """Offsets of the files whose messages may lie between two store times.
 
-    Only as long as the clock was never set back: files whose first messages are out of order are
-    all read.
+    The log is ordered by store time unless the clock was set back: files whose first messages are
+    out of order are all read.
     """
     start, stop = extent.start, extent.stop
     if wanted.since_ms is None and wanted.until_ms is None:
@@ -325,7 +325,7 @@ class _QueuePlanner:
     split_size: int
 
     def parts(self, min_parts: int) -> list[Part] | None:
-        """The parts of a read through the queues (or the index), None if a walk is better."""
+        """The parts of a read through queues or index; None if a walk is better."""
         wanted = self.selection.wanted
         if not (wanted.names_queues or wanted.keys):
             return None
@@ -367,8 +367,8 @@ class _QueuePlanner:
     def _gaps(self, units: list[Units]) -> list[LogSplit] | None:
         """Ranges of the log within the wanted one that no queue covers.
 
-        None where a unit reaches into the message of another: one of them is wrong, and might
-        hide a message that no queue names.
+        None if the messages of two entries overlap: one entry is wrong, and might hide a message
+        that no queue names.
         """
         if not units:
             return None
@@ -377,7 +377,7 @@ class _QueuePlanner:
         ends = starts + np.concatenate([u["size"].astype(np.int64) for u in units])
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
-        # The queues of a message that has several agree about it.
+        # The entries of one message in several queues have the same size.
         agree = np.where(starts[1:] == starts[:-1], ends[1:] == ends[:-1], starts[1:] >= ends[:-1])
         if not agree.all():
             return None
@@ -388,13 +388,14 @@ class _QueuePlanner:
         for i in np.flatnonzero(gap_stops > gap_starts).tolist():
             start, end = max(int(gap_starts[i]), first), min(int(gap_stops[i]), stop)
             if start < end:
-                # A unit ends where the next frame starts; a wanted offset may lie anywhere.
+                # An entry's message ends where the next frame starts; a wanted offset may lie
+                # anywhere.
                 inside = start != gap_starts[i]
                 gaps.append(LogSplit(start, end, inside, tail is not None and start >= tail))
         return gaps
 
     def _slices(self, queue: ConsumeQueue, units: Units, min_parts: int) -> Iterator[QueueSlice]:
-        """The wanted units of a queue, cut by the bytes of their messages."""
+        """The wanted entries of a queue, cut by the bytes of their messages."""
         if not self.selection.wanted.takes_queue(queue.topic, queue.queue_id):
             return
         least, beyond = self.selection.wanted.offsets_of(queue.topic, queue.queue_id)
@@ -413,7 +414,7 @@ class _QueuePlanner:
             at = end
 
     def _by_index(self) -> tuple[tuple[int, ...], list[LogSplit]] | None:
-        """What the index names for the wanted keys, and the ranges that it does not cover."""
+        """The frames that the index names for the wanted keys, and the ranges it does not cover."""
         index = Index(self.layout, files=OpenFiles(self.layout))
         files = [file for file in index.files if not file.is_empty]
         if not files or not index.is_usable:
@@ -426,8 +427,8 @@ class _QueuePlanner:
             if found is None:
                 return None
             places.update(o for o in found if self.range[0] <= o < self.range[1])
-        # Between the last message of one file and the first of the next none has a key, unless a
-        # file is missing: these stretches are short, and walked to be sure.
+        # Between the last message of one index file and the first of the next, no message has a
+        # key, unless a file is missing. These stretches are short, and are walked to be safe.
         edges = [self.extent.start]
         for file in files:
             edges += [file.header.begin_offset, file.header.end_offset]
@@ -453,18 +454,18 @@ def _is_whole(queue: ConsumeQueue) -> bool:
 
 
 def _is_ordered(units: Units) -> bool:
-    """Whether the units of a queue lie in the order of the log, and none can be an error."""
+    """Whether the entries of a queue are in the order of the log, and all are plausible."""
     offsets = units["physical_offset"].astype(np.int64)
     sizes = units["size"]
     return bool((sizes >= FIXED_SIZE_V1).all()) and bool((np.diff(offsets) > 0).all())
 
 
 def _outside(places: tuple[int, ...], walked: list[LogSplit]) -> tuple[int, ...]:
-    """Those places, ascending, that are not read by a walk already."""
+    """The places that no walk reads, in ascending order."""
     if not walked:
         return places
     starts = np.array([split.start for split in walked], np.int64)
-    # Of a tail and what is before it both may be there, and overlap.
+    # The list may have a tail and the range before it, which overlap.
     stops = np.maximum.accumulate(np.array([split.stop for split in walked], np.int64))
     offsets = np.array(places, np.int64)
     before = np.searchsorted(starts, offsets, "right") - 1
@@ -473,7 +474,7 @@ def _outside(places: tuple[int, ...], walked: list[LogSplit]) -> tuple[int, ...]
 
 
 def _merged(splits: list[LogSplit]) -> list[LogSplit]:
-    """Splits that do not overlap, over the same ranges."""
+    """Join overlapping splits."""
     merged: list[LogSplit] = []
     for split in sorted(splits, key=lambda s: (s.start, s.resync)):
         last = merged[-1] if merged else None

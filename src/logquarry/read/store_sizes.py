@@ -1,4 +1,4 @@
-"""The sizes of a store's files: stated, or read off the files that are there."""
+"""The sizes of a store's files: from the settings, or from the files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from logquarry.read.index_tags import with_index_tags
 
 
 def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
-    """The settings with the sizes as stated, else as the files have them, else RocketMQ's.
+    """Complete the settings: missing sizes come from the files, else from RocketMQ's defaults.
 
-    Likewise the delay levels: who does not know those of a store would take the times of delivery
-    in its schedule queues for wrong.
+    Delay levels too: with other levels, the delivery times in the schedule queues would look wrong.
 
     Raises:
-        UsageError: if the shape of the index is not stated, and its files do not tell.
+        UsageError: if the settings lack the shape of the index and its files do not determine it.
     """
     log_size = queue_size = table_size = redo_size = 0
     if config.is_3_1 or (layout is not None and layout.has_state_table):
@@ -58,7 +57,7 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
 
 
 def _common_size(layout: StoreLayout) -> int:
-    """The size that most queue files have, 0 without one: single ones may be damaged."""
+    """The most frequent size of a queue file; 0 without files. Single files may be damaged."""
     sizes = Counter(
         file.size
         for topic, queue_id in layout.queue_names
@@ -75,7 +74,7 @@ def _shape_of(layout: StoreLayout) -> IndexShape | None:
             return file.shape
     if found:
         raise UsageError(
-            f"{layout.root}: its index files do not tell their shape: state max_hash_slot_num and "
-            "max_index_num in the configuration"
+            f"{layout.root}: the sizes of its index files cannot be inferred: give "
+            "max_hash_slot_num and max_index_num in the configuration"
         )
     return None

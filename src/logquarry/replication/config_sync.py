@@ -22,7 +22,7 @@ from logquarry.errors import LogquarryError, ProtocolViolation, StoreError, Usag
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, ResponseCode, encode
 from logquarry.replication.config_server import REQUESTS, TableRequest
 from logquarry.replication.wire import Surroundings, address_text
-from logquarry.store.message_store import MessageStore
+from logquarry.store.message_store import StoreWriter
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class _Asker:
 
 
 def sync_config(
-    store: MessageStore,
+    store: StoreWriter,
     host: str,
     port: int,
     *,
@@ -171,7 +171,7 @@ class ConfigSync:
 
     def __init__(
         self,
-        store: MessageStore,
+        store: StoreWriter,
         host: str,
         port: int,
         *,

@@ -28,7 +28,7 @@ from logquarry.protocol.ha import (
 )
 from logquarry.replication.server import LONGEST_WAIT_MS, Peer, Server, ServerOptions
 from logquarry.replication.wire import Surroundings, Waits, Wire
-from logquarry.store.message_store import MessageStore
+from logquarry.store.message_store import StoreWriter
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class HaMaster(Server[_Slave]):
 
     def __init__(
         self,
-        store: MessageStore,
+        store: StoreWriter,
         host: str = "127.0.0.1",
         port: int = 0,
         *,

@@ -21,7 +21,7 @@ from logquarry.format.frame import BLANK as BLANK_LAYOUT
 from logquarry.format.frame import DamageKind
 from logquarry.format.rows import BLANK, NEED_MORE, POSITION, REACHED_STOP, TABLE_FULL
 from logquarry.log import codec
-from logquarry.store.log_growth import LogFeed
+from logquarry.store.log_feed import LogFeed
 
 OVERLAP: Final = 64 * 1024
 """Bytes to compare at the start of each connection. Frames hold times and offsets, so logs that

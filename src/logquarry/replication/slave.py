@@ -38,7 +38,7 @@ from logquarry.protocol.ha import (
 )
 from logquarry.replication.replica import OVERLAP, Replica, SpoiltReplica
 from logquarry.replication.wire import Found, Surroundings, Waits, Wire, address_text, drive
-from logquarry.store.message_store import MessageStore
+from logquarry.store.message_store import StoreWriter
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class HaSlave:
 
     def __init__(
         self,
-        store: MessageStore,
+        store: StoreWriter,
         host: str,
         port: int,
         *,

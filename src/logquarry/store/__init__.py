@@ -1,5 +1,6 @@
-"""The files of one store, read as RocketMQ reads them: its log, its queues, its index.
+"""One store, open for reading or writing: what users call, and the parts behind it.
 
-Read-only: opening a store makes, locks and touches nothing, so that it can be read beside a live
-broker. What the derived files do not tell (they are gone, or damaged) is read from the log.
+``message_store`` opens a store; ``reads``, ``reader`` and ``writer`` have the methods. The writer's
+parts are put together in ``store_engine``. Consumers, delivery, transactions, retention and loads
+have folders of their own.
 """

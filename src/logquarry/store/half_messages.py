@@ -1,13 +1,14 @@
-"""Half messages of a 4.x broker: what became of each.
+"""How the transactions in a store ended: committed, rolled back, put back, or still open.
 
-A half message waits in RMQ_SYS_TRANS_HALF_TOPIC. An op message (RMQ_SYS_TRANS_OP_HALF_TOPIC, tag
-``d``, the half's queue offset as its body) says that it has ended, and not how: a commit leaves a
-frame of type COMMIT that names the half's physical offset, a rollback nothing. The broker's checker
-puts a half message that is still open back at the queue's end, counts that in
-TRANSACTION_CHECK_TIMES, and moves on: what lies below its group's offset and has no op is done.
+In a store of 4.x, a half message waits in RMQ_SYS_TRANS_HALF_TOPIC. An op message
+(RMQ_SYS_TRANS_OP_HALF_TOPIC, tag ``d``, the half's queue offset as its body) marks it as ended. A
+commit also leaves a frame of type COMMIT with the half's physical offset; a rollback leaves no
+other frame. The broker's checker puts an open half message back at the queue's end, counts that in
+TRANSACTION_CHECK_TIMES, and advances its group's offset. So a half message below that offset
+without an op message was put back.
 
-In a store of 3.x a PREPARED message waits in no topic of its own, and a COMMIT or ROLLBACK names
-its place in the log (docs/dialect-3.1.md).
+In a store of 3.x, a PREPARED message waits outside all queues, and a COMMIT or ROLLBACK names its
+physical offset (docs/dialect-3.1.md).
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
 from logquarry.read.selection import Selection, plan_read, read_in_order
-from logquarry.store.message_store import MessageStore
+from logquarry.store.reads import StoreReads
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_halves
 
 
 @dataclass(frozen=True, slots=True)
 class HalfMessage:
-    """A half message that is still open; of 3.x a PREPARED one, with its number in the table."""
+    """An open half message, or a PREPARED one of 3.x with its number in the state table."""
 
     queue_id: int
     queue_offset: int
@@ -47,14 +48,14 @@ class HalfMessage:
 
 @dataclass(slots=True)
 class Transactions:
-    """How half messages ended: numbers, and those that did not end.
+    """How the half messages of a store ended.
 
     Attributes:
         committed: a committed message followed.
         rolled_back: ended, and none followed.
         put_back: put back as a new half message by the checker (or given up).
         open: not ended.
-        unreadable: units of the half topic whose message is damaged or gone.
+        unreadable: entries of the half topic whose message is damaged or deleted.
     """
 
     committed: int = 0
@@ -64,8 +65,8 @@ class Transactions:
     unreadable: int = 0
 
 
-def transactions(store: MessageStore) -> Transactions:
-    """What became of the half messages that are in a store."""
+def transactions(store: StoreReads) -> Transactions:
+    """Read how the half messages in a store ended."""
     found = _prepared(store) if store.layout.has_state_table else Transactions()
     log = CommitLog(store.layout)
     checked = _checked(store.layout)
@@ -92,8 +93,8 @@ def transactions(store: MessageStore) -> Transactions:
     return found
 
 
-def _prepared(store: MessageStore) -> Transactions:
-    """What became of the PREPARED messages of 3.x, by the log."""
+def _prepared(store: StoreReads) -> Transactions:
+    """Read from the log how the PREPARED messages of 3.x ended."""
     found = Transactions()
     book = TransactionBook()
     for event in LogReader(store.layout, bound=store.bound).events():
@@ -125,12 +126,12 @@ def _prepared(store: MessageStore) -> Transactions:
 
 
 def _checked(layout: StoreLayout) -> dict[int, int]:
-    """Queue id -> offset of the half topic below which the checker is through."""
+    """Queue id -> queue offset of the half topic up to which the checker has advanced."""
     return consumer_offsets(layout).get((HALF_TOPIC, GROUP), {})
 
 
-def _ended(store: MessageStore, log: CommitLog, queue_id: int) -> set[int]:
-    """Queue offsets of half messages that an op names."""
+def _ended(store: StoreReads, log: CommitLog, queue_id: int) -> set[int]:
+    """Queue offsets of half messages that an op message names."""
     queue = store.queue(OP_TOPIC, queue_id)
     ended: set[int] = set()
     for _, op in _frames(log, queue) if queue is not None else ():
@@ -160,8 +161,8 @@ def _half(queue_id: int, offset: int, half: frame.Frame) -> HalfMessage:
     )
 
 
-def _committed(store: MessageStore, halves: dict[int, HalfMessage]) -> set[int]:
-    """Those of some half messages (by physical offset) that a committed message names."""
+def _committed(store: StoreReads, halves: dict[int, HalfMessage]) -> set[int]:
+    """The physical offsets of the half messages that were committed."""
     if not halves:
         return set()
     topics = frozenset(half.topic for half in halves.values())

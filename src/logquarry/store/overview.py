@@ -1,8 +1,8 @@
-"""What a store holds, at a glance: its state, its files, its queues, bytes per topic.
+"""The contents of a store for ``logquarry info``: queues, messages, bytes per topic, index files.
 
-Reads little: the units of the queues, and of the log no more than its ends. Where the queues cannot
-tell how many bytes a topic keeps, there is no number but a hint; a walk over the log
-(:func:`count_log`) always tells.
+It reads the entries of the queues and both ends of the log. If the queues do not determine the
+bytes of a topic, the overview has a hint instead of a number; :func:`count_log` reads the whole log
+and always has the number.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,21 +21,19 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
 from logquarry.read.index import Index
 from logquarry.read.log_queues import UnitCount, count_units
-from logquarry.store.message_store import MessageStore
+from logquarry.store.reads import StoreReads
+from logquarry.store.state import State, condition
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
     from logquarry.log.walk import DamagedSpan
-
-State = Literal["closed", "live", "crashed"]
-"""``closed`` in order; ``live``: a process has it open; ``crashed``: neither of them."""
 
 QueueKey = tuple[str, int]
 
 
 @dataclass(slots=True)
 class QueueOverview:
-    """One queue. ``messages`` and ``bytes`` are those still in the log; None: cannot be told."""
+    """One queue. ``messages`` and ``bytes`` count what is still in the log; None: unknown."""
 
     topic: str
     queue_id: int
@@ -47,25 +45,25 @@ class QueueOverview:
 
 @dataclass(slots=True)
 class TopicOverview:
-    """One topic: its queues and what they come to."""
+    """One topic: its queues and their sums."""
 
     topic: str
     queues: list[QueueOverview] = field(default_factory=list)
 
     @property
     def messages(self) -> int | None:
-        """Messages in the log, None if they cannot be told."""
+        """Messages in the log, None if unknown."""
         return _sum(queue.messages for queue in self.queues)
 
     @property
     def bytes(self) -> int | None:
-        """Bytes of the log that they take, None if they cannot be told."""
+        """Bytes of those messages in the log, None if unknown."""
         return _sum(queue.bytes for queue in self.queues)
 
 
 @dataclass(frozen=True, slots=True)
 class IndexOverview:
-    """One index file; ``shape`` is None where its slots cannot be told."""
+    """One index file; ``shape`` is None if its number of slots is unknown."""
 
     path: str
     size: int
@@ -78,17 +76,17 @@ class Overview:
     """What :func:`overview` found.
 
     Attributes:
-        state: see :data:`State`.
-        min_offset: where the log starts.
-        max_offset: where it ends.
+        state: see :data:`logquarry.store.state.State`.
+        min_offset: physical offset at which the log starts.
+        max_offset: physical offset at which it ends.
         first_time: store time of its first message.
         last_time: store time of its last message.
         topics: by name, with their queues.
         index: the index files, oldest first.
-        hint: why some numbers are missing, and what would tell them.
-        other_bytes: bytes of the log that are no messages of these topics: blanks, damage, and
-            messages that are in no queue. None if they cannot be told.
-        damage: what a walk met, if there was one.
+        hint: why some numbers are missing, and how to get them.
+        other_bytes: bytes of the log outside these topics' messages: blanks, damage, and messages
+            that are in no queue. None if unknown.
+        damage: the damage that a walk over the log found, if there was a walk.
     """
 
     state: State
@@ -104,20 +102,19 @@ class Overview:
 
 
 def overview(
-    store: MessageStore, *, exact: bool = False, progress: Progress | None = None
+    store: StoreReads, *, exact: bool = False, progress: Progress | None = None
 ) -> Overview:
-    """What a store holds.
+    """Read the contents of a store.
 
     Args:
         store: the store.
-        exact: walk over the log for messages and bytes, instead of summing what queues say. So it
-            is done, too, where there are no queues.
-        progress: called now and then during a walk with bytes done and bytes in all.
+        exact: count messages and bytes in the log instead of in the queues. A store without queues
+            is always counted in the log.
+        progress: called during a walk over the log, with bytes done and bytes in total.
     """
-    state: State = "live" if store.is_live else "crashed" if store.has_abort else "closed"
     exact = exact or not store.has_queue_files
     queues = [queue for name in store.queues() if (queue := store.queue(*name)) is not None]
-    found = Overview(state, store.min_offset, store.max_offset, index=_index(store))
+    found = Overview(condition(store), store.min_offset, store.max_offset, index=_index(store))
     found.first_time, found.last_time = _times(store, queues)
     rows = [
         QueueOverview(q.topic, q.queue_id, q.min_offset, q.max_offset, None, None) for q in queues
@@ -136,9 +133,9 @@ def overview(
     return found
 
 
-# ---------------------------------------------------------------------------- what the queues say
+# ---------------------------------------------------------------------------- from the queues
 def _sum_queues(
-    store: MessageStore, found: Overview, rows: list[QueueOverview], queues: list[Queue]
+    store: StoreReads, found: Overview, rows: list[QueueOverview], queues: list[Queue]
 ) -> None:
     log = CommitLog(store.layout)
     total = largest = end = 0
@@ -146,7 +143,7 @@ def _sum_queues(
     for row, queue in zip(rows, queues, strict=True):
         row.messages, row.bytes, size, last = _retained(queue, found.min_offset, found.max_offset)
         if row.messages and not _owns_messages(log, queue):
-            # INNER_MULTI_DISPATCH: the queue names messages that another topic holds.
+            # INNER_MULTI_DISPATCH: the queue names messages of another topic.
             copies.append(row.topic)
             row.bytes = None
             continue
@@ -162,7 +159,7 @@ def _sum_queues(
 
 
 def _retained(queue: Queue, min_offset: int, max_offset: int) -> UnitCount:
-    """What a queue keeps in the log."""
+    """Count the messages of a queue that are still in the log."""
     found = UnitCount()
     for _, units in queue.runs(queue.min_offset, queue.max_offset):
         found = found.plus(count_units(units, min_offset, max_offset))
@@ -182,10 +179,10 @@ def _owns_messages(log: CommitLog, queue: Queue) -> bool:
 
 
 def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -> str | None:
-    """Why the queues cannot tell, None if they can.
+    """Why the queues do not determine the bytes; None if they do.
 
-    They can if what they name fills the log but for the blanks at the ends of files, each of
-    which is smaller than the largest message and the eight bytes behind it.
+    They do if their messages fill the log, except for the blanks at the ends of files. Each blank
+    is smaller than the largest message and the eight bytes after it.
     """
     length = found.max_offset - found.min_offset
     if total > length:
@@ -204,18 +201,18 @@ def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -
     return f"{length - total} bytes of the log are in no queue; --exact reads the log"
 
 
-# -------------------------------------------------------------------------------- what the log says
+# -------------------------------------------------------------------------------- from the log
 @dataclass(slots=True)
 class LogCount:
-    """What a walk over the log counted, by (topic, queue id)."""
+    """Messages and bytes in the log, by (topic, queue id)."""
 
     messages: dict[QueueKey, int] = field(default_factory=lambda: defaultdict(int))
     bytes: dict[QueueKey, int] = field(default_factory=lambda: defaultdict(int))
     damage: list[DamagedSpan] = field(default_factory=list)
 
 
-def count_log(store: MessageStore, progress: Progress | None = None) -> LogCount:
-    """Messages and bytes of each queue, as the frames say. Damage is passed over."""
+def count_log(store: StoreReads, progress: Progress | None = None) -> LogCount:
+    """Count messages and bytes of each queue in the log. Damage is skipped."""
     from logquarry.format.rows import SIZE
     from logquarry.log import columns
     from logquarry.log.walk import DamagedSpan, LogReader, Run
@@ -245,7 +242,7 @@ def count_log(store: MessageStore, progress: Progress | None = None) -> LogCount
 
 
 def _count(
-    store: MessageStore,
+    store: StoreReads,
     found: Overview,
     rows: list[QueueOverview],
     progress: Progress | None,
@@ -256,15 +253,15 @@ def _count(
         key = row.topic, row.queue_id
         row.messages = counted.messages.pop(key, 0)
         row.bytes = counted.bytes.pop(key, 0)
-    # Messages of queues without files; they take bytes all the same.
+    # Messages of queues without files take bytes too.
     for (topic, queue_id), count in sorted(counted.messages.items()):
         size = counted.bytes[topic, queue_id]
         rows.append(QueueOverview(topic, queue_id, 0, 0, count, size))
 
 
 # ------------------------------------------------------------------------------------ the rest
-def _times(store: MessageStore, queues: list[Queue]) -> tuple[int | None, int | None]:
-    """Store times of the log's first and last message, as far as they are found quickly."""
+def _times(store: StoreReads, queues: list[Queue]) -> tuple[int | None, int | None]:
+    """Store times of the log's first and last message, if its ends have them."""
     log = CommitLog(store.layout)
     first = log.outcome_at(store.min_offset)
     times = [first.store_timestamp] if isinstance(first, frame.Frame) else []
@@ -280,7 +277,7 @@ def _times(store: MessageStore, queues: list[Queue]) -> tuple[int | None, int | 
     return (times[0], times[-1]) if times else (None, None)
 
 
-def _index(store: MessageStore) -> list[IndexOverview]:
+def _index(store: StoreReads) -> list[IndexOverview]:
     reader = OpenFiles(store.layout)
     sizes: Mapping[str, int] = {entry.name: entry.size for entry in store.layout.index_files}
     return [

@@ -1,8 +1,7 @@
-"""The services of a store that is open to be written: delivery of delayed messages, transactions.
+"""The services of a store that is open for writing: delayed delivery, transactions, ``config/``.
 
-They are made when they are first asked for, get what they use by name, and end before the store
-does. None of them runs by itself unless the settings say so: a store is opened to be imported
-into, looked at or repaired, too, and nothing may be put into it then.
+A service is made when it is first used, and ends before the store does. It puts messages only after
+a call or a setting that starts it, because a store may also be open for an import or a repair.
 """
 
 from __future__ import annotations
@@ -10,15 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final, Protocol
 
-from logquarry.config import StoreConfig
 from logquarry.dialect31.prepared import CheckService, PreparedTransactions
-from logquarry.dialect31.state_table import StateTableKeeper
 from logquarry.disk.config_file import ConfigTables, ConsumerOffsets
-from logquarry.disk.disk import Disk
+from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Service
 from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
 from logquarry.format import delay, frame
@@ -31,9 +27,9 @@ from logquarry.read.consume_queue import Queue
 from logquarry.read.log_queues import QueueKey
 from logquarry.store.schedule.delivery import DelayedDelivery, Delays, DeliveryService, Put
 from logquarry.store.schedule.progress import DelayProgress
+from logquarry.store.store_engine import StoreEngine
 from logquarry.store.transaction.checks import CheckReport, CheckRules, Listener, TransactionChecks
 from logquarry.store.transaction.transaction import (
-    Append,
     Transaction,
     TransactionCheckService,
     TransactionService,
@@ -49,64 +45,60 @@ logger = logging.getLogger(__name__)
 _PATIENCE_SECONDS: Final = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedStore:
-    """What services use of a store.
+class ServedStore(Protocol):
+    """What services use of a store, besides its engine."""
 
-    Attributes:
-        config: its settings.
-        disk: what it is on.
-        folder: where it is.
-        broker: its name.
-        commit_log: its log, to be read at single places.
-        state_table: which transactions of dialect 3.1 are open; None in another one.
-        clock: the time, in milliseconds.
-        log_end: where the log ends that is written.
-        put: puts a message, and waits as it asks for.
-        append: appends a message: where it stands, and what settles flush and replica.
-        append_many: appends messages, and waits for nothing.
-        queue: one queue.
-        queues: topic and number of each queue.
-        frame_at: the frame at a place of the log, None if none stands there.
-        stored: makes of a frame what users get.
-        log_reader: what follows the log.
-        sync_log: brings the log to the disk.
-        wait_dispatched: waits until queues and index have what is in the log.
-    """
+    @property
+    def broker(self) -> str:
+        """The store's name."""
 
-    config: StoreConfig
-    disk: Disk
-    folder: Path
-    broker: str
-    commit_log: CommitLog
-    state_table: StateTableKeeper | None
-    clock: Callable[[], int]
-    log_end: Callable[[], int]
-    put: Callable[[Message], PutResult]
-    append: Append
-    append_many: Callable[[Sequence[Message]], PutManyResult]
-    queue: Callable[[str, int], Queue | None]
-    queues: Callable[[], tuple[QueueKey, ...]]
-    frame_at: Callable[[int], Frame | None]
-    stored: Callable[[Frame], StoredMessage]
-    log_reader: Callable[[], LogReader]
-    sync_log: Callable[[], object]
-    wait_dispatched: Callable[[], object]
+    @property
+    def commit_log(self) -> CommitLog:
+        """The log, for reads of single frames."""
+
+    def put(self, message: Message) -> PutResult:
+        """Put a message, and wait as it asks for."""
+
+    def append(self, message: Message) -> tuple[PutResult, Future[PutResult]]:
+        """Append a message: where it stands, and the future of its settled result."""
+
+    def append_many(self, messages: Sequence[Message]) -> PutManyResult:
+        """Append messages, and wait for nothing."""
+
+    def queue(self, topic: str, queue_id: int) -> Queue | None:
+        """One queue, None if there is none of that name."""
+
+    def queues(self) -> tuple[QueueKey, ...]:
+        """Topic and number of each queue."""
+
+    def frame_at(self, physical_offset: int) -> Frame | None:
+        """The sound frame at a physical offset, None if there is none."""
+
+    def stored(self, frame: Frame) -> StoredMessage:
+        """A frame as the message that users get."""
+
+    def log_reader(self) -> LogReader:
+        """A walk over the log as it is now."""
+
+    def wait_dispatched(self) -> None:
+        """Wait until queues and index have all messages of the log."""
 
 
 class Services:
     """The services of one store. Any thread may use them.
 
     Args:
-        store: the store.
+        engine: the store's writing parts.
+        store: puts and reads messages.
     """
 
-    def __init__(self, store: ServedStore) -> None:
+    def __init__(self, engine: StoreEngine, store: ServedStore) -> None:
+        self._engine = engine
         self._store = store
         self._lock = threading.RLock()
         self._threads: list[Service] = []
         self._consumer_offsets: ConsumerOffsets | None = None
-        self._config_tables = ConfigTables(store.disk, store.folder, lambda: self.consumer_offsets)
+        self._config_tables: ConfigTables | None = None
         self._delivery: DelayedDelivery | None = None
         self._transactions: TransactionService | None = None
         self._checks: TransactionChecks | None = None
@@ -117,16 +109,16 @@ class Services:
 
     @property
     def consumer_offsets(self) -> ConsumerOffsets:
-        """``config/consumerOffset.json``, for everybody in this process."""
+        """``config/consumerOffset.json``, shared by all consumers of this process."""
         with self._lock:
             if self._consumer_offsets is None:
-                store = self._store
-                self._consumer_offsets = ConsumerOffsets(store.disk, store.folder, store.sync_log)
+                engine = self._engine
+                self._consumer_offsets = ConsumerOffsets(engine.disk, engine.root, engine.sync_log)
             return self._consumer_offsets
 
     @property
     def config_tables(self) -> ConfigTables:
-        """What a slave has of its master's ``config/``.
+        """The tables that a slave copies from its master's ``config/``.
 
         Raises:
             UsageError: if the store is no slave: its own services write there.
@@ -135,13 +127,19 @@ class Services:
             self._require_open()
         if not self._is_slave:
             raise UsageError(
-                f"{self._store.folder}: its broker_role is not SLAVE: its config/ is its own"
+                f"{self._engine.root}: its broker_role is not SLAVE: its config/ is its own"
             )
-        return self._config_tables
+        with self._lock:
+            if self._config_tables is None:
+                engine = self._engine
+                self._config_tables = ConfigTables(
+                    engine.disk, engine.root, lambda: self.consumer_offsets
+                )
+            return self._config_tables
 
     @property
     def _is_slave(self) -> bool:
-        return self._store.config.broker_role == "SLAVE"
+        return self._engine.config.broker_role == "SLAVE"
 
     # ---------------------------------------------------------------------------------- delay
     @property
@@ -152,10 +150,10 @@ class Services:
             StoreUnavailable: if the store is a slave, which has what its master delivers.
         """
         if self._is_slave:
-            # How far that is comes from the master too, and is not to be written over.
-            raise StoreUnavailable(f"{self._store.folder}: it is a slave: its master delivers")
+            # The progress of delivery comes from the master too, and must not be overwritten.
+            raise StoreUnavailable(f"{self._engine.root}: it is a slave: its master delivers")
         if self._delivery is None:
-            # Not with the lock: who dispatches may call a listener that asks for a service.
+            # Without the lock: the dispatcher may call a listener that uses a service.
             self._store.wait_dispatched()
         with self._lock:
             self._require_open()
@@ -164,11 +162,12 @@ class Services:
             return self._delivery
 
     def _make_delivery(self) -> DelayedDelivery:
-        store = self._store
-        progress = DelayProgress(store.disk, store.folder, store.sync_log)
-        levels = store.config.delay_levels_ms
-        delivery = DelayedDelivery(_DueLog(store, levels), self._deliver, levels, progress)
-        # What was found in the log need not be found once more.
+        engine = self._engine
+        progress = DelayProgress(engine.disk, engine.root, engine.sync_log)
+        levels = engine.config.delay_levels_ms
+        log = _DueLog(self._store, engine.log, levels)
+        delivery = DelayedDelivery(log, self._deliver, levels, progress)
+        # Save what was found in the log, so that it need not be found again.
         delivery.save()
         return delivery
 
@@ -181,31 +180,30 @@ class Services:
 
     @property
     def delays(self) -> Mapping[str, Delays]:
-        """For how long what was delivered was delayed, by topic; nothing before delivery began."""
+        """The delays of delivered messages by topic; empty before delivery began."""
         delivery = self._delivery
         return {} if delivery is None else delivery.delays
 
     def start_delivery(self) -> None:
-        """Deliver from now on; nothing happens if that is done already."""
+        """Deliver from now on; a second call does nothing."""
         delivery = self.delivery
         with self._lock:
             self._require_open()
             if self._delivering is None:
-                store = self._store
-                interval = store.config.flush_delay_offset_interval
+                engine = self._engine
                 self._delivering = DeliveryService(
                     delivery,
-                    store.disk.health,
-                    clock=store.clock,
-                    save_interval_ms=interval,
+                    engine.health,
+                    clock=engine.clock,
+                    save_interval_ms=engine.config.flush_delay_offset_interval,
                 )
                 self._start(self._delivering)
 
     def deliver_due(self) -> int:
-        """Deliver what is due now, and save how far that has come; how many messages."""
+        """Deliver what is due now, and save the progress; returns how many messages."""
         delivery = self.delivery
         self._store.wait_dispatched()
-        count = delivery.deliver(self._store.clock())
+        count = delivery.deliver(self._engine.clock())
         delivery.save()
         return count
 
@@ -215,15 +213,15 @@ class Services:
         """Transactions that this process begins."""
         with self._lock:
             if self._transactions is None:
-                store = self._store
+                engine = self._engine
                 self._transactions = TransactionService(
-                    store.append, clock=store.clock, store_host=store.config.store_host
+                    self._store.append, clock=engine.clock, store_host=engine.config.store_host
                 )
             return self._transactions
 
     @property
     def checks(self) -> TransactionChecks:
-        """Looks for transactions that nobody has ended."""
+        """Finds transactions that are still open."""
         with self._lock:
             self._require_open()
             if self._checks is None:
@@ -231,7 +229,7 @@ class Services:
             return self._checks
 
     def _make_checks(self) -> TransactionChecks:
-        store, config = self._store, self._store.config
+        store, config = self._store, self._engine.config
         return TransactionChecks(
             _HalfLog(store),
             store.append,
@@ -242,12 +240,12 @@ class Services:
                 most_checks=config.transaction_check_max,
                 kept_hours=config.file_reserved_time,
             ),
-            sync_log=store.sync_log,
+            sync_log=self._engine.sync_log,
             broker=store.broker,
         )
 
     def transaction(self, message: Message, group: str) -> Transaction:
-        """A transaction that begins with its block."""
+        """A transaction, which begins with its block."""
         if self._prepared is not None:
             raise UsageError(
                 "dialect 3.1 keeps transactions in its state table: prepared_transactions.begin"
@@ -260,7 +258,7 @@ class Services:
         """Check once, now."""
         checks = self.checks
         self._store.wait_dispatched()
-        return checks.check(listener, self._store.clock())
+        return checks.check(listener, self._engine.clock())
 
     def start_transaction_checks(self, listener: Listener) -> None:
         """Check from now on."""
@@ -270,8 +268,8 @@ class Services:
                 raise UsageError("transactions are checked already")
             self._checking = TransactionCheckService(
                 lambda: self.check_transactions(listener),
-                self._store.disk.health,
-                interval_ms=self._store.config.transaction_check_interval,
+                self._engine.health,
+                interval_ms=self._engine.config.transaction_check_interval,
             )
             self._start(self._checking)
 
@@ -288,24 +286,25 @@ class Services:
         return self._prepared
 
     def _make_prepared(self) -> PreparedTransactions | None:
-        store = self._store
-        if store.state_table is None:
+        store, engine = self._store, self._engine
+        table = engine.files.transactions
+        if table is None:
             return None
         return PreparedTransactions(
-            store.state_table,
+            table,
             put=store.put,
             read=store.frame_at,
             wait_dispatched=store.wait_dispatched,
             stored=store.stored,
-            clock=store.clock,
-            least_age_ms=store.config.check_transaction_message_atleast_interval,
+            clock=engine.clock,
+            least_age_ms=engine.config.check_transaction_message_atleast_interval,
         )
 
     def start_prepared_checks(self) -> None:
-        """Check those from now on, if there are any in this dialect: nobody asks for it."""
+        """Check the transactions of dialect 3.1 from now on; does nothing in another dialect."""
         if self._prepared is not None:
-            interval = self._store.config.check_transaction_message_timer_interval
-            health = self._store.disk.health
+            interval = self._engine.config.check_transaction_message_timer_interval
+            health = self._engine.health
             with self._lock:
                 self._start(CheckService(self._prepared.check, health, interval))
 
@@ -316,7 +315,7 @@ class Services:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise StoreUnavailable(f"{self._store.folder}: the store was closed")
+            raise StoreUnavailable(f"{self._engine.root}: the store was closed")
 
     @property
     def is_current(self) -> bool:
@@ -324,7 +323,7 @@ class Services:
         return any(service.is_current for service in self._threads)
 
     def close(self) -> None:
-        """End all of them, and save how far they have come; once more does nothing."""
+        """End all services, and save their progress; a second call does nothing."""
         with self._lock:
             self._is_closed = True
             threads = self._threads[::-1]
@@ -334,11 +333,11 @@ class Services:
             try:
                 self._delivery.save()
             except StoreUnavailable as error:
-                logger.warning("how far delivery has come is not saved: %s", error)
+                logger.warning("the progress of delivery is not saved: %s", error)
 
 
 class _HalfLog:
-    """What checks of transactions read of a store."""
+    """The log and the queues, as checks of transactions read them."""
 
     def __init__(self, store: ServedStore) -> None:
         self._store = store
@@ -354,15 +353,17 @@ class _HalfLog:
 
 
 class _DueLog:
-    """What delivery reads of a store."""
+    """The log and the schedule topic's queues, as delivery reads them."""
 
-    def __init__(self, store: ServedStore, levels: Sequence[int]) -> None:
+    def __init__(self, store: ServedStore, files: MappedFileQueue, levels: Sequence[int]) -> None:
         self._store = store
         log = _HalfLog(store)
-        # Looked at ten times a second. Queues of further levels are of another table of levels.
+        # Delivery reads them ten times a second. A queue above the known levels belongs to another
+        # table of levels.
         self._queue_ids = sorted({*range(len(levels)), *log.queue_ids(delay.SCHEDULE_TOPIC)})
         self.runs: Callable[[int], Iterator[Run]] = log.runs
         self._log = store.commit_log
+        self._files = files
         self.store_time_at = store.commit_log.store_time_at
 
     def schedule_queues(self) -> Iterable[int]:
@@ -382,4 +383,4 @@ class _DueLog:
 
     @property
     def end(self) -> int:
-        return self._store.log_end()
+        return self._files.wrote_offset

@@ -1,7 +1,7 @@
-"""What a store did since it was opened: counts, times, rates (``StoreStatsService``).
+"""What a store object did since it was opened: counts, times, rates (``StoreStatsService``).
 
-Each thread counts for itself, so that a put pays for no lock; :meth:`StatsRecorder.snapshot` adds
-up.
+Each thread counts in its own object, so that a put takes no lock; :meth:`StatsRecorder.snapshot`
+sums them up. :mod:`logquarry.store.state` has what the store holds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from logquarry.store.schedule.delivery import Delays
-from logquarry.store.store_state import StoreState, TopicStats
+from logquarry.store.state import StoreState, TopicStats
 from logquarry.write.put_many import PutManyResult
 from logquarry.write.put_result import PutResult
 
@@ -39,11 +39,12 @@ BUCKETS: Final = (
     ("5-10s", 10.0),
     (">10s", float("inf")),
 )
-"""How long whole puts took: RocketMQ's classes, and the seconds that each reaches to."""
+"""Durations of whole puts: RocketMQ's classes, and the upper bound of each, in seconds."""
 WINDOWS: Final = (10, 60, 600)
-"""Seconds over which rates are reckoned."""
+"""Seconds over which rates are computed."""
 SIZES: Final = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
-"""Bytes that each class of message sizes reaches to, as RocketMQ 5 has them; there is one more."""
+"""Upper bounds of the classes of message sizes, in bytes, as in RocketMQ 5. One more class has the
+larger messages."""
 
 _BOUNDS: Final = tuple(bound for _, bound in BUCKETS)
 _FIRST_BOUND: Final = _BOUNDS[0]
@@ -52,7 +53,7 @@ _MS: Final = 1_000
 
 
 class Rates(NamedTuple):
-    """So many a second over the last 10, 60 and 600 seconds, or since the store was opened."""
+    """Rates per second over the last 10, 60 and 600 seconds, or since the store was opened."""
 
     last_10_s: float
     last_60_s: float
@@ -61,32 +62,32 @@ class Rates(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StoreStats:
-    """What a store did.
+    """What a store object did.
 
     Attributes:
         seconds: since it was opened.
-        put_messages: messages that were put; a batch counts each of its own.
-        put_bytes: what they take in the log.
+        put_messages: messages that were put; each message of a batch counts.
+        put_bytes: their bytes in the log.
         put_failed: puts that were refused (``putMessageFailedTimes``).
         put_times: whole puts by how long they took (``putMessageDistributeTime``).
         put_longest_ms: the longest whole put (``putMessageEntireTimeMax``).
-        lock_longest_ms: the longest that a put held the log.
+        lock_longest_ms: the longest time that a put held the log's lock.
         put_rates: messages put.
-        topics: what was put, by the topic that the message named.
-        get_found: gets that gave messages.
-        get_missed: those that gave none.
-        get_messages: messages that they gave.
-        get_rates: messages that they gave (``getTransferedTps``).
-        get_found_rates: gets that gave messages (``getFoundTps``).
-        get_missed_rates: gets that gave none (``getMissTps``).
+        topics: messages put, by topic.
+        get_found: gets that returned messages.
+        get_missed: gets that returned none.
+        get_messages: messages that gets returned.
+        get_rates: messages that gets returned (``getTransferedTps``).
+        get_found_rates: gets that returned messages (``getFoundTps``).
+        get_missed_rates: gets that returned none (``getMissTps``).
         get_longest_ms: the longest get (``getMessageEntireTimeMax``).
         dispatch_behind: bytes of the log that are in no queue yet (``dispatchBehindBytes``).
         flush_behind: bytes of the log that are not known to be on the disk.
-        sizes: messages put by the bytes of their frames, a class for each of :data:`SIZES` and
-            one for what is larger; of a batch each has its part.
-        delays: messages that were delivered by topic and how long they were to be delayed, since
-            they were born (:class:`Delays`).
-        state: what the store holds now; nothing of one that was closed.
+        sizes: messages put by frame size: a class for each of :data:`SIZES`, and one for larger
+            frames. A batch counts as messages of equal size.
+        delays: by topic, delivered messages by their delay since they were born
+            (:class:`Delays`).
+        state: what the store holds now; empty after the store was closed.
     """
 
     seconds: float
@@ -113,7 +114,7 @@ class StoreStats:
 
     @property
     def put_average_size(self) -> float:
-        """Bytes of a frame on the average (``putMessageAverageSize``)."""
+        """Average bytes of a frame (``putMessageAverageSize``)."""
         return self.put_bytes / self.put_messages if self.put_messages else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -132,7 +133,7 @@ class StoreStats:
 
 
 class _Sample(NamedTuple):
-    """Where the counts stood at a time."""
+    """The counts at one time."""
 
     time: float
     put: int
@@ -162,7 +163,7 @@ class _Counts:
         self.longest = 0.0
         self.lock_longest_ms = 0.0
         self.times = [0] * len(BUCKETS)
-        # Of the first class nobody counts: it has what is in no other.
+        # The first class is not counted: it is the rest of all messages.
         self.sizes = [0] * (len(SIZES) + 1)
         # Messages and bytes by topic.
         self.topics: dict[str, list[int]] = {}
@@ -170,7 +171,7 @@ class _Counts:
         self.get_longest = 0.0
 
     def add_topic(self, topic: str, messages: int, size: int) -> None:
-        """Messages of a topic, and what they take in the log."""
+        """Count messages of a topic, and their bytes."""
         found = self.topics.get(topic)
         if found is None:
             found = self.topics[topic] = [0, 0]
@@ -178,7 +179,7 @@ class _Counts:
         found[1] += size
 
     def longest_get(self, seconds: float) -> None:
-        """A get that took longer than any before."""
+        """Note a get that took longer than all before."""
         self.get_longest = seconds
 
     def add(self, other: _Counts) -> None:
@@ -196,7 +197,7 @@ class _Counts:
 
 
 class StatsRecorder:
-    """Counts what a store does. Any thread may tell it, and any may ask."""
+    """Counts what a store does. Any thread may use it."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -208,8 +209,8 @@ class StatsRecorder:
         self._samples: deque[_Sample] = deque([_Sample(self._began, 0, 0, 0, 0)])
 
     def put(self, topic: str, result: PutResult, seconds: float) -> None:
-        """A put that is in the log."""
-        # Without a call for each of the counts, which would take longer than counting.
+        """Count a put whose message is in the log."""
+        # All counts in one function: a call takes longer than a count.
         try:
             counts: _Counts = self._own.counts
         except AttributeError:
@@ -230,7 +231,7 @@ class StatsRecorder:
             counts.times[0] += 1
 
     def put_many(self, result: PutManyResult, seconds: float) -> None:
-        """Messages that were put at once. How long the log was held for a chunk is not known."""
+        """Count messages of one bulk put. The time in the log's lock is unknown."""
         counts = self._counts()
         for topic, (messages, size) in result.topics.items():
             counts.add_topic(topic, messages, size)
@@ -241,7 +242,7 @@ class StatsRecorder:
         self._whole(counts, seconds)
 
     def loaded(self, topic: str, messages: int, size: int) -> None:
-        """Messages of a load, which nobody waited for one by one; nor are their sizes known."""
+        """Count messages of a load. Their single times and sizes are unknown."""
         self._counts().add_topic(topic, messages, size)
 
     @staticmethod
@@ -253,11 +254,11 @@ class StatsRecorder:
         counts.longest = max(counts.longest, seconds)
 
     def put_failed(self) -> None:
-        """A put that is not in the log."""
+        """Count a put whose message is not in the log."""
         self._counts().failed += 1
 
     def got(self, messages: int, seconds: float = 0.0) -> None:
-        """A get that gave so many messages, and how long it took."""
+        """Count a get that returned some messages, and its duration."""
         try:
             counts: _Counts = self._own.counts
         except AttributeError:
@@ -282,7 +283,7 @@ class StatsRecorder:
         return counts
 
     def _fold_ended(self) -> None:
-        """Add up the threads that are no more, so that they take no room."""
+        """Add up the counts of ended threads, so that they take no memory."""
         alive = []
         for reference, counts in self._threads:
             thread = reference()
@@ -301,10 +302,10 @@ class StatsRecorder:
         return total
 
     def sample(self) -> None:
-        """Note where the counts stand, for the rates; one thread does, about once a second."""
+        """Note the counts for the rates; one thread calls this about once a second."""
         entry = self._entry(self._total())
         self._samples.append(entry)
-        # The last one before the longest window stays.
+        # Keep the last sample before the longest window.
         while len(self._samples) > 2 and self._samples[1][0] <= entry[0] - WINDOWS[-1]:
             self._samples.popleft()
 
@@ -321,7 +322,7 @@ class StatsRecorder:
         delays: Mapping[str, Delays] | None = None,
         state: StoreState | None = None,
     ) -> StoreStats:
-        """Where the counts stand."""
+        """The counts now."""
         total = self._total()
         now = self._entry(total)
         samples = list(self._samples)
@@ -357,7 +358,7 @@ def _rates(samples: list[_Sample], now: _Sample, which: int) -> Rates:
 
 
 def _rate(samples: list[_Sample], now: _Sample, which: int, window: int) -> float:
-    """Per second since the last sample that is at least as old as the window, or the first."""
+    """Rate since the last sample that is at least as old as the window, else since the first."""
     since = samples[0]
     for sample in samples:
         if sample[0] > now[0] - window:

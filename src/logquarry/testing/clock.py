@@ -6,7 +6,7 @@ import threading
 
 
 class FakeClock:
-    """A clock for ``WritableStore.start(clock=...)``; it advances only by its steps. Thread-safe.
+    """A clock for ``StoreWriter.start(clock=...)``; it advances only by its steps. Thread-safe.
 
     Args:
         now: the first time, in milliseconds since 1970.

@@ -25,7 +25,7 @@ from logquarry.log.walk import LogReader, Run
 from logquarry.message import Message
 from logquarry.repair.recover.recover import recover
 from logquarry.repair.verify.verify import verify_store
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from logquarry.write.append31 import ScratchBuffer
 
 NOW = 1_700_000_000_000
@@ -56,17 +56,17 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Iterator[WritableStore]:
-    with WritableStore.start(tmp_path / "store", config=config(), clock=clock) as opened:
+def store(tmp_path: Path, clock: Clock) -> Iterator[StoreWriter]:
+    with StoreWriter.start(tmp_path / "store", config=config(), clock=clock) as opened:
         yield opened
 
 
-def begin(store: WritableStore, body: bytes = b"body", **fields: Any) -> int:
+def begin(store: StoreWriter, body: bytes = b"body", **fields: Any) -> int:
     message = Message("topic", body, **fields)
     return store.prepared_transactions.begin(message, "pg").physical_offset
 
 
-def places(store: WritableStore) -> list[int]:
+def places(store: StoreWriter) -> list[int]:
     return [one.physical_offset for one in store.prepared_transactions.open()]
 
 
@@ -94,7 +94,7 @@ def test_settings_that_it_does_not_have(setting: dict[str, Any]) -> None:
         StoreConfig(**({"dialect": "3.1"} | setting))
 
 
-def test_what_it_refuses(store: WritableStore) -> None:
+def test_what_it_refuses(store: StoreWriter) -> None:
     end = store.max_offset
     with pytest.raises(MessageRejected, match="no batches"):
         store.put_batch([Message("t", b"1"), Message("t", b"2")])
@@ -109,7 +109,7 @@ def test_what_it_refuses(store: WritableStore) -> None:
 
 
 def test_another_dialect_has_no_state_table(tmp_path: Path) -> None:
-    with WritableStore.start(tmp_path / "store", config=StoreConfig()) as opened:
+    with StoreWriter.start(tmp_path / "store", config=StoreConfig()) as opened:
         with pytest.raises(UsageError, match="dialect"):
             _ = opened.prepared_transactions
         opened.put(Message("t", b"1"))
@@ -117,7 +117,7 @@ def test_another_dialect_has_no_state_table(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------- frames
-def test_property_strings_end_with_a_separator(store: WritableStore) -> None:
+def test_property_strings_end_with_a_separator(store: StoreWriter) -> None:
     store.put(Message("t", b"1", tags="A", keys="k"))
     store.put(Message("t", b"2"))
     store.put(Message("t", b"3", properties_string="a\x01b"))
@@ -140,7 +140,7 @@ def test_put_many_writes_blanks_and_numbers_as_single_puts_do(tmp_path: Path, cl
         for _ in range(60)
     ]
     for name in ("single", "many"):
-        with WritableStore.start(tmp_path / name, config=config(), clock=clock) as opened:
+        with StoreWriter.start(tmp_path / name, config=config(), clock=clock) as opened:
             if name == "many":
                 opened.put_many(messages)
             else:
@@ -161,7 +161,7 @@ def test_put_many_writes_blanks_and_numbers_as_single_puts_do(tmp_path: Path, cl
 
 def test_the_scratch_buffer_is_what_one_frame_after_the_other_leaves(tmp_path: Path) -> None:
     """Only what is longer than all behind it is copied, which comes to the same."""
-    with WritableStore.start(tmp_path / "store", config=config()) as opened:
+    with StoreWriter.start(tmp_path / "store", config=config()) as opened:
         for size in (300, 20, 0, 500, 7, 90, 480, 1):
             opened.put(Message("topic" * (size % 3 + 1), bytes([size % 251]) * size, tags="x" * 9))
     quick, plain = ScratchBuffer(1_000), ScratchBuffer(1_000)
@@ -179,7 +179,7 @@ def test_the_scratch_buffer_is_what_one_frame_after_the_other_leaves(tmp_path: P
 
 
 # ------------------------------------------------------------------------------------- transactions
-def test_a_commit_brings_the_message_to_its_queue(store: WritableStore) -> None:
+def test_a_commit_brings_the_message_to_its_queue(store: StoreWriter) -> None:
     fields = {"queue_id": 2, "tags": "A", "keys": "k", "flag": 7, "delay_level": 3}
     offset = begin(store, b"one", **fields)
     assert not store.get("topic", 2).messages
@@ -198,7 +198,7 @@ def test_a_commit_brings_the_message_to_its_queue(store: WritableStore) -> None:
     assert [found.physical_offset for found in store.query("topic", "k")] == [offset]
 
 
-def test_a_rollback_names_the_unit(store: WritableStore) -> None:
+def test_a_rollback_names_the_unit(store: StoreWriter) -> None:
     first, second = begin(store), begin(store)
     result = store.prepared_transactions.rollback(second)
     ended = store.message_at(result.physical_offset)
@@ -206,7 +206,7 @@ def test_a_rollback_names_the_unit(store: WritableStore) -> None:
     assert places(store) == [first]
 
 
-def test_nothing_ends_twice(store: WritableStore) -> None:
+def test_nothing_ends_twice(store: StoreWriter) -> None:
     offset = begin(store)
     end = store.put(Message("topic", b"no transaction")).end_offset
     store.prepared_transactions.commit(offset)
@@ -215,7 +215,7 @@ def test_nothing_ends_twice(store: WritableStore) -> None:
             store.prepared_transactions.rollback(wrong)
 
 
-def test_an_end_of_another_group_is_none(store: WritableStore) -> None:
+def test_an_end_of_another_group_is_none(store: StoreWriter) -> None:
     offset = begin(store)
     for group in ("other", None):
         store.put(
@@ -232,7 +232,7 @@ def test_an_end_of_another_group_is_none(store: WritableStore) -> None:
 
 
 def test_units_of_table_and_redo_log(tmp_path: Path, clock: Clock) -> None:
-    with WritableStore.start(tmp_path / "store", config=config(), clock=clock) as opened:
+    with StoreWriter.start(tmp_path / "store", config=config(), clock=clock) as opened:
         offsets = [begin(opened) for _ in range(12)]
         sizes = [opened.message_at(offset).size for offset in offsets]
         for offset in offsets[::3]:
@@ -281,7 +281,7 @@ def test_a_number_that_rotted_makes_no_gigabytes_of_units() -> None:
         assert change.number == number
 
 
-def test_numbers_that_fall_back_go_on(store: WritableStore) -> None:
+def test_numbers_that_fall_back_go_on(store: StoreWriter) -> None:
     """RocketMQ numbers anew: what follows takes the next number, and no other one's."""
     book = TransactionBook(5, 1_000)
     frames = [TransactionFrame(4, at, 100, 2, 0, NOW, 1) for at in (1_000, 1_100)]
@@ -293,7 +293,7 @@ def test_numbers_that_fall_back_go_on(store: WritableStore) -> None:
 def test_numbers_go_on_after_reopening(tmp_path: Path, clock: Clock) -> None:
     numbers: list[int] = []
     for _ in range(3):
-        with WritableStore.start(tmp_path / "store", config=config(), clock=clock) as opened:
+        with StoreWriter.start(tmp_path / "store", config=config(), clock=clock) as opened:
             known = opened.prepared_transactions
             results = [known.begin(Message("t", b""), "pg") for _ in range(4)]
             numbers += [result.queue_offset for result in results]
@@ -306,7 +306,7 @@ def test_a_table_that_lost_what_has_ended_does_not_use_numbers_twice(
     tmp_path: Path, clock: Clock
 ) -> None:
     root = tmp_path / "store"
-    with WritableStore.start(root, config=config(), clock=clock) as opened:
+    with StoreWriter.start(root, config=config(), clock=clock) as opened:
         offsets = [begin(opened) for _ in range(12)]
         for offset in offsets[9:]:
             opened.prepared_transactions.commit(offset)
@@ -319,7 +319,7 @@ def test_a_table_that_lost_what_has_ended_does_not_use_numbers_twice(
             (root / "abort").touch()
         else:
             path.write_bytes(bytes(len(data)))
-        with WritableStore.start(root, config=config(), clock=clock) as opened:
+        with StoreWriter.start(root, config=config(), clock=clock) as opened:
             result = opened.prepared_transactions.begin(Message("t", b""), "pg")
             opened.prepared_transactions.commit(result.physical_offset)
             assert result.queue_offset == (12 if crashed else 13)
@@ -330,7 +330,7 @@ def test_what_is_made_anew_is_what_was_there(seed: int, tmp_path: Path, clock: C
     """The dispatcher and a recovery write the same bytes."""
     rng = random.Random(seed)
     root = tmp_path / "store"
-    with WritableStore.start(root, config=config(), clock=clock) as opened:
+    with StoreWriter.start(root, config=config(), clock=clock) as opened:
         still: list[int] = []
         for _ in range(60):
             clock.now += rng.randrange(1_500)
@@ -341,7 +341,7 @@ def test_what_is_made_anew_is_what_was_there(seed: int, tmp_path: Path, clock: C
                 still.append(begin(opened, bytes(rng.randrange(200))))
     before = units_below(root)
     shutil.move(root / "transaction", tmp_path / "gone")
-    with WritableStore.start(root, config=config(), clock=clock) as opened:
+    with StoreWriter.start(root, config=config(), clock=clock) as opened:
         assert places(opened) == sorted(still)
     assert units_below(root) == before
     assert len(before) > 10
@@ -360,7 +360,7 @@ def test_harm_is_found_and_mended(
     part: str, kind: str, harm: str, tmp_path: Path, clock: Clock
 ) -> None:
     root = tmp_path / "store"
-    with WritableStore.start(root, config=config(), clock=clock) as opened:
+    with StoreWriter.start(root, config=config(), clock=clock) as opened:
         offsets = [begin(opened) for _ in range(12)]
         for offset in (offsets[5], offsets[7]):
             opened.prepared_transactions.commit(offset)
@@ -379,13 +379,13 @@ def test_harm_is_found_and_mended(
             data[7 if harm == "flip" else 19] ^= 1
         path.write_bytes(data)
     assert kind in verify_store(StoreLayout.open(root, config())).by_kind
-    with WritableStore.start(root, config=config(), clock=clock) as opened:
+    with StoreWriter.start(root, config=config(), clock=clock) as opened:
         assert places(opened) == still
     assert not verify_store(StoreLayout.open(root, config())).has_damage
 
 
 # -------------------------------------------------------------------------------------------- check
-def test_the_listener_is_asked_about_what_is_old_enough(store: WritableStore, clock: Clock) -> None:
+def test_the_listener_is_asked_about_what_is_old_enough(store: StoreWriter, clock: Clock) -> None:
     known = store.prepared_transactions
     assert known.check() == 0
     old = [begin(store) for _ in range(3)]
@@ -407,7 +407,7 @@ def test_the_listener_is_asked_about_what_is_old_enough(store: WritableStore, cl
 
 
 def test_a_listener_that_fails_is_asked_again(
-    store: WritableStore, clock: Clock, caplog: pytest.LogCaptureFixture
+    store: StoreWriter, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     offset = begin(store)
     clock.now += 120_000

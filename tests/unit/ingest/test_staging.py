@@ -19,7 +19,7 @@ from logquarry.ingest.load import commit_load, discard_load, finish_loads, plan_
 from logquarry.ingest.staging import LoadPlan, Staged, Stager, place_rows
 from logquarry.store.load.ledger import Ledger, LoadId
 from logquarry.store.load.segment import Segment, SegmentReader
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from tests.small_store import config
 from tests.twins import both
 
@@ -220,7 +220,7 @@ def test_it_is_what_put_many_writes(tmp_path: Path) -> None:
         stager = Stager(plan, LOAD, 0)
         stager.add(batch)
         tasks = stager.finish()
-        with WritableStore.start(root, config=config(), clock=lambda: 1_700_000_000_000) as store:
+        with StoreWriter.start(root, config=config(), clock=lambda: 1_700_000_000_000) as store:
             if root.name == "put":
                 store.put_many(batch)
             else:
@@ -237,7 +237,7 @@ def test_it_is_what_put_many_writes(tmp_path: Path) -> None:
 
 def test_offsets_follow_on_those_of_the_store(tmp_path: Path) -> None:
     root = tmp_path / "s"
-    with WritableStore.start(root, config=config()) as store:
+    with StoreWriter.start(root, config=config()) as store:
         store.put_many([lq.Message("t", b"old", queue_id=1)] * 5)
     plan = planned(root)
     for version in (1, 2):
@@ -314,7 +314,7 @@ def test_what_was_begun_is_not_discarded(tmp_path: Path) -> None:
 
         def fails(appendings: Any) -> Any:
             if len(appendings) == 1:
-                store = WritableStore.start(appendings[0].store, config=appendings[0].config)
+                store = StoreWriter.start(appendings[0].store, config=appendings[0].config)
                 writer = store._engine.loads._staged
                 with store, mock.patch.object(writer, "append", side_effect=no_room):
                     store.load_staged(LOAD, appendings[0].segments)
@@ -330,7 +330,7 @@ def test_what_was_begun_is_not_discarded(tmp_path: Path) -> None:
 
 
 def test_a_path_of_one_store_takes_no_brokers(tmp_path: Path) -> None:
-    with WritableStore.start(tmp_path / "s", config=config()):
+    with StoreWriter.start(tmp_path / "s", config=config()):
         pass
     with pytest.raises(UsageError, match="is a store, but 2 brokers need a folder"):
         planned(tmp_path / "s", brokers=2)
@@ -383,13 +383,13 @@ def test_a_harmed_segment_is_refused(tmp_path: Path, harm: str) -> None:
 def test_an_intent_that_is_none_is_told(tmp_path: Path, document: str) -> None:
     """Nothing can be appended after a load whose end is unknown."""
     root = tmp_path / "s"
-    with WritableStore.start(root, config=config()) as store:
+    with StoreWriter.start(root, config=config()) as store:
         store.put(lq.Message("t", b"b"))
     path = root / ".logquarry/loads/intent.json"
     path.parent.mkdir()
     path.write_text(document)
     with pytest.raises(CorruptFile, match=r"intent\.json"):
-        WritableStore.start(root, config=config())
+        StoreWriter.start(root, config=config())
     assert len(messages(root)) == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import UsageError
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from logquarry.testing.clock import FakeClock
 from tests.small_store import NOW, config
 
@@ -36,7 +36,7 @@ def test_a_store_that_is_written(tmp_path: Path) -> None:
     topic = 'evil"\\topic'
     registry = client.CollectorRegistry()
     clock = FakeClock(NOW)
-    with WritableStore.start(tmp_path / "store", config=config(), clock=clock) as store:
+    with StoreWriter.start(tmp_path / "store", config=config(), clock=clock) as store:
         registry.register(StoreCollector(store, "node"))
         sizes = [store.put(lq.Message(topic, bytes(size))).size for size in (10, 1_500)]
         many = store.put_many([lq.Message("t", b"x"), lq.Message("t", b"y")])
@@ -122,7 +122,7 @@ def test_delayed_messages_and_transactions(tmp_path: Path) -> None:
     from logquarry.metrics.collector import prometheus_text
 
     clock = FakeClock(NOW)
-    with WritableStore.start(tmp_path / "store", config=config(), clock=clock) as store:
+    with StoreWriter.start(tmp_path / "store", config=config(), clock=clock) as store:
         for level in (1, 5, 6):  # 1 s, 60 s, 2 m
             store.put(lq.Message("t", b"", delay_level=level))
         store.put(lq.Message("u", b"", delay_level=1, born_timestamp=NOW - 700_000))

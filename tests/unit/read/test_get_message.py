@@ -122,7 +122,7 @@ def test_fewer_come_from_further_back_than_memory(tmp_path: Path) -> None:
         counts = {}
         for start in (0, 50, 55, 60):
             result = get_message(
-                store._log, queue, start, 32, tags=None, limits=limits, read=store._read
+                store._log, queue, start, 32, tags=None, limits=limits, read=store._getter._read
             )
             counts[start] = len(result.messages)
     # From 55 on five are on disk; the sixth and all others are in memory.

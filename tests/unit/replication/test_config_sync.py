@@ -43,17 +43,17 @@ def master(golden: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def slave(tmp_path: Path) -> Iterator[lq.MessageStore]:
+def slave(tmp_path: Path) -> Iterator[lq.StoreWriter]:
     with opened(tmp_path / "s", "SLAVE") as store:
         yield store
 
 
-def fetch(store: lq.MessageStore, server: ConfigServer) -> ConfigSynced:
+def fetch(store: lq.StoreWriter, server: ConfigServer) -> ConfigSynced:
     return sync_config(store, server.host, server.port, options=PATIENT)
 
 
 # -------------------------------------------------------------------------------------- copies
-def test_all_four_tables(master: Path, slave: lq.MessageStore) -> None:
+def test_all_four_tables(master: Path, slave: lq.StoreWriter) -> None:
     with ConfigServer(master) as server:
         assert fetch(slave, server) == (tuple(FILES), (), ())
         for name in FILES:
@@ -67,7 +67,7 @@ def test_all_four_tables(master: Path, slave: lq.MessageStore) -> None:
 
 
 def test_topics_and_groups_are_taken_as_a_whole_where_their_version_is_another(
-    master: Path, slave: lq.MessageStore
+    master: Path, slave: lq.StoreWriter
 ) -> None:
     root = Path(slave.root)
     for name, table in (
@@ -89,7 +89,7 @@ def test_topics_and_groups_are_taken_as_a_whole_where_their_version_is_another(
         assert backup["dataVersion"]["counter"] == 9
 
 
-def test_what_a_topic_has_besides_is_kept(tmp_path: Path, slave: lq.MessageStore) -> None:
+def test_what_a_topic_has_besides_is_kept(tmp_path: Path, slave: lq.StoreWriter) -> None:
     entry = {"perm": 6, "attributes": {"k": ["é", 1.5, None, True]}, "topicName": "t"}
     write(tmp_path / "m", "topics.json", versioned("topicConfigTable", 1, t=entry))
     with ConfigServer(tmp_path / "m") as server:
@@ -98,7 +98,7 @@ def test_what_a_topic_has_besides_is_kept(tmp_path: Path, slave: lq.MessageStore
     assert found["topicConfigTable"]["t"] == entry
 
 
-def test_offsets_are_taken_group_by_group(master: Path, slave: lq.MessageStore) -> None:
+def test_offsets_are_taken_group_by_group(master: Path, slave: lq.StoreWriter) -> None:
     write(master, "consumerOffset.json", '{"offsetTable":{"t@g":{0:5,1:6},"t@new":{0:1}}}')
     write(
         Path(slave.root), "consumerOffset.json", '{"offsetTable":{"t@g":{0:9,7:7},"t@old":{0:3}}}'
@@ -114,7 +114,7 @@ def test_offsets_are_taken_group_by_group(master: Path, slave: lq.MessageStore) 
 
 
 def test_a_consumer_of_the_slave_does_not_write_over_them(
-    tmp_path: Path, master: Path, slave: lq.MessageStore
+    tmp_path: Path, master: Path, slave: lq.StoreWriter
 ) -> None:
     write(master, "consumerOffset.json", '{"offsetTable":{"t@g":{0:5}}}')
     with opened(tmp_path / "other") as other:
@@ -134,7 +134,7 @@ def test_a_consumer_of_the_slave_does_not_write_over_them(
     assert found["t", "g"] == {0: 5} and found["t", "own"] == {0: 1}
 
 
-def test_what_the_master_has_not_got_stays(tmp_path: Path, slave: lq.MessageStore) -> None:
+def test_what_the_master_has_not_got_stays(tmp_path: Path, slave: lq.StoreWriter) -> None:
     write(Path(slave.root), "delayOffset.json", '{"offsetTable":{3:4}}')
     before = config_bytes(Path(slave.root))
     with ConfigServer(tmp_path / "m") as server:
@@ -142,7 +142,7 @@ def test_what_the_master_has_not_got_stays(tmp_path: Path, slave: lq.MessageStor
     assert config_bytes(Path(slave.root)) == before
 
 
-def test_a_table_without_offsets_makes_no_file(tmp_path: Path, slave: lq.MessageStore) -> None:
+def test_a_table_without_offsets_makes_no_file(tmp_path: Path, slave: lq.StoreWriter) -> None:
     write(tmp_path / "m", "consumerOffset.json", '{"offsetTable":{}}')
     with ConfigServer(tmp_path / "m") as server:
         assert fetch(slave, server).written == ()
@@ -150,7 +150,7 @@ def test_a_table_without_offsets_makes_no_file(tmp_path: Path, slave: lq.Message
 
 
 def test_a_masters_bak_serves_and_what_is_spoilt_is_told(
-    master: Path, slave: lq.MessageStore
+    master: Path, slave: lq.StoreWriter
 ) -> None:
     for name in ("topics.json", "subscriptionGroup.json"):
         (master / "config" / name).write_bytes(b"{ torn")
@@ -165,7 +165,7 @@ def test_a_masters_bak_serves_and_what_is_spoilt_is_told(
     assert json.loads((Path(slave.root) / "config/topics.json").read_bytes()) == backup
 
 
-def test_a_spoilt_file_of_the_slave_is_set_aside(master: Path, slave: lq.MessageStore) -> None:
+def test_a_spoilt_file_of_the_slave_is_set_aside(master: Path, slave: lq.StoreWriter) -> None:
     root = Path(slave.root)
     for name in FILES:
         write(root, name, "{ torn")
@@ -182,7 +182,7 @@ def test_who_is_no_slave_takes_nothing(master: Path, tmp_path: Path) -> None:
         with opened(tmp_path / "other") as other, pytest.raises(UsageError, match="not SLAVE"):
             fetch(other, server)
         with lq.MessageStore.open(tmp_path / "other") as read, pytest.raises(StoreUnavailable):
-            fetch(read, server)
+            fetch(read, server)  # type: ignore[arg-type]
         with opened(tmp_path / "s", "SLAVE") as gone:
             pass
         with pytest.raises(StoreUnavailable):
@@ -190,7 +190,7 @@ def test_who_is_no_slave_takes_nothing(master: Path, tmp_path: Path) -> None:
     assert not config_bytes(tmp_path / "s")
 
 
-def test_a_slave_delivers_nothing(slave: lq.MessageStore) -> None:
+def test_a_slave_delivers_nothing(slave: lq.StoreWriter) -> None:
     # Delivery would overwrite the offsets of the master.
     with pytest.raises(StoreUnavailable, match="its master delivers"):
         slave.start_delivery()
@@ -198,7 +198,7 @@ def test_a_slave_delivers_nothing(slave: lq.MessageStore) -> None:
         slave.deliver_due()
 
 
-def test_again_and_again(master: Path, slave: lq.MessageStore) -> None:
+def test_again_and_again(master: Path, slave: lq.StoreWriter) -> None:
     with ConfigServer(master) as server:
         port = server.port
         options = ConfigSyncOptions(interval=0.01, timeout=PATIENCE_SECONDS)
@@ -219,7 +219,7 @@ def test_a_disk_that_fails_ends_it(master: Path, tmp_path: Path) -> None:
     store = opened(tmp_path / "s", "SLAVE")
     try:
         with ConfigServer(master) as server:
-            store._health.poison("for a test")  # type: ignore[attr-defined]
+            store._health.poison("for a test")
             with ConfigSync(store, server.host, server.port) as sync:
                 eventually(lambda: sync.status().has_ended)
                 assert isinstance(sync.error, StoreUnavailable)
@@ -284,7 +284,7 @@ BAD_TABLES = {
 
 @pytest.mark.parametrize("name", BAD_TABLES)
 def test_what_cannot_be_read_replaces_nothing(
-    name: str, master: Path, slave: lq.MessageStore
+    name: str, master: Path, slave: lq.StoreWriter
 ) -> None:
     with ConfigServer(master) as server:
         fetch(slave, server)
@@ -295,7 +295,7 @@ def test_what_cannot_be_read_replaces_nothing(
     assert synced.written == () and config_bytes(Path(slave.root)) == before
 
 
-def test_a_refusal_is_told_in_few_words(slave: lq.MessageStore) -> None:
+def test_a_refusal_is_told_in_few_words(slave: lq.StoreWriter) -> None:
     with broker(lambda command: remoting.encode(command.answer(2, remark="busy" * 999))) as port:
         problems = sync_config(slave, "127.0.0.1", port, options=PATIENT).problems
     assert len(problems) == 4 and "code 2: busybusy" in problems[0]
@@ -303,12 +303,12 @@ def test_a_refusal_is_told_in_few_words(slave: lq.MessageStore) -> None:
 
 
 @pytest.mark.parametrize("strange", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00\x00\x00\x01"])
-def test_another_protocol_is_told(strange: bytes, slave: lq.MessageStore) -> None:
+def test_another_protocol_is_told(strange: bytes, slave: lq.StoreWriter) -> None:
     with broker(lambda _: strange) as port, pytest.raises(ProtocolViolation):
         sync_config(slave, "127.0.0.1", port, options=PATIENT)
 
 
-def test_who_hangs_up_or_says_nothing(master: Path, slave: lq.MessageStore) -> None:
+def test_who_hangs_up_or_says_nothing(master: Path, slave: lq.StoreWriter) -> None:
     with broker(lambda _: b"") as port, pytest.raises(ConnectionError, match="ended"):
         sync_config(slave, "127.0.0.1", port, options=PATIENT)
 
@@ -324,7 +324,7 @@ def test_who_hangs_up_or_says_nothing(master: Path, slave: lq.MessageStore) -> N
     assert not config_bytes(Path(slave.root))
 
 
-def test_closing_does_not_wait_for_an_answer(slave: lq.MessageStore) -> None:
+def test_closing_does_not_wait_for_an_answer(slave: lq.StoreWriter) -> None:
     asked = threading.Event()
 
     def silent(command: RemotingCommand) -> bytes:
@@ -345,7 +345,7 @@ def test_settings_that_make_no_sense(options: dict[str, float]) -> None:
 
 
 def test_a_table_that_fits_no_frame(
-    master: Path, slave: lq.MessageStore, monkeypatch: pytest.MonkeyPatch
+    master: Path, slave: lq.StoreWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert LARGEST_FRAME - 5_000 < config_server._LARGEST_DOCUMENT < LARGEST_FRAME - 500
     monkeypatch.setattr(config_server, "_LARGEST_DOCUMENT", 5_000)
@@ -358,7 +358,7 @@ def test_a_table_that_fits_no_frame(
     assert len(synced.written) == 3
 
 
-def test_tls(master: Path, slave: lq.MessageStore, tmp_path: Path) -> None:
+def test_tls(master: Path, slave: lq.StoreWriter, tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
     large = {f"topic-{number}": {"x": "y" * 1_000} for number in range(500)}
     write(master, "topics.json", versioned("topicConfigTable", 1, **large))

@@ -19,7 +19,7 @@ from logquarry.protocol.ha import TransferLimits
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
 from logquarry.replication.replica import Replica
 from logquarry.replication.wire import Surroundings
-from logquarry.store.log_growth import LogFeed
+from logquarry.store.log_feed import LogFeed
 from logquarry.write.put_result import PutStatus
 from tests.replication_pair import (
     QUICK,
@@ -37,7 +37,7 @@ PATIENT = {"slave_timeout": 60_000, "sync_flush_timeout": 60_000}
 FULL = MasterOptions(times=QUICK, full_history=True)
 
 
-def follow(store: lq.MessageStore, master: HaMaster, options: SlaveOptions = SLAVE) -> HaSlave:
+def follow(store: lq.StoreWriter, master: HaMaster, options: SlaveOptions = SLAVE) -> HaSlave:
     return HaSlave(store, master.host, master.port, options=options)
 
 
@@ -294,7 +294,7 @@ def test_a_slave_that_is_ahead_of_its_master_is_told_so(behind: int, tmp_path: P
         assert master.status().acknowledged <= end
 
 
-def _frame(store: lq.MessageStore, message: lq.Message) -> bytes:
+def _frame(store: lq.StoreWriter, message: lq.Message) -> bytes:
     """Put a message, and return its bytes in the log."""
     start = store.max_offset
     store.put(message)

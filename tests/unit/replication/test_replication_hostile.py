@@ -18,7 +18,7 @@ from logquarry.errors import ProtocolViolation, ReplicationError, StoreUnavailab
 from logquarry.protocol.ha import LARGEST_TRANSFER, HaTimes, MasterConnection
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
 from logquarry.replication.master import _Slave
-from logquarry.store.log_growth import LogFeed
+from logquarry.store.log_feed import LogFeed
 from logquarry.write.put_result import PutStatus
 from tests.replication_pair import QUICK, eventually, fill, log_bytes, opened
 

@@ -21,7 +21,7 @@ from logquarry.format import checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import verify_store
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from tests.faulty_disk import EIO, ENOSPC, FaultyDisk
 from tests.small_store import bodies, config, opened
 
@@ -212,7 +212,7 @@ def test_10_the_checkpoint_says_what_was_synced(tmp_path: Path) -> None:
 def test_11_a_clock_that_was_set_back(tmp_path: Path) -> None:
     now = [1_800_000_000_000]
     disk = FaultyDisk()
-    with WritableStore.start(tmp_path, config=config(), clock=lambda: now[0], disk=disk) as store:
+    with StoreWriter.start(tmp_path, config=config(), clock=lambda: now[0], disk=disk) as store:
         for number in range(COUNT):
             now[0] += -3_600_000 if number == COUNT // 2 else 1
             store.put(lq.Message("t", b"%03d" % number * 20))

@@ -46,7 +46,7 @@ def maker() -> StoreMaker:
 def test_modes(maker: StoreMaker, tmp_path: Path) -> None:
     maker.write(tmp_path)
     with pytest.raises(UsageError, match="mode"):
-        MessageStore.open(tmp_path, mode="w")  # type: ignore[arg-type]
+        MessageStore.open(tmp_path, mode="w")  # type: ignore[call-overload]
     for path in (tmp_path / "nothing", tmp_path / "commitlog"):
         with pytest.raises(StoreNotFound):
             MessageStore.open(path)

@@ -12,9 +12,9 @@ import pytest
 import logquarry as lq
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.store.consumer.source import ToldArrivals
+from logquarry.store.message_store import StoreWriter
 from logquarry.store.transaction.checks import CheckReport
 from logquarry.store.transaction.transaction import Transaction
-from logquarry.store.writable_store import WritableStore
 from logquarry.testing.clock import FakeClock
 from tests.consumer_stores import fill, numbers, saved
 from tests.transaction_stores import NOW, TIMEOUT, Listener, bodies, leave, message, opened
@@ -171,7 +171,7 @@ def test_a_block_ends_its_own_half_message_that_the_store_takes_no_more(
         assert bodies(store) == [b"full"]
 
 
-def begun_with_full_properties(store: WritableStore) -> Transaction:
+def begun_with_full_properties(store: StoreWriter) -> Transaction:
     for room in range(32_767, 32_000, -1):
         t = store.transaction(message(b"full", properties={"a": "x" * room}))
         try:

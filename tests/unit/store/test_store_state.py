@@ -13,15 +13,15 @@ import logquarry as lq
 from logquarry.read import log_queues
 from logquarry.read.consume_queue import Units
 from logquarry.read.log_queues import RetainedCounter, UnitCount, count_units
+from logquarry.store.message_store import StoreWriter
 from logquarry.store.overview import count_log, overview
-from logquarry.store.store_state import DelayLevel, GroupLag, TopicStats
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.state import DelayLevel, GroupLag, TopicStats
 from tests.small_store import NOW, config
 
 FILE = 16_384
 
 
-def put_some(store: lq.MessageStore, rng: random.Random, count: int, sizes: int = 900) -> None:
+def put_some(store: lq.StoreWriter, rng: random.Random, count: int, sizes: int = 900) -> None:
     for _ in range(count):
         topic = rng.choice(["orders", "payments", "x"])
         store.put(lq.Message(topic, bytes(rng.randrange(sizes)), queue_id=rng.randrange(2)))
@@ -49,7 +49,7 @@ def test_what_topics_keep(tmp_path: Path, seed: int) -> None:
     """However it came about: puts, retentions, and asking in between or not."""
     rng = random.Random(seed)
     root = tmp_path / "store"
-    with WritableStore.start(root, config=config(), clock=lambda: NOW) as store:
+    with StoreWriter.start(root, config=config(), clock=lambda: NOW) as store:
         reader = lq.MessageStore.open(root, config=config())
         for _ in range(12):
             action = rng.choice(["put", "put", "retain", "ask", "ask beside"])
@@ -81,7 +81,7 @@ def test_only_what_is_new_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return count_units(units, start, end)
 
     monkeypatch.setattr(log_queues, "count_units", counting)
-    with WritableStore.start(tmp_path / "store", config=config()) as store:
+    with StoreWriter.start(tmp_path / "store", config=config()) as store:
         put_some(store, random.Random(1), 200)
         store.stats()
         assert sum(counted) == 200
@@ -104,7 +104,7 @@ def test_a_topic_that_came_again(tmp_path: Path) -> None:
     sizes = []
     for count in (30, 10):
         root = tmp_path / str(count)
-        with WritableStore.start(root, config=config()) as store:
+        with StoreWriter.start(root, config=config()) as store:
             for _ in range(count):
                 store.put(lq.Message("t", b"x" * 100))
         with lq.MessageStore.open(root, config=config()) as opened:
@@ -118,7 +118,7 @@ def test_a_topic_that_came_again(tmp_path: Path) -> None:
 
 def test_the_state_of_a_store_at_rest(tmp_path: Path) -> None:
     root = tmp_path / "store"
-    with WritableStore.start(root, config=config(), clock=lambda: NOW) as store:
+    with StoreWriter.start(root, config=config(), clock=lambda: NOW) as store:
         put_some(store, random.Random(3), 100)
         for _ in range(3):
             store.put(lq.Message("later", b"x", delay_level=2))
@@ -172,7 +172,7 @@ def test_an_empty_store(tmp_path: Path) -> None:
 
 
 def test_messages_by_their_sizes(tmp_path: Path) -> None:
-    with WritableStore.start(
+    with StoreWriter.start(
         tmp_path / "store", config=config(mapped_file_size_commit_log=8 << 20)
     ) as store:
         for size in (10, 2_000, 2_000, 100_000, 600_000, 3_000_000):

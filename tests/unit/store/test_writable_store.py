@@ -19,7 +19,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.get_message import GetMessageStatus
 from logquarry.repair.verify import verify_store
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from logquarry.write import dispatcher
 from logquarry.write.dispatcher import MessageArrival
 from logquarry.write.put_result import PutStatus
@@ -28,13 +28,13 @@ from tests.small_store import bodies, opened
 
 
 @pytest.fixture(name="store")
-def small_store(tmp_path: Path) -> Iterator[WritableStore]:
+def small_store(tmp_path: Path) -> Iterator[StoreWriter]:
     with opened(tmp_path / "store") as opened_store:
         yield opened_store
 
 
 # -------------------------------------------------------------------------------- put and read
-def test_what_is_put_can_be_had(store: WritableStore) -> None:
+def test_what_is_put_can_be_had(store: StoreWriter) -> None:
     results = [
         store.put(lq.Message("t", b"%d" % number, queue_id=number % 2, keys=f"k{number}", tags="a"))
         for number in range(500)
@@ -62,7 +62,7 @@ def test_what_is_put_can_be_had(store: WritableStore) -> None:
     assert store.is_live and store.has_abort
 
 
-def test_what_is_not_there(store: WritableStore) -> None:
+def test_what_is_not_there(store: StoreWriter) -> None:
     assert store.get("t", 0).status is GetMessageStatus.NO_MESSAGE_IN_QUEUE
     assert store.queue("t", 0) is None and store.queues() == ()
     assert store.get("../..", 0).status is GetMessageStatus.NO_MESSAGE_IN_QUEUE
@@ -78,7 +78,7 @@ def test_what_is_not_there(store: WritableStore) -> None:
         store.message_at(result.end_offset)
 
 
-def test_a_get_right_after_the_dispatch(store: WritableStore) -> None:
+def test_a_get_right_after_the_dispatch(store: StoreWriter) -> None:
     for number in range(50):
         result = store.put(lq.Message("t", b"%d" % number))
         assert store.wait_dispatched(result.end_offset, timeout=60)
@@ -86,7 +86,7 @@ def test_a_get_right_after_the_dispatch(store: WritableStore) -> None:
         assert [message.body for message in answer.messages] == [b"%d" % number]
 
 
-def test_batches(store: WritableStore) -> None:
+def test_batches(store: StoreWriter) -> None:
     result = store.put_batch([lq.Message("t", b"a"), lq.Message("t", b"b", keys="k")])
     assert result.message_count == 2 and len(result.message_ids) == 2
     store.wait_dispatched()
@@ -99,7 +99,7 @@ def test_batches(store: WritableStore) -> None:
         store.put_batch()
 
 
-def test_a_message_that_is_rejected(store: WritableStore) -> None:
+def test_a_message_that_is_rejected(store: StoreWriter) -> None:
     with pytest.raises(MessageRejected) as rejected:
         store.put(lq.Message("../x"))
     assert rejected.value.status == "MESSAGE_ILLEGAL"
@@ -111,7 +111,7 @@ def test_a_message_that_is_rejected(store: WritableStore) -> None:
     assert bodies(store) == []
 
 
-def test_messages_that_are_in_no_queue(store: WritableStore) -> None:
+def test_messages_that_are_in_no_queue(store: StoreWriter) -> None:
     store.put(lq.Message("t", b"half", sys_flag=sys_flag.TRANSACTION_PREPARED, keys="k"))
     assert store.wait_dispatched(timeout=60)
     assert store.queues() == ()
@@ -126,7 +126,7 @@ def test_without_an_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
-def test_listeners(error: type[BaseException], store: WritableStore) -> None:
+def test_listeners(error: type[BaseException], store: StoreWriter) -> None:
     arrived: list[MessageArrival] = []
 
     def broken(arrival: MessageArrival) -> None:
@@ -148,7 +148,7 @@ def test_listeners(error: type[BaseException], store: WritableStore) -> None:
     assert sum(arrival.messages for arrival in arrived) == 3
 
 
-def test_a_listener_cannot_close_the_store(store: WritableStore) -> None:
+def test_a_listener_cannot_close_the_store(store: StoreWriter) -> None:
     errors: list[BaseException] = []
     done = threading.Event()
 
@@ -169,7 +169,7 @@ def test_a_listener_cannot_close_the_store(store: WritableStore) -> None:
     assert store.deliver_due() == 0
 
 
-def test_a_listener_asks_for_a_service_while_one_is_started(store: WritableStore) -> None:
+def test_a_listener_asks_for_a_service_while_one_is_started(store: StoreWriter) -> None:
     entered, go, done = threading.Event(), threading.Event(), threading.Event()
 
     def listener(_: MessageArrival) -> None:
@@ -192,7 +192,7 @@ def test_a_listener_asks_for_a_service_while_one_is_started(store: WritableStore
     assert not starting.is_alive()
 
 
-def test_a_listener_cannot_wait_for_the_dispatcher(store: WritableStore) -> None:
+def test_a_listener_cannot_wait_for_the_dispatcher(store: StoreWriter) -> None:
     refused: list[str] = []
 
     def wait(_: MessageArrival) -> None:
@@ -402,7 +402,7 @@ def test_a_full_index_file_is_in_the_checkpoint(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------- stats
-def test_stats(store: WritableStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_stats(store: StoreWriter, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     for number in range(10):
         store.put(lq.Message("t" if number % 2 else "u", bytes(number)))
@@ -443,7 +443,7 @@ def test_stats_of_puts_that_fail(tmp_path: Path) -> None:
         assert (store.stats().put_failed, store.stats().put_messages) == (5, 0)
 
 
-def test_the_names_in_the_folder_while_it_is_open(store: WritableStore) -> None:
+def test_the_names_in_the_folder_while_it_is_open(store: StoreWriter) -> None:
     layout = StoreLayout.open(store.root)
     assert layout.has_abort and layout.is_live()
 

@@ -20,7 +20,7 @@ from logquarry.disk.service import Service
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import sys_flag
 from logquarry.repair.verify import verify_store
-from logquarry.store import writable_store
+from logquarry.store import services
 from tests.faulty_disk import ENOSPC, FaultyDisk
 from tests.processes import run
 from tests.small_store import NOW, bodies, config, facts, opened
@@ -175,34 +175,55 @@ def test_closed(tmp_path: Path) -> None:
 
 def test_open_for_reading(tmp_path: Path) -> None:
     opened(tmp_path).close()
-    with lq.MessageStore.open(tmp_path) as reader:
-        for call in (
+    with lq.MessageStore.open(tmp_path) as store:
+        reader: Any = store
+        calls: tuple[Callable[[], object], ...] = (
             lambda: reader.put(lq.Message("t")),
             lambda: reader.put_async(lq.Message("t")),
             lambda: reader.put_batch([]),
             lambda: reader.append_data(0, b""),
-            reader.flush,
-            reader.wait_dispatched,
-            reader.start_delivery,
-            reader.deliver_due,
+            lambda: reader.flush,
+            lambda: reader.wait_dispatched,
+            lambda: reader.start_delivery,
+            lambda: reader.deliver_due,
             lambda: reader.transaction(lq.Message("t")),
             lambda: reader.check_transactions(lambda found: "unknown"),
             lambda: reader.add_arrival_listener(print),
             lambda: reader.remove_arrival_listener(print),
-        ):
+        )
+        for call in calls:
             with pytest.raises(StoreUnavailable, match="for reading") as refused:
                 call()
             assert refused.value.status == "SERVICE_NOT_AVAILABLE"
+
+
+def test_a_reader_has_no_method_of_a_writer(tmp_path: Path) -> None:
+    with opened(tmp_path) as writer, lq.MessageStore.open(tmp_path) as store:
+        reader: Any = store
+        kinds = [
+            [isinstance(one, kind) for kind in (lq.MessageStore, lq.StoreReader, lq.StoreWriter)]
+            for one in (reader, writer)
+        ]
+        assert kinds == [[True, True, False], [True, False, True]]
+        # It raises what both a typo and a closed store raise, so that hasattr() answers too.
+        assert hasattr(writer, "put") and not hasattr(reader, "put")
+        with pytest.raises(AttributeError, match='open it with mode="rw"'):
+            _ = reader.put
+        with pytest.raises(AttributeError, match="has no attribute 'putt'") as unknown:
+            _ = reader.putt
+        assert not isinstance(unknown.value, StoreUnavailable)
 
 
 def test_a_reading_store_refuses_what_only_a_writer_has(tmp_path: Path) -> None:
     opened(tmp_path).close()
     before = facts(tmp_path)
     with lq.MessageStore.open(tmp_path, config=config()) as store:
-        for ask in (
-            lambda: store.prepared_transactions,
-            lambda: store.retain(lq.RetentionRules(keep_bytes=0), apply=True),
-        ):
+        reader: Any = store
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: reader.prepared_transactions,
+            lambda: reader.retain(lq.RetentionRules(keep_bytes=0), apply=True),
+        )
+        for ask in calls:
             with pytest.raises(StoreUnavailable, match="open for reading"):
                 ask()
     assert facts(tmp_path) == before
@@ -380,7 +401,7 @@ def test_opening_that_fails_behind_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(writable_store, "Services", mock.Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(services, "Services", mock.Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             opened(tmp_path / "s")
     # Nobody holds its lock, and nothing has to be recovered.

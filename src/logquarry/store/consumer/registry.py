@@ -73,7 +73,7 @@ class Consumers:
         timeout: float | None = None,
         max_reconsume_times: int = MAX_RECONSUME_TIMES,
     ) -> Consumer:
-        """Make a consumer; see :meth:`logquarry.store.consuming.Consuming.consumer`."""
+        """Make a consumer; see :meth:`logquarry.store.reads.StoreReads.consumer`."""
         subscription = Subscription.of(group, topics, tags, sql)
         begins = Start.of(start, timestamp)
         if max_reconsume_times < 0:

@@ -1,7 +1,7 @@
 """Retention of a store that is not open: plans, and with ``apply`` deletes expired files.
 
 A writer runs the retention of its open store
-(:meth:`logquarry.store.writable_store.WritableStore.retain`).
+(:meth:`logquarry.store.message_store.StoreWriter.retain`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import pytest
 import logquarry as lq
 from logquarry.disk.disk import LocalDisk
 from logquarry.repair.recover.apply import disk_json
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from tests.faulty_disk import StoppedDisk
 from tests.small_store import NOW, config, opened
 
@@ -66,7 +66,7 @@ def rot(root: Path, position: int) -> None:
 def test_the_durable_mark_is_good_throughout(tmp_path: Path) -> None:
     """Without it what stands behind the damage, where the clock was set back, would be stale."""
     now = NOW
-    with WritableStore.start(tmp_path / "live", config=config(), clock=lambda: now) as store:
+    with StoreWriter.start(tmp_path / "live", config=config(), clock=lambda: now) as store:
         for number in range(COUNT):
             now = NOW + number + (10_000 if number < 10 else 0)
             store.put(lq.Message("t", b"body %d" % number, keys="k"))

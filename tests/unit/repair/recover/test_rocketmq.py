@@ -16,7 +16,7 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import LocalDisk
 from logquarry.errors import StoreUnavailable
 from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq, recover_as_rocketmq
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from logquarry.testing.faulty_disk import FaultyDisk
 from tests.store_maker import StoreMaker
 
@@ -284,7 +284,7 @@ def test_abort_is_made_before_anything_is_changed(tmp_path: Path) -> None:
     # The last file goes, and queues are cut.
     disk = _NotingDisk()
     plan = plan_rocketmq(tmp_path, CONFIG)
-    with WritableStore.start(tmp_path, config=CONFIG, disk=disk):
+    with StoreWriter.start(tmp_path, config=CONFIG, disk=disk):
         changes = [call for call in disk.calls if call.startswith("rename") or call == "abort"]
         assert changes[0] == "abort" and len(changes) > 1
         assert (tmp_path / "abort").exists()
@@ -300,7 +300,7 @@ def test_a_store_that_is_refused_stays_as_it_was(tmp_path: Path, was_closed: boo
         (tmp_path / "abort").touch()
     before = content(tmp_path)
     with pytest.raises(StoreUnavailable, match="odd"):
-        WritableStore.start(tmp_path, config=CONFIG)
+        StoreWriter.start(tmp_path, config=CONFIG)
     assert {name: data for name, data in content(tmp_path).items() if name != "lock"} == before
 
 
@@ -310,7 +310,7 @@ def test_notes_of_damage_go_with_the_log_that_they_were_of(tmp_path: Path) -> No
     note = tmp_path / ".logquarry" / "damage.json"
     note.parent.mkdir()
     note.write_text('{"log_end": 4096, "damage": [{"offset": 0, "length": 4096}]}')
-    with WritableStore.start(tmp_path, config=CONFIG) as store:
+    with StoreWriter.start(tmp_path, config=CONFIG) as store:
         assert not note.exists()
         assert store.get("orders", 0, 0).messages[0].queue_offset == 0
     with lq.MessageStore.open(tmp_path, config=CONFIG) as store:
@@ -332,7 +332,7 @@ def test_what_a_dead_process_left_in_the_page_cache_is_on_the_disk_then(
         "flush_interval_consume_queue": 60_000,
         "flush_consume_queue_thorough_interval": 600_000,
     }
-    store = WritableStore.start(live / "s", config=dataclasses.replace(config, **slow), disk=disk)
+    store = StoreWriter.start(live / "s", config=dataclasses.replace(config, **slow), disk=disk)
     for number in range(30):
         store.put(lq.Message("t", b"%d" % number * 50))
     assert store.wait_dispatched(timeout=30)
@@ -344,7 +344,7 @@ def test_what_a_dead_process_left_in_the_page_cache_is_on_the_disk_then(
         lq.recover(live / "s", mode="rocketmq", apply=True, config=config, disk=disk)
         state = disk.state()
     else:
-        with WritableStore.start(
+        with StoreWriter.start(
             live / "s", config=dataclasses.replace(CONFIG, **slow), disk=disk
         ) as store:
             state = disk.state()

@@ -16,20 +16,20 @@ from logquarry.format import broker_config
 from logquarry.store.consumer import consumer as consumer_module
 from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.consumer.source import MOST_AT_ONCE
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from tests.consumer_stores import LONG, fill, numbers, saved
 from tests.faulty_disk import EIO, FaultyDisk
 from tests.small_store import opened
 
 
 @pytest.fixture(name="store")
-def small_store(tmp_path: Path) -> Iterator[WritableStore]:
+def small_store(tmp_path: Path) -> Iterator[StoreWriter]:
     with opened(tmp_path / "store") as store:
         yield store
 
 
 # ------------------------------------------------------------------------------- what comes
-def test_all_of_all_queues_in_their_order(store: WritableStore) -> None:
+def test_all_of_all_queues_in_their_order(store: StoreWriter) -> None:
     fill(store, 1_000, queues=3)
     with store.consumer("g", ["t"], timeout=0) as consumer:
         assert consumer.queues == (("t", 0), ("t", 1), ("t", 2))
@@ -44,7 +44,7 @@ def test_all_of_all_queues_in_their_order(store: WritableStore) -> None:
 
 
 @pytest.mark.parametrize("tags", ["a", "a || c", "b || none", "none", "*"])
-def test_tags(store: WritableStore, tags: str) -> None:
+def test_tags(store: StoreWriter, tags: str) -> None:
     # More than one read, so that what comes of a read is all of it.
     fill(store, 2 * MOST_AT_ONCE + 50)
     wanted = {"a": "a", "a || c": "ac", "b || none": "b", "none": "", "*": "abc"}[tags]
@@ -55,7 +55,7 @@ def test_tags(store: WritableStore, tags: str) -> None:
     assert saved(store)["t", "g"] == {0: 2 * MOST_AT_ONCE + 50}
 
 
-def test_tags_of_the_same_hash_are_told_apart(store: WritableStore) -> None:
+def test_tags_of_the_same_hash_are_told_apart(store: StoreWriter) -> None:
     for tag in ("Aa", "BB", "Aa"):
         store.put(lq.Message("t", tag.encode(), tags=tag))
     store.wait_dispatched()
@@ -63,7 +63,7 @@ def test_tags_of_the_same_hash_are_told_apart(store: WritableStore) -> None:
         assert [message.body for message in consumer] == [b"BB"]
 
 
-def test_a_filter(store: WritableStore) -> None:
+def test_a_filter(store: StoreWriter) -> None:
     fill(store, 700)
     with store.consumer("g", "t", sql="n >= 300 AND n < 600 AND TAGS = 'b'", timeout=0) as consumer:
         assert numbers(consumer) == [n for n in range(300, 600) if n % 3 == 1]
@@ -103,12 +103,12 @@ def test_copies_in_further_queues_count_by_their_place_there(tmp_path: Path) -> 
         ("g", ["Zürich"], "no topic"),
     ],
 )
-def test_names(store: WritableStore, group: str, topics: list[str], why: str) -> None:
+def test_names(store: StoreWriter, group: str, topics: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         store.consumer(group, topics)
 
 
-def test_much_that_nobody_wants(store: WritableStore) -> None:
+def test_much_that_nobody_wants(store: StoreWriter) -> None:
     """Looks that find nothing are no reason to wait, and leave others their turn."""
     with mock.patch.object(consumer_module, "_MOST_READS", 2):
         fill(store, 5 * MOST_AT_ONCE)
@@ -151,7 +151,7 @@ def _noting(consumer: Consumer, found: list[int]) -> Iterator[lq.StoredMessage]:
 
 
 # ----------------------------------------------------------------------------- where it begins
-def test_starts(store: WritableStore) -> None:
+def test_starts(store: StoreWriter) -> None:
     fill(store, 50)
     times = [store.get("t", 0, offset, 1).messages[0].store_timestamp for offset in range(50)]
     later = [n for n, time in enumerate(times) if time >= times[30]]
@@ -178,7 +178,7 @@ def test_starts(store: WritableStore) -> None:
             store.consumer("g", "t", start=wrong, timestamp=timestamp)
 
 
-def test_start_is_for_groups_without_offsets(store: WritableStore) -> None:
+def test_start_is_for_groups_without_offsets(store: StoreWriter) -> None:
     fill(store, 10)
     store.consumer("g", "t", start="latest").close()
     # It has seen nothing, and still is where it began.
@@ -192,7 +192,7 @@ def test_start_is_for_groups_without_offsets(store: WritableStore) -> None:
         assert numbers(consumer) == [7]
 
 
-def test_a_topic_that_comes_later(store: WritableStore) -> None:
+def test_a_topic_that_comes_later(store: StoreWriter) -> None:
     with store.consumer("g", "t", start="latest", timeout=LONG) as consumer:
         assert consumer.poll() == []
         threading.Timer(0.05, fill, [store, 3]).start()
@@ -200,7 +200,7 @@ def test_a_topic_that_comes_later(store: WritableStore) -> None:
 
 
 # ------------------------------------------------------------------------- what counts as handled
-def test_what_is_handed_out_is_handled_when_the_next_is_asked_for(store: WritableStore) -> None:
+def test_what_is_handed_out_is_handled_when_the_next_is_asked_for(store: StoreWriter) -> None:
     fill(store, 10)
     with store.consumer("g", "t") as consumer:
         assert numbers([next(consumer) for _ in range(4)]) == [0, 1, 2, 3]
@@ -217,7 +217,7 @@ def test_what_is_handed_out_is_handled_when_the_next_is_asked_for(store: Writabl
     assert saved(store)["t", "g"] == {0: 5}
 
 
-def test_an_exception_leaves_its_message_unhandled(store: WritableStore) -> None:
+def test_an_exception_leaves_its_message_unhandled(store: StoreWriter) -> None:
     fill(store, 10)
 
     def handle_some() -> None:
@@ -232,7 +232,7 @@ def test_an_exception_leaves_its_message_unhandled(store: WritableStore) -> None
         assert numbers(consumer) == [6, 7, 8, 9]
 
 
-def test_polls(store: WritableStore) -> None:
+def test_polls(store: StoreWriter) -> None:
     fill(store, 10)
     with store.consumer("g", "t") as consumer:
         assert numbers(consumer.poll(4)) == [0, 1, 2, 3]
@@ -252,7 +252,7 @@ def test_polls(store: WritableStore) -> None:
     assert list(consumer) == []
 
 
-def test_without_auto_commit_only_commits_count(store: WritableStore) -> None:
+def test_without_auto_commit_only_commits_count(store: StoreWriter) -> None:
     fill(store, 10)
     with store.consumer("g", "t", auto_commit=False) as consumer:
         consumer.poll(4)
@@ -267,7 +267,7 @@ def test_without_auto_commit_only_commits_count(store: WritableStore) -> None:
     assert saved(store)["t", "g"] == {0: 10}
 
 
-def test_commits_on_the_way(store: WritableStore) -> None:
+def test_commits_on_the_way(store: StoreWriter) -> None:
     fill(store, 40, queues=2)
     with store.consumer("g", "t", timeout=0) as consumer:
         for count, _ in enumerate(consumer, 1):
@@ -276,7 +276,7 @@ def test_commits_on_the_way(store: WritableStore) -> None:
     assert count == 40
 
 
-def test_seek(store: WritableStore) -> None:
+def test_seek(store: StoreWriter) -> None:
     fill(store, 10)
     with store.consumer("g", "t", timeout=0) as consumer:
         found = []
@@ -294,7 +294,7 @@ def test_seek(store: WritableStore) -> None:
 
 
 def test_offsets_that_a_queue_does_not_have(
-    store: WritableStore, caplog: pytest.LogCaptureFixture
+    store: StoreWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(store, 10)
     with store.consumer("g", "t", timeout=0) as consumer:

@@ -17,13 +17,13 @@ import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.consumer.group import allocate
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from tests.consumer_stores import LONG, fill, numbers, saved
 from tests.small_store import opened
 
 
 @pytest.fixture(name="store")
-def small_store(tmp_path: Path) -> Iterator[WritableStore]:
+def small_store(tmp_path: Path) -> Iterator[StoreWriter]:
     with opened(tmp_path / "store") as store:
         yield store
 
@@ -46,7 +46,7 @@ def queues_of(*consumers: Consumer) -> list[list[int]]:
     return [[queue_id for topic, queue_id in one.queues if topic == "t"] for one in consumers]
 
 
-def test_queues_change_hands_between_messages(store: WritableStore) -> None:
+def test_queues_change_hands_between_messages(store: StoreWriter) -> None:
     fill(store, 400, queues=4)
     first = store.consumer("g", "t", timeout=0)
     assert queues_of(first) == [[0, 1, 2, 3]]
@@ -70,7 +70,7 @@ def test_queues_change_hands_between_messages(store: WritableStore) -> None:
     assert saved(store)["t", "g"] == dict.fromkeys(range(4), 102)
 
 
-def test_what_is_not_handled_comes_to_the_next_owner(store: WritableStore) -> None:
+def test_what_is_not_handled_comes_to_the_next_owner(store: StoreWriter) -> None:
     fill(store, 10)
     first = store.consumer("g", "t", timeout=0)
     assert int(next(first).body) == 0 and int(next(first).body) == 1
@@ -79,7 +79,7 @@ def test_what_is_not_handled_comes_to_the_next_owner(store: WritableStore) -> No
         assert int(next(second).body) == 1
 
 
-def test_a_queue_whose_offset_could_not_be_read_is_taken_later(store: WritableStore) -> None:
+def test_a_queue_whose_offset_could_not_be_read_is_taken_later(store: StoreWriter) -> None:
     fill(store, 10)
     progress = store._consumers._progress
     failing = mock.patch.object(progress, "offset", side_effect=StoreUnavailable("for a test"))
@@ -100,7 +100,7 @@ def test_a_queue_whose_offset_could_not_be_read_is_taken_later(store: WritableSt
         assert 2 in numbers(consumer)
 
 
-def test_members_of_different_topics(store: WritableStore) -> None:
+def test_members_of_different_topics(store: StoreWriter) -> None:
     for topic in ("t", "u"):
         fill(store, 10, topic=topic, queues=2)
     one = store.consumer("g", ["t"], timeout=0)
@@ -111,7 +111,7 @@ def test_members_of_different_topics(store: WritableStore) -> None:
     assert other.queues == (("t", 1), ("u", 0), ("u", 1))
 
 
-def test_groups_do_not_share(store: WritableStore) -> None:
+def test_groups_do_not_share(store: StoreWriter) -> None:
     fill(store, 20, queues=2)
     with (
         store.consumer("g", "t", timeout=0) as one,
@@ -120,7 +120,7 @@ def test_groups_do_not_share(store: WritableStore) -> None:
         assert sorted(numbers(one)) == sorted(numbers(other)) == list(range(20))
 
 
-def test_members_that_come_and_go(store: WritableStore) -> None:
+def test_members_that_come_and_go(store: StoreWriter) -> None:
     """Each message comes to one of the threads; all doubles are those that nobody had handled."""
     queues, count = 5, 4_000
     handled: Counter[int] = Counter()

@@ -55,7 +55,7 @@ def touch(path: Path, number: int = SAVED) -> None:
     os.utime(path, (at, at))
 
 
-def opened(root: Path) -> lq.MessageStore:
+def opened(root: Path) -> lq.StoreWriter:
     return lq.MessageStore.open(root, mode="rw", config=config())
 
 

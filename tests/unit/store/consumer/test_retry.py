@@ -12,7 +12,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format import delay
 from logquarry.message import Message, StoredMessage
 from logquarry.store.consumer.subscription import sent_back
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from logquarry.testing.clock import FakeClock
 from tests.consumer_stores import saved
 from tests.small_store import config, opened
@@ -22,7 +22,7 @@ RETRY, DEAD = "%RETRY%cg_main", "%DLQ%cg_main"
 
 
 @pytest.fixture(name="store")
-def small_store(tmp_path: Path) -> Iterator[WritableStore]:
+def small_store(tmp_path: Path) -> Iterator[StoreWriter]:
     with opened(tmp_path / "store") as store:
         yield store
 
@@ -82,7 +82,7 @@ def test_the_broker_put_the_same(golden: Path, tmp_path: Path) -> None:
         (0, -1, "%DLQ%g", "0"),
     ],
 )
-def test_levels(store: WritableStore, times: int, asked: int, topic: str, level: str) -> None:
+def test_levels(store: StoreWriter, times: int, asked: int, topic: str, level: str) -> None:
     put = store.put(Message("t", b"x", reconsume_times=times, properties={"a": "b"}))
     message = sent_back(store.message_at(put.physical_offset), "g", asked, 16)
     assert message.topic == topic and message.reconsume_times == times + 1
@@ -122,7 +122,7 @@ def test_a_message_comes_again_until_it_is_dead(tmp_path: Path) -> None:
         assert saved(store)["%RETRY%g", "g"] == {0: 2}
 
 
-def test_what_was_sent_back_is_not_passed_by(store: WritableStore) -> None:
+def test_what_was_sent_back_is_not_passed_by(store: StoreWriter) -> None:
     """A group that begins at the end still gets what it once sent back."""
     put = store.put(Message("t", b"x"))
     message = sent_back(store.message_at(put.physical_offset), "g", None, 16)

@@ -17,18 +17,18 @@ from logquarry.store.consumer import registry as consumers_module
 from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.consumer.registry import _Saver
 from logquarry.store.consumer.source import ToldArrivals
-from logquarry.store.writable_store import WritableStore
+from logquarry.store.message_store import StoreWriter
 from tests.consumer_stores import LONG, fill, numbers, saved
 from tests.small_store import facts, opened
 
 
 @pytest.fixture(name="store")
-def small_store(tmp_path: Path) -> Iterator[WritableStore]:
+def small_store(tmp_path: Path) -> Iterator[StoreWriter]:
     with opened(tmp_path / "store") as store:
         yield store
 
 
-def test_a_consumer_waits_for_what_comes(store: WritableStore) -> None:
+def test_a_consumer_waits_for_what_comes(store: StoreWriter) -> None:
     found: list[int] = []
     consumer = store.consumer("g", "t")
 
@@ -65,7 +65,7 @@ def test_closing_the_store_ends_consumers(tmp_path: Path) -> None:
         store.consumer("g", "t")
 
 
-def test_async(store: WritableStore) -> None:
+def test_async(store: StoreWriter) -> None:
     async def consume() -> list[int]:
         found = []
         with store.consumer("g", "t", timeout=LONG) as consumer:
@@ -90,7 +90,7 @@ def test_async(store: WritableStore) -> None:
 
 
 def test_an_async_consumer_can_be_cancelled_and_ends_after_its_timeout(
-    store: WritableStore,
+    store: StoreWriter,
 ) -> None:
     async def run() -> None:
         async def consume(timeout: float | None) -> int:
@@ -112,7 +112,7 @@ def test_an_async_consumer_can_be_cancelled_and_ends_after_its_timeout(
 
 
 def test_a_store_that_is_closing_makes_no_consumers(
-    store: WritableStore, monkeypatch: pytest.MonkeyPatch
+    store: StoreWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     close = store._services.close
 
@@ -127,7 +127,7 @@ def test_a_store_that_is_closing_makes_no_consumers(
 
 
 def test_a_store_that_is_closed_while_a_consumer_is_made(
-    store: WritableStore, monkeypatch: pytest.MonkeyPatch
+    store: StoreWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Consumer] = []
 

@@ -21,10 +21,10 @@ from logquarry.log.layout import INTENT, LOADS, StoreLayout
 from logquarry.read.get_message import GetMessageStatus
 from logquarry.repair.verify import verify_store
 from logquarry.store.load.ledger import Intent, Ledger, LoadId
+from logquarry.store.message_store import StoreWriter
 from logquarry.store.retention import plan as planning
 from logquarry.store.retention.live import RetentionService
 from logquarry.store.retention.rules import DiskUse
-from logquarry.store.writable_store import WritableStore
 from tests.faulty_disk import FaultyDisk, StoppedDisk
 from tests.small_store import NOW, config, facts
 
@@ -42,7 +42,7 @@ class Clock:
         return self.now
 
 
-def put_all(store: lq.MessageStore, clock: Clock, count: int = COUNT) -> None:
+def put_all(store: lq.StoreWriter, clock: Clock, count: int = COUNT) -> None:
     """Messages a second apart, in two topics; those of a third end soon."""
     for number in range(count):
         clock.now += STEP
@@ -56,7 +56,7 @@ def put_all(store: lq.MessageStore, clock: Clock, count: int = COUNT) -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("made") / "store"
     clock = Clock()
-    with WritableStore.start(root, config=config(), clock=clock) as store:
+    with StoreWriter.start(root, config=config(), clock=clock) as store:
         put_all(store, clock)
     return root
 
@@ -278,7 +278,7 @@ def test_what_stays_is_whole(store_root: Path, age: int) -> None:
     again = retain(store_root, older_than_ms=age)
     assert not again.files
     # A queue whose messages have all gone goes on from where it was.
-    with WritableStore.start(store_root, config=config()) as store:
+    with StoreWriter.start(store_root, config=config()) as store:
         result = store.put(lq.Message("early", b"late"))
         assert result.queue_offset == 10
         store.wait_dispatched()
@@ -292,7 +292,7 @@ def test_a_crash_later_brings_nothing_back(store_root: Path) -> None:
     (store_root / "abort").touch()
     lq.recover(store_root, apply=True, config=config())
     check_cut(store_root, before, plan)
-    with WritableStore.start(store_root, config=config()) as store:
+    with StoreWriter.start(store_root, config=config()) as store:
         assert store.put(lq.Message("early", b"late")).queue_offset == 10
 
 
@@ -349,7 +349,7 @@ def test_a_disk_that_does_not_delete(store_root: Path) -> None:
 
 # --------------------------------------------------------------------------------------- refusals
 def test_a_store_in_use_is_left_alone(store_root: Path) -> None:
-    with WritableStore.start(store_root, config=config()):
+    with StoreWriter.start(store_root, config=config()):
         before = {path for path in store_root.rglob("*") if path.is_file()}
         plan = retain(store_root, older_than_ms=0)
         assert plan.refused is not None
@@ -388,8 +388,8 @@ def test_where_there_is_no_store(tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------- while it runs
-def live(root: Path, clock: Callable[[], int], **settings: Any) -> WritableStore:
-    return WritableStore.start(root, config=config(**settings), clock=clock)
+def live(root: Path, clock: Callable[[], int], **settings: Any) -> StoreWriter:
+    return StoreWriter.start(root, config=config(**settings), clock=clock)
 
 
 def test_while_it_is_written(tmp_path: Path) -> None:
@@ -466,7 +466,7 @@ def test_looking_opens_no_queue(store_root: Path) -> None:
         )
 
 
-def service_of(store: WritableStore) -> RetentionService | None:
+def service_of(store: StoreWriter) -> RetentionService | None:
     found = [one for one in store._engine._services if isinstance(one, RetentionService)]
     return found[0] if found else None
 

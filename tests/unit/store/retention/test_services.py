@@ -14,9 +14,9 @@ from logquarry.errors import UsageError
 from logquarry.format.delay import SCHEDULE_TOPIC
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify.verify import verify_store
+from logquarry.store.message_store import StoreWriter
 from logquarry.store.retention.unread import DELAYED, OPEN
 from logquarry.store.transaction.half import HALF_TOPIC
-from logquarry.store.writable_store import WritableStore
 from logquarry.testing.clock import FakeClock
 
 NOW = 1_700_000_000_000
@@ -33,7 +33,7 @@ def config(**more: object) -> lq.StoreConfig:
     return lq.StoreConfig(**settings | more)  # type: ignore[arg-type]
 
 
-def fill(store: WritableStore) -> None:
+def fill(store: StoreWriter) -> None:
     """What all before it expires behind."""
     for _ in range(6):
         store.put(lq.Message("filler", bytes(2_000)))
@@ -41,14 +41,14 @@ def fill(store: WritableStore) -> None:
     store.flush()
 
 
-def told(store: WritableStore) -> set[tuple[str, int, str, int, int]]:
+def told(store: StoreWriter) -> set[tuple[str, int, str, int, int]]:
     plan = store.retain(ALL)
     return {(u.topic, u.queue_id, u.group, u.offset, u.messages) for u in plan.unread}
 
 
 def test_delayed_messages_that_nobody_has_delivered_yet(tmp_path: Path) -> None:
     clock = FakeClock(NOW)
-    with WritableStore.start(tmp_path / "store", config=config(), clock=clock) as store:
+    with StoreWriter.start(tmp_path / "store", config=config(), clock=clock) as store:
         for _ in range(3):
             store.put(lq.Message("t", b"later", delay_level=5))
         store.put(lq.Message("t", b"soon", delay_level=1))
@@ -71,7 +71,7 @@ def test_delayed_messages_that_nobody_has_delivered_yet(tmp_path: Path) -> None:
 
 def test_half_messages_that_are_open(tmp_path: Path) -> None:
     clock = FakeClock(NOW)
-    with WritableStore.start(tmp_path / "store", config=config(), clock=clock) as store:
+    with StoreWriter.start(tmp_path / "store", config=config(), clock=clock) as store:
         for number in range(6):
             with store.transaction(lq.Message("t", b"%d" % number)) as t:
                 if number % 3 == 0:
@@ -98,7 +98,7 @@ def test_half_messages_that_are_open(tmp_path: Path) -> None:
 
 def test_what_a_group_sent_back(tmp_path: Path) -> None:
     clock = FakeClock(NOW)
-    with WritableStore.start(tmp_path / "store", config=config(), clock=clock) as store:
+    with StoreWriter.start(tmp_path / "store", config=config(), clock=clock) as store:
         store.put(lq.Message("t", b"one"))
         store.wait_dispatched()
         with store.consumer("g", "t", timeout=0) as consumer:
@@ -134,7 +134,7 @@ def test_transactions_of_3x(
 ) -> None:
     root, clock = tmp_path / "store", FakeClock(NOW)
     opened: dict[int, int] = {}
-    with WritableStore.start(root, config=old(), clock=clock) as store:
+    with StoreWriter.start(root, config=old(), clock=clock) as store:
         transactions = store.prepared_transactions
         for number in range(60):
             put = transactions.begin(lq.Message("t", bytes(300)), "g")
@@ -170,7 +170,7 @@ def test_transactions_of_3x(
     assert isinstance(found_at, TransactionsFound), found_at
     assert not verify_store(layout).has_damage
     before_opening(root)
-    with WritableStore.start(root, config=old(), clock=clock) as store:
+    with StoreWriter.start(root, config=old(), clock=clock) as store:
         transactions = store.prepared_transactions
         assert {one.physical_offset: one.number for one in transactions.open()} == left
         assert transactions.begin(lq.Message("t", b"new"), "g").queue_offset == 60

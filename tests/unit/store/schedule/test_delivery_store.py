@@ -12,9 +12,9 @@ import logquarry as lq
 from logquarry.disk.disk import LocalDisk
 from logquarry.errors import StoreUnavailable
 from logquarry.format import broker_config
+from logquarry.store.message_store import StoreWriter
 from logquarry.store.schedule.delivery import DeliveryService, Put
 from logquarry.store.schedule.progress import MARK_FILE, UNKNOWN, DelayProgress, Progress
-from logquarry.store.writable_store import WritableStore
 from logquarry.testing.clock import FakeClock
 from tests.faulty_disk import ENOSPC, FaultyDisk, StoppedDisk
 from tests.small_store import config as small_config
@@ -87,12 +87,12 @@ def test_a_mark_that_cannot_be_read_counts_for_nothing(tmp_path: Path, harm: byt
 # ------------------------------------------------------------------------------------ in a store
 def opened(
     root: Path, clock: FakeClock, disk: FaultyDisk | None = None, **settings: object
-) -> WritableStore:
+) -> StoreWriter:
     config = small_config(mapped_file_size_commit_log=65_536, **settings)
-    return WritableStore.start(root, config=config, clock=clock, disk=disk)
+    return StoreWriter.start(root, config=config, clock=clock, disk=disk)
 
 
-def put_delayed(store: lq.MessageStore, count: int, *, first: int = 0, same: bool = False) -> None:
+def put_delayed(store: lq.StoreWriter, count: int, *, first: int = 0, same: bool = False) -> None:
     store.put_many(
         [
             lq.Message(
@@ -133,7 +133,7 @@ def test_nothing_is_delivered_unless_somebody_asks(tmp_path: Path) -> None:
     with lq.MessageStore.open(tmp_path) as reader:
         assert delivered_of(reader) == []
         with pytest.raises(StoreUnavailable):
-            reader.deliver_due()
+            reader.deliver_due()  # type: ignore[attr-defined]
 
 
 def test_the_thread_delivers_and_closing_saves_how_far_it_came(tmp_path: Path) -> None:

@@ -134,7 +134,8 @@ def test_a_topic_that_cannot_be_put_to_is_refused_at_the_commit(
 def test_a_reading_store_has_no_transactions(root: Path, clock: FakeClock) -> None:
     with opened(root, clock) as store:
         store.put(message())
-    with lq.MessageStore.open(root) as reader:
+    with lq.MessageStore.open(root) as opened_to_read:
+        reader: Any = opened_to_read
         with pytest.raises(StoreUnavailable):
             reader.transaction(message())
         with pytest.raises(StoreUnavailable):

@@ -1,13 +1,14 @@
-"""The fast twin of :func:`logquarry.read.get_message.get_message`: one kernel call a ``get``.
+"""``getMessage`` with one kernel call; uncommon cases fall back to the reference.
 
-The kernel is given the queue's units and the log's bytes as they lie in their maps. It gives up
-where anything is not as it mostly is (damage, messages that are gone, a file's end within the
-answer), and then the reference gives the answer.
+The kernel reads the queue's entries and the log's bytes in their maps. It answers only the common
+case; on damage, on deleted messages, and if a file ends inside the answer,
+:func:`logquarry.read.get_message.get_message` gives the answer.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import cached_property, partial
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +17,7 @@ from logquarry.format import java
 from logquarry.format.got_rows import COUNT_SHIFT, NOT_AT_HAND
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import codec
+from logquarry.log.layout import StoreLayout
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import UNIT_DTYPE, Queue, Units
 from logquarry.read.get_message import (
@@ -23,18 +25,20 @@ from logquarry.read.get_message import (
     GetMessageStatus,
     GetResult,
     TransferLimits,
+    get_message,
     memory_start,
 )
-from logquarry.read.messages import GotMessages
+from logquarry.read.log_end import DamageMap, known_damage
+from logquarry.read.messages import GotMessages, read_message
 
 _FOUND: Final = GetMessageStatus.FOUND
 _NO_MATCH: Final = GetMessageStatus.NO_MATCHED_MESSAGE
 _ROOM: Final = 1 << 20
-"""Bytes of table and frames in one answer; a larger one is made by the reference."""
+"""Bytes of table and frames in one answer; the reference makes larger ones."""
 _MOST_AT_ONCE: Final = 1 << 12
 _MASK: Final = (1 << COUNT_SHIFT) - 1
-_PLAIN_GETS: Final = 64
-"""Gets before the kernels, which take half a second to load, are worth it."""
+_REFERENCE_GETS: Final = 64
+"""Gets by the reference before the kernels are loaded, which takes half a second."""
 _MOST_TAGS: Final = 1 << 10
 _KERNELS: Final = "logquarry.format.kernels"
 _NONE: Final = java.LONG_MIN
@@ -42,8 +46,8 @@ _new_result = tuple.__new__
 _new_messages = object.__new__
 
 
-class _Units:
-    """Units of a queue that are at hand: those of the offsets from ``first`` up to ``stop``."""
+class _Entries:
+    """A view of the entries of a queue from offset ``first`` to ``stop``."""
 
     __slots__ = ("address", "first", "stop", "units")
 
@@ -55,7 +59,7 @@ class _Units:
 
 
 class LogAtHand:
-    """Bytes of the log that are at hand, as the kernel is told of them."""
+    """A view of the log's bytes, in the form that the kernel reads."""
 
     __slots__ = ("address", "data", "state")
 
@@ -80,7 +84,7 @@ class LogAtHand:
 
 
 class _Scratch:
-    """Where the kernel writes."""
+    """Memory that the kernel writes to."""
 
     __slots__ = ("address", "view")
 
@@ -91,7 +95,7 @@ class _Scratch:
 
 
 class _Tags:
-    """The tags that are wanted, as the kernel is told of them."""
+    """The tags of a subscription, in the form that the kernel reads."""
 
     __slots__ = ("address", "data", "state")
 
@@ -104,17 +108,14 @@ class _Tags:
         self.address = int(self.state.ctypes.data)
 
 
-class QuickGet:
-    """Answers the gets of one store that are as most are.
+class KernelGet:
+    """Answers the common gets of one store.
 
     Args:
-        log: its log.
-        limits: how much one answer gives.
-        broker: what messages carry as such.
-        delay_levels_ms: for their tags codes.
-
-    Attributes:
-        limits: as given.
+        log: the store's log.
+        limits: most messages and bytes of one answer.
+        broker: the ``broker`` of each message.
+        delay_levels_ms: delay of each level, for the messages' tags codes.
     """
 
     def __init__(
@@ -125,43 +126,43 @@ class QuickGet:
         self._broker = broker
         self._levels = delay_levels_ms
         self._kernel: Any = None
-        self._plain_gets = 0
+        self._reference_gets = 0
         self._free: list[_Scratch] = []
-        self._units: dict[Queue, _Units] = {}
+        self._entries: dict[Queue, _Entries] = {}
         self._tags: dict[frozenset[str], _Tags | None] = {}
         self._at_hand: LogAtHand | None = None
-        # For which files of the log it is known whether all of it counts as in memory.
+        # The files for which _in_memory holds: whether the whole log counts as in memory.
         self._files: object = None
         self._in_memory = False
 
-    def forget(self) -> None:
-        """Hold on to no file any more: the store is closed, or its files are looked at again."""
-        self._units = {}
+    def release(self) -> None:
+        """Release the views of all files: the store is closed, or lists its files again."""
+        self._entries = {}
         self._at_hand = None
         self._files = None
 
     def get(
         self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None = None
     ) -> GetResult | None:
-        """Messages from a queue offset on; None where the reference has to be asked.
+        """Messages from a queue offset on; None if only the reference can answer.
 
-        Args and result as those of :func:`logquarry.read.get_message.get_message`.
+        Arguments and result are those of :func:`logquarry.read.get_message.get_message`.
         """
         kernel = self._kernel or self._loaded()
         low, high = queue.bounds()
         if kernel is None or not (low <= offset < high and 0 <= max_count <= _MOST_AT_ONCE):
             return None
-        # Plain comparisons, and no min() and max(): each call of those takes as long as a message.
+        # Comparisons instead of min() and max(): a call takes as long as a message.
         most = max_count if max_count > LEAST_UNITS else LEAST_UNITS
         wanted, last = 0, offset + max_count
         if tags is not None:
-            told = self._told(tags)
-            if told is None:
+            subscription = self._subscription(tags)
+            if subscription is None:
                 return None
-            wanted, last = told.address, offset + most
-        units = self._units.get(queue)
+            wanted, last = subscription.address, offset + most
+        units = self._entries.get(queue)
         if units is None or offset < units.first or units.stop < (last if last < high else high):
-            units = self._look_at_units(queue, offset)
+            units = self._read_entries(queue, offset)
             if units is None:
                 return None
         count = units.stop - offset
@@ -172,14 +173,14 @@ class QuickGet:
             self._in_memory = memory_start(self._log, self.limits) == java.LONG_MIN
             self._files = files
         on_disk = _NONE if self._in_memory else memory_start(self._log, self.limits)
-        at_hand = self._at_hand or self._look_at_log(units, offset)
-        # Whoever takes it has it for himself; what is not given back is made anew.
+        at_hand = self._at_hand or self._read_log(units, offset)
+        # Each call takes a scratch for itself; one that is lost by an error is replaced.
         free = self._free
         scratch = free.pop() if free else _Scratch()
         to = scratch.address
         found = kernel(first, count, max_count, on_disk, wanted, at_hand.address, to, _ROOM)
         if found == NOT_AT_HAND:
-            at_hand = self._look_at_log(units, offset)
+            at_hand = self._read_log(units, offset)
             state = at_hand.address
             found = kernel(first, count, max_count, on_disk, wanted, state, to, _ROOM)
         taken = found >> COUNT_SHIFT & _MASK
@@ -188,7 +189,7 @@ class QuickGet:
             return None
         after = offset + (found >> 2 * COUNT_SHIFT)
         if not taken:
-            # Only tags pass a message over without a question to the reference.
+            # Only tags make the kernel skip a message.
             free.append(scratch)
             return GetResult(_NO_MATCH, (), after, low, high)
         block = scratch.view[: found & _MASK].tobytes()
@@ -202,38 +203,96 @@ class QuickGet:
         return _new_result(GetResult, (_FOUND, messages, after, low, high))
 
     def _loaded(self) -> Any:
-        """The kernel, None as long as it does not pay to load it."""
-        self._plain_gets += 1
-        if self._plain_gets > _PLAIN_GETS or _KERNELS in sys.modules:
+        """The kernel; None while too few gets were made to load it."""
+        self._reference_gets += 1
+        if self._reference_gets > _REFERENCE_GETS or _KERNELS in sys.modules:
             kernels = codec.kernels()
             if kernels is not None:
                 self._kernel = kernels.get_frames
         return self._kernel
 
-    def _told(self, tags: frozenset[str]) -> _Tags | None:
+    def _subscription(self, tags: frozenset[str]) -> _Tags | None:
         if tags not in self._tags:
             if len(self._tags) >= _MOST_TAGS:
                 self._tags = {}
             try:
                 self._tags[tags] = _Tags(tags)
             except UnicodeEncodeError:
-                # Half a surrogate pair: what it can match, the reference knows.
+                # Half a surrogate pair: the reference finds what it matches.
                 self._tags[tags] = None
         return self._tags[tags]
 
-    def _look_at_units(self, queue: Queue, offset: int) -> _Units | None:
-        """The units from an offset to the end of its file, or as many as there are."""
+    def _read_entries(self, queue: Queue, offset: int) -> _Entries | None:
+        """The entries from an offset to the end of its file, or as many as there are."""
         next_file = offset + queue.units_per_file - offset % queue.units_per_file
         first, units = next(queue.runs(offset, next_file), (offset, None))
         if units is None or first != offset or units.dtype != UNIT_DTYPE:
             return None
         if not units.flags.c_contiguous:
             return None
-        found = self._units[queue] = _Units(first, units)
+        found = self._entries[queue] = _Entries(first, units)
         return found
 
-    def _look_at_log(self, units: _Units, offset: int) -> LogAtHand:
+    def _read_log(self, units: _Entries, offset: int) -> LogAtHand:
         """The bytes of the log around the message of a queue offset."""
         place, size, _ = units.units[offset - units.first].item()
         found = self._at_hand = LogAtHand(*self._log.window_at(place, size), self.limits)
         return found
+
+
+class MessageGetter:
+    """Answers the gets of one store.
+
+    Args:
+        log: the store's log.
+        limits: most messages and bytes of one answer.
+        layout: the store's files.
+        broker: the ``broker`` of each message.
+
+    Attributes:
+        log: as given.
+        kernel: answers the common gets.
+    """
+
+    def __init__(
+        self, log: CommitLog, limits: TransferLimits, layout: StoreLayout, broker: str
+    ) -> None:
+        self.log = log
+        self.kernel = KernelGet(log, limits, broker, layout.delay_levels_ms)
+        self._limits = limits
+        self._layout = layout
+        self._read = partial(read_message, broker, layout.delay_levels_ms)
+
+    @cached_property
+    def _known_damage(self) -> DamageMap:
+        return known_damage(self._layout)
+
+    def get(
+        self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None = None
+    ) -> GetResult:
+        """Messages from a queue offset on.
+
+        Raises:
+            CorruptFrame: if the first of them is damaged.
+        """
+        found = self.kernel.get(queue, offset, max_count, tags)
+        return self.reference(queue, offset, max_count, tags) if found is None else found
+
+    def reference(
+        self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None = None
+    ) -> GetResult:
+        """The same without the kernel."""
+        return get_message(
+            self.log,
+            queue,
+            offset,
+            max_count,
+            tags=tags,
+            limits=self._limits,
+            read=self._read,
+            known_damage=self._known_damage,
+        )
+
+    def release(self) -> None:
+        """Release the views of all files."""
+        self.kernel.release()

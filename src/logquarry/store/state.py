@@ -1,8 +1,8 @@
-"""What can be known of any store without having written it: at rest, or beside its writer.
+"""What a store holds now: offsets, bytes per topic, consumer lag, disk use, open transactions.
 
-The half of RocketMQ's runtime info (``DefaultMessageStore.getRuntimeInfo``) that is not about what
-one process did, and what operators ask besides: how much each topic keeps, how old the oldest
-message is, how far consumers are behind.
+Any process can read this state, of a store at rest or beside its writer. It is the half of
+RocketMQ's runtime info (``DefaultMessageStore.getRuntimeInfo``) that does not count the work of one
+process; :mod:`logquarry.store.stats` has that.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
+from logquarry.config import StoreConfig
 from logquarry.dialect31.open_transactions import open_in
 from logquarry.dialect31.unit_files import read_table
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
@@ -21,24 +22,62 @@ from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE, StoreLayout
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
-from logquarry.read.log_queues import RetainedCounter
+from logquarry.read.log_queues import QueueKey, RetainedCounter
 from logquarry.store.retention.rules import disk_use
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, HalfCounter
 
-if TYPE_CHECKING:
-    from logquarry.store.message_store import MessageStore
-    from logquarry.store.overview import State
+State = Literal["closed", "live", "crashed"]
+"""``closed`` in order; ``live``: a process has it open; ``crashed``: neither of them."""
+
+
+class StateSource(Protocol):
+    """A store whose state can be read."""
+
+    @property
+    def layout(self) -> StoreLayout:
+        """The store's files."""
+
+    @property
+    def config(self) -> StoreConfig:
+        """Its settings."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a process holds its lock."""
+
+    @property
+    def has_abort(self) -> bool:
+        """Whether it is in use, or was not closed in order."""
+
+    @property
+    def min_offset(self) -> int:
+        """Physical offset at which the log starts."""
+
+    @property
+    def max_offset(self) -> int:
+        """Physical offset at which the log ends."""
+
+    def queues(self) -> tuple[QueueKey, ...]:
+        """(topic, queue id) of each queue."""
+
+    def queue(self, topic: str, queue_id: int) -> Queue | None:
+        """One queue, None if there is none of that name."""
+
+
+def condition(store: StateSource) -> State:
+    """Whether a store is closed, open in some process, or was left by a crash."""
+    return "live" if store.is_live else "crashed" if store.has_abort else "closed"
 
 
 class TopicStats(NamedTuple):
-    """Messages of a topic, and what they take in the log."""
+    """Messages of a topic, and their bytes in the log."""
 
     messages: int
     bytes: int
 
 
 class GroupLag(NamedTuple):
-    """How far a group of consumers is behind in one topic.
+    """How far a consumer group is behind in one topic.
 
     Attributes:
         group: the group.
@@ -57,7 +96,7 @@ class DelayLevel(NamedTuple):
     Attributes:
         level: the level, from 1.
         delivered: the queue offset that is delivered next.
-        max_offset: one past the last message that waits.
+        max_offset: one past the last message that waits for its time.
     """
 
     level: int
@@ -67,27 +106,27 @@ class DelayLevel(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StoreState:
-    """What a store holds now. ``None``: that cannot be known here.
+    """What a store holds now. ``None``: unknown.
 
     Attributes:
         state: ``closed`` in order, ``live`` (a process has it open) or ``crashed``.
-        min_offset: where the log begins (``commitLogMinOffset``).
-        max_offset: where it ends (``commitLogMaxOffset``).
+        min_offset: physical offset where the log begins (``commitLogMinOffset``).
+        max_offset: physical offset where it ends (``commitLogMaxOffset``).
         first_timestamp: store time of its first message, in milliseconds.
-        reserve_time_ms: how long ago that was.
+        reserve_time_ms: age of its first message, in milliseconds.
         file_bytes: sizes of all files: ``commitlog``, ``consumequeue``, ``index``.
-        commit_log_disk_ratio: how full the disk of the log is, from 0 to 1
+        commit_log_disk_ratio: used share of the log's disk, from 0 to 1
             (``commitLogDiskRatio``).
-        consume_queue_disk_ratio: the same of the queues' (``consumeQueueDiskRatio``).
-        dispatch_behind: bytes of the log that are in no queue yet. Beside a writer: those behind
-            the last message that a queue names, be they a blank.
-        flush_behind: bytes of the log that are not known to be on the disk; without a durable
-            mark nobody knows.
-        retained: what each topic's queues keep in the log. Queues of multi-dispatch name messages
-            of other topics, which count there once more.
-        consumer_lag: of each group and topic in ``config/consumerOffset.json``.
-        delay_levels: of each level that has a queue.
-        half_messages: of each topic, messages whose transaction nobody has ended.
+        consume_queue_disk_ratio: the same for the queues' disk (``consumeQueueDiskRatio``).
+        dispatch_behind: bytes of the log that are in no queue yet. Beside a writer: the bytes after
+            the last message that a queue names, including a blank.
+        flush_behind: bytes of the log that are not known to be on the disk; None without a durable
+            offset.
+        retained: messages in the log that each topic's queues name. A message that multi-dispatch
+            put into several topics counts in each.
+        consumer_lag: for each group and topic in ``config/consumerOffset.json``.
+        delay_levels: for each level that has a queue.
+        half_messages: by topic, messages whose transaction is open.
     """
 
     state: State = "closed"
@@ -116,49 +155,59 @@ class StoreState:
         return document
 
 
-def look_at(
-    store: MessageStore,
-    counter: RetainedCounter,
-    halves: HalfCounter,
-    now: Callable[[], int],
-    *,
-    queues: list[Queue] | None = None,
-    behind: tuple[int, int] | None = None,
-) -> StoreState:
-    """What a store holds now.
+class StateReader:
+    """Reads the state of one store, and keeps what makes the next reading cheaper.
+
+    Any thread may use it.
 
     Args:
         store: the store.
-        counter: remembers what its queues kept when they were asked last,
-        halves: and which half messages were open.
-        now: the time, in milliseconds.
-        queues: its queues (default: as the store gives them).
-        behind: dispatch and flush, where this process writes the store.
     """
-    layout = StoreLayout(store.layout.filesystem, store.config)
-    state: State = "live" if store.is_live else "crashed" if store.has_abort else "closed"
-    start, end = store.min_offset, store.max_offset
-    if queues is None:
-        queues = [queue for name in store.queues() if (queue := store.queue(*name)) is not None]
-    retained = _retained(counter, queues, start, end)
-    first = _first_timestamp(layout, start) if end > start else None
-    dispatch, flush = behind or _behind(layout, queues, start, end, state)
-    return StoreState(
-        state=state,
-        min_offset=start,
-        max_offset=end,
-        first_timestamp=first,
-        reserve_time_ms=None if first is None else max(0, now() - first),
-        file_bytes=_file_bytes(layout),
-        commit_log_disk_ratio=_disk_ratio(layout, COMMIT_LOG),
-        consume_queue_disk_ratio=_disk_ratio(layout, CONSUME_QUEUE),
-        dispatch_behind=dispatch,
-        flush_behind=flush,
-        retained=retained,
-        consumer_lag=_consumer_lag(layout, queues),
-        delay_levels=_delay_levels(layout, queues),
-        half_messages=_half_messages(layout, queues, halves, start),
-    )
+
+    def __init__(self, store: StateSource) -> None:
+        self._store = store
+        self._retained = RetainedCounter()
+        self._halves = HalfCounter()
+
+    def read(
+        self,
+        now: Callable[[], int],
+        *,
+        queues: list[Queue] | None = None,
+        behind: tuple[int, int] | None = None,
+    ) -> StoreState:
+        """What the store holds now.
+
+        Args:
+            now: gives the time, in milliseconds.
+            queues: the store's queues (default: as the store gives them).
+            behind: ``dispatch_behind`` and ``flush_behind``, if this process writes the store.
+        """
+        store = self._store
+        layout = StoreLayout(store.layout.filesystem, store.config)
+        state = condition(store)
+        start, end = store.min_offset, store.max_offset
+        if queues is None:
+            queues = [queue for name in store.queues() if (queue := store.queue(*name)) is not None]
+        retained = _retained(self._retained, queues, start, end)
+        first = _first_timestamp(layout, start) if end > start else None
+        dispatch, flush = behind or _behind(layout, queues, start, end, state)
+        return StoreState(
+            state=state,
+            min_offset=start,
+            max_offset=end,
+            first_timestamp=first,
+            reserve_time_ms=None if first is None else max(0, now() - first),
+            file_bytes=_file_bytes(layout),
+            commit_log_disk_ratio=_disk_ratio(layout, COMMIT_LOG),
+            consume_queue_disk_ratio=_disk_ratio(layout, CONSUME_QUEUE),
+            dispatch_behind=dispatch,
+            flush_behind=flush,
+            retained=retained,
+            consumer_lag=_consumer_lag(layout, queues),
+            delay_levels=_delay_levels(layout, queues),
+            half_messages=_half_messages(layout, queues, self._halves, start),
+        )
 
 
 def _retained(
@@ -172,7 +221,7 @@ def _retained(
 
 
 def _first_timestamp(layout: StoreLayout, start: int) -> int | None:
-    """The store time of the log's first message, None where damage or a blank stands there."""
+    """The store time of the log's first message; None if damage or a blank stands there."""
     outcome = CommitLog(layout).outcome_at(start, check_crc=False)
     return outcome.store_timestamp if isinstance(outcome, Frame) else None
 
@@ -242,7 +291,7 @@ def _delay_levels(layout: StoreLayout, queues: list[Queue]) -> tuple[DelayLevel,
     return tuple(
         DelayLevel(
             queue.queue_id + 1,
-            # What has expired is not delivered any more.
+            # Expired messages are never delivered.
             max(table.get(queue.queue_id + 1, 0), queue.min_offset),
             queue.max_offset,
         )

@@ -1,0 +1,212 @@
+"""The log of a store that is written, as bytes: what replication reads, appends and vouches for."""
+
+from __future__ import annotations
+
+import threading
+
+from logquarry.disk.service import Health, Refusal, RunningFlags
+from logquarry.log.layout import COMMIT_LOG, quarantine
+from logquarry.store.log_growth import LogGrowth, Wakeable
+from logquarry.store.store_files import StoreFiles
+from logquarry.write.append import CommitLogWriter
+from logquarry.write.dispatcher import Dispatcher, DispatchService
+from logquarry.write.flush_wait import ReplicaWait
+from logquarry.write.put_result import PutStatus, refusal
+
+_ADOPT_SECONDS = 1.0
+
+
+class LogFeed:
+    """The log of an open store, for replication. Any thread may use it.
+
+    Bytes of another store's log may end inside a frame. :meth:`vouch` says up to where they are
+    whole frames; only those are dispatched, and only those stay when the store is opened again.
+
+    Args:
+        files: the store's files.
+        writer: appends to the log.
+        dispatcher: dispatches the log.
+        dispatching: the dispatcher's thread.
+        growth: wakes the services and replicas that follow the log.
+        replicas: the slaves, and the puts that wait for them.
+        flags: say whether the store was closed.
+
+    Attributes:
+        replicas: as given.
+    """
+
+    def __init__(
+        self,
+        files: StoreFiles,
+        writer: CommitLogWriter,
+        dispatcher: Dispatcher,
+        dispatching: DispatchService,
+        growth: LogGrowth,
+        replicas: ReplicaWait,
+        flags: RunningFlags,
+    ) -> None:
+        self.replicas = replicas
+        self._files = files
+        self._log = files.log
+        self._writer = writer
+        self._dispatcher = dispatcher
+        self._dispatching = dispatching
+        self._growth = growth
+        self._flags = flags
+        self._adopting = threading.Lock()
+
+    @property
+    def _health(self) -> Health:
+        return self._files.disk.health
+
+    # -------------------------------------------------------------------------------------- read
+    @property
+    def file_size(self) -> int:
+        """Bytes of each file of the log."""
+        return self._log.file_size
+
+    @property
+    def min_offset(self) -> int:
+        """Where the first file begins; 0 without files."""
+        return max(0, self._log.min_offset)
+
+    @property
+    def max_offset(self) -> int:
+        """Where the bytes end that can be read and sent on.
+
+        Bytes that a slave took and has not checked yet are not among them: opening the store again
+        may cut them off, and a slave of this slave would then be ahead of its master.
+        """
+        end, vouched = self._log.max_offset, self._dispatcher.limit
+        return end if vouched is None else min(end, vouched)
+
+    @property
+    def wrote_offset(self) -> int:
+        """Where the written bytes end."""
+        return self._log.wrote_offset
+
+    @property
+    def dispatched_offset(self) -> int:
+        """Where the dispatched frames end."""
+        return self._dispatcher.offset
+
+    def select(self, offset: int) -> memoryview | None:
+        """The bytes from an offset to the end of the log or of its file; None if there are none.
+
+        They are a view of the map, and stay valid as long as you hold the view.
+
+        Raises:
+            StoreUnavailable: if the store was closed.
+        """
+        return self._log.select(offset)
+
+    def sync(self) -> int:
+        """Sync the log; returns the physical offset up to which it is on the disk.
+
+        Raises:
+            StoreUnavailable: if the sync failed, now or before.
+        """
+        return self._log.flush(0)
+
+    def follow(self, flag: Wakeable) -> None:
+        """Set a flag from now on whenever the log grows."""
+        self._growth.follow(flag)
+
+    def unfollow(self, flag: Wakeable) -> None:
+        """Stop setting a flag."""
+        self._growth.unfollow(flag)
+
+    # ------------------------------------------------------------------------------------ append
+    def append_data(self, offset: int, data: bytes | memoryview) -> bool:
+        """Append bytes of another store's log, without waking any follower of the log.
+
+        Args:
+            offset: the physical offset at which they belong.
+            data: the bytes.
+
+        Returns:
+            Whether they were appended; see :meth:`BaseWriter.append_data`.
+
+        Raises:
+            StoreUnavailable: if the store was closed, or the disk does not take them.
+        """
+        self.require_open()
+        self._health.require_writable()
+        return self._writer.append_data(offset, data)
+
+    def append_and_wake(self, offset: int, data: bytes | memoryview) -> bool:
+        """The same, and wake the dispatcher, the flush service and the followers."""
+        taken = self.append_data(offset, data)
+        if taken:
+            self._growth.wake_all()
+        return taken
+
+    def vouch(self, offset: int) -> None:
+        """State that the bytes before an offset are whole frames, and wake the dispatcher.
+
+        From the first call on, the store dispatches only frames before that offset, and keeps only
+        those when it is opened again.
+        """
+        self._dispatcher.limit = offset
+        self._growth.wake()
+
+    def keep(self, durably: bool) -> None:
+        """Note how far the vouched bytes are on the disk, so that they stay at the next opening.
+
+        Args:
+            durably: whether the note is synced too, so that it survives a power cut. Sound frames
+                do not need that.
+        """
+        # The durable offset moves with a sync of the log, which may have come before the vouching.
+        self.note_flushed(self._log.flushed_offset)
+        if durably:
+            self._files.durable.sync()
+
+    def note_flushed(self, offset: int) -> None:
+        """Move the durable offset: the log was synced up to an offset."""
+        # Bytes of another store's log may end inside a frame; dispatched and vouched bytes do not.
+        if self._writer.has_foreign:
+            vouched = self._dispatcher.limit
+            offset = min(offset, self._dispatcher.offset if vouched is None else vouched)
+        self._files.durable.move(offset)
+
+    def adopt(self) -> None:
+        """Read from the bytes of :meth:`append_data` which queue offsets come next.
+
+        Raises:
+            StoreUnavailable: if the bytes end inside a frame: no put may follow them.
+        """
+        with self._adopting:
+            if not self._writer.has_foreign:
+                return
+            end = self._log.wrote_offset
+            # A listener cannot wait for the dispatcher, whose thread it runs in.
+            waits = not self._dispatching.is_current
+            if not (waits and self._dispatching.wait_dispatched(end, _ADOPT_SECONDS)):
+                raise refusal(
+                    PutStatus.SERVICE_NOT_AVAILABLE,
+                    f"{self._files.root}: the log ends within a message of another store: its rest "
+                    "has to come first",
+                )
+            # If more bytes have come since, the put is refused.
+            self._writer.adopt(end, self._files.queues.next_offsets)
+
+    def cut_unvouched(self) -> None:
+        """Cut off the bytes of another store's log that were never vouched for.
+
+        They usually end inside a message, and the zeros after them may seem to complete it.
+        """
+        vouched = self._dispatcher.limit
+        if vouched is None or vouched >= self._log.wrote_offset or not self._writer.has_foreign:
+            return
+        # If the log starts above 0, possibly none of it was vouched for.
+        vouched = max(vouched, self._log.min_offset)
+        file = self._log.last
+        if file is not None and file.base <= vouched:
+            file.clear_from(vouched - file.base)
+        self._log.truncate_to(vouched, aside=quarantine(self._files.root, COMMIT_LOG))
+
+    def require_open(self) -> None:
+        """Raise StoreUnavailable if the store was closed."""
+        if Refusal.CLOSED in self._flags.refusals:
+            raise refusal(PutStatus.SERVICE_NOT_AVAILABLE, f"{self._files.root}: it is closed")

@@ -1,0 +1,264 @@
+"""A store that is open for reading: its log, queues and index, read from the files.
+
+The reader makes, locks and changes nothing, so it can run beside a live broker. It lists the
+folders when it opens the store, and again on :meth:`BaseReader.refresh` or when you ask for more
+than it knows of. Queues without files are made from the log, in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from logquarry.config import StoreConfig
+from logquarry.disk.open_files import OpenFiles
+from logquarry.errors import StoreUnavailable
+from logquarry.format.properties import parse_tags
+from logquarry.format.queue_entry import QueueEntry
+from logquarry.log.layout import StoreLayout
+from logquarry.log.store_names import absolute
+from logquarry.message import Message
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.consume_queue import ConsumeQueue, Queue
+from logquarry.read.fence import OtherQueues, other_queues, require_queue
+from logquarry.read.get_message import GetResult
+from logquarry.read.index import Index
+from logquarry.read.log_end import last_entries, log_bound, sound_bound
+from logquarry.store.reads import StoreReads, no_queue
+from logquarry.units import now_ms
+
+if TYPE_CHECKING:
+    from logquarry.log.walk import LogReader
+    from logquarry.read.log_queues import LogQueue, QueueKey
+    from logquarry.store.consumer.registry import Consumers
+    from logquarry.store.stats import StoreStats
+    from logquarry.write.put_result import PutResult
+
+
+class ReadOnlyStore(StoreUnavailable, AttributeError):
+    """A method that writes was called on a store that is open for reading."""
+
+    @classmethod
+    def of(cls, root: str) -> ReadOnlyStore:
+        """The error for the store at a path."""
+        return cls(f'{root}: it is open for reading: open it with mode="rw"')
+
+
+class BaseReader(StoreReads):
+    """What :class:`~logquarry.store.message_store.StoreReader` does.
+
+    One object serves one thread.
+    """
+
+    def __init__(self, layout: StoreLayout, *, broker: str) -> None:
+        self._files = OpenFiles(layout)
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        log = CommitLog(layout, files=self._files, last_entries=self._last_entries)
+        super().__init__(layout, log, broker=broker)
+        self._index = Index(layout, files=self._files)
+        self._found = _Found(self)
+
+    @classmethod
+    def start(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        config: StoreConfig | None = None,
+        broker: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Open the store at a path or URL; see :meth:`MessageStore.open`."""
+        layout = StoreLayout.open(path, config, storage_options)
+        layout.require_log()
+        name = absolute(path).rstrip("/").rpartition("/")[2] or layout.root
+        return cls(layout, broker=name if broker is None else broker)
+
+    def close(self) -> None:
+        """Close the files. Messages that were read stay valid."""
+        self._close_consumers()
+        self._is_open = False
+        self._release_bytes()
+        self._files.close()
+
+    def refresh(self) -> None:
+        """List the folders again: a live broker appends messages and deletes expired files.
+
+        The reader does this without being asked when you ask for more than it knows of. If it made
+        the queues from the log, you have to call this yourself, because it reads the log again.
+        """
+        self._require_open()
+        self.layout.refresh()
+        self._release_bytes()
+        self._files.close()
+        self._log.refresh()
+        self._found = _Found(self)
+        for queue in self._queues.values():
+            queue.log_min_offset = self._log.min_offset
+            queue.refresh()
+
+    def stats(self) -> StoreStats:
+        """What the store holds now, in ``state``. A reader does not count its own work."""
+        self._require_open()
+        from logquarry.store.stats import StatsRecorder
+
+        state = self._state.read(now_ms)
+        return StatsRecorder().snapshot(
+            dispatch_behind=state.dispatch_behind or 0,
+            flush_behind=state.flush_behind or 0,
+            state=state,
+        )
+
+    # --------------------------------------------------------------------------------------- log
+    @property
+    def max_offset(self) -> int:
+        """Physical offset at which the log ends."""
+        self._require_open()
+        if not self.has_queue_files:
+            # The walk that makes the queues finds the end on its way.
+            return self._found.log_queues[1]
+        return self._log.max_offset
+
+    @property
+    def bound(self) -> int | None:
+        """How far a walk over the log goes (:func:`sound_bound`); None if there is no bound."""
+        return self._found.bound
+
+    def _log_reader(self) -> LogReader:
+        from logquarry.log.walk import LogReader
+
+        return LogReader(self.layout, bound=self.bound, live=self.is_live)
+
+    def _bulk_layout(self) -> tuple[StoreLayout, int | None]:
+        return self.layout, None
+
+    def _index_now(self) -> Index:
+        return self._index
+
+    # ------------------------------------------------------------------------------------ queues
+    @property
+    def has_queue_files(self) -> bool:
+        """Whether any consume queue has a message. If not, the queues are made from the log."""
+        return self._found.has_queue_files
+
+    def queues(self) -> tuple[tuple[str, int], ...]:
+        """(topic, queue id) of each queue, sorted."""
+        self._require_open()
+        if self.has_queue_files:
+            return self.layout.queue_names
+        return tuple(sorted({*self.layout.queue_names, *self._found.log_queues[0]}))
+
+    def queue(self, topic: str, queue_id: int) -> Queue | None:
+        """One queue, None if the store has none of that name."""
+        self._require_open()
+        if not self._found.has_queue_files:
+            return self._found.log_queues[0].get((topic, queue_id))
+        found = self._file_queue(topic, queue_id)
+        if found is None and self._found.other_queues.has_rocksdb:
+            return self._found.log_queues[0].get((topic, queue_id))
+        return found
+
+    def _readable_queue(self, topic: str, queue_id: int) -> Queue | None:
+        if self._found.other_queues:
+            require_queue(self.layout, self._found.other_queues, topic)
+        return self.queue(topic, queue_id)
+
+    def _file_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        found = self._queues.get((topic, queue_id))
+        # Only names that a listing gave become paths.
+        if found is None and (topic, queue_id) in self.layout.queue_names:
+            found = self._queues[topic, queue_id] = ConsumeQueue(
+                self.layout,
+                topic,
+                queue_id,
+                log_min_offset=self._log.min_offset,
+                files=self._files,
+            )
+        return found
+
+    def file_queues(self) -> Iterator[ConsumeQueue]:
+        """The queues that have files."""
+        for topic, queue_id in self.layout.queue_names:
+            if (queue := self._file_queue(topic, queue_id)) is not None:
+                yield queue
+
+    def _last_entries(self) -> list[QueueEntry]:
+        return last_entries(self.layout, self.file_queues())
+
+    def queues_from_log(self) -> tuple[Mapping[QueueKey, LogQueue], int]:
+        """Read the whole log: the queues that its messages make, and the log's end."""
+        from logquarry.read.log_queues import QueueBuilder
+
+        builder = QueueBuilder(self.config, self.layout.delay_levels_ms).add(
+            self._log_reader().events()
+        )
+        end = self._log.min_offset if builder.log_end is None else builder.log_end
+        self._log.set_end(end)
+        return builder.queues(), end
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int = 0,
+        max_count: int = 32,
+        tag: str | None = None,
+    ) -> GetResult:
+        """See :meth:`StoreReads.get`."""
+        queue = self._readable_queue(topic, queue_id)
+        if self._found.has_queue_files and self._may_have_grown(queue, offset):
+            self.refresh()
+            queue = self.queue(topic, queue_id)
+        if queue is None:
+            queue = no_queue(topic, queue_id)
+        wanted = None if tag is None else parse_tags(tag)
+        result = self._getter.kernel.get(queue, offset, max_count, wanted)
+        if result is None:
+            result = self._getter.reference(queue, offset, max_count, wanted)
+        return result
+
+    def _may_have_grown(self, queue: Queue | None, offset: int) -> bool:
+        """Whether a writer may have added that offset since the files were listed."""
+        if queue is None:
+            return True
+        if offset < queue.max_offset or not isinstance(queue, ConsumeQueue):
+            return False
+        self._getter.release()
+        queue.refresh()
+        return offset < queue.max_offset
+
+    def _make_consumers(self) -> Consumers:
+        from logquarry.store.consumer.queue_reader import consumers_of_a_reader
+
+        return consumers_of_a_reader(self, self._bulk_getter, Path(self.root), self._refuse)
+
+    def _refuse(self, _: Message) -> PutResult:
+        raise ReadOnlyStore.of(self.root)
+
+
+class _Found:
+    """What the reader found in the files, each when first needed; a refresh replaces it."""
+
+    def __init__(self, store: BaseReader) -> None:
+        self._store = store
+
+    @cached_property
+    def has_queue_files(self) -> bool:
+        return any(queue.last_entry is not None for queue in self._store.file_queues())
+
+    @cached_property
+    def other_queues(self) -> OtherQueues:
+        """Queues that are not files of 20-byte entries."""
+        return other_queues(self._store.layout)
+
+    @cached_property
+    def bound(self) -> int | None:
+        layout = self._store.layout
+        return sound_bound(layout, log_bound(layout, self._store.file_queues()))
+
+    @cached_property
+    def log_queues(self) -> tuple[Mapping[QueueKey, LogQueue], int]:
+        """The queues made from the log, and the log's end."""
+        return self._store.queues_from_log()

@@ -1,0 +1,121 @@
+"""What users call for delivery, transactions and ``config/``; the services do the work."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final
+
+from logquarry.message import Message
+
+if TYPE_CHECKING:
+    from logquarry.dialect31.prepared import PreparedTransactions
+    from logquarry.disk.config_file import ConfigTables
+    from logquarry.store.services import Services
+    from logquarry.store.transaction.checks import CheckReport, Listener
+    from logquarry.store.transaction.transaction import Transaction
+
+DEFAULT_PRODUCER_GROUP: Final = "logquarry"
+"""The producer group of a transaction whose message names none."""
+
+
+class ServiceCalls(ABC):
+    """The methods of an open store that its services answer."""
+
+    _services: Services
+
+    @abstractmethod
+    def _require_open(self) -> None:
+        """Raise StoreUnavailable if the store was closed."""
+
+    def start_delivery(self) -> None:
+        """Deliver delayed messages from now on, as a broker does, until the store is closed.
+
+        Without this call, or ``StoreConfig(deliver_delayed=True)``, delayed messages stay in the
+        schedule topic. A second call does nothing.
+
+        Raises:
+            StoreUnavailable: if the progress of delivery cannot be saved.
+        """
+        self._require_open()
+        self._services.start_delivery()
+
+    def deliver_due(self) -> int:
+        """Deliver the delayed messages that are due by the store's clock, now.
+
+        Returns:
+            How many. They are in the log; queues follow (:meth:`wait_dispatched`).
+
+        Raises:
+            StoreUnavailable: if one could not be put. The next call continues with it.
+        """
+        self._require_open()
+        return self._services.deliver_due()
+
+    def transaction(self, message: Message, group: str = DEFAULT_PRODUCER_GROUP) -> Transaction:
+        """A transaction: its message can be consumed only after a commit.
+
+        ::
+
+            with store.transaction(message) as t:
+                ...                             # no consumer gets the message yet
+                t.commit()
+
+        The block's beginning puts a half message. At its end, a transaction that was not committed
+        is rolled back, with or without an exception. A check ends those that a crash leaves open
+        (:meth:`start_transaction_checks`).
+
+        Args:
+            message: the message. It cannot be delayed.
+            group: the producer group that a broker would ask, if the message has no PGROUP.
+
+        Raises:
+            UsageError: at the block's beginning, if the message cannot be part of a transaction.
+            StoreUnavailable: if the half message cannot be put.
+            MessageRejected: likewise.
+        """
+        self._require_open()
+        return self._services.transaction(message, group)
+
+    def check_transactions(self, listener: Listener) -> CheckReport:
+        """Find transactions that are still open, and let a function decide about each, now.
+
+        Args:
+            listener: gets an :class:`~logquarry.store.transaction.checks.OpenTransaction`, and
+                returns ``"commit"``, ``"rollback"`` or ``"unknown"``.
+
+        Returns:
+            What was done.
+
+        Raises:
+            StoreUnavailable: if a message could not be put. The next check continues with it.
+        """
+        self._require_open()
+        return self._services.check_transactions(listener)
+
+    def start_transaction_checks(self, listener: Listener) -> None:
+        """Check every ``transaction_check_interval`` from now on, until the store is closed.
+
+        Raises:
+            UsageError: if checks were started before.
+        """
+        self._require_open()
+        self._services.start_transaction_checks(listener)
+
+    @property
+    def prepared_transactions(self) -> PreparedTransactions:
+        """The transactions of a store in dialect 3.1 (docs/dialect-3.1.md).
+
+        Raises:
+            UsageError: in another dialect.
+        """
+        self._require_open()
+        return self._services.prepared_transactions
+
+    def config_tables(self) -> ConfigTables:
+        """The tables that a slave copies from its master's ``config/``.
+
+        Raises:
+            UsageError: if the store is no slave.
+        """
+        self._require_open()
+        return self._services.config_tables

@@ -1,0 +1,204 @@
+"""The files of a store that is written: opened together, flushed in order, closed together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from logquarry.dialect31.state_table import StateTableKeeper, open_state_table
+from logquarry.disk.allocate import AllocateMappedFileService
+from logquarry.disk.disk import Disk
+from logquarry.disk.locks import AbortFile
+from logquarry.disk.mapped_file import TransientStorePool
+from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.disk.page_file import CheckpointFile, DurableFile
+from logquarry.disk.service import Health, Service
+from logquarry.errors import StoreUnavailable
+from logquarry.log.layout import (
+    CHECKPOINT,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    DURABLE,
+    INDEX,
+    quarantine,
+)
+from logquarry.repair.recover.open_check import StoreFound
+from logquarry.units import Clock
+from logquarry.write.flush import Flushable
+from logquarry.write.index_writer import IndexKeeper
+from logquarry.write.queue_table import QueueTable
+
+logger = logging.getLogger(__name__)
+
+_WATCH_INTERVAL_MS: Final = 1_000
+
+
+class StoreFiles:
+    """The open files of one store.
+
+    If opening one of them fails, those that were opened before are closed.
+
+    Args:
+        disk: the disk that they are on.
+        root: the store's folder.
+        found: what the store has, with the settings to use.
+        clock: gives the time, in milliseconds.
+
+    Attributes:
+        disk: as given.
+        root: as given.
+        config: the settings, with all sizes.
+        keeps_tails: whether bytes of an earlier log stand after the log's end.
+        pool: buffers for puts before they are committed; None if puts go straight to the files.
+        allocator: makes the log's next file ahead of time.
+        log: the commit log.
+        checkpoint: the checkpoint.
+        queues: the consume queues.
+        durable: the durable offset.
+        index: the index, None if the store keeps none.
+        transactions: state table and redo log of dialect 3.1, None in another dialect.
+    """
+
+    def __init__(self, disk: Disk, root: Path, found: StoreFound, clock: Clock) -> None:
+        self.disk = disk
+        self.root = root
+        self.config = config = found.config
+        self.keeps_tails = found.keeps_tails
+        self._recovered = found.recovered
+        with ExitStack() as opened:
+            for name in (COMMIT_LOG, CONSUME_QUEUE, INDEX):
+                disk.make_folders(root / name)
+            self.pool = self._open_pool(opened)
+            self.allocator = AllocateMappedFileService(
+                disk,
+                pool=self.pool,
+                warm=config.warm_mapped_file_enable,
+                fast_fail=config.fast_fail_if_no_buffer_in_store_pool,
+            )
+            log_size, queue_size = config.mapped_file_size_commit_log, config.queue_file_size
+            assert log_size is not None and queue_size is not None
+            self.log = MappedFileQueue(
+                disk,
+                root / COMMIT_LOG,
+                log_size,
+                allocator=self.allocator,
+                guard_names=True,
+                gaps=found.keeps_tails,
+            )
+            opened.callback(self.log.close)
+            self.checkpoint = CheckpointFile(disk, root / CHECKPOINT)
+            opened.callback(self.checkpoint.close)
+            self.queues = QueueTable(
+                disk,
+                root,
+                queue_size,
+                found.queue_ends,
+                self.log,
+                keeps_tails=found.keeps_tails,
+            )
+            opened.callback(self.queues.close)
+            self._load_log(found.log_end)
+            self.durable = self._open_durable(found.log_end)
+            opened.callback(self.durable.close)
+            self.index = self._open_index(clock)
+            if self.index is not None:
+                opened.callback(self.index.close)
+            self.transactions: StateTableKeeper | None = None
+            if config.is_3_1:
+                self.transactions = open_state_table(
+                    disk, root, config, found.transactions, found.log_end
+                )
+                opened.callback(self.transactions.close)
+            self._opened = opened.pop_all()
+
+    def _open_pool(self, opened: ExitStack) -> TransientStorePool | None:
+        config = self.config
+        log_size = config.mapped_file_size_commit_log
+        if not config.uses_transient_pool or log_size is None:
+            return None
+        pool = TransientStorePool(config.transient_store_pool_size, log_size)
+        opened.callback(pool.close)
+        return pool
+
+    def _load_log(self, end: int) -> None:
+        self.log.load()
+        if self.log.bases:
+            if self.keeps_tails:
+                self.log.end_at(end)
+            else:
+                self.log.truncate_to(end, aside=quarantine(self.root, COMMIT_LOG))
+
+    def _open_durable(self, log_end: int) -> DurableFile:
+        durable = DurableFile(self.disk, self.root / DURABLE, log_end, self.checkpoint.times)
+        self.checkpoint.before_write = durable.expect
+        return durable
+
+    def _open_index(self, clock: Clock) -> IndexKeeper | None:
+        if not self.config.message_index_enable:
+            return None
+        shape = self.config.index_shape
+        assert shape is not None
+        return IndexKeeper(
+            *(self.disk, self.root, shape, self.checkpoint, clock),
+            sync_log=lambda: self.log.flush(0),
+            counts_keys=self.config.is_3_1,
+        )
+
+    def derived(self) -> Iterator[Flushable]:
+        """The files that are made from the log: queues, transactions, index."""
+        if self._recovered is not None:
+            yield self._recovered.written
+        yield from self.queues
+        if self.transactions is not None:
+            yield self.transactions
+        if self.index is not None:
+            yield self.index
+
+    def close(self) -> None:
+        """Close all of them; a second call does nothing."""
+        self._opened.close()
+
+
+class Housekeeping(Service):
+    """Once a second: restores ``abort`` and index files that another program deleted.
+
+    A Java store that is opened on this one fails at the lock, but only after it has acted
+    (reliability.md, rule 1): when it closes, it deletes ``abort``, and index files before that.
+
+    Args:
+        abort: the file ``abort``.
+        index: the index, None if the store keeps none.
+        sample: notes the counts from which rates are computed.
+        health: of the store.
+    """
+
+    def __init__(
+        self,
+        abort: AbortFile,
+        index: IndexKeeper | None,
+        sample: Callable[[], None],
+        health: Health,
+    ) -> None:
+        super().__init__("housekeeping", health, interval_ms=_WATCH_INTERVAL_MS)
+        self._abort = abort
+        self._index = index
+        self._sample = sample
+
+    def run_once(self) -> None:
+        """Sample the counts, and restore the files that are missing."""
+        self._sample()
+        if not self._abort.exists:
+            logger.warning(
+                "%s: another program deleted it while the store was open", self._abort.path
+            )
+            try:
+                self._abort.make()
+            except StoreUnavailable as error:
+                # For example on a full disk: the next run tries again.
+                self.health.require_writable()
+                logger.warning("it cannot be restored: %s", error)
+        if self._index is not None:
+            self._index.check()

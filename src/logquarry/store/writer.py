@@ -1,0 +1,476 @@
+"""A store that is open for writing: what users call, over :mod:`logquarry.store.store_engine`.
+
+A put runs through ``BaseWriter.put``, ``CommitLogWriter.put`` (the message becomes a frame in the
+log) and ``LogGrowth`` (flush and replica are settled).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
+
+from logquarry.config import StoreConfig
+from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
+from logquarry.format.frame import Frame
+from logquarry.log.filesystem import local_folder
+from logquarry.log.layout import LOADS, StoreLayout
+from logquarry.message import Message, StoredMessage
+from logquarry.read.consume_queue import Queue
+from logquarry.store.live_reads import LiveReads
+from logquarry.store.service_calls import ServiceCalls
+from logquarry.units import Clock, now_ms
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from logquarry.disk.disk import Disk
+    from logquarry.log.walk import LogReader
+    from logquarry.read.log_queues import QueueKey
+    from logquarry.store.consumer.registry import Consumers
+    from logquarry.store.load.ledger import LoadId
+    from logquarry.store.load.loading import Loaded
+    from logquarry.store.load.segment import Segment
+    from logquarry.store.log_feed import LogFeed
+    from logquarry.store.retention.plan import RetentionPlan
+    from logquarry.store.retention.rules import RetentionRules
+    from logquarry.store.state import StoreState
+    from logquarry.store.stats import StoreStats
+    from logquarry.store.store_engine import StoreEngine
+    from logquarry.write.dispatcher import MessageArrival
+    from logquarry.write.put_many import ManyWriter, PutManyResult
+    from logquarry.write.put_result import PutResult
+
+_monotonic = time.monotonic
+
+
+class BaseWriter(LiveReads, ServiceCalls):
+    """What :class:`~logquarry.store.message_store.StoreWriter` does. Any thread may use it.
+
+    In a forked child every call raises StoreUnavailable.
+    """
+
+    def __init__(self, engine: StoreEngine, layout: StoreLayout, *, broker: str) -> None:
+        from logquarry.store.services import Services
+
+        super().__init__(engine, layout, broker=broker)
+        self._writer = engine.writer
+        self._found_time: int | None = None
+        # Looked up once, for all puts.
+        self._put = engine.writer.put
+        self._count_put = engine.recorder.put
+        engine.retention.removed = self._release_removed
+        self._services = Services(engine, _ServedStore(self))
+        self._services.start_prepared_checks()
+
+    @classmethod
+    def start(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        config: StoreConfig | None = None,
+        clock: Clock | None = None,
+        broker: str | None = None,
+        disk: Disk | None = None,
+    ) -> Self:
+        """Open the store at a path to write to it; see :meth:`MessageStore.open`.
+
+        Args:
+            path: its folder; made if it is missing.
+            config: its settings.
+            clock: gives store times, in milliseconds.
+            broker: the ``broker`` of each message.
+            disk: the disk that the store is on (default: the machine's).
+        """
+        from logquarry.disk.disk import LocalDisk
+        from logquarry.disk.lifetime import close_at_exit
+        from logquarry.store.store_engine import StoreEngine
+
+        # A program may change its working folder while the store is open.
+        root = local_folder(path, "only a local store can be written")
+        engine = StoreEngine(
+            root, config or StoreConfig(), clock=clock or now_ms, disk=disk or LocalDisk()
+        )
+        try:
+            layout = StoreLayout.open(root, engine.config)
+            store = cls(engine, layout, broker=root.name if broker is None else broker)
+        except BaseException:
+            # The caller gets no store, so this is the last chance to end its threads.
+            engine.close()
+            raise
+        close_at_exit(store)
+        # A slave gets delivered messages from its master.
+        if engine.config.deliver_delayed and engine.config.broker_role != "SLAVE":
+            try:
+                store.start_delivery()
+            except BaseException:
+                store.close()
+                raise
+        return store
+
+    # ------------------------------------------------------------------------------------ write
+    def put(self, message: Message) -> PutResult:
+        """Put one message, and wait for flush and replica if the settings and its WAIT ask for it.
+
+        Returns:
+            Where the message stands, and whether it is on the disk and at the replica.
+
+        Raises:
+            StoreUnavailable: if the store takes no messages now. Its ``status`` is RocketMQ's.
+                If a sync failed, the message may or may not be on the disk.
+            MessageRejected: if the store does not take this message.
+        """
+        began = _monotonic()
+        try:
+            if self._writer.bar is not None:
+                self._writer.check_status()
+                self._engine.feed.adopt()
+            result = self._put(message)
+        except LogquarryError:
+            self._recorder.put_failed()
+            raise
+        self._count_put(message.topic, result, _monotonic() - began)
+        return result
+
+    def put_async(self, message: Message) -> Future[PutResult]:
+        """Put one message; the future is done once flush and replica are settled.
+
+        When this returns, the message is in the log, in the order of the calls, or the future has
+        its error. Callbacks of the future run in the thread that syncs, so they must be quick.
+        """
+        try:
+            return self._append(message)[1]
+        except LogquarryError as error:
+            from logquarry.write.put_future import failed_future
+
+            return failed_future(error)
+
+    def _append(self, message: Message) -> tuple[PutResult, Future[PutResult]]:
+        """Append a message: where it stands, and the future of its settled result."""
+        began = _monotonic()
+        try:
+            if self._writer.bar is not None:
+                self._writer.check_status()
+                self._engine.feed.adopt()
+            result, waits = self._writer.append_message(message)
+        except LogquarryError:
+            self._recorder.put_failed()
+            raise
+        count, topic = self._count_put, message.topic
+
+        def settled(result: PutResult) -> None:
+            count(topic, result, _monotonic() - began)
+
+        failed = self._recorder.put_failed
+        return result, self._engine.growth.settle_later(result, waits, settled, failed)
+
+    def put_batch(
+        self,
+        messages: Sequence[Message] | None = None,
+        *,
+        wire: bytes | None = None,
+        message: Message | None = None,
+    ) -> PutResult:
+        """Put messages of one topic and queue, all of them or none (``putMessages``).
+
+        Args:
+            messages: the messages; or else
+            wire: a client's wire form of them (``MessageDecoder.encodeMessages``),
+            message: and what they share; its properties are added to theirs.
+
+        Raises:
+            StoreUnavailable: as for :meth:`put`.
+            MessageRejected: likewise.
+            UsageError: if the messages are not of one queue.
+        """
+        began = _monotonic()
+        try:
+            if self._writer.bar is not None:
+                self._writer.check_status()
+                self._engine.feed.adopt()
+            result = self._writer.put_batch(messages, wire=wire, message=message)
+        except LogquarryError:
+            self._recorder.put_failed()
+            raise
+        shared = message if message is not None else messages[0] if messages else None
+        if shared is not None:
+            self._count_put(shared.topic, result, _monotonic() - began)
+        return result
+
+    def put_many(self, messages: Iterable[Message] | pa.RecordBatch | pa.Table) -> PutManyResult:
+        """Put messages of any topics and queues, in order, in bulk.
+
+        The log gets the same bytes as from single puts; store times are those of chunks of about a
+        mebibyte, between which other threads put. All messages are checked before the first is
+        appended. Arrow columns have the names of the fields of
+        :class:`~logquarry.message.Message`; columns that the store sets (offsets, CRC) are ignored.
+
+        Args:
+            messages: the messages, which are all held in memory, or Arrow columns of them.
+
+        Returns:
+            Where each message stands, as arrays.
+
+        Raises:
+            StoreUnavailable: as for :meth:`put`; ``appended`` is the result for the messages in the
+                log, None if there are none.
+            MessageRejected: if a message is not taken: ``index`` is its number. Nothing is
+                appended.
+            UsageError: if a message is invalid. Nothing is appended.
+        """
+        return self._put_many(lambda: self._many.put_many(messages))
+
+    @cached_property
+    def _many(self) -> ManyWriter:
+        from logquarry.write.put_many import ManyWriter
+
+        return ManyWriter(self._writer)
+
+    def _put_many(self, put: Callable[[], PutManyResult]) -> PutManyResult:
+        began = _monotonic()
+        try:
+            if self._writer.bar is not None:
+                self._engine.feed.adopt()
+            result = put()
+        except LogquarryError as error:
+            self._recorder.put_failed()
+            appended = getattr(error, "appended", None)
+            if appended is not None:
+                self._recorder.put_many(appended, _monotonic() - began)
+            raise
+        self._recorder.put_many(result, _monotonic() - began)
+        return result
+
+    def put_stored(self, batch: pa.RecordBatch, *, keep_times: bool = False) -> PutManyResult:
+        """Put messages of another store unchanged; see :meth:`ManyWriter.put_stored`.
+
+        Args:
+            batch: the messages.
+            keep_times: whether they keep their store times. A time before that of the log's last
+                message is raised to it.
+        """
+        least = self._last_time() if keep_times else None
+        return self._put_many(lambda: self._many.put_stored(batch, least))
+
+    def check_stored(self, batch: pa.RecordBatch) -> None:
+        """Raise what :meth:`put_stored` would raise; see :meth:`ManyWriter.check_stored`."""
+        self._many.check_stored(batch)
+
+    def load_staged(self, load: LoadId, segments: Sequence[Segment], loads: str = LOADS) -> Loaded:
+        """Append staged segments exactly once; see :meth:`logquarry.store.load.loading.Loads.load`.
+
+        Args:
+            load: the id of the load.
+            segments: in their order.
+            loads: the folder that they are staged in, relative to the store.
+        """
+        if self._engine.config.is_3_1:
+            raise UsageError("staged segments are loaded in dialect 4.9 only")
+        self._engine.feed.adopt()
+        return self._engine.loads.load(load, segments, loads)
+
+    def _last_time(self) -> int:
+        """The store time of the log's last message at the first call, 0 without one.
+
+        The log's writer knows the times of later messages.
+        """
+        if self._found_time is None:
+            from logquarry.read.log_end import last_store_timestamp
+
+            self._engine.feed.adopt()
+            self._found_time = last_store_timestamp(self._new_layout(), self._engine.log.max_offset)
+        return self._found_time
+
+    def append_data(self, offset: int, data: bytes | memoryview) -> bool:
+        """Append bytes of another store's log that belong at an offset (``appendToCommitLog``).
+
+        A slave takes them too. They may end inside a frame; then the rest of that frame must come
+        before any put.
+
+        Returns:
+            Whether they were appended: the log has to end at that offset, or be empty and the
+            offset the start of a file.
+
+        Raises:
+            StoreUnavailable: if the store was closed, or the disk does not take them.
+        """
+        return self._engine.feed.append_and_wake(offset, data)
+
+    def log_feed(self) -> LogFeed:
+        """The log as bytes, for replication; see :mod:`logquarry.replication`."""
+        self._require_open()
+        return self._engine.feed
+
+    def flush(self) -> int:
+        """Sync log, queues, index and checkpoint, in this order.
+
+        Returns:
+            The physical offset up to which the log is on the disk.
+
+        Raises:
+            StoreUnavailable: if a sync failed, now or before.
+        """
+        self._require_open()
+        return self._engine.flush()
+
+    def wait_dispatched(self, offset: int | None = None, timeout: float | None = None) -> bool:
+        """Wait until the messages before an offset are in queues and index.
+
+        Args:
+            offset: physical offset, such as ``result.end_offset`` (default: the log's end now).
+            timeout: in seconds (default: no limit).
+
+        Returns:
+            Whether they are; False after the timeout, or if the store was closed.
+
+        Raises:
+            StoreError: if the log cannot be dispatched; this is the cause.
+            UsageError: if a listener calls it: the dispatcher's thread would wait for itself.
+        """
+        self._require_open()
+        return self._engine.wait_dispatched(offset, timeout)
+
+    def add_arrival_listener(self, listener: Callable[[MessageArrival], None]) -> None:
+        """Call a function for messages that can be consumed (``MessageArrivingListener``).
+
+        The dispatcher's thread calls it for each queue that has grown: it must be quick, and cannot
+        wait for the dispatcher. Its exceptions are logged.
+        """
+        self._require_open()
+        self._engine.listeners.add(listener)
+
+    def remove_arrival_listener(self, listener: Callable[[MessageArrival], None]) -> None:
+        """Stop calling a function; does nothing if it was never added."""
+        self._engine.listeners.remove(listener)
+
+    def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
+        """Plan which expired files to delete; with ``apply`` delete them. See docs/retention.md.
+
+        Only files that are on the disk and in the queues are deleted. Readers of the store may
+        continue. For a store that no process has open, use :func:`logquarry.retain`.
+
+        Args:
+            rules: which files expire.
+            apply: whether to delete them.
+
+        Raises:
+            StoreUnavailable: if the store is closed, or with ``apply`` takes no writes.
+        """
+        self._require_open()
+        retention = self._engine.retention
+        return retention.run(rules) if apply else retention.plan(rules)
+
+    def _make_consumers(self) -> Consumers:
+        from logquarry.store.consumer.queue_reader import consumers_of_a_writer
+
+        engine = self._engine
+        return consumers_of_a_writer(
+            self,
+            self._bulk_getter,
+            engine.listeners,
+            self._services.consumer_offsets,
+            engine.root,
+            self.put,
+            health=self._health,
+            interval_ms=self.config.flush_consumer_offset_interval,
+        )
+
+    def _release_removed(self) -> None:
+        # A view of a deleted file keeps its disk space in use.
+        self._release_bytes()
+        self._live_log.close()
+
+    # ------------------------------------------------------------------------------ life and state
+    def close(self) -> None:
+        """Close the store; a second call does nothing.
+
+        The store takes no more messages; those that it has are dispatched and synced. If that is
+        impossible, ``abort`` stays, and the log names the cause.
+
+        Raises:
+            UsageError: if a listener of the store or a callback of a put calls it.
+        """
+        from logquarry.disk.lifetime import was_closed
+
+        if not self._health.is_forked:
+            # Refused before any part has ended, and before any thread waits for the caller.
+            if self._services.is_current or self._engine.is_current:
+                raise UsageError("a listener or callback cannot close the store that calls it")
+            self._close_consumers()
+            self._services.close()
+        self._engine.close()
+        was_closed(self)
+        self._is_open = False
+        self._release_bytes()
+        self._live_log.close()
+
+    def refresh(self) -> None:
+        """List the folders again, for ``layout``. Reads find new messages without this."""
+        self._require_open()
+        self.layout.refresh()
+
+    def stats(self) -> StoreStats:
+        """What this object did since the store was opened (``StoreStatsService``), and its state.
+
+        After the store was closed, ``state`` is empty.
+        """
+        log = self._engine.log
+        end = log.wrote_offset
+        dispatch = max(0, end - self._engine.dispatcher.offset)
+        flush = max(0, end - log.flushed_offset)
+        state: StoreState | None = None
+        with contextlib.suppress(StoreUnavailable):
+            state = self._state.read(
+                self._writer.clock,
+                queues=self._queues_for_state(),
+                behind=(dispatch, flush),
+            )
+        return self._recorder.snapshot(
+            dispatch_behind=dispatch,
+            flush_behind=flush,
+            delays=self._services.delays,
+            state=state,
+        )
+
+
+class _ServedStore:
+    """The store as its services use it (:class:`~logquarry.store.services.ServedStore`)."""
+
+    def __init__(self, store: BaseWriter) -> None:
+        self._store = store
+        self.broker = store.broker
+        self.commit_log = store._live_log
+
+    def put(self, message: Message) -> PutResult:
+        return self._store.put(message)
+
+    def append(self, message: Message) -> tuple[PutResult, Future[PutResult]]:
+        return self._store._append(message)
+
+    def append_many(self, messages: Sequence[Message]) -> PutManyResult:
+        store = self._store
+        return store._put_many(lambda: store._many.put_many(messages, wait=False))
+
+    def queue(self, topic: str, queue_id: int) -> Queue | None:
+        return self._store.queue(topic, queue_id)
+
+    def queues(self) -> tuple[QueueKey, ...]:
+        return self._store.queues()
+
+    def frame_at(self, physical_offset: int) -> Frame | None:
+        return self._store._frame_at(physical_offset)
+
+    def stored(self, frame: Frame) -> StoredMessage:
+        return self._store._stored(frame)
+
+    def log_reader(self) -> LogReader:
+        return self._store._log_reader()
+
+    def wait_dispatched(self) -> None:
+        # If the log ended inside a frame of another store, the wait would never end.
+        self._store._engine.feed.adopt()
+        self._store._engine.wait_dispatched(None, None)
