@@ -20,7 +20,7 @@ from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
 from logquarry.read.consume_queue import UNIT_DTYPE
 from logquarry.read.get_message import TransferLimits
-from logquarry.read.quick_get import LogAtHand
+from logquarry.read.get_message_kernel import LogAtHand
 from logquarry.testing import strategies
 from tests.small_log import FRAMES, small_log
 

@@ -17,13 +17,13 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.log import codec
 from logquarry.log.layout import FileSequence, StoreFile
 from logquarry.message import JSON_NAMES, StoredMessage
-from logquarry.read import quick_get
+from logquarry.read import get_message_kernel
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import UNIT_DTYPE
 from logquarry.read.get_message import GetMessageStatus, GetResult, TransferLimits, get_message
+from logquarry.read.get_message_kernel import GetMessageKernel
 from logquarry.read.log_queues import LogQueue
 from logquarry.read.messages import read_message
-from logquarry.read.quick_get import QuickGet
 from logquarry.testing import strategies
 from logquarry.testing.strategies import Log
 
@@ -81,7 +81,7 @@ def quick(
 ) -> GetResult | None:
     # They are not loaded for a few gets.
     assert codec.kernels_enabled(), "there is nothing to compare without kernels"
-    return QuickGet(log, limits, "b", LEVELS).get(queue, offset, count, tags)
+    return GetMessageKernel(log, limits, "b", LEVELS).get(queue, offset, count, tags)
 
 
 def plain(
@@ -193,7 +193,7 @@ def test_what_is_as_most_is_needs_no_reference(log: Log, offset: int) -> None:
 def test_an_answer_larger_than_the_room(log: Log, room: int) -> None:
     commit_log = LogInMemory(log.start, log.file_size, log.files)
     queue = queue_of(entries_of(log), per_file=100)
-    with mock.patch.object(quick_get, "_ROOM", room):
+    with mock.patch.object(get_message_kernel, "_ROOM", room):
         found = quick(commit_log, queue, 0, 32, None)
     if found is not None:
         expected = plain(commit_log, queue, 0, 32, None)

@@ -21,7 +21,7 @@ from logquarry.format import properties as props
 from logquarry.format import sys_flag
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
-from logquarry.write import outgoing_messages
+from logquarry.write import outgoing_messages, put_many
 from logquarry.write.append import CommitLogWriter
 from logquarry.write.put_many import ManyWriter
 from logquarry.write.put_result import PutResult
@@ -162,9 +162,11 @@ def at_once(messages: Any, **settings: Any) -> Any:
 
 
 def same(messages: list[Message], many: Callable[[], Any], **settings: Any) -> None:
-    fast, plain = both(lambda: at_once(many(), **settings))
-    assert fast == plain == singly(messages, by_reference=True, **settings)
-    assert fast == singly(messages, **settings)
+    with mock.patch.object(put_many, "_FEW", 0):
+        kernel, reference = both(lambda: at_once(many(), **settings))
+    assert kernel == reference == singly(messages, by_reference=True, **settings)
+    assert kernel == singly(messages, **settings)
+    assert kernel == at_once(many(), **settings)
 
 
 @given(st.lists(fields(tame=True), max_size=12), st.booleans())

@@ -11,7 +11,8 @@ never written. A blank is ``[bytes left in the file 4][magic 4]`` and then anyth
 
 Guarantees: :func:`decode_at` never raises on any bytes and never looks beyond ``end``; a frame it
 returns encodes to the bytes it came from. The kernels of :mod:`logquarry.format.kernels` return
-the same verdict for the same bytes.
+the same verdict for the same bytes, and write the same frames
+(:mod:`logquarry.format.kernels.encode`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import enum
 import mmap
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import cache
+from typing import Final, NamedTuple
 
 from logquarry.format import java, message_id, sys_flag
 from logquarry.format.fields import Field, Layout
@@ -179,19 +182,45 @@ def fixed_size(magic: int, flag: int) -> int:
     )
 
 
+class Prefix(NamedTuple):
+    """The fixed fields before the body, for one pair of host sizes.
+
+    Attributes:
+        pack: packs the fields of HEAD, the born host, the store time, the store host and the
+            fields of TAIL, in this order.
+        size: bytes that it packs.
+        store_time_at: where STORETIMESTAMP starts.
+    """
+
+    pack: Callable[..., bytes]
+    size: int
+    store_time_at: int
+
+
+@cache
+def prefix(born_host_size: int, store_host_size: int) -> Prefix:
+    """The layout of the bytes before the body; everything that packs a frame uses it."""
+    layout = struct.Struct(
+        f"{HEAD.struct.format}{born_host_size}s{STORE_TIME.struct.format[1:]}"
+        f"{store_host_size}s{TAIL.struct.format[1:]}"
+    )
+    return Prefix(layout.pack, layout.size, HEAD.size + born_host_size)
+
+
 def encode(frame: Frame) -> bytes:
-    """The bytes of a frame, exactly as its fields say (the CRC is not computed anew).
+    """The bytes of a frame. BODYCRC is taken from the frame, not computed.
 
     Raises:
         ValueError: if a host's size contradicts SYSFLAG or a field does not fit its width.
     """
-    if (len(frame.born_host), len(frame.store_host)) != host_sizes(frame.sys_flag):
+    sizes = len(frame.born_host), len(frame.store_host)
+    if sizes != host_sizes(frame.sys_flag):
         raise ValueError("the size of a host contradicts its bit in SYSFLAG")
     topic_length = TOPIC_LENGTH_V2 if frame.magic == MAGIC_V2 else TOPIC_LENGTH_V1
     try:
         return b"".join(
             (
-                HEAD.struct.pack(
+                prefix(*sizes).pack(
                     frame.size,
                     frame.magic,
                     frame.body_crc,
@@ -201,12 +230,12 @@ def encode(frame: Frame) -> bytes:
                     frame.physical_offset,
                     frame.sys_flag,
                     frame.born_timestamp,
-                ),
-                frame.born_host,
-                STORE_TIME.struct.pack(frame.store_timestamp),
-                frame.store_host,
-                TAIL.struct.pack(
-                    frame.reconsume_times, frame.prepared_transaction_offset, len(frame.body)
+                    frame.born_host,
+                    frame.store_timestamp,
+                    frame.store_host,
+                    frame.reconsume_times,
+                    frame.prepared_transaction_offset,
+                    len(frame.body),
                 ),
                 frame.body,
                 topic_length.struct.pack(len(frame.topic)),

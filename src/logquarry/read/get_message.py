@@ -1,7 +1,8 @@
-"""``DefaultMessageStore.getMessage``: up to some messages from one place of a queue.
+"""Reads messages from a queue offset on (``DefaultMessageStore.getMessage``): the reference.
 
-The rules are RocketMQ 4.9.3's: the caps on count and bytes, the end of the queue file that no
-answer goes beyond, and the next offset of every outcome.
+The rules are RocketMQ 4.9.3's: the limits on count and bytes, the next offset of every status, and
+that no answer crosses the end of a queue file. The kernel twin is
+:mod:`logquarry.read.get_message_kernel`.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue, Units
 
 LEAST_UNITS: Final = 16_000 // UNIT_SIZE
-"""How many units are looked at for one ``get``, or as many as messages are asked for.
+"""The most queue entries that one ``get`` checks, unless more messages are asked for.
 
-The loop in Java counts bytes up to the first multiple of a unit that is not below 16,000.
+The loop in Java counts bytes up to the first multiple of an entry that is not below 16,000.
 """
 assert LEAST_UNITS * UNIT_SIZE == 16_000
 _MOST_AT_ONCE: Final = 128
 
 
 class GetMessageStatus(Enum):
-    """``GetMessageStatus``: what became of a ``get``."""
+    """The outcome of a ``get`` (``GetMessageStatus``)."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
     """There are messages, and none has the tag."""
     MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
-    """The queue has units of messages that the log no longer holds."""
+    """The queue has entries of messages that the log no longer holds."""
     OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
-    """Within the queue's bounds there is no unit of that offset."""
+    """The queue has no entry at that offset, although the offset is within its bounds."""
     OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
-    """The offset lies beyond the queue's end."""
+    """The offset is beyond the queue's end."""
     OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
     """The offset is the queue's end: no new message."""
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
-    """Never comes: asking for an unknown queue makes an empty one in memory."""
+    """Never returned: asking for an unknown queue makes an empty one in memory."""
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
@@ -54,9 +55,9 @@ class GetResult(NamedTuple):
     """The answer to a ``get`` (``GetMessageResult``).
 
     Attributes:
-        status: what became of it.
-        messages: the messages, in queue order; empty unless FOUND. Cannot be changed.
-        next_offset: the queue offset to ask for next.
+        status: the outcome.
+        messages: the messages, in queue order; empty unless FOUND. Immutable.
+        next_offset: the queue offset for the next ``get``.
         min_offset: the queue's first offset.
         max_offset: one past the queue's last offset.
     """
@@ -75,14 +76,16 @@ class GetResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TransferLimits:
-    """How much one ``get`` gives, and from where on less (``isTheBatchFull``).
+    """The most messages and bytes of one ``get`` (``isTheBatchFull``).
 
-    The first message always goes along.
+    The first message is always returned.
 
     Attributes:
-        memory_bytes: what lies further back from the log's end is taken to be on disk.
-        count: most messages; ``disk_count`` of those on disk.
-        size: most bytes; ``disk_size`` of those on disk.
+        memory_bytes: messages further than this from the log's end count as on disk.
+        count: most messages in memory,
+        size: and most bytes of them.
+        disk_count: most messages on disk,
+        disk_size: and most bytes of them.
     """
 
     memory_bytes: int
@@ -93,7 +96,7 @@ class TransferLimits:
 
     @classmethod
     def of(cls, config: StoreConfig, total_memory: int | None = None) -> TransferLimits:
-        """The limits that a configuration sets on this machine."""
+        """The limits by a configuration and this machine's memory."""
         total = _total_memory() if total_memory is None else total_memory
         return cls(
             memory_bytes=int(total * (config.access_message_in_memory_max_ratio / 100)),
@@ -117,14 +120,14 @@ def get_message(
 ) -> GetResult:
     """Up to ``max_count`` messages (at least one) from a queue offset on.
 
-    ``read`` gives the message of some bytes at a physical offset, as
-    :func:`~logquarry.read.messages.read_message` does. Tags are compared by their code
-    first, as RocketMQ's store does, and then as text, as its consumers do. Messages at the places
-    of ``known_damage``, which a recovery has told of, are passed over.
+    ``read`` decodes the bytes at a physical offset, as
+    :func:`~logquarry.read.messages.read_message` does. Tags are compared by their code first, as
+    RocketMQ's store does, and then as text, as its consumers do. Messages at the physical offsets
+    of ``known_damage``, which a recovery has reported, are skipped.
 
     Raises:
-        CorruptFrame: if the message to begin with is damaged otherwise. Damage further on ends the
-            answer before it, so that the next ``get`` tells of it.
+        CorruptFrame: if the first message is damaged. Damage in a later message ends the answer
+            before it, and the next ``get`` raises.
     """
     low, high = queue.min_offset, queue.max_offset
 
@@ -151,14 +154,14 @@ def get_message(
 
     messages: list[StoredMessage] = []
     size = 0
-    # Offsets before the first unit are a gap that damage to the log left in a queue made from it.
+    # Offsets before the first entry are a gap: the queue was rebuilt from a damaged log.
     done = first - offset
     status = GetMessageStatus.NO_MATCHED_MESSAGE
     removed_below: int | None = None
     in_memory_from = memory_start(log, limits)
     in_memory = min(max_count, limits.count), limits.size
     on_disk = min(max_count, limits.disk_count), limits.disk_size
-    for physical_offset, unit_size, tags_code in _plain(units, max_count):
+    for physical_offset, unit_size, tags_code in _numbers(units, max_count):
         done += 1
         if removed_below is not None and physical_offset < removed_below:
             continue
@@ -216,14 +219,14 @@ def _may_match(tags_code: int, codes: Collection[int]) -> bool:
 
 def memory_start(log: CommitLog, limits: TransferLimits) -> int:
     """Offsets below this one count as on disk (``checkInDiskByCommitOffset``)."""
-    # The log's end is only looked for where it can make a difference.
+    # The log's end is only looked up if it can make a difference.
     if log.files.end - log.min_offset <= limits.memory_bytes:
         return java.LONG_MIN
     return log.max_offset - limits.memory_bytes
 
 
-def _plain(units: Units, count: int) -> Iterator[tuple[int, int, int]]:
-    """The units as plain numbers, a few at a time: mostly the first ``count`` are all it takes."""
+def _numbers(units: Units, count: int) -> Iterator[tuple[int, int, int]]:
+    """The entries as Python numbers, a few at a time: usually the first ``count`` are enough."""
     step = max(1, min(count + 1, _MOST_AT_ONCE))
     for at in range(0, len(units), step):
         yield from units[at : at + step].tolist()

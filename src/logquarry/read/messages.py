@@ -1,9 +1,8 @@
-"""One message off the log, checked at once and decoded when asked.
+"""Messages read from the log: a frame is checked at once and decoded on demand.
 
-Reads of a few messages are too small for the kernels, and a whole decode of each takes longer than
-all the rest. So the common frame (4.9.3's magic, IPv4 hosts) is checked with one ``struct`` call
-and its CRC; whatever is not sound at this first look goes to the reference codec, whose verdict
-counts.
+Reads of a few messages are too small for the kernels, and decoding all fields takes longer than
+the rest of the read. So the common frame (4.9.3's magic, IPv4 hosts) is checked with one ``struct``
+call and its CRC. If that check fails, the reference codec decides.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _PREFIX: Final = struct.Struct(
     + _HOST
     + frame.TAIL.struct.format[1:]
 )
-"""A frame with two IPv4 hosts up to its body: the fields of its tables, one after another."""
+"""The fields before the body of a frame with two IPv4 hosts."""
 assert _PREFIX.size == frame.BODY_POSITION
 
 _V6: Final = sys_flag.BORN_HOST_V6 | sys_flag.STORE_HOST_V6
@@ -38,7 +37,7 @@ _SIGN: Final = 0x8000
 
 
 class LazyMessage(StoredMessage):
-    """A message whose frame was found sound, and is decoded once something of it is asked for.
+    """A message with a sound frame, whose fields are decoded on demand.
 
     Made by :func:`read_message`.
     """
@@ -59,7 +58,7 @@ class LazyMessage(StoredMessage):
             raise AssertionError("the frame was found sound")
         return outcome
 
-    # What most readers want, without decoding the rest.
+    # The fields that most readers use, without decoding the rest.
     @property
     def size(self) -> int:
         """Bytes of the frame."""
@@ -92,24 +91,24 @@ class LazyMessage(StoredMessage):
         return data[at + data[at] + _LENGTHS :].decode("utf-8", java.UTF8_ERRORS)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A struct and a slice make it anew; the cached parts need not travel.
+        # The cached fields are not pickled.
         return LazyMessage, (self._data, self._prefix, self.broker, self._delay_levels_ms)
 
 
 def read_message(
     broker: str, delay_levels_ms: tuple[int, ...], data: bytes, offset: int
 ) -> StoredMessage | Damage | None:
-    """The message that takes up all of ``data``, its CRC checked.
+    """The message whose frame is all of ``data``, with its CRC checked.
 
     Args:
-        broker: what the message carries as such.
-        delay_levels_ms: for its tags code.
-        data: the bytes that a queue names, from ``offset`` of the log on.
-        offset: where the frame must stand.
+        broker: the ``broker`` of the message.
+        delay_levels_ms: delay of each level, for its tags code.
+        data: the bytes that a queue entry points to.
+        offset: their physical offset.
 
     Returns:
-        The message; None where there are zeros (the log lost its end, or never had what the queue
-        says); else what is wrong.
+        The message; None if the bytes are zeros (the log lost its end, or never had the message);
+        otherwise the damage.
     """
     size = len(data)
     if size >= frame.FIXED_SIZE_V1:
@@ -142,17 +141,16 @@ def read_message(
 
 
 # --------------------------------------------------------------------------------------------------
-# The messages of one ``get``: a copy of their frames, made into objects when they are looked at.
-#
-# Whoever only counts messages, or hands them on, pays for no objects. What is asked of a message
-# most was found while its frame was checked, and is in a table before the frames
-# (:mod:`logquarry.format.got_rows`); the rest is decoded when asked.
+# The messages of one ``get``: a copy of their frames. Objects are made on the first access to a
+# message, so that a program that only counts or forwards messages does not pay for them. The most
+# used fields were found while the frame was checked, and are in a table before the frames
+# (:mod:`logquarry.format.got_rows`); other fields are decoded on demand.
 
 _new = object.__new__
 
 
 class GotMessage(StoredMessage):
-    """A message whose frame was found sound by the kernel. Made by :class:`GotMessages`."""
+    """A message whose frame the kernel found sound. Made by :class:`GotMessages`."""
 
     __slots__ = (
         "_block",
@@ -193,19 +191,19 @@ class GotMessage(StoredMessage):
         return outcome
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Not the frames of all that came with it.
-        return _plain, (self.frame, self.broker, self._delay_levels_ms)
+        # Without the frames of the other messages.
+        return _stored, (self.frame, self.broker, self._delay_levels_ms)
 
 
-def _plain(frame: Frame, broker: str, delay_levels_ms: tuple[int, ...]) -> StoredMessage:
+def _stored(frame: Frame, broker: str, delay_levels_ms: tuple[int, ...]) -> StoredMessage:
     return StoredMessage(frame, broker=broker, delay_levels_ms=delay_levels_ms)
 
 
 class GotMessages(Sequence[StoredMessage]):
     """The messages of one ``get``, in queue order. Equal to any tuple of the same messages.
 
-    Made by :class:`logquarry.read.quick_get.QuickGet`, which sets what it consists of: a
-    constructor would take as long as half a message.
+    Made by :class:`logquarry.read.get_message_kernel.GetMessageKernel`, which sets the attributes:
+    a constructor would take as long as half a message.
     """
 
     __slots__ = ("_block", "_broker", "_count", "_levels", "_made")
@@ -255,7 +253,7 @@ class GotMessages(Sequence[StoredMessage]):
         block, broker, levels = self._block, self._broker, self._levels
         made: list[StoredMessage] = []
         tags: str | None = None
-        # All in one loop, and without a constructor: a call takes as long as all the rest.
+        # One loop without a constructor: a call takes as long as the rest of the loop.
         for (
             queue_offset,
             store_timestamp,
@@ -282,7 +280,7 @@ class GotMessages(Sequence[StoredMessage]):
                 if tags_at > NO_TAGS:
                     tags = block[tags_at:tags_end].decode()
                 elif tags_at == ASK_TAGS:
-                    tags = _plain(message.frame, broker, levels).tags
+                    tags = _stored(message.frame, broker, levels).tags
                 else:
                     tags = None
             message.tags = tags

@@ -27,11 +27,11 @@ from logquarry.read.bulk_reads import BulkReads
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue, Queue
 from logquarry.read.get_message import GetResult, TransferLimits, get_message
+from logquarry.read.get_message_kernel import GetMessageKernel
 from logquarry.read.index import Index
 from logquarry.read.log_end import DamageMap, known_damage, last_entries, log_bound, sound_bound
 from logquarry.read.log_queues import RetainedCounter
 from logquarry.read.messages import read_message
-from logquarry.read.quick_get import QuickGet
 from logquarry.store.consuming import Consuming, QueueAccess, consumers_of_a_reader
 from logquarry.store.stats import StatsRecorder, StoreStats
 from logquarry.store.store_state import look_at
@@ -343,7 +343,7 @@ class MessageStore(BulkReads, WriteApi, Consuming):
 
     def _get(
         self,
-        quick: QuickGet,
+        quick: GetMessageKernel,
         queue: Queue,
         offset: int,
         max_count: int,
@@ -368,8 +368,8 @@ class MessageStore(BulkReads, WriteApi, Consuming):
         return known_damage(self.layout)
 
     @cached_property
-    def _quick(self) -> QuickGet:
-        return QuickGet(self._log, self._limits, self.broker, self.layout.delay_levels_ms)
+    def _quick(self) -> GetMessageKernel:
+        return GetMessageKernel(self._log, self._limits, self.broker, self.layout.delay_levels_ms)
 
     def _forget_at_hand(self) -> None:
         self._quick.forget()
@@ -427,10 +427,10 @@ class MessageStore(BulkReads, WriteApi, Consuming):
 
     # --------------------------------------------------------------------------------- consumers
     @cached_property
-    def _quick_in_bulk(self) -> QuickGet:
+    def _quick_in_bulk(self) -> GetMessageKernel:
         from logquarry.store.consumer.reading import AT_ONCE
 
-        return QuickGet(self._log, AT_ONCE, self.broker, self.layout.delay_levels_ms)
+        return GetMessageKernel(self._log, AT_ONCE, self.broker, self.layout.delay_levels_ms)
 
     @property
     def _queue_access(self) -> QueueAccess:

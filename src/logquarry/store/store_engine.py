@@ -68,9 +68,8 @@ from logquarry.write.append import CommitLogWriter
 from logquarry.write.append31 import AppendRules31
 from logquarry.write.dispatcher import ArrivalListeners, Dispatcher, DispatchService, Groups
 from logquarry.write.flush import Flushable, FlushServices
-from logquarry.write.flush_wait import ReplicaWait
+from logquarry.write.flush_wait import FlushWait, ReplicaWait
 from logquarry.write.index_writer import IndexKeeper
-from logquarry.write.put_future import FlushWait
 from logquarry.write.put_result import PutStatus, refusal
 from logquarry.write.queue_table import QueueTable
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from logquarry.config import StoreConfig
@@ -42,7 +41,7 @@ from logquarry.store.transaction.transaction import Transaction
 from logquarry.store.write_api import DEFAULT_PRODUCER_GROUP
 from logquarry.units import Clock, now_ms
 from logquarry.write.dispatcher import MessageArrival
-from logquarry.write.put_future import failed_future
+from logquarry.write.put_future import PutFuture, failed_future
 from logquarry.write.put_many import ManyWriter, PutManyResult
 from logquarry.write.put_result import PutResult
 
@@ -137,14 +136,14 @@ class WritableStore(MessageStore):
         self._count_put(message.topic, result, _monotonic() - began)
         return result
 
-    def put_async(self, message: Message) -> Future[PutResult]:
+    def put_async(self, message: Message) -> PutFuture:
         """See :meth:`WriteApi.put_async`."""
         try:
             return self._append(message)[1]
         except LogquarryError as error:
             return failed_future(error)
 
-    def _append(self, message: Message) -> tuple[PutResult, Future[PutResult]]:
+    def _append(self, message: Message) -> tuple[PutResult, PutFuture]:
         """Where a message stands, and the future of the same once flush and replica are settled."""
         began = _monotonic()
         try:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from logquarry.message import Message
 from logquarry.store.log_growth import LogFeed
 from logquarry.store.stats import StoreStats
 from logquarry.write.dispatcher import MessageArrival
+from logquarry.write.put_future import PutFuture
 from logquarry.write.put_many import PutManyResult
 from logquarry.write.put_result import PutResult, PutStatus, refusal
 
@@ -48,7 +48,7 @@ class WriteApi:
         """
         self._refuse()
 
-    def put_async(self, message: Message) -> Future[PutResult]:
+    def put_async(self, message: Message) -> PutFuture:
         """Put one message; waiting for flush and replica is left to the future.
 
         When this returns the message is in the log, in the order of the calls, or the future has

@@ -46,8 +46,8 @@ def test_a_second_opener_is_refused_and_changes_nothing(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from logquarry.errors import StoreUnavailable
-        from logquarry.store.disk.disk import LocalDisk
-        from logquarry.store.disk.store_lock import StoreLock
+        from logquarry.disk.disk import LocalDisk
+        from logquarry.disk.locks import StoreLock
         try:
             StoreLock(LocalDisk(), Path(sys.argv[1]))
         except StoreUnavailable as error:
@@ -160,13 +160,13 @@ FORK = """
     import gc, mmap, os, sys
     from pathlib import Path
     from logquarry.errors import StoreUnavailable
-    from logquarry.store.disk import lifetime
-    from logquarry.store.disk.disk import LocalDisk
-    from logquarry.store.disk.checkpoint_file import CheckpointFile
-    from logquarry.store.flush.group_commit import GroupCommitService
-    from logquarry.store.mapped.mapped_file import MappedFile
-    from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
-    from logquarry.store.disk.store_lock import StoreLock
+    from logquarry.disk import lifetime
+    from logquarry.disk.disk import LocalDisk
+    from logquarry.disk.page_file import CheckpointFile
+    from logquarry.write.flush import GroupCommitService
+    from logquarry.disk.mapped_file import MappedFile
+    from logquarry.disk.mapped_file_queue import MappedFileQueue
+    from logquarry.disk.locks import StoreLock
     root = Path(sys.argv[1])
     disk = LocalDisk()
     lock = StoreLock(disk, root)
@@ -233,8 +233,8 @@ def test_the_lock_goes_with_the_parent_although_a_child_lives(tmp_path: Path) ->
         """
         import os, sys, time
         from pathlib import Path
-        from logquarry.store.disk.disk import LocalDisk
-        from logquarry.store.disk.store_lock import StoreLock
+        from logquarry.disk.disk import LocalDisk
+        from logquarry.disk.locks import StoreLock
         lock = StoreLock(LocalDisk(), Path(sys.argv[1]))
         child = os.fork()
         if child == 0:
@@ -259,13 +259,13 @@ def test_the_end_of_the_interpreter_closes_and_does_not_hang(tmp_path: Path) -> 
         """
         import sys
         from pathlib import Path
-        from logquarry.store.disk import lifetime
-        from logquarry.store.mapped.allocate import AllocateMappedFileService
-        from logquarry.store.disk.disk import LocalDisk
-        from logquarry.store.flush.timed_flush import FlushRealTimeService
-        from logquarry.store.flush.group_commit import GroupCommitService
-        from logquarry.store.mapped.mapped_file_queue import MappedFileQueue
-        from logquarry.store.disk.store_lock import AbortFile, StoreLock
+        from logquarry.disk import lifetime
+        from logquarry.disk.allocate import AllocateMappedFileService
+        from logquarry.disk.disk import LocalDisk
+        from logquarry.write.flush import FlushRealTimeService
+        from logquarry.write.flush import GroupCommitService
+        from logquarry.disk.mapped_file_queue import MappedFileQueue
+        from logquarry.disk.locks import AbortFile, StoreLock
         root = Path(sys.argv[1])
         class Store:
             def __init__(self):

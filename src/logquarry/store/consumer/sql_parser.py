@@ -44,7 +44,7 @@ from logquarry.store.consumer.sql_filter import (
     SqlFilter,
     compare,
 )
-from logquarry.write.encode import BROKER_CHECK, LONGEST_TOPIC, name_fault
+from logquarry.write.message_rules import BROKER_CHECK, LONGEST_TOPIC, name_fault
 
 MAX_LENGTH: Final = 1 << 16
 """Characters of a filter."""

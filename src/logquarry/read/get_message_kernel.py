@@ -1,8 +1,8 @@
-"""The fast twin of :func:`logquarry.read.get_message.get_message`: one kernel call a ``get``.
+"""The kernel twin of :func:`logquarry.read.get_message.get_message`: one kernel call per ``get``.
 
-The kernel is given the queue's units and the log's bytes as they lie in their maps. It gives up
-where anything is not as it mostly is (damage, messages that are gone, a file's end within the
-answer), and then the reference gives the answer.
+The kernel reads the queue's entries and the log's bytes in their maps. It handles the common case.
+Otherwise (damage, deleted messages, a file's end within the answer) the reference gives the
+answer.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from logquarry.read.messages import GotMessages
 _FOUND: Final = GetMessageStatus.FOUND
 _NO_MATCH: Final = GetMessageStatus.NO_MATCHED_MESSAGE
 _ROOM: Final = 1 << 20
-"""Bytes of table and frames in one answer; a larger one is made by the reference."""
+"""Bytes of table and frames in one answer; the reference makes larger answers."""
 _MOST_AT_ONCE: Final = 1 << 12
 _MASK: Final = (1 << COUNT_SHIFT) - 1
-_PLAIN_GETS: Final = 64
-"""Gets before the kernels, which take half a second to load, are worth it."""
+_REFERENCE_GETS: Final = 64
+"""Gets by the reference before the kernels are loaded, which takes half a second."""
 _MOST_TAGS: Final = 1 << 10
 _KERNELS: Final = "logquarry.format.kernels"
 _NONE: Final = java.LONG_MIN
@@ -43,7 +43,7 @@ _new_messages = object.__new__
 
 
 class _Units:
-    """Units of a queue that are at hand: those of the offsets from ``first`` up to ``stop``."""
+    """Mapped entries of a queue, of the queue offsets from ``first`` up to ``stop``."""
 
     __slots__ = ("address", "first", "stop", "units")
 
@@ -55,7 +55,7 @@ class _Units:
 
 
 class LogAtHand:
-    """Bytes of the log that are at hand, as the kernel is told of them."""
+    """Mapped bytes of the log, and the numbers that describe them to the kernel."""
 
     __slots__ = ("address", "data", "state")
 
@@ -80,7 +80,7 @@ class LogAtHand:
 
 
 class _Scratch:
-    """Where the kernel writes."""
+    """The buffer that the kernel writes to."""
 
     __slots__ = ("address", "view")
 
@@ -91,7 +91,7 @@ class _Scratch:
 
 
 class _Tags:
-    """The tags that are wanted, as the kernel is told of them."""
+    """The wanted tags in the form that the kernel reads."""
 
     __slots__ = ("address", "data", "state")
 
@@ -104,17 +104,14 @@ class _Tags:
         self.address = int(self.state.ctypes.data)
 
 
-class QuickGet:
-    """Answers the gets of one store that are as most are.
+class GetMessageKernel:
+    """Answers common gets of one store by a kernel.
 
     Args:
-        log: its log.
-        limits: how much one answer gives.
-        broker: what messages carry as such.
-        delay_levels_ms: for their tags codes.
-
-    Attributes:
-        limits: as given.
+        log: the store's log.
+        limits: the most messages and bytes of one answer.
+        broker: the ``broker`` of the messages.
+        delay_levels_ms: delay of each level, for tags codes.
     """
 
     def __init__(
@@ -125,17 +122,17 @@ class QuickGet:
         self._broker = broker
         self._levels = delay_levels_ms
         self._kernel: Any = None
-        self._plain_gets = 0
+        self._reference_gets = 0
         self._free: list[_Scratch] = []
         self._units: dict[Queue, _Units] = {}
         self._tags: dict[frozenset[str], _Tags | None] = {}
         self._at_hand: LogAtHand | None = None
-        # For which files of the log it is known whether all of it counts as in memory.
+        # The files of the log for which _in_memory holds: whether all of it counts as in memory.
         self._files: object = None
         self._in_memory = False
 
     def forget(self) -> None:
-        """Hold on to no file any more: the store is closed, or its files are looked at again."""
+        """Release all files, because the store is closed or its folder is read again."""
         self._units = {}
         self._at_hand = None
         self._files = None
@@ -143,7 +140,7 @@ class QuickGet:
     def get(
         self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None = None
     ) -> GetResult | None:
-        """Messages from a queue offset on; None where the reference has to be asked.
+        """Messages from a queue offset on; None if the reference has to give the answer.
 
         Args and result as those of :func:`logquarry.read.get_message.get_message`.
         """
@@ -151,7 +148,7 @@ class QuickGet:
         low, high = queue.bounds()
         if kernel is None or not (low <= offset < high and 0 <= max_count <= _MOST_AT_ONCE):
             return None
-        # Plain comparisons, and no min() and max(): each call of those takes as long as a message.
+        # Comparisons instead of min() and max(): each of those calls takes as long as a message.
         most = max_count if max_count > LEAST_UNITS else LEAST_UNITS
         wanted, last = 0, offset + max_count
         if tags is not None:
@@ -173,7 +170,7 @@ class QuickGet:
             self._files = files
         on_disk = _NONE if self._in_memory else memory_start(self._log, self.limits)
         at_hand = self._at_hand or self._look_at_log(units, offset)
-        # Whoever takes it has it for himself; what is not given back is made anew.
+        # A thread that takes a buffer owns it. One that is not given back is replaced.
         free = self._free
         scratch = free.pop() if free else _Scratch()
         to = scratch.address
@@ -188,7 +185,7 @@ class QuickGet:
             return None
         after = offset + (found >> 2 * COUNT_SHIFT)
         if not taken:
-            # Only tags pass a message over without a question to the reference.
+            # The kernel skips messages only because of their tags.
             free.append(scratch)
             return GetResult(_NO_MATCH, (), after, low, high)
         block = scratch.view[: found & _MASK].tobytes()
@@ -202,9 +199,9 @@ class QuickGet:
         return _new_result(GetResult, (_FOUND, messages, after, low, high))
 
     def _loaded(self) -> Any:
-        """The kernel, None as long as it does not pay to load it."""
-        self._plain_gets += 1
-        if self._plain_gets > _PLAIN_GETS or _KERNELS in sys.modules:
+        """The kernel, None as long as loading it is not worth it."""
+        self._reference_gets += 1
+        if self._reference_gets > _REFERENCE_GETS or _KERNELS in sys.modules:
             kernels = codec.kernels()
             if kernels is not None:
                 self._kernel = kernels.get_frames
@@ -217,12 +214,12 @@ class QuickGet:
             try:
                 self._tags[tags] = _Tags(tags)
             except UnicodeEncodeError:
-                # Half a surrogate pair: what it can match, the reference knows.
+                # Half a surrogate pair: the reference decides what it matches.
                 self._tags[tags] = None
         return self._tags[tags]
 
     def _look_at_units(self, queue: Queue, offset: int) -> _Units | None:
-        """The units from an offset to the end of its file, or as many as there are."""
+        """The entries from an offset to the end of its file, or to the queue's end."""
         next_file = offset + queue.units_per_file - offset % queue.units_per_file
         first, units = next(queue.runs(offset, next_file), (offset, None))
         if units is None or first != offset or units.dtype != UNIT_DTYPE:
@@ -233,7 +230,7 @@ class QuickGet:
         return found
 
     def _look_at_log(self, units: _Units, offset: int) -> LogAtHand:
-        """The bytes of the log around the message of a queue offset."""
+        """The mapped bytes of the log around the message of a queue offset."""
         place, size, _ = units.units[offset - units.first].item()
         found = self._at_hand = LogAtHand(*self._log.window_at(place, size), self.limits)
         return found
