@@ -348,9 +348,10 @@ class WaitingPut(PutFuture):
         self._settled = done
         self._failed = failed
         self._began = _monotonic()
-        self._open = _Lock()
-        # The waits that may end before the last one does; pop() gives one to one thread only.
-        self._others = [None] * (parts - 1)
+        # Of two waits the first to end takes _first, and the one that settles the put _open. One
+        # wait alone ends once (PutWait).
+        self._first = _Lock() if parts > 1 else None
+        self._open = _Lock() if parts > 1 else None
 
     def flushed(self, in_time: bool) -> None:
         """End the flush wait."""
@@ -365,22 +366,19 @@ class WaitingPut(PutFuture):
         self._heard()
 
     def _heard(self) -> None:
-        if self._others:
-            try:
-                self._others.pop()
-                return
-            except IndexError:
-                pass
-        if self._open.acquire(False):
-            result = self._appended.settled(flush=self._flush, replica=self._replica)
-            if (took := _monotonic() - self._began) > SLOW_PUT:
-                logger.warning("a put waited %d ms for disk and slave: %s", took * _MS, result)
-            self._settled(result)
-            self.set_result(result)
+        if self._first is not None and self._first.acquire(False):
+            return
+        if self._open is not None and not self._open.acquire(False):
+            return
+        result = self._appended.settled(flush=self._flush, replica=self._replica)
+        if (took := _monotonic() - self._began) > SLOW_PUT:
+            logger.warning("a put waited %d ms for disk and slave: %s", took * _MS, result)
+        self._settled(result)
+        self.set_result(result)
 
     def fail(self, error: StoreUnavailable) -> None:
         """Fail: the sync failed, whatever the slave has."""
-        if self._open.acquire(False):
+        if self._open is None or self._open.acquire(False):
             self._failed()
             self.set_exception(error)
 
