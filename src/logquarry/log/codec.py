@@ -44,8 +44,15 @@ def kernels() -> ModuleType | None:
 
 
 def kernels_enabled() -> bool:
-    """Whether the fast twins are in use."""
+    """Whether the kernels are in use."""
     return kernels() is not None
+
+
+def require_kernels() -> ModuleType:
+    """The kernel module, for code that only runs with kernels."""
+    module = kernels()
+    assert module is not None, "only called if kernels_enabled()"
+    return module
 
 
 @dataclass(frozen=True, slots=True)

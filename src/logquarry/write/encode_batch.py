@@ -205,8 +205,7 @@ def _frames_kernel(
     shared: bytes,
 ) -> _Frames | None:
     """The frames, None if the reference would refuse the batch."""
-    kernels = codec.kernels()
-    assert kernels is not None
+    kernels = codec.require_kernels()
     queue_id, _, born, reconsume_times, _ = numbers
     try:
         head = hosts.pack(

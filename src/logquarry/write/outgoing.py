@@ -307,8 +307,7 @@ def distinct(values: Int64) -> tuple[list[int], Int64]:
     count = len(values)
     if not count or (values == values[0]).all():
         return values[:1].tolist(), np.zeros(count, np.int64)
-    kernels = codec.kernels()
-    assert kernels is not None
+    kernels = codec.require_kernels()
     firsts, ids = _interned(count, lambda *tables: kernels.intern_numbers(values, *tables))
     return firsts, ids
 
@@ -318,8 +317,7 @@ def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
 
     Messages without bytes count as one byte string.
     """
-    kernels = codec.kernels()
-    assert kernels is not None
+    kernels = codec.require_kernels()
     at, length = spans.at, spans.length
     return _interned(len(at), lambda *tables: kernels.intern_spans(at, length, *tables))
 

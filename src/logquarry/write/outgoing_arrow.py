@@ -306,8 +306,7 @@ def binary_spans(column: pa.Array | None, count: int, name: str) -> Spans:
 # ------------------------------------------------------------------------------------ properties
 def _properties(found: dict[str, pa.Array], count: int, odd: Bools, *, look: bool) -> Spans:
     """The property string of each message: given, or made of its other columns."""
-    kernels = codec.kernels()
-    assert kernels is not None
+    kernels = codec.require_kernels()
     strings = binary_spans(found.get("properties_string"), count, "properties_string")
     given = strings.length >= 0
     _mark_unusual(found, odd)
@@ -351,8 +350,7 @@ def _made_strings(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
     room += int(sum(np.maximum(part, 0).sum() for part in (*pairs[1::2], keys.length, tags.length)))
     data = np.empty(room, np.uint8)
     made = Spans(np.zeros(count, np.int64), np.zeros(count, np.int64), (data,))
-    kernels = codec.kernels()
-    assert kernels is not None
+    kernels = codec.require_kernels()
     kernels.property_strings(
         count,
         first,

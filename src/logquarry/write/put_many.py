@@ -340,8 +340,7 @@ class _Put:
 
     def _append_rows(self, part: Outgoing, first: int, start: int, stop: int, now: int) -> int:
         """Append rows to the last file. Returns the number of the first row without room."""
-        kernels = codec.kernels()
-        assert kernels is not None
+        kernels = codec.require_kernels()
         file = self._writer.file()
         offsets = self._writer.queue_offsets
         next_offsets = np.zeros(len(part.queues), np.int64)
@@ -429,8 +428,7 @@ class _Put:
 @cache
 def _load_kernel() -> None:
     """Load or compile the kernel before the lock is taken, because it takes a moment."""
-    kernels = codec.kernels()
-    assert kernels is not None
+    kernels = codec.require_kernels()
     none = Outgoing(
         0, np.zeros(0, np.int64), {}, [], np.zeros(0, np.int64), [], np.zeros(0, np.int64), False
     )

@@ -54,8 +54,7 @@ def parts_of(followed: Followed) -> dict[QueueKey, QueuePart]:
     """The entries of a run for each queue."""
     if followed.table is None:
         return _parts_reference(followed.requests)
-    kernels = codec.kernels()
-    assert kernels is not None
+    kernels = codec.require_kernels()
     count, queues = followed.table.shape[1], len(followed.queues)
     ends = np.empty(queues + 1, np.int64)
     rows, offsets = np.empty(count, np.int64), np.empty(count, np.int64)

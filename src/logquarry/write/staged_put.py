@@ -155,8 +155,7 @@ def _place_kernel(
     next_offsets: Int64,
     placed: Int64,
 ) -> tuple[int, int, int, int]:
-    kernels = codec.kernels()
-    assert kernels is not None
+    kernels = codec.require_kernels()
     # The views keep the maps alive while the kernel works.
     source, target = np.frombuffer(frames.data, np.uint8), np.frombuffer(file.buffer, np.uint8)
     stop, position, count, why = kernels.place_staged(
@@ -201,8 +200,7 @@ def _place_reference(
 
 
 def _same_kernel(frames: StagedFrames, start: int, there: memoryview) -> tuple[int, int]:
-    kernels = codec.kernels()
-    assert kernels is not None
+    kernels = codec.require_kernels()
     one, other = np.frombuffer(frames.data, np.uint8), np.frombuffer(there, np.uint8)
     stop, behind, _ = kernels.same_staged(
         one.ctypes.data, start, len(one), other.ctypes.data, 0, len(other)
