@@ -22,7 +22,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from typing import Any
 
 import logquarry as lq
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
+from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutResult, PutStatus
 
 ORACLE = Path(__file__).parents[1] / "oracle" / "run"
@@ -89,7 +89,7 @@ def _require(result: PutResult) -> None:
 
 def _with_futures(store: lq.StoreWriter, count: int, waiters: int, size: int) -> float:
     body = bytes(size)
-    waiting: deque[Future[PutResult]] = deque()
+    waiting: deque[PutFuture] = deque()
     began = time.perf_counter()
     for number in range(count):
         if len(waiting) == waiters:

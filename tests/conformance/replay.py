@@ -16,9 +16,10 @@ from logquarry.disk.service import RunningFlags
 from logquarry.format import delay
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
-from logquarry.write.append import CommitLogWriter, Settle
+from logquarry.write.append import CommitLogWriter
 from logquarry.write.dispatcher import Dispatcher, QueueWriters
 from logquarry.write.index_writer import IndexWriter
+from logquarry.write.log_appender import Settle
 from logquarry.write.put_result import PutResult
 
 Input = Mapping[str, Any]

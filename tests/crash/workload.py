@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,6 +19,7 @@ from logquarry.testing.clock import FakeClock
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
 from logquarry.testing.model_store import Mark, ModelStore, Put
+from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutResult, PutStatus
 
 STORE: Final = "store"
@@ -145,7 +145,7 @@ class Workload:
 
     def put_async(self, store: StoreWriter) -> None:
         """Some whose flush is waited for together."""
-        tried: list[tuple[Put, Future[PutResult]]] = []
+        tried: list[tuple[Put, PutFuture]] = []
         for _ in range(self.rng.randint(1, 4)):
             message = self.message()
             put = self.model.attempt(message)

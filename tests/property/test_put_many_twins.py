@@ -17,12 +17,13 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import LocalDisk
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import LogquarryError, MessageRejected
+from logquarry.format import frame, sys_flag
 from logquarry.format import properties as props
-from logquarry.format import sys_flag
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
-from logquarry.write import outgoing_messages
+from logquarry.write import outgoing_messages, put_many
 from logquarry.write.append import CommitLogWriter
+from logquarry.write.encode import MessageEncoder
 from logquarry.write.put_many import ManyWriter
 from logquarry.write.put_result import PutResult
 from tests.twins import both
@@ -162,9 +163,32 @@ def at_once(messages: Any, **settings: Any) -> Any:
 
 
 def same(messages: list[Message], many: Callable[[], Any], **settings: Any) -> None:
-    fast, plain = both(lambda: at_once(many(), **settings))
-    assert fast == plain == singly(messages, by_reference=True, **settings)
-    assert fast == singly(messages, **settings)
+    with mock.patch.object(put_many, "_FEW", 0):
+        kernel, reference = both(lambda: at_once(many(), **settings))
+    assert kernel == reference == singly(messages, by_reference=True, **settings)
+    assert kernel == singly(messages, **settings)
+    assert kernel == at_once(many(), **settings)
+
+
+@given(fields(tame=True))
+def test_the_encoder_writes_what_the_reference_writes(found: dict[str, Any]) -> None:
+    message = Message(**found)
+    encoder = MessageEncoder(StoreConfig(), lambda: NOW)
+    try:
+        encoded = encoder.encode(message)
+    except LogquarryError:
+        return
+    encoded.place(5, 64, NOW + 1)
+    outcome = frame.decode_at(bytes(encoded.data), 0, base=64)
+    assert isinstance(outcome, frame.Frame)
+    assert frame.encode(outcome) == encoded.data
+    assert (outcome.queue_offset, outcome.store_timestamp) == (5, NOW + 1)
+    assert (outcome.body, outcome.flag) == (message.body, message.flag)
+    assert (outcome.topic.decode(), outcome.queue_id) == encoded.key
+    born = message.born_timestamp
+    assert outcome.born_timestamp == (NOW if born is None else born)
+    assert outcome.reconsume_times == message.reconsume_times
+    assert outcome.prepared_transaction_offset == message.prepared_transaction_offset
 
 
 @given(st.lists(fields(tame=True), max_size=12), st.booleans())

@@ -14,6 +14,7 @@ from logquarry.errors import LogquarryError
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.encode import MessageEncoder
+from logquarry.write.log_appender import require_fit
 from logquarry.write.staged_put import StagedFrames, StagedWriter, find_staged
 from tests.property.test_put_many_twins import NOW, Log, fields
 from tests.twins import both
@@ -27,7 +28,7 @@ def staged(messages: Sequence[Message], log: Log) -> tuple[list[Message], Staged
     for message in messages:
         try:
             encoded = encoder.encode(message)
-            log.writer.require_fit(encoded)
+            require_fit(encoded, log.writer.file_size)
         except LogquarryError:
             continue
         encoded.place(queues.setdefault(encoded.key, len(queues)), -1, -1)

@@ -14,8 +14,7 @@ from logquarry.format import frame
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
 from logquarry.replication.wire import Waits
 from logquarry.write.flush import GroupCommitService
-from logquarry.write.flush_wait import ReplicaWait
-from logquarry.write.put_future import FlushWait
+from logquarry.write.flush_wait import FlushWait, ReplicaWait
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 from tests.simulation.checks import Checks
 from tests.simulation.model_log import ModelLog

@@ -27,7 +27,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -39,7 +38,8 @@ from logquarry.format import batch
 from logquarry.format.batch import BatchItem
 from logquarry.message import Message
 from logquarry.store.message_store import MessageStore, StoreWriter
-from logquarry.write.put_result import PutResult, PutStatus
+from logquarry.write.put_future import PutFuture
+from logquarry.write.put_result import PutStatus
 
 BORN_HOST: Final = "127.0.0.1:40000"
 FIRST_BORN: Final = 1_700_000_000_000
@@ -164,7 +164,7 @@ class Bench:
             _require(put(message))
 
     def _put_outstanding(self, start: int, stop: int, step: int) -> None:
-        put, pending = self._store.put_async, deque[Future[PutResult]]()
+        put, pending = self._store.put_async, deque[PutFuture]()
         for message in self._messages(start, stop, step):
             if len(pending) >= self._load.outstanding:
                 _require(pending.popleft().result())

@@ -1,7 +1,16 @@
-"""Buffers in memory that the log is written to before it is committed (``TransientStorePool``).
+"""One mapped file of the log or of a queue (``MappedFile``), and the buffers in front of it.
 
-Writing to memory of its own, a put never waits for the page cache; what is not committed yet is
-lost with the process. Only for asynchronous flushing, and not on a slave.
+::
+
+    0        flushed      committed      wrote          size
+    |--on disk--|--in the file--|--in the buffer--|--zeros--|
+
+Without a pool, written bytes are in the file at once: committed equals wrote. With a buffer of the
+transient store pool, writes go to that buffer and a commit writes them to the file. Readers see the
+committed bytes.
+
+One thread writes at a time (the log's put lock), one syncs, any number of threads read: a position
+moves only after the bytes before it are there.
 """
 
 from __future__ import annotations
@@ -25,10 +34,13 @@ from logquarry.errors import StoreUnavailable
 
 
 class TransientStorePool:
-    """``count`` buffers of ``size`` bytes; a file borrows one until it is full.
+    """Buffers in memory to which the log is written before it is committed to its files.
 
-    A file that finds none left is written through its map. What a file wrote into a buffer before
-    is still in it when the next one takes it: each file covers all of its own bytes, or leaves
+    ``count`` buffers of ``size`` bytes; a file borrows one until it is full, or is written through
+    its map if none is left. A put then never waits for the page cache; bytes that are not committed
+    are lost with the process. Only with asynchronous flushing, and not on a slave.
+
+    A buffer still holds the bytes of the file before: each file overwrites all of them, or leaves
     stale ones behind an end-of-file blank, as RocketMQ does.
     """
 
@@ -49,30 +61,15 @@ class TransientStorePool:
             return self._free.popleft() if self._free and size == self.size else None
 
     def give_back(self, buffer: memoryview) -> None:
-        """Take a buffer back that no file writes to any more."""
+        """Take back a buffer that no file uses any more."""
         with self._lock:
             self._free.append(buffer)
 
     def close(self) -> None:
-        """Let go of the free buffers."""
+        """Release the free buffers."""
         with self._lock:
             self._free.clear()
 
-
-# --------------------------------------------------------------------------------------------------
-# One file of fixed size, written through its map, and its three positions (``MappedFile``).
-#
-# ::
-#
-#     0        flushed      committed      wrote          size
-#     |--on disk--|--in the file--|--in the buffer--|--zeros--|
-#
-# Without a pool, what is written is in the file at once: committed is wrote. With a buffer of the
-# transient store pool, writes go to that buffer and a commit moves them to the file; readers see
-# what is committed.
-#
-# One thread writes at a time (the log's put lock), one syncs, any number reads: a position moves
-# only after the bytes before it are there.
 
 PAGE_SIZE: Final = 4096
 """RocketMQ's ``OS_PAGE_SIZE``, which the least pages of a flush count."""
@@ -84,26 +81,26 @@ _NO_BYTES: Final = memoryview(b"")
 class MappedFile:
     """A file of a :class:`MappedFileQueue`. Positions are within the file.
 
-    Opens the file if it is there, and makes it if not. Positions are 0 either way: what was
-    written before, only a walk over the bytes can tell.
+    Opens the file, and makes it if there is none. Positions are 0 in both cases: only a walk over
+    the bytes finds out what was written before.
 
     Args:
-        disk: what it is on.
-        path: where it is.
+        disk: does the input and output.
+        path: the file's path.
         base: offset of its first byte in the joined space of the queue's files.
         size: its bytes.
-        pool: gives the buffer that writes go to, if it has one left.
-        exclusive: refuse a file that is there already.
+        pool: lends the buffer for writes, if it has one left.
+        exclusive: refuse a file that exists already.
 
     Attributes:
         wrote: bytes that are written. Set by :meth:`append` and :meth:`advance`.
         flushed: bytes that are on the disk.
-        buffer: where the next bytes go, at their position: the map, or the pool's buffer. Ends
-            with the file: look at it anew for each write.
+        buffer: takes the bytes at their position: the map, or the pool's buffer. It changes when
+            the file is committed or closed: read the attribute for each write.
         address: of the map's first byte, for kernels; 0 while a pool's buffer is in front of it.
         store_timestamp: store time of the last message, set by the writer after its append.
-        flushed_timestamp: the same of what is on the disk.
-        guards_name: whether a flush is to fail if no name leads to the file any more.
+        flushed_timestamp: store time of the last message that is on the disk.
+        guards_name: whether a flush fails if the file has lost its name.
         is_locked_in_memory: whether :meth:`warm` keeps the pages in memory.
 
     Raises:
@@ -131,7 +128,7 @@ class MappedFile:
         self._disk = disk
         self._health = disk.health
         self._descriptor = -1
-        # What is committed, and the store time of it, where a buffer is in front of the map.
+        # Committed bytes and their store time, while a buffer is in front of the map.
         self._committed = 0
         self._committed_timestamp = 0
         self._sync_lock = threading.Lock()
@@ -191,7 +188,7 @@ class MappedFile:
         return self._pooled is not None
 
     def set_positions(self, position: int) -> None:
-        """State that the bytes before a position are written and on the disk, and no more."""
+        """Set the written and the flushed position of a file that was loaded."""
         assert self._pooled is None, "only a loaded file is told its positions"
         assert 0 <= position <= self.size
         self.flushed = min(self.flushed, position)
@@ -200,7 +197,7 @@ class MappedFile:
 
     # ----------------------------------------------------------------------------------- write
     def append(self, data: bytes | bytearray | memoryview) -> int | None:
-        """Write bytes at the end: the position where they are, None when they do not fit."""
+        """Write bytes at the end. Returns their position, None if they do not fit."""
         at = self.wrote
         end = at + len(data)
         if end > self.size:
@@ -210,15 +207,15 @@ class MappedFile:
         return at
 
     def advance(self, count: int) -> None:
-        """Take what a kernel wrote into :attr:`buffer` at :attr:`wrote` as written."""
+        """Count bytes that a kernel wrote into :attr:`buffer` at :attr:`wrote` as written."""
         end = self.wrote + count
         assert count >= 0 and end <= self.size
         self.wrote = end
 
     def allocate(self) -> None:
-        """Give all of the file its blocks, so that it may be written through the map.
+        """Allocate all blocks of the file, so that it can be written through the map.
 
-        Java makes sparse files, on which a full disk is a crash.
+        Java makes sparse files: if the disk is full, a write to them is a crash.
 
         Raises:
             StoreUnavailable: if there is no room.
@@ -229,10 +226,9 @@ class MappedFile:
             raise self._disk.refused(self.path, error) from error
 
     def clear_from(self, position: int) -> bool:
-        """Make zeros of what stands behind a position, on the disk too; whether anything stood.
+        """Set the bytes from a position on to zero and sync them. Returns whether any was not 0.
 
-        Bytes that are zeros are only read, and holes not even that: a tail of a gigabyte costs
-        nothing where it was never written.
+        Zeros are only read, and holes are skipped: a gigabyte that was never written costs nothing.
         """
         self._health.require_writable()
         changed = False
@@ -244,11 +240,11 @@ class MappedFile:
         return changed
 
     def holds_data(self) -> bool:
-        """Whether any byte of the file is not 0, wherever its positions are."""
+        """Whether any byte of the file is not 0, written by this process or not."""
         return next(self._written_from(0), None) is not None
 
     def _written_from(self, position: int) -> Iterator[npt.NDArray[np.uint8]]:
-        """The parts of the file behind a position that are not zeros, in steps."""
+        """The parts of the file from a position on that are not all zeros, in steps."""
         at = self._next_data(position)
         while at is not None and at < self.size:
             stop = min(at + _STEP, self.size)
@@ -265,10 +261,10 @@ class MappedFile:
 
     # -------------------------------------------------------------------------- commit and flush
     def commit(self, least_pages: int = 0) -> int:
-        """Move what is in the pool's buffer to the file: the committed position after it.
+        """Write the pool's buffer to the file, and return the committed position.
 
-        Only if ``least_pages`` pages are due, or the file is full. The buffer of a full file goes
-        back to the pool.
+        Only if ``least_pages`` pages are due, or the file is full. The buffer of a full file is
+        returned to the pool.
 
         Raises:
             StoreUnavailable: if the file cannot be written; the store is poisoned then.
@@ -293,18 +289,18 @@ class MappedFile:
             return self.committed
 
     def flush(self, least_pages: int = 0) -> int:
-        """Wait until what is committed is on the disk: the flushed position after it.
+        """Sync the committed bytes, and return the flushed position.
 
-        Only if ``least_pages`` pages are due, or the file is full. Many bytes or few, it is one
-        fdatasync, and none where all is flushed.
+        Only if ``least_pages`` pages are due, or the file is full. It is one fdatasync, and none if
+        everything is flushed.
 
         Raises:
             StoreUnavailable: if the sync failed, now or before; the position stays.
         """
-        # Before the lock: in a forked child nobody would ever let go of it.
+        # Before the lock: in a forked child it may be held for ever.
         self._health.require_writable()
         with self._sync_lock:
-            # The time before the position: it is that of bytes that this sync covers.
+            # Read the time before the position: it belongs to bytes that this sync covers.
             timestamp = self.store_timestamp
             if self._pooled is not None:
                 timestamp = self._committed_timestamp
@@ -323,20 +319,22 @@ class MappedFile:
         return self.is_full or target // PAGE_SIZE - done // PAGE_SIZE >= least_pages
 
     def _require_name(self) -> None:
-        """Refuse to call durable what no name leads to.
+        """Fail if the file has no name left.
 
-        Only where :mod:`logquarry.disk.queue_folders` could give it no second one.
+        Only needed if :mod:`logquarry.disk.queue_folders` could give it no second name.
         """
         try:
             is_linked = self._disk.is_linked(self._descriptor)
         except OSError as error:
             raise self._health.poison(f"{self.path}: {error.strerror or error}") from error
         if not is_linked:
-            raise self._health.poison(f"{self.path}: somebody deleted it while it was written")
+            raise self._health.poison(
+                f"{self.path}: another program deleted it while it was written"
+            )
 
     def _return_buffer(self) -> None:
         pooled = self._pooled
-        # The map first: whoever looks at the buffer in between finds the one or the other.
+        # First the map: another thread that reads `buffer` meanwhile gets one of the two.
         self.buffer, self.address = self._view, self._map_address
         self._pooled = None
         if pooled is not None and self._pool is not None:
@@ -344,13 +342,13 @@ class MappedFile:
 
     # ------------------------------------------------------------------------------------ read
     def select(self, position: int, size: int | None = None) -> memoryview | None:
-        """``size`` readable bytes from a position, or all there are; None if they are not there.
+        """``size`` readable bytes from a position, or all of them; None if they are not readable.
 
-        They stay good as long as somebody holds them, also after the file was closed or deleted.
+        The view stays valid after the file was closed or deleted.
         """
         if self._health.is_gone:
             self._health.require_readable()
-        # As `committed` has it: this is asked for each message that is read.
+        # As `committed`, without the call: every read of a message passes here.
         end = self.wrote if self._pooled is None else self._committed
         if size is not None:
             stop = position + size
@@ -361,7 +359,7 @@ class MappedFile:
             return None
         found = self._readable[position:end]
         if not found:
-            # The file was closed in between: with the store, or because it was deleted.
+            # The file was closed meanwhile, with the store or by retention.
             self._health.require_readable()
             return None
         return found
@@ -375,30 +373,30 @@ class MappedFile:
             return False
 
     def warm(self) -> None:
-        """Bring all pages into memory, writable, and keep them there, as far as the system lets.
+        """Fault in all pages and lock them in memory, if the system allows it.
 
-        So that no put waits for a page fault (``warmMappedFile``).
+        Then no put waits for a page fault (``warmMappedFile``).
         """
         open_files.populate(self._map_address, self.size)
         self.is_locked_in_memory = open_files.lock(self._map_address, self.size)
 
     def unlock(self) -> None:
-        """Let the system have the pages again; when the file is full nobody writes to them."""
+        """Unlock the pages of a full file."""
         if self.is_locked_in_memory:
             self.is_locked_in_memory = False
             open_files.unlock(self._map_address, self.size)
 
     def close(self) -> None:
-        """Let go of the file. What was selected stays good; nothing more can be asked.
+        """Close the file. Selected bytes stay readable; nothing more can be selected.
 
-        Bytes that are not flushed are with the kernel, which writes them when it likes. Not while
-        a kernel writes at :attr:`address`: the map is gone then.
+        The operating system writes bytes that are not flushed at some later time. Not allowed
+        while a kernel writes at :attr:`address`.
         """
         if self._descriptor < 0:
             return
         self.unlock()
         with contextlib.suppress(StoreUnavailable):
-            # The store is poisoned then, and whoever cares has heard of it.
+            # The store is poisoned then, and the error was reported.
             self.commit()
         if self._pooled is not None:
             self._return_buffer()
@@ -406,7 +404,7 @@ class MappedFile:
         stays(self)
         self._let_go()
         with contextlib.suppress(BufferError):
-            # Somebody reads from it still: then the map goes when the last view does.
+            # A reader still has a view: the map is released with the last view.
             self._map.close()
         self._disk.let_go(descriptor)
 
@@ -419,7 +417,7 @@ class MappedFile:
                 view.release()
 
     def delete(self) -> None:
-        """Close the file and take its name away, durably.
+        """Close the file and delete it durably.
 
         Raises:
             StoreUnavailable: if that cannot be done.
@@ -428,7 +426,7 @@ class MappedFile:
         self._disk.remove(self.path)
 
     def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.disk.lifetime`. The map is not there, and is not unmapped."""
+        """See :mod:`logquarry.disk.lifetime`. A forked child has no map, and unmaps none."""
         open_files.leave_mapped(self._map)
         self.buffer = self._view = self._readable = _NO_BYTES
         self.address = self._map_address = 0

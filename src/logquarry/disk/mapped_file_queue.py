@@ -5,10 +5,9 @@
     min_offset                                   flushed   committed   wrote      end of the file
     |---- file ----|---- file ----|---- file ------|----------|----------|--------------|
 
-One thread writes at a time (the put lock of the log, the dispatcher of a queue). Any number reads:
-the list of files is replaced, never changed, and a file that was asked for stays good.
-
-Files are opened when they are first asked for: a broker has thousands of queues.
+One thread writes at a time (the put lock of the log, the dispatcher of a queue). Any number of
+threads read: the list of files is replaced, never changed, and a file stays usable after it was
+removed. Files are opened on first use, because a broker has thousands of queues.
 """
 
 from __future__ import annotations
@@ -32,45 +31,44 @@ _UNLOCK_AFTER: Final = 6.0
 """Seconds after which a full file need not stay in memory (``CommitLog.putMessage``)."""
 _MOST_TRIES: Final = 100
 _CHECK_EVERY: Final = 1.0
-"""Seconds between two looks after what is not urgent, at least."""
+"""Seconds between two runs of the work that is not urgent, at least."""
 
 
 class Allocator(Protocol):
-    """What makes the files of a queue ahead of their use; see
-    :mod:`logquarry.disk.allocate`."""
+    """Makes the files of a queue ahead of their use; see :mod:`logquarry.disk.allocate`."""
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
         """The file at ``path``; None if it was not made in time. ``following`` is made next."""
 
     def discard(self) -> None:
-        """Delete the files that nobody took: they are not the next ones any more."""
+        """Delete the files that were not taken: they are no longer the next ones."""
 
 
 class MappedFileQueue:
     """The files of a commit log or of a consume queue. Offsets are of the joined space.
 
-    Making one touches nothing; :meth:`load` finds the files that are there.
+    The constructor touches no file; :meth:`load` finds those that exist.
 
     Args:
-        disk: what they are on.
-        folders: where they are: one folder, or several for a multi-path commit log.
+        disk: does the input and output.
+        folders: one folder, or several for a multi-path commit log.
         file_size: bytes of each file.
-        allocator: makes files ahead; without one they are made when they are needed.
-        read_only: folders with files that are read, and never added to.
-        full_folders: says which folders have no room for another file.
-        guard_names: whether files that somebody deletes while they are written are to come back
-            (:mod:`logquarry.disk.queue_folders`): for the log, which nothing else holds.
-        gaps: whether files may be missing between others, as RocketMQ has it.
+        allocator: makes files ahead; without one a file is made when it is needed.
+        read_only: folders whose files are read, and to which none is added.
+        full_folders: returns the folders that have no room for another file.
+        guard_names: whether a file that another program deletes while it is written gets its name
+            back (:mod:`logquarry.disk.queue_folders`). For the log, which has no other copy.
+        gaps: whether files may be missing between others, as in RocketMQ.
 
     Attributes:
-        file_size: bytes of each file.
-        bases: where each file begins, first to last; another tuple whenever files come or go.
-        folders: where they are, sorted.
+        bases: offset of each file's first byte, ascending; replaced when files are added or
+            removed.
+        folders: the folders, sorted.
         last: the last file, None without files.
-        flushed_offset: what is before it is on the disk (``flushedWhere``).
-        committed_offset: what is before it is in the files (``committedWhere``).
+        flushed_offset: everything before it is on the disk (``flushedWhere``).
+        committed_offset: everything before it is in the files (``committedWhere``).
         store_timestamp: store time of the last message that the last thorough flush covered.
-        on_flushed: told of the flushed offset after each flush; must not raise.
+        on_flushed: called with the flushed offset after each flush; must not raise.
     """
 
     def __init__(
@@ -99,10 +97,10 @@ class MappedFileQueue:
         self._health = disk.health
         self._allocator = allocator
         self.bases: tuple[int, ...] = ()
-        # A path stands for a file that nobody has asked for yet: it is full, and flushed.
+        # A path is a file that was not opened yet: it is full, and flushed.
         self._files: tuple[MappedFile | Path, ...] = ()
         self.last: MappedFile | None = None
-        # Whether any file is written to a buffer first: then committed_offset tells what is there.
+        # Whether a file is written to a buffer first: then committed_offset is the readable end.
         self._is_transient = False
         self._change = threading.Lock()
         self._flushing = threading.Lock()
@@ -110,17 +108,17 @@ class MappedFileQueue:
 
     # ------------------------------------------------------------------------------------ files
     def load(self) -> None:
-        """Find the files that are there. All of them count as full until somebody tells better.
+        """Find the files. All of them count as full.
 
-        Whoever recovers the store walks them and calls :meth:`truncate_to` with the end that it
-        found. Names that are no offset are passed over. Nothing is changed on the disk, but
-        a short last file gets its size, and with ``guard_names`` a file that has lost its name in
-        a crash gets it back.
+        The recovery walks them and calls :meth:`truncate_to` with the end that it found. Names
+        that are no offset are skipped. Nothing is changed on the disk, except that a short last
+        file gets its size, and that with ``guard_names`` a file that lost its name in a crash gets
+        it back.
 
         Raises:
-            CorruptFile: if a file is longer than ``file_size``, or shorter and not the last, or if
-                there is a gap between them. RocketMQ refuses any other length, also an empty last
-                file that a crash left between making and extending it.
+            CorruptFile: if a file is longer than ``file_size``, if a file is shorter and not the
+                last one, or if a file is missing between two others. RocketMQ refuses any other
+                length, also an empty last file that a crash left while it was made.
         """
         if self._guard is not None:
             self._guard.restore(self.folders)
@@ -130,13 +128,13 @@ class MappedFileQueue:
         self.flushed_offset = self.committed_offset = self.max_room
 
     def _use(self, files: dict[int, MappedFile | Path] | dict[int, Path]) -> None:
-        """Take these files, by their bases in order, as the queue's."""
+        """Make these files, ordered by base, the queue's."""
         self.bases = tuple(files)
         self._files = tuple(files.values())
         self.last = self._opened(len(self._files) - 1) if self._files else None
 
     def _opened(self, index: int) -> MappedFile:
-        """A file by its index, opened; with the change lock held."""
+        """Open a file by its index. Only under the change lock."""
         file = self._files[index]
         if isinstance(file, Path):
             file = MappedFile(self._disk, file, self.bases[index], self.file_size)
@@ -158,12 +156,12 @@ class MappedFileQueue:
         """The file that is written to (``getLastMappedFile``).
 
         Args:
-            create: make the next one where the last is full, or none is there. Without it the
-                last may be full.
-            start_offset: lies in the room of the first file, where there is none yet.
+            create: make the next file if the last one is full, or if there is none. Without it
+                the result may be full.
+            start_offset: an offset within the first file, if there is no file yet.
 
         Returns:
-            None if there is none; with ``create``, if it was not made in time (put status
+            None if there is none; with ``create`` None if it was not made in time (put status
             CREATE_MAPEDFILE_FAILED).
 
         Raises:
@@ -192,7 +190,7 @@ class MappedFileQueue:
                 self.flushed_offset = self.committed_offset = base
             elif self.last is not None and self.last.is_locked_in_memory:
                 self._to_unlock.append((time.monotonic() + _UNLOCK_AFTER, self.last))
-            # Ctrl-C between two of these: the next put comes here again with the same file.
+            # If Ctrl-C comes between two of these, the next put does it again with the same file.
             self._files = (*(file for file in self._files if file is not made), made)
             self.bases = (*(other for other in self.bases if other != base), base)
             self._is_transient = self._is_transient or made.is_transient
@@ -205,9 +203,9 @@ class MappedFileQueue:
         made = self._allocator.take(path, following, self.file_size)
         if made is None or self._keeps_name(made):
             return made
-        # A Java store that was opened on this one takes files that look empty away, before the
-        # lock refuses it (reliability.md, rule 1).
-        logger.warning("%s: somebody deleted it before it was used; made anew", path)
+        # A Java store that is opened on this one deletes files that look empty, before the lock
+        # refuses it.
+        logger.warning("%s: another program deleted it before its first use; made again", path)
         made.close()
         return self._made_now(base)
 
@@ -218,15 +216,15 @@ class MappedFileQueue:
             if self._keeps_name(made):
                 return made
             made.close()
-        raise StoreUnavailable(f"{path}: somebody deletes it whenever it is made")
+        raise StoreUnavailable(f"{path}: another program deletes it whenever it is made")
 
     def _keeps_name(self, file: MappedFile) -> bool:
-        """Whether a file has its name; with a guard it is not to lose it from here on."""
+        """Whether a file has its name. With a guard, it gets its name back from now on."""
         if self._guard is not None:
             file.guards_name = True
             self._guard.guard(file.path)
             if not file.is_named():
-                # Lost just now: it comes back. Lost before: there is nothing to come back.
+                # A name that was lost before the guard does not come back.
                 self._guard.check()
         return file.is_named()
 
@@ -238,7 +236,7 @@ class MappedFileQueue:
         return self._where.path_of(base, self.file_size)
 
     def find(self, offset: int) -> MappedFile | None:
-        """The file in whose room an offset lies (``findMappedFileByOffset``)."""
+        """The file of an offset, written or not (``findMappedFileByOffset``)."""
         last = self.last
         if last is not None and last.base <= offset < last.base + self.file_size:
             return last
@@ -255,7 +253,7 @@ class MappedFileQueue:
             return None if index is None else self._opened(index)
 
     def _index_of(self, offset: int) -> int | None:
-        """The index of the file in whose room an offset lies."""
+        """The index of the file of an offset, None if there is none."""
         bases = self.bases
         index = bisect_right(bases, offset) - 1
         return index if index >= 0 and offset < bases[index] + self.file_size else None
@@ -263,34 +261,34 @@ class MappedFileQueue:
     # ---------------------------------------------------------------------------------- offsets
     @property
     def min_offset(self) -> int:
-        """Where the first file begins, -1 without files (``getMinOffset``)."""
+        """Offset of the first file's first byte, -1 without files (``getMinOffset``)."""
         bases = self.bases
         return bases[0] if bases else -1
 
     @property
     def max_offset(self) -> int:
-        """Where what can be read ends, 0 without files (``getMaxOffset``).
+        """The end of the readable bytes, 0 without files (``getMaxOffset``).
 
-        QUIRK: Java takes the last file's committed position, also where the file before it is not
+        QUIRK: Java takes the last file's committed position, even if the file before it is not
         committed yet.
         """
         if self._is_transient:
             return self.committed_offset
         last = self.last
-        # As MappedFile.committed has it: nothing of it is transient.
+        # As MappedFile.committed computes it for a file without a buffer.
         return 0 if last is None else last.base + last.wrote
 
     @property
     def wrote_offset(self) -> int:
-        """Where what is written ends, committed or not; 0 without files."""
+        """The end of the written bytes, committed or not; 0 without files."""
         last = self.last
         return 0 if last is None else last.base + last.wrote
 
     # ------------------------------------------------------------------------- read and write
     def select(self, offset: int, size: int | None = None) -> memoryview | None:
-        """``size`` bytes from an offset, or all there are in its file; None if they are not there.
+        """``size`` bytes from an offset, or all readable bytes of its file from there on.
 
-        They never span files, as no message does.
+        None if they are not readable. They never span files, as no message does.
 
         Raises:
             StoreUnavailable: if the store was closed, or this is a forked child.
@@ -301,12 +299,13 @@ class MappedFileQueue:
     def append_data(self, offset: int, data: bytes | memoryview) -> bool:
         """Append raw bytes that belong at an offset, over as many files as they take.
 
-        Whether they were taken: False, and nothing is changed, if the queue does not end there.
-        An empty queue begins with the file of that offset, which must be its first byte.
+        Returns:
+            Whether they were taken. False, with nothing changed, if the queue does not end there.
+            An empty queue begins with the file whose first byte has that offset.
 
         Raises:
-            StoreUnavailable: if the store takes no writes, or a file could not be made; what was
-                written before stays, and :attr:`wrote_offset` tells how much that is.
+            StoreUnavailable: if the store takes no writes, or a file could not be made. The bytes
+                before :attr:`wrote_offset` stay.
         """
         begins = self.last is None and offset % self.file_size == 0
         if not begins and (self.last is None or offset != self.wrote_offset):
@@ -323,13 +322,13 @@ class MappedFileQueue:
 
     # -------------------------------------------------------------------------- commit and flush
     def commit(self, least_pages: int = 0) -> int:
-        """Move what is written to the files: the committed offset after it.
+        """Write the buffers to the files, and return the committed offset.
 
-        Each file that is full is committed; the last one only if ``least_pages`` pages of it are
-        due. (Java takes one file a call.)
+        Each full file is committed; the last one only if ``least_pages`` pages of it are due.
+        (Java commits one file per call.)
 
         Raises:
-            StoreUnavailable: if that failed, now or before.
+            StoreUnavailable: if a commit or sync failed, now or before.
         """
         self._health.require_writable()
         with self._flushing:
@@ -341,14 +340,14 @@ class MappedFileQueue:
             return self.committed_offset
 
     def flush(self, least_pages: int = 0) -> int:
-        """Wait until what is committed is on the disk: the flushed offset after it.
+        """Sync the committed bytes, and return the flushed offset.
 
-        Each file that is full is flushed; the last one only if ``least_pages`` pages of it are
-        due. With 0 (a thorough flush) :attr:`store_timestamp` is set.
+        Each full file is synced; the last one only if ``least_pages`` pages of it are due. With 0
+        (a thorough flush) :attr:`store_timestamp` is set.
 
         Raises:
-            StoreUnavailable: if a sync failed, now or before; the offset stays before what is not
-                on the disk.
+            StoreUnavailable: if a sync failed, now or before. The offset stays before the bytes
+                that may not be on the disk.
         """
         self._health.require_writable()
         with self._flushing:
@@ -358,7 +357,7 @@ class MappedFileQueue:
                 if least_pages == 0 and file.flushed_timestamp:
                     self.store_timestamp = file.flushed_timestamp
                 if position < file.size:
-                    # Of a full file some may not be committed yet: nothing behind it counts.
+                    # Some of a full file may not be committed yet: later files do not count.
                     break
             self.on_flushed(self.flushed_offset)
             if (now := time.monotonic()) >= self._next_check:
@@ -367,7 +366,7 @@ class MappedFileQueue:
             return self.flushed_offset
 
     def _since(self, offset: int) -> list[MappedFile]:
-        """The files that may hold something from an offset on."""
+        """The open files that may hold bytes from an offset on."""
         first = max(0, bisect_right(self.bases, offset) - 1)
         # A path is a file that was flushed before it was loaded.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
@@ -380,35 +379,35 @@ class MappedFileQueue:
 
     # --------------------------------------------------------------------------------- the end
     def truncate_to(self, offset: int, *, aside: Path | None = None) -> list[Path]:
-        """Let the queue end at an offset, on the disk too, before anything new is written.
+        """Let the queue end at an offset, on the disk too.
 
-        What stands behind it in its file is made zeros and synced (Java moves positions only, and
-        what was dropped comes back when the log has grown over it). Files behind it that hold
-        nothing but zeros are deleted; those that hold something are moved to a folder, never
-        deleted. The last file gets all its blocks.
+        The bytes behind the offset in its file are set to zero and synced. (Java only moves
+        positions, and dropped bytes come back when the log has grown over them.) Later files that
+        hold only zeros are deleted; the others are moved to quarantine. The last file gets all its
+        blocks.
 
         Args:
-            offset: where the queue is to end, the last message's end.
-            aside: the folder for files that hold something, on the same disk.
+            offset: the end of the last message that stays.
+            aside: the quarantine folder, on the same disk.
 
         Returns:
-            Where the files are that were moved.
+            The new paths of the files that were moved.
 
         Raises:
-            UsageError: if a file behind it holds something, and ``aside`` is not given; or if the
-                offset is not in the queue. Nothing is changed then.
+            UsageError: if a later file holds data and ``aside`` is not given, or if the offset is
+                not in the queue. Nothing is changed then.
             StoreUnavailable: if the disk fails.
         """
         self._health.require_writable()
         if self._allocator is not None:
-            # What was made ahead would leave a gap.
+            # A file that was made ahead would leave a gap.
             self._allocator.discard()
         with self._flushing, self._change:
             bases = self.bases
             if not (bases[0] <= offset <= self.max_room if bases else offset == 0):
                 raise UsageError(f"the files reach from {self.min_offset}, and not to {offset}")
-            # An offset at the end of a file belongs to that file: it is full. The first file
-            # stays in any case, for where it begins.
+            # An offset at the end of a file belongs to that file, which is full. The first file
+            # always stays, because its name is the queue's first offset.
             count = sum(base < offset or base == bases[0] for base in bases)
             dropped = [self._opened(index) for index in range(count, len(self.bases))]
             holding = [file for file in dropped if file.holds_data()]
@@ -436,9 +435,9 @@ class MappedFileQueue:
             return moved
 
     def end_at(self, offset: int) -> None:
-        """Let the queue end in its last file, and leave what stands behind that as it is.
+        """Let the queue end in its last file, and keep the bytes behind the end, as RocketMQ does.
 
-        What RocketMQ does: it moves positions only. The file gets all its blocks.
+        The file gets all its blocks.
 
         Raises:
             UsageError: if the offset is not in the last file.
@@ -459,24 +458,14 @@ class MappedFileQueue:
 
     @property
     def max_room(self) -> int:
-        """Where the room of the last file ends, 0 without files."""
+        """The end of the last file, written or not; 0 without files."""
         last = self.last
         return 0 if last is None else last.base + self.file_size
 
-    def reset(self, offset: int, *, aside: Path | None = None) -> bool:
-        """Truncate, if the end is no more than two files away (``resetOffset``); else False.
-
-        QUIRK: Java's loop over the files never runs, so that it resets nothing.
-        """
-        if self.last is not None and self.wrote_offset - offset > 2 * self.file_size:
-            return False
-        self.truncate_to(offset, aside=aside)
-        return True
-
     def remove_first(self) -> None:
-        """Take the first file from the queue and delete it; the last one is never deleted.
+        """Remove the first file from the queue and delete it; the last one is never deleted.
 
-        Whoever reads it may go on. For retention, which says when.
+        A reader of the file may go on.
         """
         with self._flushing, self._change:
             if len(self._files) < 2:
@@ -485,19 +474,19 @@ class MappedFileQueue:
                 raise UsageError(f"the file at {self.bases[0]} is not flushed yet")
             first = self._opened(0)
             self.bases, self._files = self.bases[1:], self._files[1:]
-            # The second name first: a file that has only that one comes back.
+            # The second name first: a file that has only its second name comes back.
             self._release_name(first)
         first.delete()
 
     def remove_until(self, last_base: int) -> None:
-        """Delete the first files, up to the one that begins at a place; never the last one."""
+        """Delete the files up to the one with that base; never the last one."""
         while len(self.bases) > 1 and self.bases[0] <= last_base:
             if self.bases[1] > self.flushed_offset:
                 self.flush(0)
             self.remove_first()
 
     def close(self) -> None:
-        """Close all files. What was selected stays good."""
+        """Close all files. Selected bytes stay readable."""
         if self._health.is_forked:
             return
         with self._flushing, self._change:

@@ -6,12 +6,13 @@ A frame, big-endian, as ``CommitLog.checkMessageAndReturnSize`` reads it::
     | PREPAREDTRANSACTIONOFFSET 8 | BODYLEN 4 | BODY | TOPICLEN 1 | TOPIC | PROPERTIESLEN 2 |
     | PROPERTIES |
 
-RocketMQ 5's second magic (``MESSAGE_MAGIC_CODE_V2``) has a TOPICLEN of two bytes; it is read,
-never written. A blank is ``[bytes left in the file 4][magic 4]`` and then anything.
+RocketMQ 5's second magic (``MESSAGE_MAGIC_CODE_V2``) has a TOPICLEN of two bytes; it is read and
+never written. A blank is ``[bytes left in the file 4][magic 4]`` and then any bytes.
 
-Guarantees: :func:`decode_at` never raises on any bytes and never looks beyond ``end``; a frame it
-returns encodes to the bytes it came from. The kernels of :mod:`logquarry.format.kernels` return
-the same verdict for the same bytes.
+Guarantees: :func:`decode_at` never raises, on any bytes, and never reads beyond ``end``; a frame
+that it returns encodes to the same bytes. The kernels of :mod:`logquarry.format.kernels` return
+the same verdict for the same bytes, and write the same frames
+(:mod:`logquarry.format.kernels.encode`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import enum
 import mmap
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import cache
+from typing import Final, NamedTuple
 
 from logquarry.format import java, message_id, sys_flag
 from logquarry.format.fields import Field, Layout
@@ -81,23 +84,23 @@ FIXED_SIZE_V1: Final = (
     + PROPERTIES_LENGTH.size
 )
 BODY_POSITION: Final = HEAD.size + STORE_TIME.size + TAIL.size + 2 * HOST_SIZE_V4
-"""Where the body of a frame with two IPv4 hosts starts; each IPv6 host adds 12."""
+"""Start of the body in a frame with two IPv4 hosts; each IPv6 host adds 12."""
 
 assert HEAD.size == 48 and FIXED_SIZE_V1 == 91 and BODY_POSITION == 88 and BLANK.size == 8
 
 
 class DamageKind(enum.IntEnum):
-    """Why bytes at a place are no frame. The numbers are the kernels' return codes."""
+    """The reason why bytes are no frame. The numbers are the kernels' return codes."""
 
     ZEROED = 1
-    """Zero size and zero magic: nothing was written here."""
+    """Size and magic are zero: these bytes were never written."""
     TRUNCATED = 2
-    """The file ends before the smallest thing that could stand here."""
+    """The file ends before the smallest frame or blank would."""
     BAD_MAGIC = 3
     BAD_SIZE = 4
-    """TOTALSIZE is smaller than its fixed fields or reaches beyond the file."""
+    """TOTALSIZE is smaller than the fixed fields or reaches beyond the file."""
     BAD_PHYSICAL_OFFSET = 5
-    """PHYSICALOFFSET does not name the place where the frame stands."""
+    """PHYSICALOFFSET is not the frame's physical offset."""
     BAD_BODY_LENGTH = 6
     BAD_TOPIC_LENGTH = 7
     BAD_PROPERTIES_LENGTH = 8
@@ -109,13 +112,13 @@ class DamageKind(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The kind as findings and reports spell it."""
+        """The kind as in findings and reports."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message as it stands in the log; see the tables above for the fields."""
+    """One message as in the log; see the tables above for the fields."""
 
     topic: bytes
     body: bytes = b""
@@ -142,7 +145,7 @@ class Frame:
         )
 
     def with_crc(self) -> Frame:
-        """The same frame with the CRC of its body filled in."""
+        """The same frame with the CRC of its body."""
         return replace(self, body_crc=java.body_crc(zlib.crc32(self.body)))
 
 
@@ -155,7 +158,7 @@ class Blank:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """No frame stands at this place."""
+    """Bytes that are neither a frame nor a blank."""
 
     kind: DamageKind
     reason: str
@@ -183,19 +186,45 @@ def fixed_size(magic: int, flag: int) -> int:
     )
 
 
+class Prefix(NamedTuple):
+    """The fixed fields before the body, for one pair of host sizes.
+
+    Attributes:
+        pack: packs the fields of HEAD, the born host, the store time, the store host and the
+            fields of TAIL, in this order.
+        size: bytes that it packs.
+        store_time_at: where STORETIMESTAMP starts.
+    """
+
+    pack: Callable[..., bytes]
+    size: int
+    store_time_at: int
+
+
+@cache
+def prefix(born_host_size: int, store_host_size: int) -> Prefix:
+    """The layout of the bytes before the body; everything that packs a frame uses it."""
+    layout = struct.Struct(
+        f"{HEAD.struct.format}{born_host_size}s{STORE_TIME.struct.format[1:]}"
+        f"{store_host_size}s{TAIL.struct.format[1:]}"
+    )
+    return Prefix(layout.pack, layout.size, HEAD.size + born_host_size)
+
+
 def encode(frame: Frame) -> bytes:
-    """The bytes of a frame, exactly as its fields say (the CRC is not computed anew).
+    """The bytes of a frame. BODYCRC is taken from the frame, not computed.
 
     Raises:
         ValueError: if a host's size contradicts SYSFLAG or a field does not fit its width.
     """
-    if (len(frame.born_host), len(frame.store_host)) != host_sizes(frame.sys_flag):
+    sizes = len(frame.born_host), len(frame.store_host)
+    if sizes != host_sizes(frame.sys_flag):
         raise ValueError("the size of a host contradicts its bit in SYSFLAG")
     topic_length = TOPIC_LENGTH_V2 if frame.magic == MAGIC_V2 else TOPIC_LENGTH_V1
     try:
         return b"".join(
             (
-                HEAD.struct.pack(
+                prefix(*sizes).pack(
                     frame.size,
                     frame.magic,
                     frame.body_crc,
@@ -205,12 +234,12 @@ def encode(frame: Frame) -> bytes:
                     frame.physical_offset,
                     frame.sys_flag,
                     frame.born_timestamp,
-                ),
-                frame.born_host,
-                STORE_TIME.struct.pack(frame.store_timestamp),
-                frame.store_host,
-                TAIL.struct.pack(
-                    frame.reconsume_times, frame.prepared_transaction_offset, len(frame.body)
+                    frame.born_host,
+                    frame.store_timestamp,
+                    frame.store_host,
+                    frame.reconsume_times,
+                    frame.prepared_transaction_offset,
+                    len(frame.body),
                 ),
                 frame.body,
                 topic_length.struct.pack(len(frame.topic)),
@@ -231,14 +260,15 @@ def encode_blank(left: int) -> bytes:
 def decode_at(
     data: BytesLike, position: int, *, base: int, end: int | None = None, check_crc: bool = True
 ) -> Outcome:
-    """What stands at ``position`` of a log file (or of a part of one).
+    """Decode the frame or blank at a position of a log file, or report the damage there.
 
     Args:
         data: bytes of the file.
-        position: where to look, an index into ``data``.
+        position: index into ``data``.
         base: the physical offset of ``data[0]``.
         end: index in ``data`` at which the file ends (default: its length).
-        check_crc: whether the body is compared with BODYCRC. An empty body never is, as in Java.
+        check_crc: whether to compare the body with BODYCRC. An empty body is never compared, as in
+            Java.
     """
     view = memoryview(data)
     if end is None:
@@ -336,10 +366,10 @@ def find_frame(
     end: int | None = None,
     check_crc: bool = True,
 ) -> int:
-    """The first position in ``[start, stop)`` at which a sound frame stands, or -1 (resync).
+    """The first position in ``[start, stop)`` with a sound frame, or -1 (resync).
 
-    PHYSICALOFFSET certifies a frame: bytes that merely look like one do not name the very place
-    where they stand.
+    PHYSICALOFFSET tells frames from bytes that only look like one: it is the frame's own physical
+    offset.
     """
     view = memoryview(data)
     haystack = bytes(view[start : stop + HEAD.offsets["physical_offset"]])

@@ -1,20 +1,20 @@
-"""The table that a ``get`` fills: what is asked of a message most, a row a message.
+"""The table that a ``get`` fills: one row per message with its most used fields.
 
-Before the rows there is nothing; behind the last that may come the frames stand, one after
-another. Places count from the table's first byte.
+The rows come first; the frames follow behind the room for the most rows. Positions count from the
+table's first byte.
 
 ==  ===============  ==================================================
- #  name             says
+ #  name             content
 ==  ===============  ==================================================
  0  queue offset     of the frame
  1  store timestamp  in milliseconds
- 2  physical offset  where the frame stands in the log
- 3  frame at         where its copy starts
+ 2  physical offset  of the frame
+ 3  frame at         start of the frame's copy
  4  size             TOTALSIZE
- 5  body at          where the body starts
- 6  body end         and ends
- 7  tags at          where the TAGS property starts; or one of the below
- 8  tags end         and where it ends
+ 5  body at          start of the body
+ 6  body end         end of the body
+ 7  tags at          start of the TAGS property, or a constant below
+ 8  tags end         end of the TAGS property
 ==  ===============  ==================================================
 """
 
@@ -29,16 +29,17 @@ ROW_SIZE: Final = ROW.size
 NO_TAGS: Final = 0
 """There is no TAGS property."""
 SAME_TAGS: Final = -1
-"""The tags are those of the row before."""
+"""The tags are the same as in the row before."""
 ASK_TAGS: Final = -2
-"""The properties are no UTF-8, so that only the reference can tell."""
+"""The properties are not UTF-8: the reference decodes the tags."""
 
 NOT_SOUND: Final = -1
-"""What the kernel says where something is not as it mostly is: the reference is to be asked."""
+"""The kernel's result in uncommon cases: the reference gives the answer."""
 NOT_AT_HAND: Final = -2
-"""And where a frame is not within the bytes of the log that it was given."""
+"""The kernel's result if a frame is not within the mapped bytes that it was given."""
 COUNT_SHIFT: Final = 24
-"""Else it says: bytes of the frames, shifted by this the messages, and once more the units."""
+"""Any other result holds three numbers, each shifted by this from the one before: bytes of table
+and frames, messages, and entries."""
 
 (
     STATE_LOG,
@@ -50,10 +51,10 @@ COUNT_SHIFT: Final = 24
     STATE_DISK_COUNT,
     STATE_DISK_SIZE,
 ) = range(8)
-"""What the kernel is told besides, as numbers of 64 bits: the address of the bytes of the log that
-are at hand, their physical offsets, the CRC function's address, and the limits of an answer."""
+"""Further arguments of the kernel, 64 bits each: the address of the mapped bytes of the log, their
+physical offsets, the CRC function's address, and the limits of an answer."""
 
 TAG_CODE, TAG_AT, TAG_LENGTH = range(3)
-"""What it is told of a tag that is wanted: its hash, the address of its text, and its bytes."""
+"""Arguments for a wanted tag: its hash, the address of its text, and its length in bytes."""
 TAG_WIDTH: Final = 3
-"""Numbers of a tag. How many tags there are stands before the first."""
+"""Numbers per tag. The count of tags precedes the first one."""

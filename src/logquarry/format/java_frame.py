@@ -1,11 +1,11 @@
-"""What RocketMQ 4.9.3 takes for a message, whatever that is (``checkMessageAndReturnSize``).
+"""The rules by which RocketMQ 4.9.3 recognises a message (``checkMessageAndReturnSize``).
 
-The rules of recovery mode ``rocketmq``. They are not those of :mod:`logquarry.format.frame`: Java
-believes a frame without asking whether it names the place where it stands, and a blank of any
-size; it stumbles over a DELAY that is no number, and over whatever reads past its buffer.
+Recovery mode ``rocketmq`` uses them. They differ from those of :mod:`logquarry.format.frame`: Java
+does not compare PHYSICALOFFSET with the frame's offset, accepts a blank of any size, and rejects a
+frame whose DELAY is no number or whose lengths reach past its buffer.
 
-A frame that :func:`logquarry.format.frame.decode_at` finds sound is taken by Java too, but for
-RocketMQ 5's magic and that DELAY.
+Java accepts every frame that :func:`logquarry.format.frame.decode_at` finds sound, except frames
+with RocketMQ 5's magic and frames with such a DELAY.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from logquarry.format import delay, frame, java
 from logquarry.format import properties as props
 
 LARGEST_ARRAY: Final = java.INT_MAX - 2
-"""Bytes of the largest array that a Java machine gives, however much memory it has."""
+"""Bytes of the largest array of a Java virtual machine, with any amount of memory."""
 
 
 class JavaMemoryError(Exception):
-    """An array of that size makes Java end with OutOfMemoryError, which recovery lets pass."""
+    """Java would raise OutOfMemoryError, which its recovery does not catch."""
 
 
 class JavaRequest(NamedTuple):
-    """What goes to queues and index (``DispatchRequest``)."""
+    """The fields for queues and index (``DispatchRequest``)."""
 
     topic: str
     queue_id: int
     physical_offset: int
-    """As the frame says, wherever it stands."""
+    """PHYSICALOFFSET, which may differ from the frame's offset."""
     size: int
     tags_code: int
     store_timestamp: int
     queue_offset: int
     sys_flag: int
     properties: Mapping[str, str] | None
-    """None where the frame has none at all."""
+    """None if PROPERTIESLEN is 0."""
 
 
 class JavaVerdict(NamedTuple):
-    """What Java makes of a place.
+    """Java's verdict on the bytes at a position.
 
     Attributes:
-        size: of the message; 0 for a blank, -1 for what is none.
-        is_success: whether recovery goes on behind it.
-        end: where Java's buffer stands then.
-        request: what a message says.
+        size: of the message; 0 for a blank, -1 if it is neither.
+        is_success: whether recovery continues behind it.
+        end: position of Java's buffer afterwards.
+        request: the fields of the message.
     """
 
     size: int
@@ -66,18 +66,19 @@ def check_message(
     check_crc: bool,
     read_body: bool = True,
 ) -> JavaVerdict:
-    """Java's verdict on one place.
+    """Java's verdict on the bytes at one position.
 
     Args:
-        data: what the buffer holds; nothing behind it is looked at.
-        position: where to look.
-        levels_ms: delay of each level; none while Java recovers, as it reads them only then.
-        check_crc: whether a body that is not empty is compared with BODYCRC.
-        read_body: as recovery does it. Dispatching skips the body, and so believes a BODYLEN
-            that is larger than the frame.
+        data: the bytes in Java's buffer.
+        position: index into ``data``.
+        levels_ms: delay of each level; empty during a recovery, because Java reads the levels
+            after it.
+        check_crc: whether to compare a body that is not empty with BODYCRC.
+        read_body: whether Java reads the body, as in a recovery. Dispatching skips the body, and
+            accepts a BODYLEN that is larger than the frame.
 
     Raises:
-        JavaMemoryError: if Java would ask for more memory than there can be.
+        JavaMemoryError: if Java would request an array that is too large.
     """
     try:
         return _check(data, position, levels_ms, check_crc, read_body)
@@ -86,7 +87,7 @@ def check_message(
 
 
 class _Bad(Exception):
-    """What is an exception in Java, and there a message that is none."""
+    """Java throws an exception here, and takes the bytes for no message."""
 
 
 def _check(
@@ -102,7 +103,7 @@ def _check(
     head = frame.HEAD.struct.unpack_from(data, position)
     _, _, crc, queue_id, _, queue_offset, physical_offset, sys_flag, _ = head
     born, store = frame.host_sizes(sys_flag)
-    # Whatever is copied goes into an array of TOTALSIZE bytes.
+    # Java copies parts of the frame into an array of TOTALSIZE bytes.
     if max(born, store) > size:
         raise _Bad
     at = position + frame.HEAD.size + born

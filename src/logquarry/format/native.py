@@ -1,11 +1,11 @@
-"""Machine code glue for the kernels: unaligned loads, memcpy and zlib-ng's CRC-32.
+"""Machine instructions for the kernels: unaligned loads and stores, memcpy, zlib-ng's CRC-32.
 
-Numba has no unaligned big-endian load and no memcpy of its own; these intrinsics give both, over
-plain addresses. An address keeps nothing alive and nothing is bounds-checked here: callers hold
-the buffer and check every index first.
+Numba has no unaligned big-endian load and no memcpy; these intrinsics do both, over addresses. An
+address keeps no buffer alive and is not bounds-checked: callers hold the buffer and check every
+index first.
 
-A ctypes function captured in a cached kernel would not be cached, so that the CRC function
-travels as an address argument.
+A kernel that captures a ctypes function is not cached, so kernels take the CRC function's address
+as an argument.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _BYTE = ir.IntType(8)
 
 
 def _prepare_cache() -> None:
-    """Give numba a folder of our cache where it cannot write to the package's.
+    """Set numba's cache folder if it cannot write to the package's folder.
 
-    By itself it looks for one in the home directory alone, and where that is not writable either,
-    ``cache=True`` raises "no locator available".
+    Numba itself only tries the home directory; if that is not writable either, ``cache=True``
+    raises "no locator available".
     """
     if os.environ.get("NUMBA_CACHE_DIR") or os.access(Path(__file__).parent, os.W_OK):
         return
@@ -82,14 +82,14 @@ def _store(width: int) -> Any:
 
 store_u8 = _store(1)
 store_i16 = _store(2)
-"""A big-endian signed 16-bit integer to an address; what does not fit is cut off."""
+"""Store a big-endian signed 16-bit integer; higher bits are cut off."""
 store_i32 = _store(4)
 store_i64 = _store(8)
 
 
 @intrinsic
 def load_raw64(typingctx: Any, address: Any) -> Any:
-    """Eight bytes at an address in the machine's own order."""
+    """Eight bytes at an address in the machine's byte order."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
@@ -114,7 +114,7 @@ def _store_raw(width: int) -> Any:
 
 
 store_raw32 = _store_raw(4)
-"""A 32-bit integer to an address, in the machine's own order; what does not fit is cut off."""
+"""Store a 32-bit integer in the machine's byte order; higher bits are cut off."""
 store_raw64 = _store_raw(8)
 
 
@@ -143,7 +143,7 @@ def _copy_word(width: int) -> Any:
 
 
 copy16 = _copy_word(2)
-"""Two bytes from one address to another."""
+"""Copy two bytes from one address to another."""
 copy32 = _copy_word(4)
 copy64 = _copy_word(8)
 
@@ -168,7 +168,7 @@ def copy_bytes(typingctx: Any, target: Any, source: Any, count: Any) -> Any:
 
 @intrinsic
 def prefetch(typingctx: Any, address: Any) -> Any:
-    """Ask for the cache line at an address, to be read soon. Never faults."""
+    """Prefetch the cache line at an address for a read. Never faults."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         word = ir.IntType(32)
@@ -203,7 +203,7 @@ def call_crc32(typingctx: Any, function: Any, address: Any, count: Any) -> Any:
 def crc32_address() -> int:
     """Address of ``crc32(uint32, const uint8_t *, size_t)`` in zlib-ng, or 0.
 
-    With 0 the kernels reckon the CRC themselves: right, and a good deal slower.
+    With 0 the kernels compute the CRC themselves, which is slower.
     """
     try:
         from zlib_ng import zlib_ng

@@ -1,12 +1,12 @@
-"""The table that the bulk encoder reads: a column of int64 a message, and the tables beside it.
+"""The table from which the bulk encoder makes frames: one column of int64 per message.
 
 ==  ===============  ==========================================================
- #  name             says
+ #  name             content
 ==  ===============  ==========================================================
  0  SIZE             TOTALSIZE
- 1  TOPIC            number of the topic: its bytes with TOPICLEN before them
- 2  HEAD             number of what hosts and SYSFLAG fix (:data:`HEAD_SIZE`...)
- 3  QUEUE            number of the queue, whose next offset it takes
+ 1  TOPIC            index of the topic: TOPICLEN and its bytes
+ 2  HEAD             index of the head: hosts and SYSFLAG (:data:`HEAD_SIZE`...)
+ 3  QUEUE            index of the queue, whose next offset it takes
  4  QUEUE_ID
  5  FLAG
  6  BORN_TIMESTAMP
@@ -16,8 +16,8 @@
 10  BODY_LENGTH
 11  PROPS_AT         address of the property string
 12  PROPS_LENGTH
-13  QUEUE_OFFSET     where it takes no place in its queue: 0, unless stored before
-14  STORE_TIMESTAMP  earliest store time: of a message that was stored before
+13  QUEUE_OFFSET     of a message that takes none: 0, or the one it had before
+14  STORE_TIMESTAMP  earliest store time, of a message that was stored before
 ==  ===============  ==========================================================
 """
 
@@ -48,10 +48,10 @@ import numpy.typing as npt
 FIELD_COUNT = 15
 
 ANY_TIME = np.iinfo(np.int64).min
-"""A STORE_TIMESTAMP that no time is before."""
+"""The STORE_TIMESTAMP of a message without an earliest store time."""
 
 HEAD_SIZE, TIME_AT, ADVANCES, HEAD_FACTS = range(4)
-"""Of a head: its bytes, where STORETIMESTAMP stands in it, whether the queue's offset advances."""
+"""Facts of a head: its size, the position of STORETIMESTAMP, whether the queue advances."""
 
 PutRows = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]

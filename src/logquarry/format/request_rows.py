@@ -1,18 +1,18 @@
-"""The table of what the dispatcher wants to know: a column of int64 a frame.
+"""The table for the dispatcher: one column of int64 per frame.
 
 ==  ==================  ==============================================================
- #  name                says
+ #  name                content
 ==  ==================  ==============================================================
- 0  TOPIC_ID            number of the topic
+ 0  TOPIC_ID            index of the topic
  1  QUEUE_ID
  2  QUEUE_OFFSET        index in the consume queue
- 3  PHYSICAL_OFFSET     where the frame starts in the log
+ 3  PHYSICAL_OFFSET     physical offset of the frame
  4  FRAME_SIZE          TOTALSIZE
  5  SYS_FLAG
  6  STORE_TIMESTAMP     in milliseconds
- 7  TAGS_CODE           what goes into the queue's unit
+ 7  TAGS_CODE           for the queue's entry
  8  HAS_KEY             whether there are KEYS or a UNIQ_KEY, and it is no ROLLBACK
- 9  QUEUE               number of topic and queue id; -1 where it takes no place in a queue
+ 9  QUEUE               index of the queue; -1 if the frame takes no queue offset
 ==  ==================  ==============================================================
 """
 

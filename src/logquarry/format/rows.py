@@ -1,7 +1,7 @@
-"""The table that a walk over the log fills: one row of int32 a frame, and the walk's codes.
+"""The table that a walk over the log fills: one row of int32 per frame; and the walk's codes.
 
 ====  =============  ===============================================
- col  name           counts from
+ col  name           relative to
 ====  =============  ===============================================
   0   POSITION       start of the window
   1   SIZE           (TOTALSIZE)
@@ -13,7 +13,7 @@
   7   PROPS_LENGTH
 ====  =============  ===============================================
 
-Both twins (numba and plain Python) fill it the same.
+Kernel and reference fill it alike.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ POSITION, SIZE, BODY_AT, BODY_LENGTH, TOPIC_AT, TOPIC_LENGTH, PROPS_AT, PROPS_LE
 ROW_WIDTH = 8
 
 FROM_FRAME, FROM_STORE_TIME, FROM_BODY = range(3)
-"""What the place of a fixed field counts from: the hosts before it are 8 or 20 bytes long."""
+"""Where the position of a fixed field counts from: the hosts before it have 8 or 20 bytes."""
 
 REACHED_STOP = 0
-"""The walk came to where it was told to stop. Codes 1..99 are ``DamageKind``."""
+"""The walk has reached its stop. Codes 1..99 are ``DamageKind``."""
 BLANK = 100
-"""A blank stands here."""
+"""There is a blank."""
 NEED_MORE = 101
-"""A frame goes on beyond the window, though not beyond the file."""
+"""A frame continues beyond the window, but not beyond the file."""
 TABLE_FULL = 102
-"""There is no room for another row."""
+"""The table has no room for another row."""
 ASK_JAVA = 103
-"""Only :mod:`logquarry.format.java_frame` tells whether RocketMQ takes this frame for one."""
+"""Only :mod:`logquarry.format.java_frame` decides whether RocketMQ accepts this frame."""

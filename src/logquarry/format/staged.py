@@ -1,7 +1,7 @@
-"""Staged frames: whole but for what only the log's lock can tell.
+"""Staged frames: complete, except for the fields that only the log's lock can give.
 
-Until a frame is placed, QUEUEOFFSET says the number of its queue in a table that the frames bring
-along; PHYSICALOFFSET and STORETIMESTAMP say nothing yet.
+Until a frame is placed, QUEUEOFFSET holds the index of its queue in a table that comes with the
+frames; PHYSICALOFFSET and STORETIMESTAMP are not set.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from logquarry.format import frame, sys_flag
 
 PLACED, NO_ROOM, NO_FRAME = range(3)
-"""Why placing frames came to an end: all are placed, the next one does not fit, or it is none."""
+"""Why placing frames ended: all are placed, the next one does not fit, or it is no frame."""
 
 _SIZE: Final = struct.Struct(">i")
 _NUMBER: Final = struct.Struct(">q")
@@ -25,7 +25,7 @@ Span = tuple[int, int]
 
 
 def sizes_of(data: memoryview, start: int = 0) -> list[int]:
-    """Bytes of each staged frame from a position on; ends before what is no frame."""
+    """Size of each staged frame from a position on, up to the first bytes that are no frame."""
     found = []
     while (size := _size_at(data, start)) is not None:
         found.append(size)
@@ -41,23 +41,23 @@ def _size_at(data: memoryview, start: int) -> int | None:
 
 
 def queue_number(data: memoryview, start: int) -> int:
-    """The number of the queue of the frame at a position."""
+    """The queue index of the frame at a position."""
     return int(_NUMBER.unpack_from(data, start + _AT_NUMBER)[0])
 
 
 def advances_queue(data: memoryview, start: int) -> bool:
-    """Whether the frame at a position takes a place in its queue."""
+    """Whether the frame at a position takes a queue offset."""
     return sys_flag.advances_queue(_flags(data, start))
 
 
 def place(data: memoryview, queue_offset: int, physical_offset: int, now: int) -> None:
-    """Fill in what the lock told of the one frame in ``data``."""
+    """Fill in the fields that the lock gives, of the one frame in ``data``."""
     _OFFSETS.pack_into(data, _AT_NUMBER, queue_offset, physical_offset)
     frame.STORE_TIME.struct.pack_into(data, _time_at(data), now)
 
 
 def same(one: memoryview, other: memoryview) -> bool:
-    """Whether two frames are one message, be they placed or not, wherever that is."""
+    """Whether two frames are the same message; the fields of their place are ignored."""
     at = _time_at(one)
     parts = (
         slice(0, _AT_NUMBER),

@@ -14,7 +14,7 @@ from logquarry.errors import BadRow
 from logquarry.format import properties as props
 from logquarry.ingest.rows import Rows, SourceFile, first_bad
 from logquarry.message import JSON_NAMES
-from logquarry.write.encode import utf8
+from logquarry.write.message_rules import utf8
 
 CHUNK_BYTES: Final = 8 << 20
 """Bytes of lines in memory at a time, unless one line is longer."""

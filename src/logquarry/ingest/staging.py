@@ -33,9 +33,9 @@ from logquarry.message import Message
 from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.segment import ENDING, Segment, SegmentWriter
 from logquarry.units import Clock, now_ms
-from logquarry.write.append import require_fit
 from logquarry.write.encode import Encoded, MessageEncoder
-from logquarry.write.outgoing import Outgoing, outgoing, without_number
+from logquarry.write.log_appender import require_fit
+from logquarry.write.outgoing import Outgoing, outgoing_kernel, without_number
 from logquarry.write.outgoing_arrow import (
     binary_spans,
     cast_column,
@@ -261,7 +261,7 @@ class Stager:
     # ---------------------------------------------------------------------------------- frames
     def _outgoing(self, batch: pa.RecordBatch, refused: dict[int, str]) -> Outgoing:
         if codec.kernels_enabled():
-            part = outgoing(
+            part = outgoing_kernel(
                 columns_of_batch(batch, self._clock),
                 self._encoder.encode,
                 self._plan.sizes,

@@ -48,6 +48,13 @@ def kernels_enabled() -> bool:
     return kernels() is not None
 
 
+def require_kernels() -> ModuleType:
+    """The kernel module, for code that only runs with kernels."""
+    module = kernels()
+    assert module is not None, "only called if kernels_enabled()"
+    return module
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """Bytes of one log file and their place in the log.

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Protocol
 
 from logquarry.disk.service import Service
-from logquarry.write.put_future import FlushWait
+from logquarry.write.flush_wait import FlushWait
+from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutResult
 
 
@@ -97,7 +97,7 @@ class LogGrowth:
         wait: bool,
         done: Callable[[PutResult], None],
         failed: Callable[[], None],
-    ) -> Future[PutResult]:
+    ) -> PutFuture:
         """A future of the settled result; see :meth:`FlushWait.settle_later`."""
         asked = self._wait.asked(result, wait)
         self.wake()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, Protocol
 
 from logquarry.dialect31.prepared import CheckService, PreparedTransactions
@@ -34,6 +33,7 @@ from logquarry.store.transaction.transaction import (
     TransactionCheckService,
     TransactionService,
 )
+from logquarry.write.put_future import PutFuture
 from logquarry.write.put_many import PutManyResult
 from logquarry.write.put_result import PutResult
 
@@ -59,7 +59,7 @@ class ServedStore(Protocol):
     def put(self, message: Message) -> PutResult:
         """Put a message, and wait as it asks for."""
 
-    def append(self, message: Message) -> tuple[PutResult, Future[PutResult]]:
+    def append(self, message: Message) -> tuple[PutResult, PutFuture]:
         """Append a message: where it stands, and the future of its settled result."""
 
     def append_many(self, messages: Sequence[Message]) -> PutManyResult:

@@ -59,8 +59,7 @@ from logquarry.write.append import CommitLogWriter
 from logquarry.write.append31 import AppendRules31
 from logquarry.write.dispatcher import ArrivalListeners, Dispatcher, DispatchService, Groups
 from logquarry.write.flush import FlushServices
-from logquarry.write.flush_wait import ReplicaWait
-from logquarry.write.put_future import FlushWait
+from logquarry.write.flush_wait import FlushWait, ReplicaWait
 
 logger = logging.getLogger(__name__)
 

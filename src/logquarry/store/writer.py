@@ -10,7 +10,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from logquarry.store.stats import StoreStats
     from logquarry.store.store_engine import StoreEngine
     from logquarry.write.dispatcher import MessageArrival
+    from logquarry.write.put_future import PutFuture
     from logquarry.write.put_many import ManyWriter, PutManyResult
     from logquarry.write.put_result import PutResult
 
@@ -136,7 +136,7 @@ class BaseWriter(LiveReads, ServiceCalls):
         self._count_put(message.topic, result, _monotonic() - began)
         return result
 
-    def put_async(self, message: Message) -> Future[PutResult]:
+    def put_async(self, message: Message) -> PutFuture:
         """Put one message; the future is done once flush and replica are settled.
 
         When this returns, the message is in the log, in the order of the calls, or the future has
@@ -149,7 +149,7 @@ class BaseWriter(LiveReads, ServiceCalls):
 
             return failed_future(error)
 
-    def _append(self, message: Message) -> tuple[PutResult, Future[PutResult]]:
+    def _append(self, message: Message) -> tuple[PutResult, PutFuture]:
         """Append a message: where it stands, and the future of its settled result."""
         began = _monotonic()
         try:
@@ -448,7 +448,7 @@ class _ServedStore:
     def put(self, message: Message) -> PutResult:
         return self._store.put(message)
 
-    def append(self, message: Message) -> tuple[PutResult, Future[PutResult]]:
+    def append(self, message: Message) -> tuple[PutResult, PutFuture]:
         return self._store._append(message)
 
     def append_many(self, messages: Sequence[Message]) -> PutManyResult:

@@ -1,1 +1,1 @@
-"""Puts messages: frames in the log, syncs, then consume queues and index."""
+"""The write path: frames into the log, flush waits, dispatch to consume queues and index."""

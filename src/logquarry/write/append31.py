@@ -1,8 +1,8 @@
-"""What an append does in dialect 3.1 (``DefaultAppendMessageCallback.doAppend`` of 3.1.3).
+"""The append rules of dialect 3.1 (``DefaultAppendMessageCallback.doAppend`` of 3.1.3).
 
-A PREPARED message gets the state table's next number as its queue offset, a ROLLBACK brings that
-of its transaction. A blank is the rest of the file in full: its bytes are those of a buffer in
-which each frame is made, so that what earlier frames have left there comes to the disk.
+A PREPARED message gets the state table's next number as its queue offset; a ROLLBACK carries the
+number of its transaction. A blank is written in full: its bytes come from the buffer in which
+RocketMQ makes each frame, so that the rests of earlier frames are written to the file.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from logquarry.format.rows import (
     TOPIC_LENGTH,
 )
 from logquarry.log.walk import Run
-from logquarry.write.append import AppendRules, end_file
 from logquarry.write.encode import Encoded
+from logquarry.write.log_appender import AppendRules, end_file
 
 _SYS_FLAG: Final = frame.HEAD.offsets["sys_flag"]
 _QUEUE_OFFSET: Final = frame.HEAD.offsets["queue_offset"]
@@ -34,7 +34,7 @@ _BLANK: Final = frame.BLANK.size
 
 
 class ScratchBuffer:
-    """The buffer that frames are made in (``msgStoreItemMemory``).
+    """The buffer in which frames are made (``msgStoreItemMemory``).
 
     Args:
         max_message_size: bytes of the largest frame.
@@ -44,19 +44,20 @@ class ScratchBuffer:
         self._data = bytearray(max_message_size + _BLANK)
 
     def take(self, data: bytes | bytearray | memoryview) -> None:
-        """Something is put in at the start; what stands behind it stays."""
+        """Copy bytes to the start of the buffer; the rest of it stays."""
         size = min(len(data), len(self._data))
         self._data[:size] = data[:size]
 
     def take_run(self, run: Run) -> None:
-        """Frames that a recovery reads: of each the body, then the topic, then the properties.
+        """Copy what a recovery reads: of each frame the body, the topic, then the properties.
 
-        QUIRK: it reads them into this buffer (test_dialect31.py: v3-blank/reopened).
+        QUIRK: RocketMQ's recovery reads them into this buffer (test_dialect31.py:
+        v3-blank/reopened).
         """
         rows = run.rows
         lengths = np.stack([rows[:, length] for _, length in _PARTS], axis=1).reshape(-1)
         starts = np.stack([rows[:, POSITION] + rows[:, at] for at, _ in _PARTS], axis=1).reshape(-1)
-        # Only what is longer than all behind it leaves anything.
+        # Only a part that is longer than all later ones leaves bytes.
         longest = np.maximum.accumulate(lengths[::-1])[::-1]
         behind = np.append(longest[1:], 0)
         for part in np.flatnonzero(lengths > behind).tolist():
@@ -64,21 +65,21 @@ class ScratchBuffer:
             self.take(run.window.data[start : start + int(lengths[part])].tobytes())
 
     def blank(self, size: int) -> bytes:
-        """A blank of some bytes."""
+        """The bytes of a blank, as many as the buffer has."""
         self.take(frame.encode_blank(size))
         return bytes(self._data[:size])
 
 
 class AppendRules31(AppendRules):
-    """The rules of dialect 3.1. Called with the log held.
+    """The rules of dialect 3.1. Called under the log's lock.
 
     Args:
-        scratch: the buffer that frames are made in.
-        next_in_table: gives the number that comes next in the state table, once that has all that
-            is in the log.
+        scratch: the buffer in which frames are made.
+        next_in_table: gives the next number of the state table; called when the table has
+            everything that is in the log.
 
     Attributes:
-        next_number: the one that the next PREPARED message gets.
+        next_number: the number that the next PREPARED message gets.
     """
 
     def __init__(self, scratch: ScratchBuffer, next_in_table: Callable[[], int]) -> None:
@@ -88,7 +89,7 @@ class AppendRules31(AppendRules):
 
     def own_offset(self, encoded: Encoded) -> int:
         """See :meth:`AppendRules.own_offset`."""
-        return self.next_number if _is_prepared(encoded) else encoded.own_offset
+        return self.next_number if _is_prepared(encoded.data) else encoded.own_offset
 
     def end_file(self, file: MappedFile) -> int:
         """See :meth:`AppendRules.end_file`."""
@@ -101,15 +102,16 @@ class AppendRules31(AppendRules):
 
     def appended(self, encoded: Encoded) -> None:
         """See :meth:`AppendRules.appended`."""
-        self._scratch.take(encoded.data)
-        if _is_prepared(encoded):
-            self.next_number = int.from_bytes(encoded.data[_QUEUE_OFFSET : _QUEUE_OFFSET + 8]) + 1
+        data = encoded.data
+        self._scratch.take(data)
+        if _is_prepared(data):
+            self.next_number = int.from_bytes(data[_QUEUE_OFFSET : _QUEUE_OFFSET + 8]) + 1
 
     def adopted(self) -> None:
         """See :meth:`AppendRules.adopted`."""
         self.next_number = self._next_in_table()
 
 
-def _is_prepared(encoded: Encoded) -> bool:
-    flags = int.from_bytes(encoded.data[_SYS_FLAG : _SYS_FLAG + 4])
+def _is_prepared(data: bytearray) -> bool:
+    flags = int.from_bytes(data[_SYS_FLAG : _SYS_FLAG + 4])
     return sys_flag.transaction_type(flags) == sys_flag.TRANSACTION_PREPARED

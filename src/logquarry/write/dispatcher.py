@@ -1,4 +1,12 @@
-"""Who is told when messages can be had from their queues (``MessageArrivingListener``)."""
+"""The dispatcher: follows the log and writes consume queues and index (``ReputMessageService``).
+
+:mod:`logquarry.log.follow` decodes many frames at once. Queues are written before the index, as in
+RocketMQ, and arrival listeners are called after both (``MessageArrivingListener``).
+
+Guarantees: frames are dispatched in the log's order. The dispatched offset moves only after queues
+and index have everything before it. A frame that cannot be read, or that leaves a gap in its queue,
+ends the dispatching; nothing is skipped. (Java skips the rest of its buffer.)
+"""
 
 from __future__ import annotations
 
@@ -24,7 +32,7 @@ from logquarry.log.codec import Window
 from logquarry.log.follow import DispatchRequests, Followed, Follower
 from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE
 from logquarry.read.log_queues import QueueKey
-from logquarry.write.encode import LONGEST_NAME, name_fault
+from logquarry.write.message_rules import LONGEST_NAME, name_fault
 from logquarry.write.queue_writer import (
     ConsumeQueueMender,
     ConsumeQueueWriter,
@@ -40,14 +48,14 @@ logger = logging.getLogger(__name__)
 
 
 class MessageArrival(NamedTuple):
-    """Messages that came to a queue.
+    """New messages of a queue.
 
     Attributes:
         topic: the queue's topic.
-        queue_id: its number.
-        next_offset: one past the queue offset of the last of them.
-        messages: how many.
-        store_timestamp: of the last one, in milliseconds.
+        queue_id: the queue's id.
+        next_offset: one past the queue offset of the last message.
+        messages: the number of messages.
+        store_timestamp: of the last message, in milliseconds.
     """
 
     topic: str
@@ -61,26 +69,26 @@ Listener = Callable[[MessageArrival], None]
 
 
 class ArrivalListeners:
-    """The listeners of one store. Any thread may add and remove; the dispatcher tells."""
+    """The arrival listeners of one store. Any thread adds and removes; the dispatcher calls."""
 
     def __init__(self) -> None:
-        # Replaced, never changed, so that telling takes no lock; replacing does, or one is lost.
+        # Replaced, never changed, so that calling them takes no lock.
         self._listeners: tuple[Listener, ...] = ()
         self._change = threading.Lock()
 
     def add(self, listener: Listener) -> None:
-        """Tell a listener from now on; one that is there already is told once."""
+        """Call a listener from now on; one that was added before is still called once."""
         with self._change:
             if listener not in self._listeners:
                 self._listeners = (*self._listeners, listener)
 
     def remove(self, listener: Listener) -> None:
-        """Tell it no more."""
+        """Stop calling a listener."""
         with self._change:
             self._listeners = tuple(other for other in self._listeners if other != listener)
 
     def tell(self, requests: DispatchRequests, groups: Groups) -> None:
-        """Tell of what was dispatched: of each queue once."""
+        """Call the listeners once for each queue of a dispatched run."""
         if not self._listeners:
             return
         for (topic, queue_id), (rows, offsets) in groups.items():
@@ -95,23 +103,16 @@ class ArrivalListeners:
                 try:
                     listener(arrival)
                 except (Exception, SystemExit):
-                    # The dispatcher is everybody's: what ends a listener ends only that.
+                    # A failing listener must not end the dispatching.
                     logger.exception("a listener failed at %s", arrival)
 
 
 # --------------------------------------------------------------------------------------------------
-# Follows the log and tells its consume queues and its index (``ReputMessageService``).
-#
-# What a frame means for them is told by the scan kernels, for many frames at once
-# (:mod:`logquarry.log.follow`). Queues come before the index, as in RocketMQ.
-#
-# Guarantees: each frame is dispatched in the log's order. The dispatched offset moves only after
-# queues and index have what stands before it. A frame that cannot be read, or that leaves a gap in
-# its queue, ends the dispatching: nothing is skipped over. (Java skips the rest of its buffer.)
+# The consume queues that the dispatcher writes to, and the dispatcher.
 
 Int64 = npt.NDArray[np.int64]
 Groups = Mapping[QueueKey, tuple[Int64, Int64]]
-"""Of each queue that a run comes to: the rows of its frames, and their queue offsets."""
+"""For each queue of a run the rows of its frames, and their queue offsets."""
 Arrived = Callable[[DispatchRequests], None]
 Grown = Callable[[DispatchRequests, Groups], None]
 
@@ -119,23 +120,23 @@ _MOST_BYTES: Final = 8 << 20
 _INTERVAL_MS: Final = 1_000
 _ANY_SAFE_NAME: Final = "store"
 _PAUSES: Final = 0.001, 0.02
-"""Seconds between two runs while puts come one by one: a run costs much, and each frame little."""
+"""Least and most seconds between two runs: a run costs the same for one frame as for many."""
 _PAUSE_SHARE: Final = 4
-"""How much longer than the run before it a pause is: writers want the processor too."""
+"""A pause is this many times as long as the run before it, to leave the processor to puts."""
 
 
 def queue_name_fault(topic: str) -> str | None:
-    """Why a topic must not name the folder of a queue, None if it may."""
+    """The reason why a topic must not name a queue's folder, None if it may."""
     return name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
 
 
 class QueueWriters:
-    """The consume queues that are written, made when a message for them comes.
+    """The writers of the consume queues, opened with the first message of each queue.
 
-    Any thread may ask for one; only the dispatcher writes.
+    Any thread may get one; only the dispatcher writes.
 
     Args:
-        open_files: gives the files of a queue, which end with its last unit.
+        open_files: opens the files of a queue, which end with its last entry.
         mendings: see :class:`~logquarry.write.queue_table.QueueTable`.
     """
 
@@ -155,7 +156,7 @@ class QueueWriters:
     def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
         """The writer of a queue; None for a topic that must not name a folder.
 
-        Ours are checked when they are put. Those of a log that somebody else wrote may be any.
+        Our writer checks topics. The log of another program may hold any topic.
         """
         try:
             return self._writers[key]
@@ -167,7 +168,7 @@ class QueueWriters:
 
     @property
     def known(self) -> list[QueueKey]:
-        """The queues that were asked for."""
+        """The queues that :meth:`get` was called with."""
         return list(self._writers)
 
     def __contains__(self, key: object) -> bool:
@@ -187,48 +188,48 @@ class QueueWriters:
 
 
 class Writers(Protocol):
-    """What gives the queues that a dispatcher is to tell."""
+    """The consume queues of a dispatcher."""
 
     def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
-        """The writer of a queue; None to pass it over."""
+        """The writer of a queue; None to skip the queue."""
 
 
 class KeyWriter(Protocol):
-    """What takes the keys of messages."""
+    """The index of a dispatcher."""
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
         """See :meth:`logquarry.write.index_writer.IndexWriter.put`."""
 
 
 class Lacking:
-    """Some of the queues of others."""
+    """A selection of the queues of another :class:`Writers`."""
 
     def __init__(self, writers: Writers, keys: Collection[QueueKey]) -> None:
         self._writers = writers
         self._keys = keys
 
     def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
-        """The writer of one of them."""
+        """The writer of a selected queue, None for any other."""
         return self._writers.get(key) if key in self._keys else None
 
 
 class Dispatcher:
-    """Dispatches what is in the log. One thread does.
+    """Dispatches the log to queues and index. Only one thread may use it.
 
     Args:
         files: the log's files.
-        queues: the queues to tell.
-        index: the index to tell, None if the store keeps none.
+        queues: the queues.
+        index: the index, None if the store keeps none.
         config: the store's settings.
-        start: physical offset of the first message that may be new to them.
-        arrived: told of each run of frames, after queues and index.
-        grown: likewise, with the queues that they went to.
-        follow: told of each run behind the queues, before the index: what else follows the log.
+        start: physical offset of the first message that may be new to queues or index.
+        arrived: called with each run of frames, after queues and index.
+        grown: called after that, also with the queues of the frames.
+        follow: called with each run between queues and index (the state table of dialect 3.1).
 
     Attributes:
-        offset: what stands before it in the log is dispatched.
-        limit: no frame that ends behind it is dispatched; None where all are good. For bytes of a
-            master that are to be checked first.
+        offset: everything before this physical offset is dispatched.
+        limit: no frame that ends behind it is dispatched; None if there is no limit. A slave
+            checks its master's bytes before they are dispatched.
     """
 
     def __init__(
@@ -255,13 +256,13 @@ class Dispatcher:
         self._follower = Follower(config.delay_levels_ms, keys=config.index_keys)
 
     def dispatch_until(self, offset: int | None = None) -> int:
-        """Dispatch what is in the log before an offset, or all of it; how far that came.
+        """Dispatch the log up to an offset, or to its end, and return the dispatched offset.
 
-        Where the log ends within a frame (a master's bytes come as they come), that one waits.
+        If the log ends within a frame (replicated bytes do), that frame waits.
 
         Raises:
-            CorruptFrame: if no frame stands where one should; what is before it is dispatched.
-            CorruptFile: if a queue lacks the unit before one of these.
+            CorruptFrame: if there is damage; everything before it is dispatched.
+            CorruptFile: if a queue lacks the entry before a new one.
             StoreUnavailable: if a file cannot be made.
         """
         end = self._files.max_offset
@@ -271,7 +272,7 @@ class Dispatcher:
         while self.offset < target:
             file = self._files.find(self.offset)
             if file is None and not self.offset:
-                # A slave that had nothing, and began with a later file of its master's.
+                # An empty slave began with a later file of its master.
                 self.offset = self._files.min_offset
                 continue
             if file is None:
@@ -281,10 +282,10 @@ class Dispatcher:
         return self.offset
 
     def dispatch_piece(self, start: int, stop: int) -> None:
-        """Dispatch all of a stretch of the log, wherever the last one ended.
+        """Dispatch one range of the log, which need not begin at :attr:`offset`.
 
         Raises:
-            StoreUnavailable: if it cannot be read to its end, or a file cannot be made.
+            StoreUnavailable: if the range cannot be read to its end, or a file cannot be made.
         """
         self.offset = start
         reached = self.dispatch_until(stop)
@@ -292,7 +293,7 @@ class Dispatcher:
             raise StoreUnavailable(f"{COMMIT_LOG}: the log cannot be read from {reached} on")
 
     def _dispatch_from(self, file: MappedFile) -> bool:
-        """Dispatch the next frames of a file, or go on to the next file; whether one could."""
+        """Dispatch the next frames of a file, or move to the next file; whether it could."""
         position = self.offset - file.base
         data = file.select(position)
         if data is not None and self.limit is not None:
@@ -301,7 +302,7 @@ class Dispatcher:
             raise CorruptFrame(str(file.path), self.offset, "there is nothing to read")
         room = file.size - position
         if room < frame.BLANK.size:
-            # Too few bytes for a blank: RocketMQ never leaves so few, others may.
+            # Too few bytes for a blank. RocketMQ never leaves so few, another program may.
             self.offset = file.base + file.size
             return True
         window = Window.of(data, self.offset, room)
@@ -344,13 +345,13 @@ class Dispatcher:
 
 
 class DispatchService(Service):
-    """Dispatches in the background, whenever it is told that the log has grown.
+    """Dispatches in the background whenever the log has grown.
 
-    Where that fails the store takes no more messages: their readers would never see them. What
-    the disk refuses (it is full) is tried again, and may then be taken.
+    If dispatching fails, the store takes no more messages, because readers would never see them.
+    After an error of the disk (it is full) the service tries again, and goes on if that works.
 
     Args:
-        dispatcher: does it.
+        dispatcher: dispatches.
         flags: gets LOGICS_QUEUE_ERROR on a failure.
         health: of the store.
     """
@@ -359,8 +360,8 @@ class DispatchService(Service):
         super().__init__("dispatch", health, interval_ms=_INTERVAL_MS)
         self._dispatcher = dispatcher
         self._flags = flags
-        # One for each who waits. No condition: those are written in Python, and Ctrl-C in the
-        # middle of one leaves its lock taken.
+        # One flag per waiting thread. Not a condition, which is Python: Ctrl-C in the middle of it
+        # leaves its lock taken.
         self._waiting: list[Flag] = []
         self._hurry = Flag()
         self._failure: StoreError | None = None
@@ -368,11 +369,11 @@ class DispatchService(Service):
 
     @property
     def failure(self) -> StoreError | None:
-        """What keeps the log from being dispatched."""
+        """The error that stopped the dispatching, None if there is none."""
         return self._failure
 
     def run_once(self) -> None:
-        """Dispatch all there is."""
+        """Dispatch up to the log's end."""
         if self._failure is not None and not isinstance(self._failure, StoreUnavailable):
             return
         began, start = time.monotonic(), self._dispatcher.offset
@@ -395,7 +396,7 @@ class DispatchService(Service):
             self._hurry.take(min(most, max(least, _PAUSE_SHARE * (time.monotonic() - began))))
 
     def run_last(self) -> None:
-        """Dispatch what came in the meantime."""
+        """Dispatch what was put since the last run."""
         self.run_once()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
@@ -404,7 +405,7 @@ class DispatchService(Service):
         return super().stop(timeout_s)
 
     def ended(self) -> None:
-        """Let go of whoever waits."""
+        """Wake the threads that wait."""
         self._is_over = True
         self._tell_waiting()
 
@@ -413,13 +414,14 @@ class DispatchService(Service):
             flag.set()
 
     def wait_dispatched(self, offset: int, timeout_s: float | None = None) -> bool:
-        """Wait until what is in the log before an offset is dispatched; whether it is.
+        """Wait until the log is dispatched up to an offset.
 
-        False where that took longer than the timeout, or the service has ended before.
+        Returns:
+            Whether it is. False if that took longer than the timeout, or if the service ended.
 
         Raises:
-            StoreError: what ended the dispatching.
-            UsageError: if a listener asks: it would wait for itself.
+            StoreError: the error that stopped the dispatching.
+            UsageError: if a listener calls it, in the thread that dispatches.
         """
         if self._dispatcher.offset >= offset:
             return True
@@ -431,7 +433,7 @@ class DispatchService(Service):
         try:
             self.wakeup()
             self._hurry.set()
-            # Looked at behind each flag that is taken: what moves later sets it again.
+            # The offset is read after the flag is taken: each later move sets the flag again.
             while self._dispatcher.offset < offset and not self._failure and not self._is_over:
                 if not moved.take(None if end is None else max(0.0, end - time.monotonic())):
                     break

@@ -1,12 +1,20 @@
-"""A batch in wire form by a kernel, as far as it is taken; a refusal is the reference's."""
+"""From a batch to its frames: messages of one topic and queue, all of them or none.
+
+Follows ``DefaultMessageStore.checkMessages``, ``CommitLog.asyncPutMessages`` and the batch form of
+``MessageExtEncoder.encode`` of 4.9.3. A batch comes in the wire form that clients send
+(:mod:`logquarry.format.batch`), or as messages, of which the wire form is made.
+
+Guarantees: as for single messages. If Java throws (a wire form that is cut short, too many bytes),
+the batch is rejected. A kernel makes the frames; if it finds anything wrong, the reference makes
+them again and gives the refusal.
+"""
 
 from __future__ import annotations
 
 import struct
 import threading
 from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,138 +26,19 @@ from logquarry.format import properties as props
 from logquarry.format.batch import BatchItem
 from logquarry.log import codec
 from logquarry.message import Message
-from logquarry.write.encode import (
-    Encoded,
-    MessageEncoder,
+from logquarry.write.encode import Encoded, MessageEncoder, Numbers
+from logquarry.write.host_fields import HostFields, too_large
+from logquarry.write.message_rules import (
+    LONGEST_PROPERTIES,
     PropertyMap,
-    check_topic,
     delay_level,
     given_properties,
     looked_at,
+    topic_bytes,
     utf8,
     waits,
 )
-from logquarry.write.frame_maker import LONGEST_PROPERTIES, FrameMaker, too_large
 from logquarry.write.put_result import PutStatus, refusal
-
-_CACHED: Final = 1_024
-
-Bytes8 = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
-
-
-class EncodedBatch(Encoded):
-    """A batch's frames, whose places a kernel fills in."""
-
-    __slots__ = ("_view", "_where")
-
-    def __init__(self, data: bytearray, where: Int64, *given: Any, **more: Any) -> None:
-        super().__init__(data, *given, starts=tuple(where.tolist()), **more)
-        self._where = where
-        self._view = np.frombuffer(data, np.uint8)
-
-    def place(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> None:
-        """See :meth:`Encoded.place`."""
-        kernels = codec.kernels()
-        assert kernels is not None
-        kernels.place_frames(
-            self._view, self._where, self._time_at, queue_offset, physical_offset, store_timestamp
-        )
-
-
-class _Scratch(threading.local):
-    """Room for the frames of the largest batch, for each thread its own. Taken as it is used."""
-
-    out: Bytes8 = np.empty(0, np.uint8)
-    starts: Int64 = np.empty(0, np.int64)
-
-    def of(self, size: int) -> tuple[Bytes8, Int64]:
-        if len(self.out) != size:
-            self.out = np.empty(size, np.uint8)
-            self.starts = np.empty(size // batch.FIXED_SIZE + 1, np.int64)
-        return self.out, self.starts
-
-
-_scratch = _Scratch()
-
-
-def batch_by_kernel(
-    config: StoreConfig,
-    wire: bytes,
-    message: Message,
-    maker: FrameMaker,
-    topic: bytes,
-    shared: bytes,
-    wait: bool,
-) -> Encoded | None:
-    """The frames of a batch that was checked; None where one of them is refused.
-
-    Args:
-        config: the store's settings.
-        wire: the messages.
-        message: what they share.
-        maker: knows the hosts.
-        topic: the topic's bytes.
-        shared: the batch's own properties.
-        wait: whether the put waits for flush and replica.
-    """
-    kernels = codec.kernels()
-    assert kernels is not None
-    head = maker.head(message.queue_id)
-    if head is None:
-        return None
-    out, starts = _scratch.of(config.max_message_size)
-    count, size, bodies = kernels.batch_frames(
-        np.frombuffer(wire, np.uint8),
-        np.frombuffer(head, np.uint8),
-        _with_length(topic),
-        _as_array(shared),
-        codec.crc32_address(),
-        out,
-        starts,
-    )
-    if count < 0:
-        return None
-    _load_kernel()
-    return EncodedBatch(
-        bytearray(out[:size]),
-        starts[:count].copy(),
-        message.topic,
-        message.queue_id,
-        maker.hosts,
-        wait=wait,
-        body_size=bodies,
-    )
-
-
-@cache
-def _load_kernel() -> None:
-    """Load or compile what fills in the places, which takes a moment: not with the log held."""
-    kernels = codec.kernels()
-    assert kernels is not None
-    kernels.place_frames(np.empty(0, np.uint8), np.empty(0, np.int64), 0, 0, 0, 0)
-
-
-@lru_cache(_CACHED)
-def _with_length(topic: bytes) -> Bytes8:
-    return _as_array(frame.TOPIC_LENGTH_V1.struct.pack(len(topic)) + topic)
-
-
-@lru_cache(_CACHED)
-def _as_array(data: bytes) -> Bytes8:
-    array: Bytes8 = np.frombuffer(data, np.uint8)
-    return array
-
-
-# --------------------------------------------------------------------------------------------------
-# From a batch to its frames: one topic and queue, all or nothing.
-#
-# Follows ``DefaultMessageStore.checkMessages``, ``CommitLog.asyncPutMessages`` and the batch form
-# of ``MessageExtEncoder.encode`` of 4.9.3. A batch comes as the wire form that clients send
-# (:mod:`logquarry.format.batch`), or as messages that are brought into it.
-#
-# Guarantees: as for single messages. Where Java throws (a wire form cut short, too many bytes), the
-# batch is refused.
 
 _SEPARATOR: Final = props.PROPERTY_SEPARATOR.encode()
 _SHARED: Final = (
@@ -161,7 +50,12 @@ _SHARED: Final = (
     "store_host",
     "reconsume_times",
 )
-"""What a batch has once."""
+"""The fields that a batch has once."""
+
+Bytes8 = npt.NDArray[np.uint8]
+Int64 = npt.NDArray[np.int64]
+_Frames = tuple[bytearray, tuple[int, ...], int]
+"""Bytes of some frames, where each starts, and the bytes of their bodies."""
 
 
 def encode_batch(
@@ -170,18 +64,18 @@ def encode_batch(
     """The frames of a batch in wire form.
 
     Args:
-        encoder: gives what the frames share.
+        encoder: makes the fields that the frames share.
         config: the store's settings.
-        wire: the messages. Their TOTALSIZE, MAGICCODE and BODYCRC are not looked at.
-        message: what they share; its properties are added to those of each message.
+        wire: the messages. Their TOTALSIZE, MAGICCODE and BODYCRC are ignored.
+        message: the fields that they share; its properties are added to those of each message.
 
     Raises:
         MessageRejected: if the store does not take it.
-        UsageError: if a number does not fit its field, or ``message`` has a body of its own.
+        UsageError: if a number does not fit its field, or ``message`` has a body.
     """
     if len(message.body):
         raise UsageError("a batch has its bodies in the wire form, and no other")
-    topic = check_topic(message.topic, config)
+    topic_data = topic_bytes(message.topic, config.topic_check)
     if len(wire) > config.max_message_size:
         raise too_large(len(wire), config.max_message_size)
     if sys_flag.transaction_type(message.sys_flag) != sys_flag.TRANSACTION_NOT:
@@ -193,7 +87,8 @@ def encode_batch(
     values = looked_at(message)
     if delay_level(values.get(props.DELAY)) > 0:
         raise refusal(PutStatus.MESSAGE_ILLEGAL, "a batch is not delayed", reason="delay")
-    maker = encoder.maker(message)
+    hosts = encoder.hosts(message)
+    numbers = encoder.numbers(message)
     shared = utf8(PropertyMap(message).text())
     if len(shared) > LONGEST_PROPERTIES:
         raise refusal(
@@ -202,35 +97,22 @@ def encode_batch(
             "most",
             reason="properties",
         )
-    wait = waits(values)
+    most = config.max_message_size
+    made = None
     if codec.kernels_enabled():
-        fast = batch_by_kernel(config, wire, message, maker, topic, shared, wait)
-        if fast is not None:
-            return fast
-    frames: list[bytearray] = []
-    starts: list[int] = []
-    size = bodies = 0
-    for flag, body, own in _items(wire):
-        glue = _SEPARATOR if own and shared and not own.endswith(_SEPARATOR) else b""
-        # QUIRK: Java lets PROPERTIESLEN wrap where a message's and the batch's are too long
-        # together, and the frame cannot be read; the frame maker refuses
-        # (test_encode_batch.py::test_properties_that_are_too_long_together).
-        made = maker.frame(topic, message.queue_id, body, own + glue + shared, flag=flag)
-        starts.append(size)
-        frames.append(made)
-        size += len(made)
-        bodies += len(body)
-        if size > config.max_message_size:
-            raise too_large(size, config.max_message_size)
-    return Encoded(
-        bytearray().join(frames),
-        message.topic,
-        message.queue_id,
-        maker.hosts,
-        starts=tuple(starts),
-        wait=wait,
-        body_size=bodies,
-    )
+        made = _frames_kernel(most, wire, hosts, topic_data, numbers, shared)
+    if made is None:
+        made = _frames_reference(encoder, most, wire, hosts, topic_data, numbers, shared)
+    encoded = Encoded()
+    encoded.data, encoded.starts, encoded.body_size = made
+    encoded.key = message.topic, message.queue_id
+    encoded.store_host = hosts.store_host
+    encoded.store_time_at = hosts.store_time_at
+    encoded.advances = True
+    encoded.wait = waits(values)
+    encoded.copies = None
+    encoded.own_offset = 0
+    return encoded
 
 
 def encode_messages(
@@ -239,16 +121,16 @@ def encode_messages(
     """The frames of a batch of messages; see :func:`wire_form` and :func:`encode_batch`."""
     wire, shared = wire_form(messages)
     encoded = encode_batch(encoder, config, wire, shared)
-    # A client states it once more for the whole batch, and the broker writes it twice.
+    # A client states WAIT once more for the whole batch, and the broker writes it twice.
     encoded.wait = all(waits(looked_at(message)) for message in messages)
     return encoded
 
 
 def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:
-    """The wire form of some messages, and what they share (``MessageDecoder.encodeMessages``).
+    """The wire form of messages, and the fields they share (``MessageDecoder.encodeMessages``).
 
     Raises:
-        UsageError: if they differ in what a batch has only once.
+        UsageError: if they differ in a field that a batch has only once.
         MessageRejected: if one of them is delayed, or its properties are too long.
     """
     if not messages:
@@ -276,10 +158,97 @@ def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:
     return wire, Message(**shared)  # type: ignore[arg-type]
 
 
+# --------------------------------------------------------------------------------------------------
+# The frames of a checked batch: the reference, and the kernel that writes the same bytes.
+
+
+def _frames_reference(
+    encoder: MessageEncoder,
+    most: int,
+    wire: bytes,
+    hosts: HostFields,
+    topic_data: bytes,
+    numbers: Numbers,
+    shared: bytes,
+) -> _Frames:
+    frames: list[bytearray] = []
+    starts: list[int] = []
+    size = body_size = 0
+    queue_id, _, born, reconsume_times, _ = numbers
+    for flag, body, own in _items(wire):
+        glue = _SEPARATOR if own and shared and not own.endswith(_SEPARATOR) else b""
+        # QUIRK: Java lets PROPERTIESLEN wrap if a message's and the batch's properties are too
+        # long together, and the frame cannot be read; here it is refused
+        # (test_encode_batch.py::test_properties_that_are_too_long_together).
+        made = encoder.frame(
+            hosts,
+            topic_data,
+            body,
+            (queue_id, flag, born, reconsume_times, 0),
+            own + glue + shared,
+        )
+        starts.append(size)
+        frames.append(made)
+        size += len(made)
+        body_size += len(body)
+        if size > most:
+            raise too_large(size, most)
+    return bytearray().join(frames), tuple(starts), body_size
+
+
+def _frames_kernel(
+    most: int,
+    wire: bytes,
+    hosts: HostFields,
+    topic_data: bytes,
+    numbers: Numbers,
+    shared: bytes,
+) -> _Frames | None:
+    """The frames, None if the reference would refuse the batch."""
+    kernels = codec.require_kernels()
+    queue_id, _, born, reconsume_times, _ = numbers
+    try:
+        head = hosts.pack(
+            *(0, frame.MAGIC_V1, 0, queue_id, 0, 0, 0, hosts.flags, born),
+            *(hosts.born_host, 0, hosts.store_host, reconsume_times, 0, 0),
+        )
+    except struct.error:
+        return None
+    out, starts = _scratch.of(most)
+    count, size, body_size = kernels.batch_frames(
+        np.frombuffer(wire, np.uint8),
+        np.frombuffer(head, np.uint8),
+        np.frombuffer(topic_data, np.uint8),
+        np.frombuffer(shared, np.uint8),
+        codec.crc32_address(),
+        out,
+        starts,
+    )
+    if count < 0:
+        return None
+    return bytearray(out[:size]), tuple(starts[:count].tolist()), body_size
+
+
+class _Scratch(threading.local):
+    """Room for the frames of the largest batch, one for each thread."""
+
+    out: Bytes8 = np.empty(0, np.uint8)
+    starts: Int64 = np.empty(0, np.int64)
+
+    def of(self, size: int) -> tuple[Bytes8, Int64]:
+        if len(self.out) != size:
+            self.out = np.empty(size, np.uint8)
+            self.starts = np.empty(size // batch.FIXED_SIZE + 1, np.int64)
+        return self.out, self.starts
+
+
+_scratch = _Scratch()
+
+
 def _items(wire: bytes) -> Iterator[tuple[int, bytes, bytes]]:
     """Flag, body and properties of each message.
 
-    RocketMQ reads over TOTALSIZE, and so do we; :func:`logquarry.format.batch.decode` is strict.
+    RocketMQ skips TOTALSIZE, and so does this; :func:`logquarry.format.batch.decode` is strict.
     """
     head, length = batch.HEAD.struct, batch.PROPERTIES_LENGTH
     at, end = 0, len(wire)

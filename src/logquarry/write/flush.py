@@ -1,7 +1,7 @@
-"""Synchronous flushing: many puts wait for one fdatasync (``CommitLog.GroupCommitService``).
+"""The services that flush a store: group commit for puts that wait, and the timed flushes.
 
-While one sync runs, those who come wait for the next one, which then covers all of them. A
-request is a future; its owner waits for it, or hangs a callback to it.
+While one sync runs, later puts wait for the next one, which then covers all of them
+(``CommitLog.GroupCommitService``).
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from logquarry.config import StoreConfig
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import CheckpointFile
 from logquarry.disk.service import Clock, Health, Service, monotonic_ms
 from logquarry.errors import StoreUnavailable
-from logquarry.write.flush_wait import Answer, DeadlineWatch, Request, Settled, Waiter, nothing
+from logquarry.write.flush_wait import DeadlineWatch, ThreadWait, Waiter
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +25,13 @@ _IDLE_FLUSH_MS: Final = 500
 
 
 class GroupCommitService(Service):
-    """Syncs the log for those who wait.
+    """Syncs the log for the puts that wait.
 
     Args:
         queue: the log's files.
         health: of the store.
         checkpoint: gets the store time up to which the log is on the disk.
-        timeout_ms: how long a request waits (``syncFlushTimeout``).
+        timeout_ms: the most milliseconds that a put waits (``syncFlushTimeout``).
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class GroupCommitService(Service):
         timeout_ms: int = SYNC_FLUSH_TIMEOUT_MS,
         clock: Clock = monotonic_ms,
     ) -> None:
-        # The interval is for messages that nobody waits for, WAIT=false; mostly they are woken for.
+        # The interval is for messages with WAIT=false, if no put wakes the service.
         super().__init__("group commit", health, interval_ms=_IDLE_FLUSH_MS)
         self._queue = queue
         self._checkpoint = checkpoint
@@ -52,59 +51,40 @@ class GroupCommitService(Service):
         self._clock = clock
         self._change = threading.Lock()
         self._waiting: list[Waiter] = []
-        # Those whom the sync that is going on covers; only timeouts look at them besides it.
+        # The waits that the current sync covers. Only this thread and expire() use them.
         self._covered: list[Waiter] = []
         self._has_ended = False
         self._watch = DeadlineWatch("flush watch", self.expire, health, timeout_ms)
 
     def start(self) -> None:
-        """Begin."""
+        """Start both threads."""
         self._watch.start()
         super().start()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """Sync what was asked for, and end. Requests after that fail."""
+        """Sync for the waits there are, and end. Later waits fail."""
         ended = super().stop(timeout_s)
         self._watch.stop(timeout_s)
         return ended
 
-    def request(self, offset: int) -> Future[bool]:
-        """A future that is done when the log is on the disk up to an offset.
+    def request(self, offset: int) -> ThreadWait:
+        """A wait of the caller's thread until the log is on the disk up to an offset.
 
-        Its result is True then; False if that took longer than the timeout (put status
-        FLUSH_DISK_TIMEOUT; the message is in the log, and on the disk sooner or later). It raises
-        StoreUnavailable if the sync failed: nobody knows whether the message is on the disk, and
-        the store takes no more.
+        Its result is True then. It is False if that took longer than the timeout (put status
+        FLUSH_DISK_TIMEOUT; the message is in the log, and is synced later). It raises
+        StoreUnavailable if the sync failed: the message may or may not be on the disk, and the
+        store takes no more.
         """
-        future: Future[bool] = Future()
-        self.resolve_later(offset, future, bool)
-        return future
+        waiter = ThreadWait(offset)
+        self.add(waiter)
+        return waiter
 
     def wait(self, offset: int) -> bool:
-        """Wait for what :meth:`request` gives a future of."""
-        answer = Answer()
-        self.add(Request(offset, answer, bool, nothing))
-        return answer.result()
-
-    def resolve_later(
-        self,
-        offset: int,
-        future: Settled,
-        result_of: Callable[[bool], Any],
-        failed: Callable[[], None] = nothing,
-    ) -> None:
-        """The same with a future of the caller's.
-
-        Args:
-            offset: up to where the log is to be on the disk.
-            future: is resolved then.
-            result_of: makes its result of that of :meth:`request`.
-            failed: told if it raises.
-        """
-        self.add(Request(offset, future, result_of, failed))
+        """Wait until the log is on the disk up to an offset; see :meth:`request`."""
+        return self.request(offset).result()
 
     def add(self, request: Waiter) -> None:
-        """Tell somebody when the log is on the disk up to where they wait for, or cannot be."""
+        """Add a wait. It ends when the log is on the disk up to its offset, or cannot be."""
         request.deadline = self._clock() + self._timeout_ms
         with self._change:
             is_refused = self._has_ended or self.health.reason is not None
@@ -117,11 +97,11 @@ class GroupCommitService(Service):
             self.wakeup()
 
     def run_once(self) -> None:
-        """Sync the log, and tell those who waited when it began."""
+        """Sync the log, and end the waits that were there when it began."""
         with self._change:
             self._covered, self._waiting = self._waiting, []
             covered = self._covered
-        # Also without requests: there may be messages whose owners do not wait.
+        # Also without waits: there may be messages with WAIT=false.
         flushed = self._queue.flush(0)
         if self._checkpoint is not None and self._queue.store_timestamp > 0:
             self._checkpoint.physic_timestamp = self._queue.store_timestamp
@@ -131,11 +111,11 @@ class GroupCommitService(Service):
             self._covered = []
 
     def run_last(self) -> None:
-        """Sync what is left."""
+        """Sync once more."""
         self.run_once()
 
     def ended(self) -> None:
-        """Whoever waits still is told that nothing more will come."""
+        """Fail the waits that are left."""
         with self._change:
             self._has_ended = True
             left = self._covered + self._waiting
@@ -144,7 +124,7 @@ class GroupCommitService(Service):
             self._end(request)
 
     def _end(self, request: Waiter) -> None:
-        """Tell somebody for whom no sync will come: another one may have covered it."""
+        """End a wait for which no sync will run; an earlier sync may have covered it."""
         if self._queue.flushed_offset >= request.offset:
             request.resolve(True)
         else:
@@ -156,10 +136,14 @@ class GroupCommitService(Service):
         return StoreUnavailable("the store was closed before the message was on the disk")
 
     def expire(self) -> int | None:
-        """Tell those whose time is over; milliseconds until the next one's is, None for none."""
+        """End the waits whose deadline has passed.
+
+        Returns:
+            Milliseconds until the next deadline, None if there is none.
+        """
         now = self._clock()
         with self._change:
-            # Both in the order in which they came, and so in that of their deadlines.
+            # Both lists are in the order of their deadlines.
             pending = self._covered + self._waiting
         late = [request for request in pending if request.deadline <= now]
         for request in late:
@@ -170,7 +154,7 @@ class GroupCommitService(Service):
 
 
 # --------------------------------------------------------------------------------------------------
-# What brings the store to the disk without anybody waiting: the timed flushes and commits.
+# The timed flushes and commits, for which no put waits.
 #
 # ========================== ========== ============ ==================
 # service                    interval   least pages  all of it at least
@@ -180,8 +164,8 @@ class GroupCommitService(Service):
 # FlushConsumeQueueService   1 s        2            every 60 s
 # ========================== ========== ============ ==================
 #
-# RocketMQ's defaults. A failed sync poisons the store and ends the service; RocketMQ logs it and
-# goes on as if it had worked.
+# These are RocketMQ's defaults. A failed sync poisons the store and ends the service; RocketMQ logs
+# it and goes on as if it had worked.
 
 SLOW_FLUSH_MS: Final = 500
 
@@ -190,11 +174,11 @@ class Flushable(Protocol):
     """A queue's files, or an index file."""
 
     def flush(self, least_pages: int) -> object:
-        """Wait until it is on the disk, if that many pages are due; all of it with 0."""
+        """Sync it if that many pages are due; with 0 always."""
 
 
 class _Thorough:
-    """Tells when all is due, however little it is."""
+    """The schedule of thorough runs, which flush everything."""
 
     def __init__(self, interval_ms: int, least_pages: int, clock: Clock) -> None:
         self._interval_ms = interval_ms
@@ -204,7 +188,7 @@ class _Thorough:
         self._last: int | None = None
 
     def pages(self) -> int:
-        """The least pages of the run that begins now."""
+        """The least pages for the run that begins now; 0 for a thorough run."""
         now = self._clock()
         if self._last is None or now >= self._last + self._interval_ms:
             self._last = now
@@ -213,13 +197,13 @@ class _Thorough:
 
 
 class FlushRealTimeService(Service):
-    """Flushes the log now and then (``ASYNC_FLUSH``).
+    """Flushes the log at an interval (``ASYNC_FLUSH``).
 
     Args:
         queue: the log's files.
         health: of the store.
         checkpoint: gets the store time up to which the log is on the disk, after thorough flushes.
-        is_timed: keep to the interval (``flushCommitLogTimed``), also when woken.
+        is_timed: keep to the interval (``flushCommitLogTimed``), even if it is woken.
     """
 
     def __init__(
@@ -241,7 +225,7 @@ class FlushRealTimeService(Service):
         self._thorough = _Thorough(thorough_interval_ms, least_pages, clock)
 
     def run_once(self) -> None:
-        """Flush what is due."""
+        """Flush the pages that are due."""
         self._flush(self._thorough.pages())
 
     def run_last(self) -> None:
@@ -258,12 +242,12 @@ class FlushRealTimeService(Service):
 
 
 class CommitRealTimeService(Service):
-    """Moves what is in the transient store pool to the log's files.
+    """Writes the buffers of the transient store pool to the log's files.
 
     Args:
         queue: the log's files.
         health: of the store.
-        committed: told when something was.
+        committed: called when something was committed.
     """
 
     def __init__(
@@ -283,11 +267,11 @@ class CommitRealTimeService(Service):
         self._thorough = _Thorough(thorough_interval_ms, least_pages, clock)
 
     def run_once(self) -> None:
-        """Commit what is due."""
+        """Commit the pages that are due."""
         self._commit(self._thorough.pages())
 
     def run_last(self) -> None:
-        """Commit everything. To be stopped before the flusher is, which then flushes it."""
+        """Commit everything. Stop this service before the flush service, which then flushes it."""
         self._commit(0)
 
     def _commit(self, least_pages: int) -> None:
@@ -299,16 +283,16 @@ class CommitRealTimeService(Service):
 class FlushConsumeQueueService(Service):
     """Flushes the consume queues, and then writes the checkpoint.
 
-    A thorough run syncs the log first, then the queues and what else is derived from it, and only
-    then sets and writes the checkpoint: it never says more than what is on the disk. (In RocketMQ
-    its time of the queues is what was dispatched, not what was flushed.)
+    A thorough run syncs the log first, then the queues and the index, and then writes the
+    checkpoint, which never covers more than the disk holds. (In RocketMQ the checkpoint's time of
+    the queues is the time dispatched, not the time flushed.)
 
     Args:
-        queues: gives what is to be flushed: the queues, and the index where it is to be.
+        queues: returns the queues, and the index if the store keeps one.
         health: of the store.
         log: the log's files.
         checkpoint: gets the times; written after each thorough run.
-        dispatched_timestamp: gives the store time of the last message whose units are written.
+        dispatched_timestamp: returns the store time of the last message with written entries.
     """
 
     def __init__(
@@ -334,7 +318,7 @@ class FlushConsumeQueueService(Service):
         self._thorough = _Thorough(thorough_interval_ms, least_pages, clock)
 
     def run_once(self) -> None:
-        """Flush what is due."""
+        """Flush the pages that are due."""
         self.flush(self._thorough.pages())
 
     def run_last(self) -> None:
@@ -342,10 +326,10 @@ class FlushConsumeQueueService(Service):
         self.flush(0)
 
     def flush(self, least_pages: int = 0) -> None:
-        """Flush the queues that have so many pages due; with 0 all, and the checkpoint.
+        """Flush the queues that have that many pages due; with 0 all of them, and the checkpoint.
 
-        Any thread may: users ask for it too. One flush comes after the other, for each index file
-        that is full is to be synced and let go of once.
+        Any thread may call it. The flushes run one after the other, because each full index file
+        is synced and closed once.
 
         Raises:
             StoreUnavailable: if a sync failed, now or before, or the files are closed.
@@ -356,12 +340,12 @@ class FlushConsumeQueueService(Service):
             self._flush(least_pages)
 
     def close(self) -> None:
-        """Flush no more: the files are about to be closed."""
+        """Refuse further flushes: the files are about to be closed."""
         with self._flushing:
             self._is_over = True
 
     def _flush(self, least_pages: int) -> None:
-        # Before the flush: what is dispatched while it runs is not covered by it.
+        # Before the flush, which does not cover messages that are dispatched while it runs.
         timestamp = self._dispatched_timestamp()
         if least_pages == 0 and self._log is not None:
             self._log.flush(0)
@@ -377,34 +361,35 @@ class FlushConsumeQueueService(Service):
 
 
 # --------------------------------------------------------------------------------------------------
-# The services that bring a store's files to the disk, as its settings ask for.
+# The services of one store, by its settings.
 #
 # ::
 #
-#     SYNC_FLUSH     GroupCommitService         puts wait for it
-#     ASYNC_FLUSH    FlushRealTimeService       at an interval
-#     with a pool    CommitRealTimeService      from memory to the files, before that
-#     always         FlushConsumeQueueService   queues, index, checkpoint
+#     SYNC_FLUSH     GroupCommitService         syncs the log; puts wait for it
+#     ASYNC_FLUSH    FlushRealTimeService       syncs the log at an interval
+#     with a pool    CommitRealTimeService      writes buffers to the files before that
+#     always         FlushConsumeQueueService   syncs queues, index and checkpoint
 
 
 class FlushServices:
-    """Makes the services of one store; who has them starts and stops them.
+    """The flush services of one store; the store starts and stops them.
 
     Args:
         log: the log's files.
         config: the store's settings.
         health: of the store.
         checkpoint: the checkpoint.
-        has_pool: whether messages are put into memory first, and then committed to the files.
-        committed: told of what was.
-        flushables: gives what is flushed behind the log: queues, index.
-        dispatched_timestamp: the store time of what was dispatched last, in milliseconds.
+        has_pool: whether messages are written to buffers first, and then committed to the files.
+        committed: called after a commit.
+        flushables: returns the queues and the index, which are flushed after the log.
+        dispatched_timestamp: returns the store time of the last dispatched message, in
+            milliseconds.
 
     Attributes:
-        group: brings the log to the disk for puts that wait; None where none does.
-        log: does so whoever waits: ``group``, or at an interval.
-        commit: commits; None where messages are put into the files.
-        after_put: what a put has to wake.
+        group: syncs the log for puts that wait; None with ASYNC_FLUSH.
+        log: syncs the log: ``group``, or the service that does so at an interval.
+        commit: commits; None without a pool.
+        after_put: the service that a put wakes.
         queues: flushes queues, index and checkpoint.
     """
 

@@ -1,76 +1,53 @@
-"""Those who wait for the log to get somewhere: to the disk, or to a slave.
+"""Waiting puts: for the disk (flush wait), and for a slave (replica wait).
 
-A request has an offset, a deadline and somebody to tell. Whoever comes first tells: the thread
-that got there, or the one that watches deadlines.
+Follows ``handleDiskFlush``, ``handleHA``, ``HAService.GroupTransferService`` and
+``CommitLog.submitReplicaRequest``.
+
+::
+
+                       SYNC_FLUSH              ASYNC_FLUSH
+    WAIT (default)     the next fdatasync      nothing
+    WAIT=false         nothing                 nothing
+
+On a SYNC_MASTER a put with WAIT also waits for a slave, at the same time. The status of the replica
+wait overrides that of the flush wait, unless the sync failed.
+
+Either the caller's thread waits (:meth:`FlushWait.settle`), or a future is completed by the thread
+that syncs, hears of the slave, or watches the deadlines (:meth:`FlushWait.settle_later`).
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import InvalidStateError
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from logquarry.disk.service import Clock, Done, Health, Service, monotonic_ms
 from logquarry.errors import StoreUnavailable
+from logquarry.write.log_appender import SLOW_PUT
+from logquarry.write.put_future import PutFuture
+from logquarry.write.put_result import PutResult, PutStatus
+
+logger = logging.getLogger(__name__)
 
 _LONG_SECONDS: Final = 3_600.0
-
-
-class Settled(Protocol):
-    """What is told how it went: a future, or what stands for one."""
-
-    def set_result(self, result: Any, /) -> None:
-        """It went so."""
-
-    def set_exception(self, error: StoreUnavailable, /) -> None:
-        """It failed."""
-
-
-class Answer:
-    """A future for one thread that waits at once.
-
-    Those of :mod:`concurrent.futures` are written in Python: Ctrl-C in the middle of one leaves its
-    lock taken, and the thread that syncs waits for it for ever
-    (:mod:`logquarry.disk.service`).
-    """
-
-    def __init__(self) -> None:
-        self._done = Done()
-        self._in_time = False
-        self._error: StoreUnavailable | None = None
-
-    def set_result(self, in_time: bool) -> None:
-        """See :class:`Settled`."""
-        self._in_time = in_time
-        self._done.set()
-
-    def set_exception(self, error: StoreUnavailable) -> None:
-        """See :class:`Settled`."""
-        self._error = error
-        self._done.set()
-
-    def result(self) -> bool:
-        """Wait for it: whether the log got there in time."""
-        while not self._done.wait(_LONG_SECONDS):
-            pass
-        if self._error is not None:
-            raise self._error
-        return self._in_time
-
-
-def nothing() -> None:
-    """Nobody is to be told."""
+_MS: Final = 1_000
+_monotonic = time.monotonic
+_Lock = threading.Lock
 
 
 class Waiter(Protocol):
-    """Who waits for the log to get somewhere up to an offset.
+    """Waits until the log has reached an offset: on the disk, or at a slave.
+
+    The thread that syncs and the one that watches deadlines may resolve it at the same time: only
+    the first of them counts.
 
     Attributes:
-        offset: physical offset that the log has to get to.
-        deadline: when it is too late, in milliseconds of the clock of whom it waits for.
+        offset: the physical offset.
+        deadline: in milliseconds of the clock of the service that it waits for.
     """
 
     offset: int
@@ -78,61 +55,73 @@ class Waiter(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody has told the owner yet."""
+        """Whether it was neither resolved nor failed."""
 
     def resolve(self, in_time: bool) -> None:
-        """Tell the owner whether the log got there in time; only the first word counts."""
+        """End the wait: the log has reached the offset, or has not in time."""
 
     def fail(self, error: StoreUnavailable) -> None:
-        """Tell the owner that nobody knows."""
+        """End the wait: the sync failed, so that nobody can tell."""
 
 
-class Request:
-    """A waiter that tells a future, or what stands for one."""
+class ThreadWait:
+    """A :class:`Waiter` for one thread.
 
-    __slots__ = ("_open", "deadline", "failed", "future", "offset", "result_of")
+    It has a bare lock and no condition: Ctrl-C in the middle of a condition, which is Python,
+    leaves its lock taken, and the thread that syncs would wait for it for ever.
+    """
 
-    def __init__(
-        self,
-        offset: int,
-        future: Settled,
-        result_of: Callable[[bool], Any],
-        failed: Callable[[], None],
-    ) -> None:
+    __slots__ = ("_done", "_error", "_in_time", "_open", "deadline", "offset")
+
+    def __init__(self, offset: int) -> None:
         self.offset = offset
-        self.failed = failed
         self.deadline = 0
-        self.future = future
-        self.result_of = result_of
-        # The one who takes it tells the owner: the syncing thread and the timeout may meet.
-        self._open = threading.Lock()
-
-    def resolve(self, in_time: bool) -> None:
-        """See :class:`Waiter`."""
-        if self._open.acquire(blocking=False):
-            # As contextlib.suppress does it, which takes as long as all the rest.
-            try:
-                self.future.set_result(self.result_of(in_time))
-            except InvalidStateError:
-                return
-
-    def fail(self, error: StoreUnavailable) -> None:
-        """See :class:`Waiter`."""
-        if self._open.acquire(blocking=False):
-            self.failed()
-            with contextlib.suppress(InvalidStateError):
-                self.future.set_exception(error)
+        self._open = _Lock()
+        self._done = Done()
+        self._in_time = False
+        self._error: StoreUnavailable | None = None
 
     @property
     def is_open(self) -> bool:
         """See :class:`Waiter`."""
         return not self._open.locked()
 
+    def resolve(self, in_time: bool) -> None:
+        """See :class:`Waiter`."""
+        if self._open.acquire(False):
+            self._in_time = in_time
+            self._done.set()
+
+    def fail(self, error: StoreUnavailable) -> None:
+        """See :class:`Waiter`."""
+        if self._open.acquire(False):
+            self._error = error
+            self._done.set()
+
+    def done(self) -> bool:
+        """Whether the wait is over."""
+        return self._done.wait(0)
+
+    def result(self, timeout: float | None = None) -> bool:
+        """Wait, and return whether the log reached the offset in time.
+
+        Raises:
+            StoreUnavailable: if the sync failed.
+            TimeoutError: if the wait is not over after ``timeout`` seconds.
+        """
+        if timeout is not None and not self._done.wait(timeout):
+            raise TimeoutError
+        while not self._done.wait(_LONG_SECONDS):
+            pass
+        if self._error is not None:
+            raise self._error
+        return self._in_time
+
 
 class DeadlineWatch(Service):
-    """Ends the waiting of those whose time is over: a thread that is stuck cannot.
+    """Ends the waits whose deadline has passed, even while the thread that syncs is stuck.
 
-    It needs no waking: a request that comes while it sleeps has all of its time still before it.
+    It is never woken: a wait that begins while it sleeps has all of its time left.
     """
 
     def __init__(
@@ -143,41 +132,35 @@ class DeadlineWatch(Service):
         self._timeout_ms = timeout_ms
 
     def run_once(self) -> None:
-        """Expire, and sleep until the next deadline there may be."""
+        """End waits, and sleep until the next deadline."""
         left = self._expire()
         self.interval_ms = max(1, self._timeout_ms if left is None else left)
 
 
 # --------------------------------------------------------------------------------------------------
-# Waiting for a slave (``HAService.GroupTransferService``, ``CommitLog.submitReplicaRequest``).
+# The replica wait. The replication server reports how many slaves are connected and what one has
+# acknowledged. The acknowledgement of one slave is enough.
 #
-# Whoever serves slaves tells how many are connected and up to where one has acknowledged; whoever
-# puts asks whether a slave is near enough, and waits for it. One slave's word is enough, whichever
-# it is. No thread stands behind a waiter: the one that brings the acknowledgement tells all whom it
-# concerns, and one watch ends those whose time is over.
-#
-# As in RocketMQ a slave counts from its connecting on, before it has acknowledged anything, and
-# what was acknowledged stays so when it goes.
-#
-# Not as there, an acknowledgement tells those who wait of what the slave got since it connected,
-# and of nothing before: it may have begun behind that, with another master's log, or with nothing
-# at all.
+# As in RocketMQ a slave counts as soon as it is connected, and an acknowledgement stays when the
+# slave goes. Unlike RocketMQ, an acknowledgement ends only the waits for bytes that the slave got
+# since it connected: it may have begun behind them, with another master's log or with none.
 
 SLAVE_TIMEOUT_MS: Final = 3_000
 FALL_BEHIND_MAX: Final = 256 << 20
 
 
 class ReplicaWait:
-    """Puts that wait for a slave. Any thread may ask and tell.
+    """The puts that wait for a slave. Any thread may use it.
 
     Args:
         health: of the store.
-        timeout_ms: how long one waits (``slaveTimeout``).
-        fall_behind_max: how far behind a slave may be to be waited for (``haSlaveFallbehindMax``).
+        timeout_ms: how long a put waits (``slaveTimeout``).
+        fall_behind_max: bytes by which a slave may be behind so that a put waits for it
+            (``haSlaveFallbehindMax``).
 
     Attributes:
-        acknowledged: what stands before it some slave has (``push2SlaveMaxOffset``). It begins at
-            0 whenever a master starts, and never falls.
+        acknowledged: the physical offset that a slave has acknowledged (``push2SlaveMaxOffset``).
+            It is 0 when a master starts, and never falls.
         connected: how many slaves are connected.
     """
 
@@ -196,36 +179,37 @@ class ReplicaWait:
         self._fall_behind_max = fall_behind_max
         self._clock = clock
         self._change = threading.Lock()
-        # By their offsets. That is also as they came, and by their deadlines, unless it is mixed:
-        # of two threads that put one may come here late.
+        # Ordered by offset, which is usually also the order of the deadlines. If two threads that
+        # put come here in the other order, it is mixed.
         self._waiting: deque[Waiter] = deque()
         self._is_mixed = False
         self._has_ended = False
-        # Of what stands between the two some slave has said that it got it.
+        # A slave has acknowledged the bytes between the two.
         self._held_from = self._held_to = 0
 
-    # ------------------------------------------------------------------------ who serves slaves
+    # ------------------------------------------------------------- for the replication server
     def slave_came(self) -> None:
-        """One more is connected."""
+        """Count a slave that has connected."""
         with self._change:
             self.connected += 1
 
     def slave_went(self) -> None:
-        """One less is connected."""
+        """Count a slave that has gone."""
         with self._change:
             self.connected -= 1
             assert self.connected >= 0
 
     def acknowledge(self, offset: int, since: int = 0) -> None:
-        """A slave has what stands before an offset; whoever waited for that goes on.
+        """A slave has the log up to an offset: end the waits that this covers.
 
         Args:
-            offset: the offset.
-            since: where what it got begins. Those who wait for less are not told.
+            offset: the physical offset.
+            since: the physical offset from which on the slave has got bytes.
         """
         waiting = self._waiting
         if self._held_from <= since and offset <= self._held_to and not waiting:
-            # No news. An offset alone may be: another slave's may have told of less before it.
+            # Nothing new. The offset alone would not tell: a slave that is behind another one
+            # acknowledges bytes that no slave has acknowledged.
             return
         reached: list[Waiter] = []
         others: list[Waiter] = []
@@ -243,14 +227,14 @@ class ReplicaWait:
             waiter.resolve(True)
 
     def _note(self, since: int, offset: int) -> None:
-        """Keep what is held; of two stretches that do not meet the later one."""
+        """Extend the acknowledged bytes; of two ranges that do not touch the later one is kept."""
         if since <= self._held_to and self._held_from <= offset:
             self._held_from = min(self._held_from, since)
             self._held_to = max(self._held_to, offset)
         elif offset > max(since, self._held_to):
             self._held_from, self._held_to = since, offset
 
-    # ------------------------------------------------------------------------------- who puts
+    # --------------------------------------------------------------------------------- for puts
     def is_available(self, offset: int) -> bool:
         """Whether there is a slave to wait for (``isSlaveOK``).
 
@@ -259,32 +243,14 @@ class ReplicaWait:
         """
         return self.connected > 0 and offset - self.acknowledged < self._fall_behind_max
 
-    def ask(self, offset: int) -> Answer:
-        """What tells one thread whether a slave had it in time."""
-        answer = Answer()
-        self.resolve_later(offset, answer, bool)
-        return answer
-
-    def resolve_later(
-        self,
-        offset: int,
-        future: Settled,
-        result_of: Callable[[bool], Any],
-        failed: Callable[[], None] = nothing,
-    ) -> None:
-        """Have a future resolved when a slave has what stands before an offset.
-
-        Args:
-            offset: where the message ends.
-            future: is resolved then, or when the time is over, or the store is closed; it never
-                fails, as the message is in the log.
-            result_of: makes its result of whether a slave had it in time.
-            failed: has no use here.
-        """
-        self.add(Request(offset, future, result_of, failed))
+    def ask(self, offset: int) -> ThreadWait:
+        """A wait of the caller's thread for a slave."""
+        waiter = ThreadWait(offset)
+        self.add(waiter)
+        return waiter
 
     def add(self, waiter: Waiter) -> None:
-        """Tell somebody when a slave has the log up to where they wait for, or does not in time."""
+        """Add a wait. It ends when a slave has the log up to its offset, or at its deadline."""
         waiter.deadline = self._clock() + self._timeout_ms
         offset, waiting = waiter.offset, self._waiting
         with self._change:
@@ -301,7 +267,11 @@ class ReplicaWait:
 
     # ------------------------------------------------------------------------------------- time
     def expire(self) -> int | None:
-        """Tell those whose time is over; milliseconds until the next one's is, None for none."""
+        """End the waits whose deadline has passed.
+
+        Returns:
+            Milliseconds until the next deadline, None if there is none.
+        """
         now = self._clock()
         late: list[Waiter] = []
         with self._change:
@@ -321,7 +291,7 @@ class ReplicaWait:
         return left
 
     def end(self) -> None:
-        """Let go of all who wait, and of whoever will; once more does nothing."""
+        """End all waits, and every later one at once. May be called again."""
         with self._change:
             self._has_ended = True
             left = list(self._waiting)
@@ -331,8 +301,220 @@ class ReplicaWait:
 
 
 def _place(waiting: deque[Waiter], offset: int) -> int:
-    """Where somebody belongs who came late; mostly close to the end."""
+    """The index at which a late wait belongs; usually close to the end."""
     at = len(waiting)
     while at and waiting[at - 1].offset > offset:
         at -= 1
     return at
+
+
+# --------------------------------------------------------------------------------------------------
+# Settling: the result of a put once flush and replica are known.
+
+
+class Flusher(Protocol):
+    """Syncs the log for puts that wait (:class:`logquarry.write.flush.GroupCommitService`)."""
+
+    def wait(self, offset: int) -> bool:
+        """Wait until the log is on the disk up to an offset; whether that was in time."""
+
+    def add(self, waiter: Waiter) -> None:
+        """Add a wait for the same."""
+
+
+class WaitingPut(PutFuture):
+    """The future of a put that waits for the disk, for a slave, or for both.
+
+    Args:
+        result: the result of the append.
+        replica: status of the replica wait, as far as it is known.
+        parts: how many waits there are.
+        done: called with the result before the future's callbacks.
+        failed: called if the sync failed, before the future's callbacks.
+    """
+
+    def __init__(
+        self,
+        result: PutResult,
+        replica: PutStatus,
+        parts: int,
+        done: Callable[[PutResult], None],
+        failed: Callable[[], None],
+    ) -> None:
+        self._callbacks = []
+        self._appended = result
+        self._flush = PutStatus.PUT_OK
+        self._replica = replica
+        self._settled = done
+        self._failed = failed
+        self._began = _monotonic()
+        # Of two waits the first to end takes _first, and the one that settles the put _open. One
+        # wait alone ends once (PutWait).
+        self._first = _Lock() if parts > 1 else None
+        self._open = _Lock() if parts > 1 else None
+
+    def flushed(self, in_time: bool) -> None:
+        """End the flush wait."""
+        if not in_time:
+            self._flush = PutStatus.FLUSH_DISK_TIMEOUT
+        self._heard()
+
+    def replicated(self, in_time: bool) -> None:
+        """End the replica wait."""
+        if not in_time:
+            self._replica = PutStatus.FLUSH_SLAVE_TIMEOUT
+        self._heard()
+
+    def _heard(self) -> None:
+        if self._first is not None and self._first.acquire(False):
+            return
+        if self._open is not None and not self._open.acquire(False):
+            return
+        result = self._appended.settled(flush=self._flush, replica=self._replica)
+        if (took := _monotonic() - self._began) > SLOW_PUT:
+            logger.warning("a put waited %d ms for disk and slave: %s", took * _MS, result)
+        self._settled(result)
+        self.set_result(result)
+
+    def fail(self, error: StoreUnavailable) -> None:
+        """Fail: the sync failed, whatever the slave has."""
+        if self._open is None or self._open.acquire(False):
+            self._failed()
+            self.set_exception(error)
+
+
+class PutWait:
+    """A :class:`Waiter` for one of the waits of a put's future.
+
+    Args:
+        offset: the physical offset behind the put's frames.
+        heard: called with whether the log reached it in time.
+        fail: called with the error of a failed sync.
+    """
+
+    __slots__ = ("_fail", "_heard", "_open", "deadline", "offset")
+
+    def __init__(
+        self,
+        offset: int,
+        heard: Callable[[bool], None],
+        fail: Callable[[StoreUnavailable], None],
+    ) -> None:
+        self.offset = offset
+        self.deadline = 0
+        self._heard = heard
+        self._fail = fail
+        self._open = _Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """See :class:`Waiter`."""
+        return not self._open.locked()
+
+    def resolve(self, in_time: bool) -> None:
+        """See :class:`Waiter`."""
+        if self._open.acquire(False):
+            self._heard(in_time)
+
+    def fail(self, error: StoreUnavailable) -> None:
+        """See :class:`Waiter`."""
+        if self._open.acquire(False):
+            self._fail(error)
+
+
+Asked = tuple[PutStatus, ReplicaWait | None]
+"""Status of the replica wait as far as it is known, and the replica wait to add to, if any."""
+
+
+class FlushWait:
+    """Settles puts.
+
+    Args:
+        flusher: syncs the log; None if no put waits for that (ASYNC_FLUSH).
+        appended: called for each put that does not wait for the disk, so that it is synced later.
+        replicas: the replica wait; None if no put waits for a slave (ASYNC_MASTER).
+    """
+
+    def __init__(
+        self,
+        flusher: Flusher | None,
+        appended: Callable[[], None],
+        *,
+        replicas: ReplicaWait | None = None,
+    ) -> None:
+        self._flusher = flusher
+        self.appended = appended
+        self._replicas = replicas
+
+    def asked(self, result: PutResult, wait: bool) -> Asked:
+        """The replica wait of a put.
+
+        To be called before followers hear of the message: a slave that disconnects when it gets
+        the message was connected when it was put (``submitReplicaRequest``).
+        """
+        replicas = self._replicas
+        if replicas is None or not wait:
+            return PutStatus.PUT_OK, None
+        if replicas.is_available(result.end_offset):
+            return PutStatus.PUT_OK, replicas
+        return PutStatus.SLAVE_NOT_AVAILABLE, None
+
+    def settle(self, result: PutResult, wait: bool, asked: Asked) -> PutResult:
+        """Wait for disk and slave, as far as the put asks for it, and return the result.
+
+        Args:
+            result: the result of the append.
+            wait: whether the put waits for disk and slave.
+            asked: the result of :meth:`asked`.
+
+        Raises:
+            StoreUnavailable: if the sync failed: the message may or may not be on the disk.
+        """
+        replica, replicas = asked
+        # Before the sync: both go on at the same time.
+        answer = None if replicas is None else replicas.ask(result.end_offset)
+        flush = PutStatus.PUT_OK
+        if self._flusher is None or not wait or not result.size:
+            self.appended()
+        elif not self._flusher.wait(result.end_offset):
+            flush = PutStatus.FLUSH_DISK_TIMEOUT
+        if answer is not None and not answer.result():
+            replica = PutStatus.FLUSH_SLAVE_TIMEOUT
+        return result.settled(flush=flush, replica=replica)
+
+    def settle_later(
+        self,
+        result: PutResult,
+        wait: bool,
+        asked: Asked,
+        done: Callable[[PutResult], None],
+        failed: Callable[[], None],
+    ) -> PutFuture:
+        """A future of the result that :meth:`settle` returns.
+
+        Args:
+            result: the result of the append.
+            wait: whether the put waits for disk and slave.
+            asked: the result of :meth:`asked`.
+            done: called with the result before the future's callbacks.
+            failed: called if the sync failed, before the future's callbacks.
+        """
+        replica, replicas = asked
+        flusher = self._flusher
+        if flusher is None or not wait or not result.size:
+            self.appended()
+            flusher = None
+        if flusher is None and replicas is None:
+            ready = PutFuture()
+            result = result.settled(replica=replica)
+            done(result)
+            ready.set_result(result)
+            return ready
+        parts = (flusher is not None) + (replicas is not None)
+        future = WaitingPut(result, replica, parts, done, failed)
+        end = result.end_offset
+        if replicas is not None:
+            replicas.add(PutWait(end, future.replicated, future.fail))
+        if flusher is not None:
+            flusher.add(PutWait(end, future.flushed, future.fail))
+        return future

@@ -1,10 +1,10 @@
-"""The index of keys, written (``IndexService.buildIndex``, ``IndexFile.putKey`` of 4.9.3).
+"""Writes the key index (``IndexService.buildIndex``, ``IndexFile.putKey`` of 4.9.3).
 
-One thread writes: the dispatcher. Many keys are put in at once, with arrays; the entries, chains
-and headers that come out are those of one key after the other.
+One thread writes: the dispatcher. It puts many keys at once; entries, chains and headers are the
+same as if the keys were put one by one.
 
 Guarantees: a file's header is written after its entries, so that a reader of a half-written batch
-sees the state before it. File names are distinct and ascend, whatever the clock does.
+sees the state before it. File names are distinct and ascend, even if the clock is set back.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _NAME_DIGITS: Final = 17
 
 
 class IndexFileWriter:
-    """One index file that keys are put into.
+    """Puts keys into one index file.
 
     Args:
-        file: the file, as large as ``shape`` says.
+        file: the file, of the size that ``shape`` needs.
         shape: its slots and entries.
-        before: the header of the file before it, whose end a new file begins with.
-        counts_keys: whether the header counts keys and not chains (3.x).
+        before: the header of the file before it; a new file begins with the end of that one.
+        counts_keys: whether the header counts keys instead of chains (3.x).
 
     Attributes:
-        header: as it is now.
+        header: the current header.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class IndexFileWriter:
         self.file = file
         self.shape = shape
         self.header = index.decode_header(file.buffer)
-        # All of the file counts as written: a flush takes whatever has changed in it.
+        # All of the file counts as written, so that a flush syncs every change in it.
         file.advance(file.room)
         if before is not None and self.header.entry_count <= 1:
             self.header = IndexHeader(
@@ -79,16 +79,16 @@ class IndexFileWriter:
 
     @property
     def room(self) -> int:
-        """Keys that can still be put in."""
+        """How many more keys fit."""
         return self.shape.entries - self.header.entry_count
 
     def put(self, hashes: Int64, offsets: Int64, times: Int64) -> None:
-        """Put in keys, no more than there is room for.
+        """Put keys, at most :attr:`room` of them.
 
         Args:
             hashes: of the keys.
             offsets: physical offsets of their messages.
-            times: store times of these, in milliseconds.
+            times: store times of their messages, in milliseconds.
         """
         count = len(hashes)
         if not count:
@@ -98,12 +98,12 @@ class IndexFileWriter:
         if header.entry_count <= 1:
             header = header._replace(begin_timestamp=int(times[0]), begin_offset=int(offsets[0]))
         if codec.kernels_enabled():
-            begun = self._put_fast(hashes, offsets, times, header.begin_timestamp)
+            begun = self._put_kernel(hashes, offsets, times, header.begin_timestamp)
         else:
-            begun = self._put_plain(hashes, offsets, times, header.begin_timestamp)
+            begun = self._put_reference(hashes, offsets, times, header.begin_timestamp)
         if before.entry_count <= 1:
-            # QUIRK: the first entry counts from the end of the file before, which the header
-            # still names as its begin (test_replay.py: clean-restart/base).
+            # QUIRK: the first entry counts from the end of the file before, which is still the
+            # header's begin (test_replay.py: clean-restart/base).
             entries = self._entries(before.entry_count, 1)
             entries["seconds"] = _seconds(times[:1], before.begin_timestamp)
         self.header = header._replace(
@@ -115,15 +115,15 @@ class IndexFileWriter:
         self._write_header()
 
     def _entries(self, number: int, count: int) -> npt.NDArray[np.void]:
-        """Some entries of the file, to be written."""
+        """A writable view of some entries of the file."""
         position = self.shape.entry_position(number)
         entries: npt.NDArray[np.void] = np.frombuffer(
             self.file.buffer, _ENTRY_DTYPE, count, position
         )
         return entries
 
-    def _put_plain(self, hashes: Int64, offsets: Int64, times: Int64, begin: int) -> int:
-        """Write the entries and their chains: how many chains are begun."""
+    def _put_reference(self, hashes: Int64, offsets: Int64, times: Int64, begin: int) -> int:
+        """Write the entries and their chains. Returns how many chains begin."""
         number, count = self.header.entry_count, len(hashes)
         entries = self._entries(number, count)
         entries["key_hash"] = hashes
@@ -134,11 +134,10 @@ class IndexFileWriter:
         entries["previous"], begun = _chain(table, np.abs(hashes) % self.shape.slots, numbers)
         return begun
 
-    def _put_fast(self, hashes: Int64, offsets: Int64, times: Int64, begin: int) -> int:
-        """The same by a kernel, one entry after the other."""
-        kernels = codec.kernels()
-        assert kernels is not None
-        # The view keeps the map while the kernel writes.
+    def _put_kernel(self, hashes: Int64, offsets: Int64, times: Int64, begin: int) -> int:
+        """The kernel twin of :meth:`_put_reference`."""
+        kernels = codec.require_kernels()
+        # The view keeps the map alive while the kernel writes.
         view: npt.NDArray[np.uint8] = np.frombuffer(self.file.buffer, np.uint8)
         assert len(view) >= self.shape.entry_position(self.header.entry_count + len(hashes))
         address, number = view.ctypes.data, self.header.entry_count
@@ -150,7 +149,7 @@ class IndexFileWriter:
         return begun
 
     def flush(self, least_pages: int = 0) -> None:
-        """Wait until all of it is on the disk, whatever ``least_pages`` says.
+        """Sync the whole file; ``least_pages`` is ignored.
 
         Raises:
             StoreUnavailable: if that failed, now or before.
@@ -169,7 +168,7 @@ def _chain(table: npt.NDArray[np.int32], slots: Int64, numbers: Int64) -> tuple[
     """Put new entries in front of their chains.
 
     Returns:
-        The entry behind each new one, and how many chains are begun.
+        For each new entry the next one of its chain, and how many chains begin.
     """
     order = np.argsort(slots, kind="stable")
     ordered, sorted_numbers = slots[order], numbers[order]
@@ -178,7 +177,7 @@ def _chain(table: npt.NDArray[np.int32], slots: Int64, numbers: Int64) -> tuple[
     behind = np.empty(len(slots), np.int64)
     behind[1:] = sorted_numbers[:-1]
     found = table[ordered[is_first]].astype(np.int64)
-    # What a slot holds that is no earlier entry's number counts as nothing.
+    # A slot that holds no earlier entry's number counts as empty.
     found[(found <= 0) | (found > numbers[0])] = 0
     behind[is_first] = found
     table[ordered[is_last]] = sorted_numbers[is_last]
@@ -188,25 +187,25 @@ def _chain(table: npt.NDArray[np.int32], slots: Int64, numbers: Int64) -> tuple[
 
 
 def _seconds(times: Int64, begin: int) -> Int64:
-    """Seconds after a file's begin, as far as an entry can say them."""
+    """Seconds after a file's begin, limited to what an entry can hold."""
     if begin <= 0:
         return np.zeros(len(times), np.int64)
     return np.clip((times - begin) // 1000, 0, java.INT_MAX)
 
 
 class IndexWriter:
-    """The index files of a store, and the one that is written to.
+    """Writes the index files of a store.
 
     Args:
-        disk: what they are on.
-        folder: where they are.
-        shape: slots and entries of new files, and of those that are there.
+        disk: does the input and output.
+        folder: the index folder.
+        shape: slots and entries of each file.
         clock: names new files, in milliseconds.
-        filled: told of each file that is full (``IndexService.flush`` syncs it).
+        filled: called with each file that is full (``IndexService.flush`` syncs it).
         counts_keys: see :class:`IndexFileWriter`.
 
     Attributes:
-        last: the file that is written to, None while there is none.
+        last: the current file, None if there is none.
     """
 
     def __init__(
@@ -233,13 +232,13 @@ class IndexWriter:
             self.last = IndexFileWriter(file, shape, counts_keys=counts_keys)
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
-        """Put in the keys of a run of messages.
+        """Put the keys of a run of messages.
 
         Args:
-            offsets: physical offset of each message, also of those without a key.
-            times: store time of each, in milliseconds.
+            offsets: physical offset of each message, with a key or without.
+            times: store time of each message, in milliseconds.
             hashes: of the keys, in the messages' order.
-            numbers: the index of each key's message.
+            numbers: for each key the index of its message.
 
         Raises:
             StoreUnavailable: if a file cannot be made.
@@ -247,7 +246,7 @@ class IndexWriter:
         if not len(offsets):
             return
         file = self._writable()
-        # What was indexed before is passed over. QUIRK: but for the very last message, which is
+        # Messages that were indexed before are skipped. QUIRK: except the last of them, which is
         # indexed again (test_index_writer.py::test_the_last_message_is_indexed_again).
         if offsets[0] < file.header.end_offset:
             new = offsets[numbers] >= file.header.end_offset
@@ -261,11 +260,11 @@ class IndexWriter:
             at = stop
         last_keyed = int(numbers[-1]) if len(numbers) else -1
         if last_keyed < len(offsets) - 1:
-            # Any message makes the next file where the last one is full.
+            # If the last file is full, a message without a key also makes the next one.
             self._writable()
 
     def _writable(self) -> IndexFileWriter:
-        """The last file, or a new one where it is full or none is there."""
+        """The last file, or a new one if it is full or there is none."""
         before = self.last
         if before is not None and before.room > 0:
             return before
@@ -282,17 +281,17 @@ class IndexWriter:
         return made
 
     def _make(self) -> MappedFile:
-        """A new file, of a name that nobody has.
+        """Make a file with an unused name.
 
-        A Java store that is opened on this one makes files of its own before the lock refuses it,
-        in the same millisecond, it may be.
+        A Java store that is opened on this one makes index files before the lock refuses it,
+        possibly in the same millisecond.
         """
         while True:
             self._last_name = next_name(self._last_name, self._clock())
             try:
                 return self._open(self._last_name, exclusive=True)
             except StoreUnavailable as error:
-                # Of one that was made and cannot be mapped the name is taken too.
+                # A file that was made and cannot be mapped has the name, too.
                 if not isinstance(error.__cause__, FileExistsError):
                     raise
 
@@ -307,10 +306,10 @@ class IndexWriter:
 
 
 def next_name(last: str, now_ms: int) -> str:
-    """The name of a new file: the time (``timeMillisToHumanString``), but behind ``last``.
+    """The name of a new file: the time (``timeMillisToHumanString``), but greater than ``last``.
 
-    QUIRK: RocketMQ takes the time as it is: two files of one millisecond are one file, and one
-    after the clocks were set back stands before the older ones
+    QUIRK: RocketMQ takes the time as it is: two files of one millisecond are one file, and a file
+    made after the clock was set back sorts before older ones
     (test_index_writer.py::test_names_ascend).
     """
     moment = datetime.datetime.fromtimestamp(now_ms // 1000)
@@ -318,7 +317,7 @@ def next_name(last: str, now_ms: int) -> str:
     if name > last and len(name) >= len(last):
         return name
     try:
-        # Without a time zone: no hour is there twice.
+        # Without a time zone, in which no hour exists twice.
         moment = datetime.datetime.strptime(last[:-3], _NAME_FORMAT)
         if len(last) != _NAME_DIGITS:
             raise ValueError(last)
@@ -330,31 +329,30 @@ def next_name(last: str, now_ms: int) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The index of a store that is written: its files to the disk, and back when they are lost.
+# Syncing the index files, and restoring files that another program deletes.
 #
-# A file that is full is synced and closed by the thread that flushes, and only then the checkpoint
-# says so (``IndexService.flush``). The one that is written to is synced with the thorough flushes.
+# The thread that flushes syncs and closes a full file, and then writes the checkpoint
+# (``IndexService.flush``). The current file is synced by the thorough flushes.
 #
 # A Java store that is opened on this one deletes index files that are newer than the checkpoint,
-# before the lock refuses it: each that the checkpoint does not cover has a second name, and comes
-# back (:mod:`logquarry.disk.queue_folders`).
+# before the lock refuses it. Each file that the checkpoint does not cover has a second name, by
+# which it is restored (:mod:`logquarry.disk.queue_folders`).
 
 
 class IndexKeeper:
-    """Keeps the index files of a store. Written by one thread, flushed by any.
+    """Writes and syncs the index files of a store. One thread writes, any thread flushes.
 
     Args:
-        disk: what they are on.
-        root: the store.
-        shape: slots and entries of each.
+        disk: does the input and output.
+        root: the store's folder.
+        shape: slots and entries of each file.
         checkpoint: gets the time up to which the index is on the disk.
         clock: names new files, in milliseconds.
-        sync_log: brings the log to the disk. The checkpoint is not to say that the index has what
-            the log may lose.
-        counts_keys: see :class:`~logquarry.write.index_writer.IndexFileWriter`.
+        sync_log: syncs the log, so that the checkpoint covers no message that the log may lose.
+        counts_keys: see :class:`IndexFileWriter`.
 
     Attributes:
-        writer: what the dispatcher writes to.
+        writer: takes the keys from the dispatcher.
     """
 
     def __init__(
@@ -375,7 +373,7 @@ class IndexKeeper:
         self._guard.restore([folder])
         self._guarded: IndexFileWriter | None = None
         self._filled: deque[IndexFileWriter] = deque()
-        # Users flush beside the thread that does it now and then.
+        # Users may flush at the same time as the flush service.
         self.writer = IndexWriter(
             *(disk, folder, shape),
             clock=clock,
@@ -385,7 +383,7 @@ class IndexKeeper:
         self.guard()
 
     def guard(self) -> None:
-        """Give the file that is written to its second name; after each run of the dispatcher."""
+        """Give the current file a second name; called after each run of the dispatcher."""
         last = self.writer.last
         if last is not None and last is not self._guarded:
             self._guarded = last
@@ -393,9 +391,9 @@ class IndexKeeper:
 
     @property
     def held(self) -> frozenset[str]:
-        """Names of the files that are written to, or not known to be on the disk yet.
+        """Names of the files that may still change or may not be on the disk.
 
-        One that is not among them never is again.
+        A file that is not among them never is again.
         """
         last = self.writer.last
         held = list(self._filled)
@@ -404,11 +402,11 @@ class IndexKeeper:
         return frozenset(one.file.path.name for one in held)
 
     def check(self) -> None:
-        """Give files that somebody deleted their names back."""
+        """Restore the names of files that another program deleted."""
         self._guard.check()
 
     def flush(self, least_pages: int = 0) -> None:
-        """Sync and close what is full; with 0 also sync the file that is written to.
+        """Sync and close full files; with ``least_pages`` 0 also sync the current file.
 
         Raises:
             StoreUnavailable: if a sync failed, now or before.
@@ -420,10 +418,10 @@ class IndexKeeper:
             self._guard.check()
             if full.header.end_timestamp > 0:
                 self._checkpoint.index_timestamp = full.header.end_timestamp
-                # Before the second name goes: then Java lets the file be.
+                # Before the second name is removed: Java keeps files that the checkpoint covers.
                 self._checkpoint.flush()
             self._guard.release(full.file.path)
-            # Ctrl-C may come between: what is in the list is open.
+            # Ctrl-C may come between the two: the files in the list are open.
             self._filled.popleft()
             full.file.close()
         last = self.writer.last
@@ -431,7 +429,7 @@ class IndexKeeper:
             last.flush()
 
     def close(self) -> None:
-        """Close the files; what is not flushed is with the kernel."""
+        """Close the files without a sync."""
         self._guard.close()
         for full in self._filled:
             full.file.close()

@@ -1,12 +1,11 @@
-"""Many messages on their way into the log: checked, column by column, and turned into a table.
+"""Checks many messages column by column, and makes the table from which a kernel writes frames.
 
-Almost all messages are plain: nothing has to be looked up or written anew in their properties,
-and no check fails. Those become rows of :mod:`logquarry.format.put_rows`, which a kernel turns
-into frames. Every other message is odd, and goes the way of a single put: the reference decides,
-and gives its frame or its refusal.
+Common messages become rows of :mod:`logquarry.format.put_rows`: the store changes nothing in their
+properties, and no check fails. Every other message is odd: the encoder of single puts (the
+reference) makes its frame, or rejects it.
 
-Guarantees: a row is plain only where the reference would take the message and write the same
-bytes. All messages are checked before the first is appended.
+Guarantees: a message becomes a row only if the reference would take it and write the same bytes.
+All messages are checked before the first is appended.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ import numpy.typing as npt
 
 from logquarry.config import StoreConfig
 from logquarry.errors import MessageRejected, UsageError
-from logquarry.format import frame, java, sys_flag
+from logquarry.format import frame, java
 from logquarry.format import put_rows as r
 from logquarry.log import codec
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
-from logquarry.write.encode import Encoded, check_topic
-from logquarry.write.frame_maker import LONGEST_PROPERTIES, HostFields, host_fields
+from logquarry.write.encode import Encoded
+from logquarry.write.host_fields import HostFields, host_fields
+from logquarry.write.message_rules import LONGEST_PROPERTIES, topic_bytes
 
 Int64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -41,10 +41,10 @@ _LOW: Final = 0xFFFFFFFF
 
 @dataclass(slots=True)
 class Spans:
-    """Bytes of many messages: address and length of each; -1 where a message has none.
+    """One byte string of each of many messages: its address and length; length -1 for none.
 
     Attributes:
-        keep: what the bytes belong to.
+        keep: the objects that own the bytes.
     """
 
     at: Int64
@@ -54,21 +54,18 @@ class Spans:
 
 @dataclass(slots=True)
 class Columns:
-    """What many messages say. Nothing of it is checked yet.
+    """The fields of many messages as columns. Nothing is checked yet.
 
     Attributes:
-        count: messages.
         topics: the distinct topics,
-        topic_ids: and the number of each message's.
+        topic_ids: and for each message the index of its topic.
         hosts: distinct pairs of born and store host,
-        host_ids: and the number of each message's.
-        numbers: the other fields of the frame by their names in :class:`Message`, int64; of copies
-            ``queue_offset`` and ``store_timestamp``, too.
-        bodies: the bodies.
-        properties: the property strings.
-        odd: which messages the reference has to look at.
+        host_ids: and for each message the index of its pair.
+        numbers: the other fields of the frame by their names in :class:`Message`, int64; of
+            messages that were stored before also ``queue_offset`` and ``store_timestamp``.
+        odd: the messages that the reference has to encode.
         message: gives a message by its number.
-        first: the number of the first one among all messages of the call, for errors.
+        first: the number of the first message within the call, for errors.
     """
 
     count: int
@@ -86,23 +83,23 @@ class Columns:
 
 @dataclass(slots=True)
 class Outgoing:
-    """Messages that the log may take as they are.
+    """Checked messages, ready for the log.
 
     Attributes:
-        count: messages.
-        sizes: bytes of the frame of each; of one with further queues, what is known of it.
-        odd: the frames that the reference made, by their numbers.
+        sizes: bytes of each frame; of a message with further queues an estimate.
+        odd: the frames that the reference made, by the number of the message.
         store_hosts: the distinct store hosts,
-        store_host_ids: and the number of each message's.
-        named: the distinct topics that messages name,
-        named_ids: and the number of each message's. A delayed one goes to another.
-        waits: whether any of them waits for flush and replica.
-        times: the earliest store time of each, None where they have none.
-        rows: the other messages.
+        store_host_ids: and for each message the index of its host.
+        named: the distinct topics that the messages name,
+        named_ids: and for each message the index of its topic. A delayed message is written to
+            the schedule topic.
+        waits: whether a message waits for flush and replica.
+        times: the earliest store time of each message, None if there are none.
+        rows: the messages that are not odd.
         queues: the distinct queues of ``rows``.
         heads, head_facts: the distinct heads, for the kernel.
-        topics, topic_ends: the distinct topics, likewise.
-        keep: what the rows' addresses belong to.
+        topics, topic_ends: the distinct topics, for the kernel.
+        keep: the objects that own the bytes at the rows' addresses.
     """
 
     count: int
@@ -123,48 +120,50 @@ class Outgoing:
     keep: tuple[object, ...] = ()
 
 
-def plain_outgoing(
+def outgoing_reference(
     messages: Iterable[Message],
     encode: Encode,
     check: Callable[[Encoded], None],
     first: int = 0,
     times: Int64 | None = None,
 ) -> Outgoing:
-    """All of it by the reference.
+    """Checked messages, all frames made by the encoder of single puts.
 
     Args:
         messages: the messages.
         encode: makes their frames.
-        check: refuses a frame that no file could hold.
-        first: the number of the first one among all messages of the call, for errors.
+        check: rejects a frame that no file could hold.
+        first: the number of the first message within the call, for errors.
         times: the earliest store time of each.
 
     Raises:
-        MessageRejected: with the number of the first message that is refused.
-        UsageError: if a message makes no sense; the text says which.
+        MessageRejected: with the number of the first message that is rejected.
+        UsageError: if a message is invalid; the text names its number.
     """
     odd: dict[int, Encoded] = {}
     topics: dict[str, int] = {}
-    named: list[int] = []
-    for number, message in enumerate(messages):
-        odd[number] = _encoded(message, first + number, encode, check)
-        named.append(topics.setdefault(message.topic, len(topics)))
     hosts: dict[bytes, int] = {}
-    ids = [hosts.setdefault(encoded.store_host, len(hosts)) for encoded in odd.values()]
+    named, host_ids, sizes, waits = [], [], [], False
+    for number, message in enumerate(messages):
+        encoded = odd[number] = _encoded(message, first + number, encode, check)
+        named.append(topics.setdefault(message.topic, len(topics)))
+        host_ids.append(hosts.setdefault(encoded.store_host, len(hosts)))
+        sizes.append(_size(encoded))
+        waits = waits or encoded.wait
     return Outgoing(
         count=len(odd),
-        sizes=np.array([_size(encoded) for encoded in odd.values()], np.int64),
+        sizes=np.array(sizes, np.int64),
         odd=odd,
         store_hosts=list(hosts),
-        store_host_ids=np.array(ids, np.int64),
+        store_host_ids=np.array(host_ids, np.int64),
         named=list(topics),
         named_ids=np.array(named, np.int64),
-        waits=any(encoded.wait for encoded in odd.values()),
+        waits=waits,
         times=times,
     )
 
 
-def outgoing(
+def outgoing_kernel(
     columns: Columns,
     encode: Encode,
     config: StoreConfig,
@@ -172,19 +171,19 @@ def outgoing(
     largest: int,
     refused: dict[int, str] | None = None,
 ) -> Outgoing:
-    """The table of some messages, and the frames of those among them that are odd.
+    """Checked messages: a table for the kernel, and the frames of the odd messages.
 
     Args:
         columns: the messages.
-        encode: makes the odd ones' frames.
+        encode: makes the frames of odd messages.
         config: the store's settings.
-        check: refuses a frame that no file could hold.
+        check: rejects a frame that no file could hold.
         largest: bytes of the largest frame that a file can hold.
-        refused: gets the messages that are refused, with the reason of each, where the others are
-            to go on: those have neither a frame nor a row to be written then.
+        refused: if given, it gets the number and the reason of each message that is rejected, and
+            the other messages are kept. A rejected message has neither a frame nor a row.
 
     Raises:
-        MessageRejected, UsageError: as :func:`plain_outgoing`, without ``refused``.
+        MessageRejected, UsageError: as :func:`outgoing_reference`, without ``refused``.
     """
     numbers, odd = columns.numbers, columns.odd
     rows = r.empty_put_rows(columns.count)
@@ -203,7 +202,7 @@ def outgoing(
     rows[r.TOPIC] = columns.topic_ids
     rows[r.BODY_AT], rows[r.BODY_LENGTH] = columns.bodies.at, columns.bodies.length
     rows[r.PROPS_AT], rows[r.PROPS_LENGTH] = columns.properties.at, columns.properties.length
-    topics = [_topic_bytes(topic, config) for topic in columns.topics]
+    topics = [_topic_bytes(topic, config) for topic in columns.topics]  # with their length
     _mark(odd, columns.topic_ids, [topic is None for topic in topics])
     heads = _heads(columns, rows, config, odd)
     fixed = np.array([0 if head is None else head.fixed_size for head in heads], np.int64)
@@ -232,10 +231,7 @@ def outgoing(
     for number, encoded in found.items():
         sizes[number] = _size(encoded)
     head_bytes, head_facts = _head_table(heads)
-    prefixed = [
-        b"" if topic is None else frame.TOPIC_LENGTH_V1.struct.pack(len(topic)) + topic
-        for topic in topics
-    ]
+    written = [topic or b"" for topic in topics]
     return Outgoing(
         count=columns.count,
         sizes=sizes,
@@ -250,14 +246,14 @@ def outgoing(
         queues=queues,
         heads=head_bytes,
         head_facts=head_facts,
-        # A copy: what is made over bytes is read-only, another type to a kernel.
-        topics=np.frombuffer(b"".join(prefixed) or b"\0", np.uint8).copy(),
-        topic_ends=np.cumsum([0, *map(len, prefixed)], dtype=np.int64),
+        # A copy: an array over bytes is read-only, which is another type to a kernel.
+        topics=np.frombuffer(b"".join(written) or b"\0", np.uint8).copy(),
+        topic_ends=np.cumsum([0, *map(len, written)], dtype=np.int64),
         keep=(columns.bodies, columns.properties),
     )
 
 
-# ---------------------------------------------------------------------------------- the odd ones
+# ---------------------------------------------------------------------------------- odd messages
 def _encoded(
     message: Message, number: int, encode: Encode, check: Callable[[Encoded], None]
 ) -> Encoded:
@@ -272,64 +268,62 @@ def _encoded(
 
 
 def without_number(error: MessageRejected | UsageError) -> str:
-    """What was wrong with a message, without the words that say which one it was."""
+    """The text of an error without the number of the message."""
     return re.sub(r"\Amessage \d+: ", "", str(error))
 
 
 def _size(encoded: Encoded) -> int:
-    # The frame of a message with further queues is made inside the lock.
+    # The frame of a message with further queues is made under the lock.
     return len(encoded.data) or frame.FIXED_SIZE_V1 + encoded.body_size
 
 
 def _mark(odd: Bools, ids: Int64, is_odd: list[bool]) -> None:
-    """Mark the messages of those numbers that are odd."""
+    """Mark messages as odd by the index of their topic or head."""
     if any(is_odd):
         odd |= np.array(is_odd)[ids]
 
 
 def _each(values: Int64, ids: Any) -> Any:
-    """The value of each message by its number."""
+    """For each message the value at its index."""
     return values[0] if len(values) == 1 else values[ids]
 
 
 def _mark_large(odd: Bools, values: Int64) -> None:
-    """Mark the messages whose number is no int."""
+    """Mark the messages whose number does not fit a Java int."""
     if values.max() > java.INT_MAX or values.min() < java.INT_MIN:
         odd |= (values > java.INT_MAX) | (values < java.INT_MIN)
 
 
 def _topic_bytes(topic: str, config: StoreConfig) -> bytes | None:
     try:
-        return check_topic(topic, config)
+        return topic_bytes(topic, config.topic_check)
     except MessageRejected:
         return None
 
 
 # ---------------------------------------------------------------------------------------- tables
 def distinct(values: Int64) -> tuple[list[int], Int64]:
-    """The distinct values in order of first appearance, and the number of each."""
+    """The distinct values in order of first appearance, and the index of each value there."""
     count = len(values)
     if not count or (values == values[0]).all():
         return values[:1].tolist(), np.zeros(count, np.int64)
-    kernels = codec.kernels()
-    assert kernels is not None
+    kernels = codec.require_kernels()
     firsts, ids = _interned(count, lambda *tables: kernels.intern_numbers(values, *tables))
     return firsts, ids
 
 
 def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
-    """Of each kind of bytes the number of the first, in order of appearance; and of each its kind.
+    """The number of the first message with each distinct byte string, and the index of each there.
 
-    What has no bytes is a kind.
+    Messages without bytes count as one byte string.
     """
-    kernels = codec.kernels()
-    assert kernels is not None
+    kernels = codec.require_kernels()
     at, length = spans.at, spans.length
     return _interned(len(at), lambda *tables: kernels.intern_spans(at, length, *tables))
 
 
 def _interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]:
-    """What an interning kernel finds: with a small table, or with one that holds all."""
+    """Run an interning kernel with a small table, and with a full one if that overflows."""
     ids, found = np.empty(count, np.int64), np.empty(0, np.int64)
     known, most = -1, _FEW
     while known < 0:
@@ -340,7 +334,7 @@ def _interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]
 
 
 def _pairs(high: Int64, low: Int64) -> tuple[list[tuple[int, int]], Int64]:
-    """The distinct pairs of a small number and an int, and the number of each."""
+    """The distinct pairs of an index and a Java int, and the index of each pair there."""
     values, ids = distinct((high << 32) | (low & _LOW))
     return [(value >> 32, java.to_int(value)) for value in values], ids
 
@@ -354,7 +348,7 @@ def _queues(columns: Columns, rows: r.PutRows) -> list[QueueKey]:
 def _heads(
     columns: Columns, rows: r.PutRows, config: StoreConfig, odd: Bools
 ) -> list[HostFields | None]:
-    """What hosts and SYSFLAG fix, for each combination of them; None where it is refused."""
+    """The host fields of each combination of hosts and SYSFLAG; None if it is rejected."""
     flags = columns.numbers["sys_flag"]
     _mark_large(odd, flags)
     pairs, ids = _pairs(columns.host_ids, flags)
@@ -371,21 +365,21 @@ def _heads(
 
 
 def _head_table(heads: list[HostFields | None]) -> tuple[Bytes8, Int64]:
-    widest = max((head.head.size for head in heads if head is not None), default=0)
+    widest = max((head.prefix_size for head in heads if head is not None), default=0)
     table = np.zeros((len(heads), widest), np.uint8)
     facts = np.zeros((len(heads), r.HEAD_FACTS), np.int64)
     for number, head in enumerate(heads):
         if head is None:
             continue
-        data = head.head.pack(
+        data = head.pack(
             *(0, frame.MAGIC_V1, 0, 0, 0, 0, 0, head.flags, 0),
             *(head.born_host, 0, head.store_host),
             *(0, 0, 0),
         )
         table[number, : len(data)] = np.frombuffer(data, np.uint8)
         facts[number, r.HEAD_SIZE] = len(data)
-        facts[number, r.TIME_AT] = head.time_at
-        facts[number, r.ADVANCES] = sys_flag.advances_queue(head.flags)
+        facts[number, r.TIME_AT] = head.store_time_at
+        facts[number, r.ADVANCES] = head.advances
     return table, facts
 
 

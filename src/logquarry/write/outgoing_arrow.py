@@ -1,9 +1,8 @@
-"""Columns of messages that come as an Arrow record batch.
+"""Makes columns of the messages in an Arrow record batch, for ``put_many``.
 
-The columns are those of :class:`~logquarry.message.Message`; a column that is not there, or is
-null, has the default. Columns that a reader gets and no writer can choose (offsets, CRC, size)
-are passed over, so that what was exported can be put again. Nothing is copied but text that has
-to be joined.
+The columns are the fields of :class:`~logquarry.message.Message`; a missing column or a null has
+the default. Columns that only a reader has (offsets, CRC, size) are ignored, so that an export can
+be put again. Only text that has to be joined is copied.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ _NAMED_PAIRS: Final = len("KEYS") + len("TAGS") + 2 * _PAIR_GLUE
 
 
 def check_columns(batch: pa.RecordBatch) -> None:
-    """Refuse a batch that has no topics, or columns that nobody knows.
+    """Refuse a batch without topics, or with unknown columns.
 
     Raises:
-        UsageError: if that is so.
+        UsageError: if the batch is refused.
     """
     names = batch.schema.names
     if len(set(names)) != len(names):
@@ -58,13 +57,13 @@ def check_columns(batch: pa.RecordBatch) -> None:
 def messages_of(
     batch: pa.RecordBatch, first: int = 0, *, stored: bool = False
 ) -> Iterator[Message]:
-    """The rows of a batch as messages; ``first`` is the number of the first one, for errors."""
+    """The rows of a batch as messages; ``first`` is the number of the first row, for errors."""
     rows = _Rows(_columns(batch, stored=stored), first)
     return map(rows.message, range(batch.num_rows))
 
 
 def store_times_of(batch: pa.RecordBatch) -> Int64:
-    """The store times of messages that were stored before, where a batch has them."""
+    """The store times of messages that were stored before, if the batch has them."""
     column = _columns(batch, stored=True).get("store_timestamp")
     return np.full(batch.num_rows, ANY_TIME) if column is None else _integers(column, ANY_TIME)
 
@@ -74,7 +73,7 @@ class _Rows:
 
     def __init__(self, columns: dict[str, pa.Array], first: int) -> None:
         self._first = first
-        # It is no field of a message that is to be put.
+        # A message has no such field.
         self._columns = {name: c for name, c in columns.items() if name != "store_timestamp"}
 
     def message(self, number: int) -> Message:
@@ -112,20 +111,20 @@ def columns_of_batch(
 
     Args:
         batch: at least one row.
-        clock: gives the born time of those that have none.
-        first: the number of the first row among all messages of the call, for errors.
+        clock: the born time of messages that have none.
+        first: the number of the first row within the call, for errors.
         stored: whether they were stored before, and keep ``queue_offset`` and ``store_timestamp``.
-        look: whether the reference looks at messages with properties that the store acts on.
+        look: whether messages with properties that the store acts on are odd.
 
     Raises:
-        UsageError: if a column is of no use.
+        UsageError: if a column has a wrong type.
     """
     count = batch.num_rows
     odd = np.zeros(count, np.bool_)
     found = _columns(batch, stored=stored)
     topics, topic_ids = _numbered(found["topic"], "topic", pa.string())
     if None in topics:
-        # A number for them that the table has; the reference says what is wrong.
+        # They get a valid index; the reference raises the error.
         odd |= np.array([topic is None for topic in topics])[topic_ids]
     numbers = {
         name: _integers(found[name], default)
@@ -163,16 +162,16 @@ def columns_of_batch(
 
 # ------------------------------------------------------------------------------- single columns
 def _columns(batch: pa.RecordBatch, *, stored: bool) -> dict[str, pa.Array]:
-    """The columns to put, of types that both ways take alike.
+    """The columns to put, in types that kernel and reference read alike.
 
     Raises:
-        UsageError: if one is of no use.
+        UsageError: if a column has a wrong type.
     """
     left_out = _NOT_TAKEN - _OF_STORED if stored else _NOT_TAKEN
     return {
         name: _usable(column, name)
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
-        # One of nulls alone says as much as none.
+        # A column of type null counts as missing.
         if name not in left_out and (name == "topic" or not pa.types.is_null(column.type))
     }
 
@@ -181,7 +180,7 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
     kind = column.type
     if name in _INTEGERS:
         if name in _TIMES and pa.types.is_timestamp(kind):
-            # Finer times than milliseconds lose what is finer.
+            # Times are cut to milliseconds.
             milliseconds = pa.timestamp("ms", kind.tz)
             return cast_column(column, name, milliseconds, safe=False).cast(pa.int64())
         if not pa.types.is_integer(kind):
@@ -215,7 +214,7 @@ def _is_string(kind: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Text or bytes, in whatever form; or nothing but nulls."""
+    """Whether a type is text, bytes or null, in any of Arrow's forms."""
     kind, types = _value_type(kind), pa.types
     is_bytes = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
     return bool(
@@ -224,10 +223,10 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def cast_column(column: pa.Array, name: str, kind: pa.DataType, *, safe: bool = True) -> pa.Array:
-    """A column as another type.
+    """Cast a column.
 
     Raises:
-        UsageError: if a value has no place there.
+        UsageError: if a value does not fit the type.
     """
     if column.type == kind:
         return column
@@ -245,7 +244,7 @@ def _integers(column: pa.Array, default: int) -> Int64:
 
 
 def _numbered(column: pa.Array, name: str, kind: pa.DataType) -> tuple[list[Any], Int64]:
-    """The distinct values, and the number of each."""
+    """The distinct values, and for each row the index of its value."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     column = cast_column(column, name, kind)
@@ -275,12 +274,12 @@ def _hosts(
 
 
 def _text_kind(column: pa.Array) -> pa.DataType:
-    """Text, or bytes where the column is of bytes."""
+    """Text, or bytes for a column of bytes."""
     return pa.string() if _is_string(_value_type(column.type)) else pa.binary()
 
 
 def binary_spans(column: pa.Array | None, count: int, name: str) -> Spans:
-    """The bytes of each value, where they are."""
+    """Address and length of each value."""
     if column is None:
         return Spans(np.zeros(count, np.int64), np.full(count, -1, np.int64))
     if pa.types.is_dictionary(column.type):
@@ -306,14 +305,13 @@ def binary_spans(column: pa.Array | None, count: int, name: str) -> Spans:
 
 # ------------------------------------------------------------------------------------ properties
 def _properties(found: dict[str, pa.Array], count: int, odd: Bools, *, look: bool) -> Spans:
-    """The property string of each message: the one that is given, or one made of its parts."""
-    kernels = codec.kernels()
-    assert kernels is not None
+    """The property string of each message: given, or made of its other columns."""
+    kernels = codec.require_kernels()
     strings = binary_spans(found.get("properties_string"), count, "properties_string")
     given = strings.length >= 0
     _mark_unusual(found, odd)
     if given.any():
-        # Of a string that is written as it is nothing is made anew, by the map.
+        # A given string is written unchanged, so that the map is only for the reference.
         for name in ("tags", "keys", *(["properties"] if look else [])):
             if name in found:
                 odd |= given & found[name].is_valid().to_numpy(zero_copy_only=False)
@@ -352,8 +350,7 @@ def _made_strings(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
     room += int(sum(np.maximum(part, 0).sum() for part in (*pairs[1::2], keys.length, tags.length)))
     data = np.empty(room, np.uint8)
     made = Spans(np.zeros(count, np.int64), np.zeros(count, np.int64), (data,))
-    kernels = codec.kernels()
-    assert kernels is not None
+    kernels = codec.require_kernels()
     kernels.property_strings(
         count,
         first,
@@ -373,7 +370,7 @@ def _made_strings(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
 
 
 def _pairs(column: pa.Array, count: int) -> tuple[Int64, Int64, tuple[Spans, Spans]]:
-    """Of each map its first pair and the one behind its last; and the names and values of all."""
+    """For each map its first pair and the one behind its last; and all names and values."""
     ends = np.frombuffer(column.buffers()[1] or bytes(4), np.int32)
     bounds: Int64 = ends[column.offset : column.offset + count + 1].astype(np.int64)
     begin, used = int(bounds[0]), int(bounds[-1] - bounds[0])

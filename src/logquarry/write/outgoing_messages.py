@@ -1,7 +1,7 @@
-"""Columns of messages that are Python objects.
+"""Makes columns of messages that are Python objects, for ``put_many``.
 
-Most fields of most messages are what they are in the first one: one comparison tells. What the
-store acts on is searched for in all property strings at once.
+Most fields have the same value in all messages, which one comparison finds out. Properties that the
+store acts on are searched for in all property strings at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from logquarry.errors import LogquarryError
 from logquarry.format import properties as props
 from logquarry.message import Message
-from logquarry.write.encode import acts_on, given_properties, looked_at, utf8, waits
+from logquarry.write.message_rules import acts_on, given_properties, looked_at, utf8, waits
 from logquarry.write.outgoing import Bools, Columns, Int64, Spans
 
 _NUMBERS: Final = (
@@ -28,19 +28,19 @@ _NUMBERS: Final = (
 )
 _FIELDS: Final = Message._fields
 _AT_ONCE: Final = 256
-"""Fewer than the new objects that the collector lets be before it looks at them."""
+"""Messages alive at once: fewer than the new objects after which Python's collector runs."""
 
 Values = Sequence[Any]
 
 
 class Taken(Sequence[Message]):
-    """Messages of an iterable, kept as what their fields hold.
+    """The messages of an iterable, stored as one list per field.
 
-    Thousands of objects that are alive at once keep Python's garbage collector going over them
-    and over all others, which took a third of the time. Text, bytes and numbers it passes over.
+    Python's garbage collector visits each of thousands of live message objects, which took a third
+    of the time. It does not visit text, bytes and numbers.
 
     Args:
-        messages: give the messages.
+        messages: the messages.
     """
 
     def __init__(self, messages: Iterable[Message]) -> None:
@@ -69,7 +69,7 @@ def columns_of_messages(messages: Sequence[Message], clock: Callable[[], int]) -
 
     Args:
         messages: at least one.
-        clock: gives the born time of those that have none.
+        clock: the born time of messages that have none.
     """
     columns = messages.fields if isinstance(messages, Taken) else zip(*messages, strict=True)
     fields: dict[str, Values] = dict(zip(_FIELDS, columns, strict=True))
@@ -102,7 +102,7 @@ def _is_constant(values: Values) -> bool:
 
 
 def _numbered(values: Values) -> tuple[list[Any], Int64]:
-    """The distinct values, and the number of each."""
+    """The distinct values, and for each message the index of its value."""
     if _is_constant(values):
         return [values[0]], np.zeros(len(values), np.int64)
     numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
@@ -119,7 +119,7 @@ def _host_pairs(
 
 
 def _integers(values: Values, odd: Bools) -> Int64:
-    """Numbers as an array. What is no number, or is too large for one, is odd."""
+    """Numbers as an array. If a value is no number or too large, all messages are odd."""
     count = len(values)
     if type(values[0]) is int and _is_constant(values):
         values = (values[0],)

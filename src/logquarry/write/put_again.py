@@ -1,8 +1,7 @@
-"""A message that stands in the log, on its way into it once more: delivered, committed, put back.
+"""Makes a message to put from a frame of the log: for delivery, commit and send back.
 
-RocketMQ parses the property string into a ``HashMap`` and makes the string anew from that, in the
-map's order. So it may differ from the one that it was made of: in its order, and by what the
-parser skips.
+RocketMQ parses the property string into a ``HashMap`` and builds the string again, in the map's
+order. The new string may differ from the old one in its order, and lacks what the parser skips.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ _FALSE: Final = "false"
 
 
 def remade(values: Mapping[str, str]) -> str:
-    """The string of properties that a parser put into a map, in their order there."""
+    """The property string in the order of the ``HashMap`` that a parser made."""
     return props.encode({name: values[name] for name in _order(tuple(values))})
 
 
 @lru_cache(_CACHED)
 def _order(names: tuple[str, ...]) -> tuple[str, ...]:
-    # Most messages have the names of others.
+    # Most messages have the same names of properties.
     return tuple(java.hash_map_order(names))
 
 
@@ -42,17 +41,17 @@ def put_again(
     delays: bool = True,
     waits: bool = True,
 ) -> Message:
-    """The message of a frame, to be put again with body, flags, born time and hosts as they are.
+    """A message with body, flags, born time and hosts of a frame.
 
     Args:
         frame: the frame.
-        topic: where it goes to,
-        queue_id: likewise.
-        values: its properties in the parser's order, with what is added.
-        sys_flag: SYSFLAG, if it is to be another.
-        prepared_transaction_offset: of a COMMIT, where its half message stands.
+        topic: topic of the new message.
+        queue_id: its queue.
+        values: its properties in the parser's order, with those that are added.
+        sys_flag: SYSFLAG, if it changes.
+        prepared_transaction_offset: of a COMMIT, the physical offset of its half message.
         delays: whether the store acts on DELAY.
-        waits: whether the put waits for flush and replica, unless WAIT says that it does not.
+        waits: whether the put waits for flush and replica, unless WAIT is false.
     """
     acts_on = dict(values)
     if not delays:

@@ -1,20 +1,22 @@
-"""Many messages in one call: any mix of topics and queues, in order (``put_many``).
+"""Puts many messages in one call: any mix of topics and queues, in order (``put_many``).
 
-RocketMQ has nothing like it: its batch is of one queue, and all in one file. Here what comes into
-the log is, byte for byte, what single puts would have written; only the store time is that of a
-chunk of about a mebibyte, for which the log is held at once. Other puts come in between.
+RocketMQ has nothing like it: its batch has one queue, and all of it is in one file. ``put_many``
+writes the same bytes as single puts; only the store time is that of a chunk of about a mebibyte,
+for which the lock is held once. Other threads put between two chunks.
 
-Guarantees: every message is checked before the first is appended, so that a refusal leaves the
-log as it was. Whatever ends a call in the middle tells what it has appended.
+Guarantees: every message is checked before the first one is appended, so that a rejected message
+leaves the log unchanged. An error in the middle carries the result of the messages that are in the
+log.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -25,8 +27,17 @@ from logquarry.format import message_id
 from logquarry.format.frame import BLANK
 from logquarry.log import codec
 from logquarry.message import Message
-from logquarry.write.append import CommitLogWriter, end_file
-from logquarry.write.outgoing import Columns, Encode, Int64, Outgoing, outgoing, plain_outgoing
+from logquarry.write.append import CommitLogWriter
+from logquarry.write.encode import Encoded
+from logquarry.write.log_appender import end_file, require_fit
+from logquarry.write.outgoing import (
+    Columns,
+    Encode,
+    Int64,
+    Outgoing,
+    outgoing_kernel,
+    outgoing_reference,
+)
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 
 if TYPE_CHECKING:
@@ -34,23 +45,25 @@ if TYPE_CHECKING:
 
 
 CHUNK_BYTES: Final = 1 << 20
-"""About as much is appended while the log is held."""
+"""Bytes that are appended under one lock, about."""
+_FEW: Final = 64
+"""As many messages are encoded one by one: below about 64 the columns take longer."""
 _MANY_QUEUES: Final = 1 << 10
 _MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PutManyResult:
-    """Messages in the log, in the order in which they were given.
+    """The messages of a ``put_many`` that are in the log, in their order.
 
     Attributes:
-        status: PUT_OK, or why flush or replica were not waited out.
-        physical_offset: where each frame starts, int64.
-        queue_offset: index in the consume queue of each, int64.
-        store_timestamp: when the store took each, in milliseconds, int64.
+        status: PUT_OK, or why flush wait or replica wait ended early.
+        physical_offset: of each frame, int64.
+        queue_offset: of each message, int64.
+        store_timestamp: of each message, in milliseconds, int64.
         size: bytes of each frame, int64.
-        elapsed_ms: how long the call took.
-        topics: messages and bytes of each topic that messages named.
+        elapsed_ms: duration of the call.
+        topics: messages and bytes of each topic that the messages name.
     """
 
     status: PutStatus
@@ -65,7 +78,7 @@ class PutManyResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the messages are in the log, whatever became of flush and replica."""
+        """Whether the messages are in the log; always True."""
         return True
 
     @property
@@ -75,12 +88,12 @@ class PutManyResult:
 
     @property
     def end_offset(self) -> int:
-        """Physical offset behind the last frame: what a flush has to reach; 0 without messages."""
+        """Physical offset behind the last frame; 0 without messages."""
         return int(self.physical_offset[-1] + self.size[-1]) if self.message_count else 0
 
     @property
     def message_ids(self) -> tuple[str, ...]:
-        """The id of each message, made when asked for."""
+        """The id of each message."""
         if self._host_ids is None:
             return ()
         return tuple(
@@ -110,87 +123,98 @@ class ManyWriter:
 
         Args:
             messages: the messages.
-            wait: whether to wait for flush and replica, if any of them does.
+            wait: whether to wait for flush and replica, if a message asks for it.
 
         Raises:
-            StoreUnavailable: if the store takes no messages, now or before the last one:
-                ``appended`` tells what is in the log.
-            MessageRejected: if it does not take one of them: ``index`` tells which, and nothing
-                is appended.
-            UsageError: if one of them makes no sense, likewise.
+            StoreUnavailable: if the store takes no messages, or stops doing so: ``appended`` is
+                the result of the messages that are in the log.
+            MessageRejected: if the store does not take a message: ``index`` is its number, and
+                nothing is appended.
+            UsageError: if a message is invalid; nothing is appended.
         """
-        return self._put(lambda: list(self._parts(messages)), wait=wait)
+        began = time.monotonic()
+        self._writer.check_status()
+        return self._append(self._parts(messages), began, wait=wait)
 
     def put_stored(self, batch: pa.RecordBatch, least_time: int | None = None) -> PutManyResult:
-        """Put messages that a store has had, as they were: an import, or what was salvaged.
+        """Put messages that a store had before (an import, a salvage), unchanged.
 
-        Nothing that a put does to a message is done again: topic and property string stay, be
-        there a delay or further queues. Queue offsets follow on those of the queue; a message that
-        takes no place in one (PREPARED, ROLLBACK) keeps its ``queue_offset``.
+        Topic and property string stay, even with a delay or further queues. The queue offsets
+        continue those of the queue; a message that takes none (PREPARED, ROLLBACK) keeps its
+        ``queue_offset``.
 
         Args:
             batch: the columns of ``put_many``, and ``queue_offset`` and ``store_timestamp``.
-            least_time: if messages keep their store time (in milliseconds), the time that none of
-                them is before: that of the log's last message. One that would be earlier than
-                the message before it gets the time of that. By default the store time is now.
+            least_time: given if the messages keep their store times: the store time of the log's
+                last message, in milliseconds. A message never gets an earlier time than the
+                message before it. By default the store time is now.
 
         Raises:
-            StoreUnavailable, MessageRejected, UsageError: as :meth:`put_many`. Of further queues,
-                where the store keeps them, it shows only at the append that offsets do not follow.
+            StoreUnavailable, MessageRejected, UsageError: as :meth:`put_many`. If the store keeps
+                further queues, a wrong offset in one of them is only found when the message is
+                appended.
         """
-        keeps = least_time is not None
-        return self._put(lambda: list(self._stored_parts(batch, keeps)), least_time)
+        began = time.monotonic()
+        self._writer.check_status()
+        parts = list(self._stored_parts(batch, least_time is not None))
+        return self._append(parts, began, least_time)
 
     def check_stored(self, batch: pa.RecordBatch) -> None:
-        """Refuse what :meth:`put_stored` would refuse, and put nothing.
+        """Raise what :meth:`put_stored` would raise, and put nothing.
 
         Raises:
             MessageRejected, UsageError: as :meth:`put_stored`.
         """
         list(self._stored_parts(batch, keeps_times=False))
 
-    def _put(
+    def _append(
         self,
-        parts_of: Callable[[], list[Outgoing]],
+        parts: list[Outgoing],
+        began: float,
         least_time: int | None = None,
         *,
         wait: bool = True,
     ) -> PutManyResult:
-        began = time.monotonic()
-        writer = self._writer
-        writer.check_status()
-        parts = parts_of()
-        put = _Put(writer, parts, began, least_time)
+        put = _Put(self._writer, parts, began, least_time)
         status = PutStatus.PUT_OK
         try:
             put.append()
             if put.last is not None:
                 waits = wait and any(part.waits for part in parts)
-                status = writer.settle(put.last, waits).status
+                status = self._writer.settle(put.last, waits).status
         except (StoreUnavailable, MessageRejected) as error:
             error.appended = put.result(PutStatus.PUT_OK) if put.done else None
             raise
         return put.result(status)
 
-    # ------------------------------------------------------------------------------ what is put
-    def _parts(self, messages: Any) -> Iterator[Outgoing]:
+    # ------------------------------------------------------------------------------ checked parts
+    def _parts(self, messages: Any) -> list[Outgoing]:
         if isinstance(messages, Message):
             raise TypeError("put_many takes several messages; one is for put")
         if hasattr(messages, "to_batches") or hasattr(messages, "schema"):
-            yield from self._parts_of_arrow(messages)
-            return
+            return list(self._parts_of_arrow(messages))
         writer = self._writer
-        is_held = isinstance(messages, (list, tuple))
         if not self._has_kernels:
-            found: Sequence[Message] = messages if is_held else list(messages)
-            if found:
-                yield plain_outgoing(found, writer.encoder.encode, writer.require_fit)
-            return
-        from logquarry.write.outgoing_messages import Taken, columns_of_messages
+            found: Sequence[Message] = list(messages)
+        elif isinstance(messages, (list, tuple)):
+            found = messages
+        else:
+            rest = iter(messages)
+            found = list(islice(rest, _FEW + 1))
+            if len(found) > _FEW:
+                from logquarry.write.outgoing_messages import Taken
 
-        found = messages if is_held else Taken(messages)
-        if found:
-            yield self._table(columns_of_messages(found, writer.clock))
+                found = Taken(chain(found, rest))
+        if not found:
+            return []
+        if len(found) <= _FEW or not self._has_kernels:
+            return [outgoing_reference(found, writer.encoder.encode, self._check)]
+        from logquarry.write.outgoing_messages import columns_of_messages
+
+        return [self._table(columns_of_messages(found, writer.clock))]
+
+    def _check(self, encoded: Encoded) -> None:
+        require_fit(encoded, self._writer.file_size)
 
     def _parts_of_arrow(self, messages: Any) -> Iterator[Outgoing]:
         from logquarry.write.outgoing_arrow import check_columns, columns_of_batch, messages_of
@@ -206,7 +230,7 @@ class ManyWriter:
                 yield self._table(columns_of_batch(batch, writer.clock, first))
             else:
                 messages = messages_of(batch, first)
-                yield plain_outgoing(messages, writer.encoder.encode, writer.require_fit, first)
+                yield outgoing_reference(messages, writer.encoder.encode, self._check, first)
             first += batch.num_rows
 
     def _stored_parts(self, batch: pa.RecordBatch, keeps_times: bool) -> Iterator[Outgoing]:
@@ -227,25 +251,25 @@ class ManyWriter:
         else:
             messages = outgoing_arrow.messages_of(batch, stored=True)
             times = outgoing_arrow.store_times_of(batch) if keeps_times else None
-            yield plain_outgoing(messages, encode, writer.require_fit, times=times)
+            yield outgoing_reference(messages, encode, self._check, times=times)
 
     @property
     def _has_kernels(self) -> bool:
-        return self._writer.has_short_way and codec.kernels_enabled()
+        return self._writer.takes_kernels and codec.kernels_enabled()
 
     def _table(self, columns: Columns, encode: Encode | None = None) -> Outgoing:
         writer = self._writer
-        return outgoing(
+        return outgoing_kernel(
             columns,
             encode or writer.encoder.encode,
             writer.config,
-            writer.require_fit,
+            self._check,
             writer.file_size - BLANK.size,
         )
 
 
 class _Put:
-    """One call: what is to be appended, and what is."""
+    """One call of ``put_many``: its messages, and the results so far."""
 
     def __init__(
         self,
@@ -267,7 +291,7 @@ class _Put:
         self._sizes = np.empty(count, np.int64)
 
     def append(self) -> None:
-        """Append all of it, chunk by chunk."""
+        """Append all messages, chunk by chunk."""
         if any(len(part.odd) < part.count for part in self._parts):
             _load_kernel()
         for part in self._parts:
@@ -295,10 +319,11 @@ class _Put:
                     at = number + 1
 
     def _time(self, now: int, own: int | None = None) -> int:
-        """The store time of the next message, or its earliest one; ``own`` is one it had."""
+        """The store time of the next message; ``own`` is the one that it had before."""
         if self._least_time is None:
             return now
-        # Others may have put since the last chunk, and what was put last may be in another file.
+        # Other threads may have put since the last chunk, and the last message may be in another
+        # file.
         times = [self._least_time, self._writer.file().store_timestamp]
         times += [] if self.last is None else [self.last.store_timestamp]
         times += [] if own is None else [own]
@@ -314,9 +339,8 @@ class _Put:
         self.done = number + 1
 
     def _append_rows(self, part: Outgoing, first: int, start: int, stop: int, now: int) -> int:
-        """Append rows to the last file: the number of the first that found no room."""
-        kernels = codec.kernels()
-        assert kernels is not None
+        """Append rows to the last file. Returns the number of the first row without room."""
+        kernels = codec.require_kernels()
         file = self._writer.file()
         offsets = self._writer.queue_offsets
         next_offsets = np.zeros(len(part.queues), np.int64)
@@ -365,7 +389,7 @@ class _Put:
         )
 
     def result(self, status: PutStatus) -> PutManyResult:
-        """The messages that are appended."""
+        """The result of the messages that are in the log."""
         count = self.done
         hosts: dict[bytes, int] = {}
         ids = [
@@ -403,9 +427,8 @@ class _Put:
 
 @cache
 def _load_kernel() -> None:
-    """Load or compile the kernel, which takes a moment: not while the log is held."""
-    kernels = codec.kernels()
-    assert kernels is not None
+    """Load or compile the kernel before the lock is taken, because it takes a moment."""
+    kernels = codec.require_kernels()
     none = Outgoing(
         0, np.zeros(0, np.int64), {}, [], np.zeros(0, np.int64), [], np.zeros(0, np.int64), False
     )
@@ -419,7 +442,7 @@ def _load_kernel() -> None:
 
 
 def _used(part: Outgoing, start: int, stop: int) -> list[int]:
-    """The queues of some rows."""
+    """The queues of a range of rows."""
     from logquarry.format.put_rows import QUEUE
 
     queues = part.rows[QUEUE, start:stop]
@@ -431,7 +454,7 @@ def _used(part: Outgoing, start: int, stop: int) -> list[int]:
 
 
 def _chunks(sizes: Int64) -> Iterator[tuple[int, int]]:
-    """Cuts of about CHUNK_BYTES, one message at least."""
+    """Ranges of about CHUNK_BYTES, with at least one message."""
     ends = np.cumsum(sizes)
     start = 0
     while start < len(sizes):

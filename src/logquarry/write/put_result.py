@@ -1,7 +1,7 @@
-"""What a put came to: RocketMQ's statuses, and :class:`PutResult`.
+"""The result of a put: RocketMQ's statuses, and :class:`PutResult`.
 
-A result stands for a message that is in the log, be it late on disk or at the replica. What is
-not in the log is an exception; :data:`OUTCOMES` says which status is which.
+A message that is in the log has a result, even if it is late on the disk or at the replica. A
+message that is not in the log raises an exception; :data:`OUTCOMES` maps each status to one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PutStatus(Enum):
     OS_PAGECACHE_BUSY = "OS_PAGECACHE_BUSY"
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
     LMQ_CONSUME_QUEUE_NUM_EXCEEDED = "LMQ_CONSUME_QUEUE_NUM_EXCEEDED"
-    """Never comes: 4.9.3 looks at the wrong variable before it would return it."""
+    """Never returned: 4.9.3 checks the wrong variable before it would return it."""
 
 
 class AppendStatus(Enum):
@@ -38,9 +38,9 @@ class AppendStatus(Enum):
     PUT_OK = "PUT_OK"
     END_OF_FILE = "END_OF_FILE"
     MESSAGE_SIZE_EXCEEDED = "MESSAGE_SIZE_EXCEEDED"
-    """Never comes from 4.9.3: the encoder finds it before anything is appended."""
+    """Never returned by 4.9.3: the encoder fails before anything is appended."""
     PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
-    """Never comes from 4.9.3, likewise."""
+    """Never returned by 4.9.3, for the same reason."""
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
 
 
@@ -59,23 +59,23 @@ OUTCOMES: Final[Mapping[PutStatus, type[StoreError] | None]] = MappingProxyType(
         PutStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED: MessageRejected,
     }
 )
-"""What raises: None where the message is in the log, and the status is a :class:`PutResult`'s."""
+"""The exception of each status; None if the message is in the log and has a result."""
 
 
 class PutResult(NamedTuple):
     """A message or batch in the log (``PutMessageResult`` with its ``AppendMessageResult``).
 
     Attributes:
-        status: PUT_OK, or why flush or replica were not waited out.
+        status: PUT_OK, or why flush wait or replica wait ended early.
         append_status: PUT_OK; END_OF_FILE only from a single append that found no room.
-        store_host: the broker, as the frame has it.
-        physical_offset: where the frame, or a batch's first one, starts.
-        queue_offset: index in the consume queue, of a batch the first one's.
+        store_host: the broker, as in the frame.
+        physical_offset: of the frame, of a batch that of its first frame.
+        queue_offset: of the message, of a batch that of its first message.
         size: bytes in the log.
         message_count: messages in the log.
-        store_timestamp: when the store took it, in milliseconds.
-        elapsed_ms: how long the log was held.
-        starts: of each frame, its place counted from ``physical_offset``.
+        store_timestamp: in milliseconds.
+        elapsed_ms: how long the lock was held.
+        starts: of each frame, relative to ``physical_offset``.
     """
 
     status: PutStatus
@@ -91,7 +91,7 @@ class PutResult(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the message is in the log, whatever became of flush and replica."""
+        """Whether the message is in the log, on the disk and at the replica or not."""
         return self.append_status is AppendStatus.PUT_OK
 
     @property
@@ -102,24 +102,24 @@ class PutResult(NamedTuple):
 
     @property
     def message_id(self) -> str:
-        """The id of the message; those of a batch with commas between."""
+        """The id of the message; of a batch all ids with commas between them."""
         return ",".join(self.message_ids)
 
     @property
     def end_offset(self) -> int:
-        """Physical offset behind the last frame: what a flush has to reach."""
+        """Physical offset behind the last frame; a flush that reaches it covers the put."""
         return self.physical_offset + self.size
 
     def settled(
         self, *, flush: PutStatus = PutStatus.PUT_OK, replica: PutStatus = PutStatus.PUT_OK
     ) -> PutResult:
-        """The same once flush and replica are known; the replica's status overrides the flush's."""
+        """The result with the status of both waits; the replica's overrides the flush's."""
         status = flush if replica is PutStatus.PUT_OK else replica
         return self if status is self.status else self._replace(status=status)
 
 
 def refusal(status: PutStatus, message: str, *, reason: str = "") -> StoreError:
-    """The exception that stands for a status without a message in the log."""
+    """The exception of a status without a message in the log."""
     kind = OUTCOMES[status]
     if kind is StoreUnavailable:
         return StoreUnavailable(message, status=status.value)

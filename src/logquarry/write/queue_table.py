@@ -1,7 +1,7 @@
-"""The consume queues of a store that is written (``DefaultMessageStore.consumeQueueTable``).
+"""The consume queues of a store that is open for writing (``consumeQueueTable``).
 
-A broker has thousands of them: what stands in the files is looked at when the store is opened,
-and a queue's files are only mapped once somebody reads or writes it.
+A broker has thousands of queues. Their ends are found when the store is opened; the files of a
+queue are mapped with its first read or write.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class QueueTable:
     """The queues of one store.
 
     Args:
-        disk: what they are on.
-        root: the store.
+        disk: does the input and output.
+        root: the store's folder.
         file_size: bytes of a queue file.
-        ends: one past the last queue offset, of each queue that there is.
+        ends: of each existing queue one past its last queue offset.
         log: the log's files.
-        mendings: for a recovery: the queues that it writes, with what is known of each.
-        keeps_tails: whether what stands behind the ends stays as it is, and files may be missing
-            between others: as RocketMQ has it.
+        mendings: for a recovery, what it knows of each queue that it writes.
+        keeps_tails: whether the bytes behind the ends stay, and files may be missing between
+            others, as in RocketMQ.
 
     Attributes:
-        writers: what the dispatcher writes to.
-        live: the queues that were asked for by :meth:`get`; they stay.
+        writers: the writers for the dispatcher.
+        live: the queues that :meth:`get` has returned.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class QueueTable:
         )
         files.load()
         if files.bases:
-            # A queue that is not known yet has nothing that may stay.
+            # Of a queue that is not in `ends` nothing stays.
             end = self._ends.get((topic, queue_id), 0) * UNIT_SIZE
             if self._keeps_tails:
                 files.end_at(end)
@@ -94,12 +94,12 @@ class QueueTable:
         return writer is not None and bool(writer.files.bases)
 
     def get(self, topic: str, queue_id: int) -> LiveQueue | None:
-        """One queue to be read, None if there is none of that name."""
+        """One queue for reading, None if there is none of that name."""
         key = topic, queue_id
         found = self.live.get(key)
         if found is not None:
             return found
-        # Only names of queues that are there may become paths.
+        # Only names of existing queues may become paths.
         if key not in self._ends and key not in self.writers:
             return None
         writer = self.writers.get(key)
@@ -109,7 +109,7 @@ class QueueTable:
             return self.live.setdefault(key, LiveQueue(topic, queue_id, writer.files, self._log))
 
     def next_offsets(self) -> dict[QueueKey, int]:
-        """The offset that comes next in each queue (``recoverTopicQueueTable``)."""
+        """The next offset of each queue (``recoverTopicQueueTable``)."""
         found = dict(self._ends)
         for key in self.writers.known:
             writer = self.writers.get(key)
@@ -121,10 +121,10 @@ class QueueTable:
         return (writer.files for writer in self.writers)
 
     def restore_lost(self) -> bool:
-        """Make files anew that another program deleted; whether all are there now.
+        """Restore files that another program deleted. Returns whether all files exist now.
 
-        A Java store that is opened on this one takes away queue files that it finds behind the
-        end of its log (reliability.md, rule 1).
+        A Java store that is opened on this one deletes queue files that are behind the end of its
+        log.
         """
         found = [self._restored(file) for files in self for file in files.open_files]
         return all(found)
@@ -132,7 +132,7 @@ class QueueTable:
     def _restored(self, file: MappedFile) -> bool:
         if file.is_named():
             return True
-        logger.warning("%s: somebody deleted it while it was in use; made anew", file.path)
+        logger.warning("%s: another program deleted it while it was in use; made again", file.path)
         disk = self._disk
         data = file.select(0) or b""
         try:
@@ -145,7 +145,7 @@ class QueueTable:
             finally:
                 disk.let_go(descriptor)
         except (OSError, StoreUnavailable) as error:
-            logger.error("%s: cannot be made anew: %s", file.path, error)
+            logger.error("%s: cannot be made again: %s", file.path, error)
             return False
         return True
 
@@ -156,10 +156,10 @@ class QueueTable:
 
 
 class _SoleOwner:
-    """Makes the files of a queue where nobody else's stands in the way.
+    """Makes the files of a queue; a file of that name goes to quarantine.
 
-    A Java store that is opened on this one dispatches before the lock refuses it, and may make
-    the file that comes next here.
+    A Java store that is opened on this one dispatches before the lock refuses it, and may have made
+    the queue's next file.
     """
 
     def __init__(self, disk: Disk, aside: Path) -> None:
@@ -167,12 +167,12 @@ class _SoleOwner:
         self._aside = aside
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
-        """The file at a path, made anew."""
+        """Make the file at a path."""
         _set_aside(self._disk, path, self._aside)
         return MappedFile(self._disk, path, int(path.name), size, exclusive=True)
 
     def discard(self) -> None:
-        """Nothing is made ahead."""
+        """Do nothing: no file is made ahead."""
 
 
 def _set_aside(disk: Disk, path: Path, aside: Path) -> None:

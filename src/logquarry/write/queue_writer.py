@@ -1,4 +1,12 @@
-"""The units of a run of frames, queue by queue, in two twins."""
+"""Writes consume queues: groups the entries of a run of frames, and appends them to each queue.
+
+Follows ``ConsumeQueue.putMessagePositionInfo`` and ``fillPreBlank`` of 4.9.3. One thread writes:
+the dispatcher.
+
+Guarantees: an entry is written at its queue offset or not at all. Existing entries are skipped, so
+that a part of the log can be dispatched again. If entries before a new one are missing, the new
+one is refused. (Java writes it at a wrong offset, and logs a bug.)
+"""
 
 from __future__ import annotations
 
@@ -29,12 +37,12 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class QueuePart:
-    """What a run of frames brings to one queue, in the log's order.
+    """The entries of a run of frames for one queue, in the log's order.
 
     Attributes:
         rows: the numbers of the frames.
-        offsets: the queue offset of each.
-        units: what stands there.
+        offsets: the queue offset of each entry.
+        units: the entries.
     """
 
     rows: Int64
@@ -43,11 +51,10 @@ class QueuePart:
 
 
 def parts_of(followed: Followed) -> dict[QueueKey, QueuePart]:
-    """What a run brings to each queue."""
+    """The entries of a run for each queue."""
     if followed.table is None:
-        return _plain(followed.requests)
-    kernels = codec.kernels()
-    assert kernels is not None
+        return _parts_reference(followed.requests)
+    kernels = codec.require_kernels()
     count, queues = followed.table.shape[1], len(followed.queues)
     ends = np.empty(queues + 1, np.int64)
     rows, offsets = np.empty(count, np.int64), np.empty(count, np.int64)
@@ -61,7 +68,7 @@ def parts_of(followed: Followed) -> dict[QueueKey, QueuePart]:
     }
 
 
-def _plain(requests: DispatchRequests) -> dict[QueueKey, QueuePart]:
+def _parts_reference(requests: DispatchRequests) -> dict[QueueKey, QueuePart]:
     units = units_of(requests.physical_offset, requests.size, requests.tags_code)
     queued = np.flatnonzero(requests.is_dispatched)
     ids, queue_ids = requests.topic_ids[queued], requests.queue_id[queued]
@@ -81,7 +88,7 @@ def _plain(requests: DispatchRequests) -> dict[QueueKey, QueuePart]:
 def parts_with_copies(
     window: Window, followed: Followed, config: StoreConfig
 ) -> dict[QueueKey, QueuePart]:
-    """What a run brings to each queue, also to those that its messages name besides their own."""
+    """The entries of a run for each queue, also for the further queues of multi-dispatch."""
     parts = parts_of(followed)
     if config.enable_multi_dispatch:
         _add_copies(window, followed, parts, config)
@@ -91,7 +98,7 @@ def parts_with_copies(
 def _add_copies(
     window: Window, run: Followed, parts: dict[QueueKey, QueuePart], config: StoreConfig
 ) -> None:
-    """Add what the messages of a run bring to further queues (``multiDispatchLmqQueue``)."""
+    """Add the entries for further queues (``multiDispatchLmqQueue``)."""
     requests = run.requests
     units = units_of(requests.physical_offset, requests.size, requests.tags_code)
     queued = np.flatnonzero(requests.is_dispatched)
@@ -105,7 +112,7 @@ def _add_copies(
         if key in parts:
             rows = np.concatenate((parts[key].rows, rows))
             offsets = np.concatenate((parts[key].offsets, offsets))
-            # Stable: a message that names its own queue is in it once.
+            # Stable: a message that names its own queue has one entry there.
             order = np.argsort(rows, kind="stable")
             rows, offsets = rows[order], offsets[order]
             once = np.append(True, np.diff(rows) != 0)
@@ -114,37 +121,30 @@ def _add_copies(
 
 
 # --------------------------------------------------------------------------------------------------
-# One consume queue, written (the appending half of ``ConsumeQueue``).
-#
-# Follows ``putMessagePositionInfo`` and ``fillPreBlank`` of 4.9.3. One thread writes: the
-# dispatcher.
-#
-# Guarantees: a unit stands at its queue offset or not at all. Units that are there already are
-# passed over, so that a part of the log can be dispatched again; where some are missing before the
-# next one, it is refused. (Java writes it where it does not belong, and logs a bug.)
+# The writer of one queue, and the one that a recovery uses.
 
 Offsets = npt.NDArray[np.int64]
 
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 MOST_GAP: Final = 1 << 24
-"""Units that may be missing before the next one; a message further on has a wrong queue offset,
+"""The most entries that may be missing before a new one. A larger gap means a wrong queue offset,
 which no CRC covers."""
 MOST_OFFSET: Final = 1 << 48
-"""A broker that puts a million messages a second into one queue gets there in nine years."""
+"""A queue with a million messages a second reaches it after nine years."""
 _GAP_AT_ONCE: Final = 1 << 14
 
 
 class ConsumeQueueWriter:
-    """Appends units to one queue.
+    """Appends entries to one queue.
 
     Args:
-        files: the queue's files, which end with its last unit.
-        name: what errors call it.
+        files: the queue's files, which end with its last entry.
+        name: the queue's name in errors.
 
     Attributes:
         files: the queue's files.
-        name: what errors call it.
-        physical_end: where the last message with a unit ends in the log (``maxPhysicOffset``).
+        name: the queue's name in errors.
+        physical_end: physical offset behind the last message with an entry (``maxPhysicOffset``).
     """
 
     def __init__(self, files: MappedFileQueue, name: str = "a consume queue") -> None:
@@ -154,30 +154,30 @@ class ConsumeQueueWriter:
 
     @property
     def next_offset(self) -> int | None:
-        """The queue offset that comes next, None while there is no file: any may."""
+        """The next queue offset; None while there is no file, and any offset may be the first."""
         return None if self.files.last_file() is None else self.files.wrote_offset // UNIT_SIZE
 
     def append(self, offsets: Offsets, units: Units) -> int:
-        """Append units, in the log's order.
+        """Append entries, in the log's order.
 
         Args:
             offsets: the queue offset of each.
-            units: what they say.
+            units: the entries.
 
         Returns:
             How many were new.
 
         Raises:
-            CorruptFile: if units before one of them are missing.
+            CorruptFile: if entries before one of them are missing.
             StoreUnavailable: if a file cannot be made.
         """
         if not len(units):
             return 0
-        # In the log's order: where the first one is new, all are.
+        # They are in the log's order: if the first one is new, all are.
         if int(units["physical_offset"][0]) + int(units["size"][0]) <= self.physical_end:
             new = units["physical_offset"] + units["size"] > self.physical_end
             offsets, units = offsets[new], units[new]
-        # An offset that does not go on from the one before: a gap, or a new epoch of the topic.
+        # An offset that is not the one before plus 1: a gap, or the topic was created again.
         cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
         bounds = [0, *cuts.tolist(), len(offsets)]
         return sum(
@@ -188,7 +188,7 @@ class ConsumeQueueWriter:
 
     def _append_run(self, offset: int, units: Units) -> int:
         if offset < 0:
-            # No CRC covers a queue offset, and a negative one is no place in a queue.
+            # No CRC covers a queue offset; a negative one is damage.
             units, offset = units[-offset:], 0
             if not len(units):
                 return 0
@@ -205,16 +205,16 @@ class ConsumeQueueWriter:
         return len(units)
 
     def _following(self, expected: int, offset: int, units: Units) -> Units:
-        """The units of a run that begins at an offset, as far as they go on from what is there."""
+        """The entries of a run at an offset that continue the queue."""
         if offset > expected:
             raise CorruptFile(
                 self.name,
                 self.files.wrote_offset,
-                f"the unit of queue offset {offset} comes next in the log, and those from "
-                f"{expected} on are missing",
+                f"the log continues with queue offset {offset}, and the entries from {expected} "
+                "on are missing: run logquarry recover",
                 kind="queue_gap",
             )
-        # QUIRK: Java appends a unit of offset 0 at the end of any queue, and passes over the rest
+        # QUIRK: Java appends an entry of offset 0 at the end of any queue, and skips the rest
         # (test_queue_writer.py::test_a_new_epoch_is_passed_over).
         return units[expected - offset :]
 
@@ -227,7 +227,7 @@ class ConsumeQueueWriter:
             data = data[count:]
 
     def _begin(self, offset: int) -> None:
-        """Make the first file, in which units stand for what was before ``offset``."""
+        """Make the first file, with filler entries before ``offset``."""
         start = offset * UNIT_SIZE
         file = self._file(start)
         file.append(_FILLER * ((start - file.base) // UNIT_SIZE))
@@ -239,7 +239,7 @@ class ConsumeQueueWriter:
         return file
 
     def _last_physical_end(self) -> int:
-        """From the last unit that stands for a message; 0 without one."""
+        """Physical offset behind the message of the last entry; 0 without one."""
         end = self.files.wrote_offset
         while end > max(0, self.files.min_offset):
             data = self.files.select(end - UNIT_SIZE, UNIT_SIZE)
@@ -254,15 +254,15 @@ class ConsumeQueueWriter:
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """What is known of a queue that a recovery writes.
+    """What a recovery knows of a queue that it writes.
 
     Attributes:
-        resume_at: physical offset of the first message that it lacks.
-        kept: units of messages that the log has lost, by their queue offsets. Where there is none
-            a filler stands for the message: no reader stops at it, RocketMQ's neither.
-        aside: the folder for files that have to go.
-        moved: the right queue offsets of messages whose own is harmed, by their physical offsets.
-        largest_gap: fillers in a row at the most; what stands further on has a wrong offset.
+        resume_at: physical offset of the first message that the queue lacks.
+        kept: entries of messages that the log has lost, by their queue offsets. A message without
+            one gets a filler, at which no reader stops, RocketMQ's neither.
+        aside: the quarantine folder.
+        moved: the right queue offsets of messages with a damaged one, by physical offset.
+        largest_gap: the most fillers in a row; a message further on has a wrong queue offset.
     """
 
     resume_at: int
@@ -273,17 +273,17 @@ class Mending:
 
 
 class ConsumeQueueMender(ConsumeQueueWriter):
-    """Writes a queue anew from a log that has lost messages.
+    """Rebuilds the end of a queue from a log that has lost messages.
 
     Args:
-        files: the queue's files, cut where it is sound.
-        name: what errors call it.
-        mending: what is known of it.
+        files: the queue's files, truncated to the sound entries.
+        name: the queue's name in errors.
+        mending: what the recovery knows of the queue.
     """
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending) -> None:
         super().__init__(files, name)
-        # Messages before that one are of an earlier life of the topic, or there already.
+        # Earlier messages have entries, or belong to a topic that was deleted.
         self.physical_end = mending.resume_at
         self._mending = mending
         self._harmed = np.fromiter(mending.moved, np.int64)
@@ -301,7 +301,7 @@ class ConsumeQueueMender(ConsumeQueueWriter):
 
     def _following(self, expected: int, offset: int, units: Units) -> Units:
         if offset < expected:
-            # The topic was deleted and came again: what was there before counts no more.
+            # The topic was deleted and created again: the old entries no longer count.
             first = self.files.min_offset // UNIT_SIZE
             start = max(first, offset) * UNIT_SIZE
             self.files.truncate_to(start, aside=self._mending.aside)
@@ -316,7 +316,7 @@ class ConsumeQueueMender(ConsumeQueueWriter):
 
 
 def units_of(physical_offset: Offsets, size: Offsets, tags_code: Offsets) -> Units:
-    """Units as they stand on disk."""
+    """Entries in the form of the queue files."""
     units = np.empty(len(physical_offset), UNIT_DTYPE)
     units["physical_offset"] = physical_offset
     units["size"] = size

@@ -1,8 +1,7 @@
-"""Frames that were made elsewhere, appended: the last step of a load.
+"""Appends frames that a load made elsewhere (staged frames) to the log.
 
-Guarantees: what comes into the log is, byte for byte, what ``put_many`` would have written; the
-store time is that of a chunk of about a mebibyte. Whatever ends a call in the middle leaves the
-first frames of it in the log.
+Guarantees: the log gets the same bytes as from ``put_many``; the store time is that of a chunk of
+about a mebibyte. If a call ends in the middle, the first frames of it are in the log.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from logquarry.errors import CorruptFile
 from logquarry.format import frame, staged
 from logquarry.log import codec
 from logquarry.read.log_queues import QueueKey
-from logquarry.write.append import CommitLogWriter, end_file
+from logquarry.write.append import CommitLogWriter
+from logquarry.write.log_appender import end_file
 from logquarry.write.put_many import CHUNK_BYTES
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 
@@ -33,12 +33,12 @@ _NO_HOST: Final = bytes(frame.HOST_SIZE_V4)
 
 @dataclass(frozen=True, slots=True)
 class StagedFrames:
-    """Frames that can be appended.
+    """Staged frames of one file.
 
     Attributes:
-        data: their bytes, one behind the other (:mod:`logquarry.format.staged`).
-        queues: the queues that their numbers mean.
-        path: of the file that they are in, for errors.
+        data: the frames (:mod:`logquarry.format.staged`).
+        queues: the queues; a frame holds an index into them.
+        path: of the file, for errors.
     """
 
     data: memoryview
@@ -51,7 +51,7 @@ class StagedWriter:
 
     Args:
         writer: of the log.
-        counted: told of each topic, how many of its messages were appended, and their bytes.
+        counted: called with each topic, the messages of it that were appended, and their bytes.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class StagedWriter:
         """Append all frames from a byte of them on.
 
         Returns:
-            How many.
+            The number of frames.
 
         Raises:
-            StoreUnavailable: if the store takes no messages, now or before the last one.
-            CorruptFile: if what stands there is no frame, or no file of the log could hold it.
+            StoreUnavailable: if the store takes no messages, or stops doing so.
+            CorruptFile: if the bytes are no frame, or no file of the log could hold it.
         """
         began = time.monotonic()
         placed = np.zeros((2, len(frames.queues)), np.int64)
@@ -88,7 +88,7 @@ class StagedWriter:
             with self._writer.holding() as (now, _):
                 done, start = self._append_chunk(frames, start, now, placed)
             count += done
-            # The dispatcher and the disk follow while this goes on.
+            # Wakes the dispatcher and the flush service.
             self._writer.settle(_result(self._writer, now, began), False)
         return count
 
@@ -98,7 +98,7 @@ class StagedWriter:
         file = self._writer.file()
         known = self._writer.queue_offsets
         next_offsets = np.array([known.setdefault(key, 0) for key in frames.queues], np.int64)
-        place = _place_quickly if codec.kernels_enabled() else _place
+        place = _place_kernel if codec.kernels_enabled() else _place_reference
         stop, position, count, why = place(frames, start, file, now, next_offsets, placed)
         if stop > start:
             before = file.wrote
@@ -121,12 +121,12 @@ class StagedWriter:
 
 
 def find_staged(log: MappedFileQueue, position: int, frames: StagedFrames) -> tuple[int, int]:
-    """How much of some frames stands in the log from an offset on.
+    """Find out how many of some frames are in the log from an offset on.
 
     Returns:
-        (the byte of the frames behind the last one that is there, offset in the log behind it).
+        (the byte of ``frames`` behind the last one that is there, physical offset behind it).
     """
-    start, same = 0, _same_quickly if codec.kernels_enabled() else _same
+    start, same = 0, _same_kernel if codec.kernels_enabled() else _same_reference
     while start < len(frames.data):
         there = log.select(position)
         if there is None:
@@ -135,7 +135,7 @@ def find_staged(log: MappedFileQueue, position: int, frames: StagedFrames) -> tu
         start, position = done, position + behind
         if behind == len(there) or start == len(frames.data):
             break
-        # Only where a frame finds no room does it begin a file.
+        # A frame is only in the next file if it has no room in this one.
         room = log.file_size - position % log.file_size
         if _size_at(frames, start) + _BLANK <= room:
             break
@@ -147,7 +147,7 @@ def _size_at(frames: StagedFrames, start: int) -> int:
     return int.from_bytes(frames.data[start : start + 4], "big", signed=True)
 
 
-def _place_quickly(
+def _place_kernel(
     frames: StagedFrames,
     start: int,
     file: MappedFile,
@@ -155,9 +155,8 @@ def _place_quickly(
     next_offsets: Int64,
     placed: Int64,
 ) -> tuple[int, int, int, int]:
-    kernels = codec.kernels()
-    assert kernels is not None
-    # The views keep the maps while the kernel works.
+    kernels = codec.require_kernels()
+    # The views keep the maps alive while the kernel works.
     source, target = np.frombuffer(frames.data, np.uint8), np.frombuffer(file.buffer, np.uint8)
     stop, position, count, why = kernels.place_staged(
         *(source.ctypes.data, start, len(source), CHUNK_BYTES),
@@ -167,7 +166,7 @@ def _place_quickly(
     return int(stop), int(position), int(count), int(why)
 
 
-def _place(
+def _place_reference(
     frames: StagedFrames,
     start: int,
     file: MappedFile,
@@ -200,9 +199,8 @@ def _place(
     return start, position, count, staged.PLACED
 
 
-def _same_quickly(frames: StagedFrames, start: int, there: memoryview) -> tuple[int, int]:
-    kernels = codec.kernels()
-    assert kernels is not None
+def _same_kernel(frames: StagedFrames, start: int, there: memoryview) -> tuple[int, int]:
+    kernels = codec.require_kernels()
     one, other = np.frombuffer(frames.data, np.uint8), np.frombuffer(there, np.uint8)
     stop, behind, _ = kernels.same_staged(
         one.ctypes.data, start, len(one), other.ctypes.data, 0, len(other)
@@ -210,7 +208,7 @@ def _same_quickly(frames: StagedFrames, start: int, there: memoryview) -> tuple[
     return int(stop), int(behind)
 
 
-def _same(frames: StagedFrames, start: int, there: memoryview) -> tuple[int, int]:
+def _same_reference(frames: StagedFrames, start: int, there: memoryview) -> tuple[int, int]:
     """The reference."""
     at = 0
     for size in staged.sizes_of(frames.data, start):
@@ -221,6 +219,6 @@ def _same(frames: StagedFrames, start: int, there: memoryview) -> tuple[int, int
 
 
 def _result(writer: CommitLogWriter, now: int, began: float) -> PutResult:
-    """What those who settle puts look at; nobody waits for it."""
+    """A result to settle a chunk with; no thread waits for it."""
     elapsed = (time.monotonic() - began) * 1_000
     return PutResult(PutStatus.PUT_OK, AppendStatus.PUT_OK, _NO_HOST, 0, 0, 0, 0, now, elapsed)

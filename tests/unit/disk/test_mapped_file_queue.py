@@ -211,16 +211,6 @@ def test_truncating_to_the_first_offset_keeps_the_first_file(
     queue.close()
 
 
-def test_reset_goes_back_two_files_at_most(disk: FaultyDisk, tmp_path: Path) -> None:
-    queue = make(disk, tmp_path)
-    fill(queue, 3 * SIZE)
-    assert not queue.reset(SIZE - 1)
-    assert queue.max_offset == 3 * SIZE
-    assert queue.reset(3 * SIZE - 5)
-    assert queue.max_offset == 3 * SIZE - 5
-    queue.close()
-
-
 def test_append_data_at_its_offset(disk: FaultyDisk, tmp_path: Path) -> None:
     queue = make(disk, tmp_path)
     assert not queue.append_data(2 * SIZE + 1, b"x"), "a file begins with its first byte"

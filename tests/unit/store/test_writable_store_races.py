@@ -13,7 +13,8 @@ import pytest
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.store import store_engine
-from logquarry.write.put_future import Asked
+from logquarry.write import append
+from logquarry.write.flush_wait import Asked
 from tests.faulty_disk import FaultyDisk
 from tests.small_store import bodies, opened
 
@@ -89,15 +90,15 @@ def test_closing_while_a_service_puts(
     monkeypatch.setattr(store_engine, "_PATIENCE_SECONDS", SECONDS)
     store = opened(tmp_path, flush_disk_type="SYNC_FLUSH")
     writer, passed, go_on = store._writer, threading.Event(), threading.Event()
-    append, own = writer._put_plain, threading.current_thread()
+    put_common, own = writer._put_common, threading.current_thread()
 
     def wait_and_append(message: lq.Message) -> lq.PutResult | None:
         if threading.current_thread() is not own:
             passed.set()
             go_on.wait(SECONDS)
-        return append(message)
+        return put_common(message)
 
-    monkeypatch.setattr(writer, "_put_plain", wait_and_append)
+    monkeypatch.setattr(writer, "_put_common", wait_and_append)
     ended = []
 
     def put(_: object) -> None:
@@ -121,7 +122,7 @@ def test_closing_while_a_service_puts(
         assert bodies(reader) == [b"1"]
 
 
-@pytest.mark.parametrize("way", ["short", "long", "many"])
+@pytest.mark.parametrize("way", ["common", "uncommon", "many"])
 def test_a_put_between_the_bytes_of_a_master(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,12 +130,15 @@ def test_a_put_between_the_bytes_of_a_master(
     with opened(tmp_path / "master") as master:
         ends = [master.put(lq.Message("t", b"%d" % number)).end_offset for number in range(3)]
         log = (tmp_path / f"master/commitlog/{0:020d}").read_bytes()
-    string = None if way == "long" else ""
-    own = lq.Message("t", b"own", properties_string=string)
+    own = lq.Message("t", b"own", properties={} if way == "uncommon" else None)
     with opened(tmp_path / "copy") as store:
         writer = store._writer
         # What comes behind the checks, before the log is held.
-        owner, name = (writer, "check_status") if way == "many" else (writer._plain, "parts")
+        owner, name = {
+            "common": (append, "topic_bytes"),
+            "uncommon": (writer.encoder, "encode"),
+            "many": (writer, "check_status"),
+        }[way]
         behind_checks = getattr(owner, name)
         came: list[bool] = []
 

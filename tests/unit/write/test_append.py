@@ -19,6 +19,7 @@ from logquarry.format.frame import Blank, Frame
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
 from logquarry.write import append as append_module
+from logquarry.write import log_appender
 from logquarry.write.append import CommitLogWriter
 from logquarry.write.put_result import OUTCOMES, AppendStatus, PutResult, PutStatus, refusal
 
@@ -213,7 +214,8 @@ def test_a_put_that_holds_the_log_for_long(
 def test_slow_puts_are_logged(
     log: Log, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(append_module, "SLOW_PUT", -1.0)
+    for module in (append_module, log_appender):
+        monkeypatch.setattr(module, "SLOW_PUT", -1.0)
     log.writer.put(sized(100))
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == 2

@@ -3,7 +3,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from logquarry.write.flush import (
     FlushRealTimeService,
     GroupCommitService,
 )
+from logquarry.write.flush_wait import PutWait, ThreadWait
 from tests.faulty_disk import EIO, FaultyDisk
 
 SIZE = 1 << 20
@@ -71,7 +71,7 @@ def test_64_waiters_share_few_syncs(
     service.start()
     before = disk.counts["fdatasync"]
     disk.gate.clear()
-    futures: list[Future[bool]] = []
+    futures: list[ThreadWait] = []
     lock = threading.Lock()
 
     def one() -> None:
@@ -165,8 +165,6 @@ def test_an_offset_that_is_not_reached_is_a_timeout(
 ) -> None:
     service = GroupCommitService(queue, disk.health)
     reached, beyond = service.request(put(queue, b"abc")), service.request(4)
-    cancelled = service.request(3)
-    cancelled.cancel()
     service.run_once()
     assert reached.result(0) is True and beyond.result(0) is False
     service.stop()
@@ -206,17 +204,14 @@ def test_a_request_that_times_out_just_when_it_is_synced(
     service = GroupCommitService(queue, disk.health, timeout_ms=5, clock=clock)
     told = []
 
-    def result_of(is_flushed: bool) -> bool:
+    def heard(is_flushed: bool) -> None:
         told.append(is_flushed)
         if len(told) == 1:
             clock.now += 5
             service.expire()
-        return is_flushed
 
-    future: Future[bool] = Future()
-    service.resolve_later(put(queue, b"x"), future, result_of)
+    service.add(PutWait(put(queue, b"x"), heard, lambda error: None))
     service.run_once()
-    assert future.result(0)
     assert told == [True]
 
 

@@ -1,10 +1,11 @@
-"""A put's future does what one of the library's does, whoever waits for it, and when."""
+"""Threads, callbacks and coroutines wait for the future of a put, before and after it is done."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, as_completed, wait
+import time
 
 import pytest
 
@@ -15,81 +16,120 @@ from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 RESULT = PutResult(PutStatus.PUT_OK, AppendStatus.PUT_OK, b"", 0, 0, 100, 1, 0, 0.0)
 
 
-def test_a_future_that_nobody_waits_for() -> None:
-    future = PutFuture()
-    assert future.running()
-    assert not future.cancel()
+def test_a_result_before_and_after_it_is_known() -> None:
+    future = PutFuture.pending()
     assert not future.done()
-    with pytest.raises(TimeoutError):
-        future.result(timeout=0)
+    assert "pending" in repr(future)
+    for timeout in (0, -1, 0.01):
+        with pytest.raises(TimeoutError):
+            future.result(timeout=timeout)
+        with pytest.raises(TimeoutError):
+            future.exception(timeout=timeout)
     future.set_result(RESULT)
     assert future.done()
-    assert not future.running()
-    assert not future.cancelled()
     assert future.result() is RESULT
+    assert future.result(timeout=0) is RESULT
     assert future.exception() is None
-    assert "finished" in repr(future)
-
-
-@pytest.mark.parametrize("is_looked_at", [False, True])
-def test_it_is_settled_once(is_looked_at: bool) -> None:
-    future = PutFuture()
-    if is_looked_at:
-        future.add_done_callback(lambda _: None)
-    future.set_result(RESULT)
-    with pytest.raises(InvalidStateError):
-        future.set_result(RESULT)
-    with pytest.raises(InvalidStateError):
-        future.set_exception(ValueError())
+    assert "PUT_OK" in repr(future)
 
 
 def test_callbacks_before_and_after() -> None:
-    future, called = PutFuture(), list[tuple[str, Future[PutResult]]]()
-    future.add_done_callback(lambda found: called.append(("before", found)))
+    future, called = PutFuture.pending(), list[tuple[str, PutFuture]]()
+    future.add_done_callback(lambda found: called.append(("first", found)))
+    future.add_done_callback(lambda found: called.append(("second", found)))
     assert not called
     future.set_result(RESULT)
     future.add_done_callback(lambda found: called.append(("after", found)))
-    assert called == [("before", future), ("after", future)]
+    assert called == [("first", future), ("second", future), ("after", future)]
+
+
+def test_a_callback_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    future, called = PutFuture.pending(), list[PutFuture]()
+
+    def raises(_: PutFuture) -> None:
+        raise ValueError("a bug of the program")
+
+    future.add_done_callback(raises)
+    future.add_done_callback(called.append)
+    with caplog.at_level(logging.ERROR):
+        future.set_result(RESULT)
+    assert called == [future] and future.result() is RESULT
+    assert "a callback of" in caplog.text and "a bug of the program" in caplog.text
 
 
 def test_a_failure() -> None:
-    future = failed_future(StoreUnavailable("no"))
-    assert future.done()
-    assert isinstance(future.exception(), StoreUnavailable)
-    for timeout in (None, 1):
-        with pytest.raises(StoreUnavailable, match="no"):
-            future.result(timeout)
+    late = PutFuture.pending()
+    called = list[PutFuture]()
+    late.add_done_callback(called.append)
+    late.set_exception(StoreUnavailable("no"))
+    assert called == [late]
+    for future in (failed_future(StoreUnavailable("no")), late):
+        assert future.done()
+        assert isinstance(future.exception(), StoreUnavailable)
+        for timeout in (None, 1):
+            with pytest.raises(StoreUnavailable, match="no"):
+                future.result(timeout)
 
 
-def test_the_librarys_ways_of_waiting() -> None:
-    futures: list[Future[PutResult]] = [PutFuture() for _ in range(4)]
-    futures[2].set_result(RESULT)
-    assert wait(futures, return_when=FIRST_COMPLETED).done == {futures[2]}
-    left = [*futures[:2], futures[3]]
+def test_a_thread_waits() -> None:
+    for timeout in (None, 20):
+        future = PutFuture.pending()
+        settling = threading.Timer(0.05, future.set_result, [RESULT])
+        settling.start()
+        assert future.result(timeout) is RESULT
+        settling.join()
 
-    def settle() -> None:
-        for future in left:
-            future.set_result(RESULT)
 
-    settling = threading.Timer(0.05, settle)
-    settling.start()
-    assert set(as_completed(futures, timeout=60)) == set(futures)
-    settling.join()
+def test_coroutines_wait() -> None:
+    async def waited() -> list[PutResult]:
+        futures = [PutFuture.pending() for _ in range(3)]
+        futures[1].set_result(RESULT)
+        for at in (0, 2):
+            threading.Timer(0.05, futures[at].set_result, [RESULT]).start()
 
+        async def each(future: PutFuture) -> PutResult:
+            return await future
+
+        found = await asyncio.wait_for(asyncio.gather(*map(each, futures)), 20)
+        # Several may await the same future, also when it is done.
+        return [*found, await futures[0]]
+
+    assert asyncio.run(waited()) == [RESULT] * 4
+
+
+def test_a_coroutine_gets_the_error() -> None:
     async def waited() -> PutResult:
-        future = PutFuture()
-        threading.Timer(0.05, lambda: future.set_result(RESULT)).start()
-        return await asyncio.wait_for(asyncio.wrap_future(future), 20)
+        future = PutFuture.pending()
+        threading.Timer(0.05, future.set_exception, [StoreUnavailable("EIO")]).start()
+        return await future
 
-    assert asyncio.run(waited()) is RESULT
+    with pytest.raises(StoreUnavailable, match="EIO"):
+        asyncio.run(waited())
+
+
+def test_a_coroutine_that_gives_up_leaves_the_put_as_it_is() -> None:
+    future = PutFuture.pending()
+
+    async def gives_up() -> None:
+        async def wait() -> PutResult:
+            return await future
+
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(wait(), 0.01)
+
+    asyncio.run(gives_up())
+    assert not future.done()
+    # Its loop is closed by now.
+    future.set_result(RESULT)
+    assert future.result() is RESULT
 
 
 @pytest.mark.timeout(120)
-def test_nobody_waits_for_ever() -> None:
+def test_no_wait_lasts_for_ever() -> None:
     """Settled by one thread at any moment of another's beginning to wait."""
     rounds = 3_000
-    futures = [PutFuture() for _ in range(rounds)]
-    called = threading.Semaphore(0)
+    futures = [PutFuture.pending() for _ in range(rounds)]
+    called: list[PutFuture] = []
     start = threading.Barrier(2)
 
     def settle() -> None:
@@ -102,9 +142,12 @@ def test_nobody_waits_for_ever() -> None:
     start.wait()
     for number, future in enumerate(futures):
         if number % 2:
-            assert future.result(timeout=60) is RESULT
+            assert future.result(timeout=20) is RESULT
         else:
-            future.add_done_callback(lambda _: called.release())
-    for _ in range(rounds // 2):
-        assert called.acquire(timeout=60)
+            future.add_done_callback(called.append)
     thread.join()
+    end = time.monotonic() + 20
+    while len(called) < rounds // 2 and time.monotonic() < end:
+        time.sleep(0.001)
+    # Each of them once.
+    assert sorted(map(id, called)) == sorted(map(id, futures[::2]))

@@ -70,7 +70,7 @@ def test_what_is_there_already_is_passed_over(files: MappedFileQueue) -> None:
 def test_a_gap_is_refused(files: MappedFileQueue) -> None:
     writer = ConsumeQueueWriter(files)
     append(writer, [0, 1])
-    with pytest.raises(CorruptFile, match=r"queue offset 3 .* from 2 on are missing") as error:
+    with pytest.raises(CorruptFile, match=r"queue offset 3, .* from 2 on are missing") as error:
         append(writer, [3], first_physical=500)
     assert error.value.kind == "queue_gap"
     assert len(units(files)) == 2
@@ -78,7 +78,7 @@ def test_a_gap_is_refused(files: MappedFileQueue) -> None:
 
 def test_a_gap_within_a_run_is_refused(files: MappedFileQueue) -> None:
     writer = ConsumeQueueWriter(files)
-    with pytest.raises(CorruptFile, match=r"queue offset 5 .* from 2 on are missing"):
+    with pytest.raises(CorruptFile, match=r"queue offset 5, .* from 2 on are missing"):
         append(writer, [0, 1, 5])
     assert len(units(files)) == 2
 

@@ -6,7 +6,6 @@ import dataclasses
 import threading
 import types
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import cast
 
@@ -18,8 +17,7 @@ import logquarry as lq
 from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreUnavailable
 from logquarry.store.log_growth import LogGrowth
-from logquarry.write.flush_wait import ReplicaWait, Waiter
-from logquarry.write.put_future import FlushWait
+from logquarry.write.flush_wait import FlushWait, ReplicaWait, ThreadWait, Waiter
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 
 RESULT = PutResult(PutStatus.PUT_OK, AppendStatus.PUT_OK, bytes(8), 1_000, 0, 100, 1, 0, 0.0, (0,))
@@ -38,10 +36,8 @@ def replicas(time: Time | None = None) -> ReplicaWait:
     return ReplicaWait(Health(), timeout_ms=3_000, fall_behind_max=500, clock=time or Time())
 
 
-def asked(waiting: ReplicaWait, offset: int) -> Future[bool]:
-    future: Future[bool] = Future()
-    waiting.resolve_later(offset, future, bool)
-    return future
+def asked(waiting: ReplicaWait, offset: int) -> ThreadWait:
+    return waiting.ask(offset)
 
 
 def test_a_slave_is_there_from_its_connecting_on_unless_it_is_far_behind() -> None:
@@ -90,7 +86,7 @@ def test_nothing_is_kept_of_those_who_were_told(steps: list[int | None]) -> None
     """Offsets are asked for; None lets a second go by."""
     time = Time()
     waiting = replicas(time)
-    futures: list[tuple[int, Future[bool]]] = []
+    futures: list[tuple[int, ThreadWait]] = []
     for step in steps:
         if step is None:
             time.now += 1_000
@@ -141,7 +137,7 @@ def test_nobody_is_told_of_what_no_slave_got(steps: list[tuple[bool, int, int]])
     """A step is an acknowledgement of what stands between two offsets, or one more that waits."""
     waiting = replicas()
     got: list[tuple[int, int]] = []
-    open_ones: list[tuple[int, Future[bool]]] = []
+    open_ones: list[tuple[int, ThreadWait]] = []
     for is_ack, one, other in steps:
         if is_ack:
             since, offset = min(one, other), max(one, other)

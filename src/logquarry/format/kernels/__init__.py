@@ -1,10 +1,11 @@
-"""The fast twin of the reference codecs: log bytes to positions and Arrow buffers, in numba.
+"""The kernels: compiled twins of the reference codecs, in numba.
 
-The walk writes one row a frame into a table (:mod:`logquarry.format.rows`); everything else
-reads that table. All kernels take addresses and run without the GIL; the caller keeps the buffers
+The walk writes one row per frame into a table (:mod:`logquarry.format.rows`), which the other
+kernels read. All kernels take addresses and run without the GIL; the caller keeps the buffers
 alive. They are safe on any bytes, and their verdicts are the reference's.
 
-Importing this package costs half a second (numba), so that it is imported when first needed.
+:func:`logquarry.log.codec.kernels` decides whether they are used. It imports this package when it
+is first needed, because importing numba takes half a second.
 """
 
 from logquarry.format.kernels.columns import (
@@ -24,7 +25,6 @@ from logquarry.format.kernels.encode import (
     first_wrong_crc,
     intern_numbers,
     intern_spans,
-    place_frames,
 )
 from logquarry.format.kernels.entries import check_chains, group_units, index_keys, put_index_keys
 from logquarry.format.kernels.follow import follow
@@ -89,7 +89,6 @@ __all__ = [
     "number_frames",
     "offsets_of",
     "parse_properties",
-    "place_frames",
     "place_staged",
     "property_strings",
     "put_index_keys",

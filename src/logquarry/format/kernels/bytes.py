@@ -1,4 +1,4 @@
-"""What all kernels share: how they are compiled, and places in a frame from the format's tables."""
+"""Shared by all kernels: how they are compiled, positions in a frame, operations on bytes."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def hash_bytes(address: int, length: int) -> np.uint64:
         value ^= value >> np.uint64(29)
         i += 8
     if i < length and length >= 8:
-        # The last eight bytes once more: every byte counts, and none is taken by itself.
+        # The last eight bytes overlap the word before: no byte is hashed alone.
         value = (value ^ load_raw64(address + length - 8)) * np.uint64(1099511628211)
     elif length >= 4:
         first = np.uint64(np.uint32(load_i32(address)))
@@ -211,7 +211,7 @@ def hash_bytes(address: int, length: int) -> np.uint64:
 
 @kernel
 def hash_number(value: np.uint64) -> np.uint64:
-    """The same of a number."""
+    """The same hash of a number."""
     mixed = value * np.uint64(0x9E3779B97F4A7C15)
     return mixed ^ (mixed >> np.uint64(32))
 
@@ -224,7 +224,7 @@ def java_hash(address: int, length: int) -> int:
 
 @kernel
 def java_hash_on(before: int, address: int, length: int) -> int:
-    """The hash of a text whose first part has the hash ``before``, and the rest is given."""
+    """The hash of a text of which the first part has the hash ``before``."""
     value = np.uint32(before)
     thirty_one = np.uint32(31)
     i = 0
@@ -269,7 +269,7 @@ _CRC_TABLE = _crc_table()
 
 @kernel
 def crc32(function: int, address: int, count: int) -> int:
-    """The CRC-32 of some bytes, by the function at an address if there is one."""
+    """The CRC-32 of some bytes, by the function at an address unless that is 0."""
     if function != 0:
         return call_crc32(function, address, count)
     value = np.uint32(0xFFFFFFFF)

@@ -1,4 +1,4 @@
-"""Message ids and hosts as text."""
+"""Kernels for Arrow columns: fixed fields, spans of text and bodies, message ids and hosts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def message_ids(address: int, rows: Array, count: int, offsets: Array, out: Arra
         host = place + HEAD_SIZE + born + STORE_TIME_SIZE
         done = 0
         if store == last_size and same_bytes(host, last_host, store):
-            # One broker writes a log: its host is the one before.
+            # One broker writes a log: its host is usually the same as before.
             copy_bytes(target + at, target + offsets[i - 1], 2 * store)
             at += 2 * store
             done = store
@@ -114,7 +114,7 @@ def host_texts(
             wide = flags & STORE_V6 != 0
         size = HOST_V4 + (HOST_EXTRA if wide else 0)
         if size == last_size and same_bytes(host, last_host, size):
-            # The same as the one before, as hosts mostly are.
+            # Usually the host is the same as before.
             length = offsets[i] - offsets[i - 1]
             target = out.ctypes.data
             copy_bytes(target + at, target + offsets[i - 1], length)
@@ -250,7 +250,7 @@ def offsets_of(lengths: Array, count: int, offsets: Array, validity: Array) -> t
 
 @kernel
 def copy_spans(address: int, starts: Array, count: int, offsets: Array, target: int) -> None:
-    """The bytes of spans one after the other."""
+    """Concatenate the bytes of spans."""
     for i in range(count):
         copy_short(target + offsets[i], address + starts[i], offsets[i + 1] - offsets[i])
 
@@ -259,7 +259,7 @@ def copy_spans(address: int, starts: Array, count: int, offsets: Array, target: 
 def intern_topics(
     address: int, rows: Array, count: int, table: Array, found: Array, ids: Array
 ) -> int:
-    """A number for each distinct topic, in order of first appearance.
+    """Number the distinct topics in order of first appearance.
 
     Args: ``table`` int32, a power of two long, filled with -1; ``found`` int32 (n, 2) gets start
     and length of each distinct topic; ``ids`` gets the number of each frame's.

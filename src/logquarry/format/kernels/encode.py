@@ -1,7 +1,9 @@
-"""Frames of many messages, written where they belong: the twin of ``FrameMaker.frame``.
+"""Kernels that write frames: the twins of :meth:`logquarry.write.encode.MessageEncoder.frame`.
 
-What is the same for many messages comes ready-made: the head of a frame with its hosts and
-SYSFLAG, the topic with its length. The rest is one pass over :mod:`logquarry.format.put_rows`.
+The caller makes the parts that many messages share: the head of a frame with its hosts and
+SYSFLAG, and the topic behind its length. :func:`encode_frames` writes messages from a table
+(:mod:`logquarry.format.put_rows`) into a file of the log, :func:`batch_frames` writes the messages
+of a wire form into a buffer.
 """
 
 from __future__ import annotations
@@ -66,6 +68,29 @@ CRC_MASK = np.uint32(java.INT_MAX)
 
 
 @kernel
+def _write_start(
+    to: int,
+    head: int,
+    head_size: int,
+    body: int,
+    body_length: int,
+    size: int,
+    flag: int,
+    crc_function: int,
+) -> int:
+    """Write a frame up to its topic, without the fields of its place; the address behind it."""
+    copy_bytes(to, head, head_size)
+    body_to = to + head_size
+    copy_bytes(body_to, body, body_length)
+    store_i32(to + AT_SIZE, size)
+    # Of the copy, which is in the cache.
+    store_i32(to + AT_CRC, np.int32(crc32(crc_function, body_to, body_length) & CRC_MASK))
+    store_i32(to + AT_FLAG, flag)
+    store_i32(body_to - TAIL_SIZE + AT_BODY_LENGTH, body_length)
+    return body_to + body_length
+
+
+@kernel
 def encode_frames(
     rows: Array,
     start: int,
@@ -87,12 +112,12 @@ def encode_frames(
 ) -> tuple[int, int]:
     """Write the frames of messages from ``start`` on, until one does not fit.
 
-    Args: ``rows`` as :mod:`logquarry.format.put_rows` has it; ``heads`` uint8 (heads, n) and
-    ``head_facts`` int64; ``topics`` uint8, each with its length before it, topic i ending at
+    Args: ``rows`` as :mod:`logquarry.format.put_rows` describes them; ``heads`` uint8 (heads, n)
+    and ``head_facts`` int64; ``topics`` uint8, each behind its length, topic i ends at
     ``topic_ends[i + 1]``; ``address`` of the file, ``position`` of the first frame in it, ``end``
-    of the file, ``base`` its offset in the log; ``now`` the store time, from which a message with
-    a later one moves on; ``next_offsets`` of each queue, which move on, too.
-    ``physical_offsets``, ``queue_offsets`` and ``store_times`` get those of each message.
+    of the file, ``base`` its physical offset; ``now`` the store time, which a message with a later
+    earliest time raises; ``next_offsets`` of each queue, which are raised too.
+    ``physical_offsets``, ``queue_offsets`` and ``store_times`` are filled for each message.
     Returns (the first message that is not written, position behind the last frame).
     """
     heads_at, widest, topics_at = heads.ctypes.data, heads.shape[1], topics.ctypes.data
@@ -103,30 +128,31 @@ def encode_frames(
         at = address + position
         head = rows[HEAD, i]
         head_size = head_facts[head, HEAD_SIZE]
-        copy_bytes(at, heads_at + head * widest, head_size)
-        body_at, body_length = rows[BODY_AT, i], rows[BODY_LENGTH, i]
-        body_to = at + head_size
-        copy_bytes(body_to, body_at, body_length)
+        body_length = rows[BODY_LENGTH, i]
+        to = _write_start(
+            at,
+            heads_at + head * widest,
+            head_size,
+            rows[BODY_AT, i],
+            body_length,
+            size,
+            rows[FLAG, i],
+            crc_function,
+        )
         queue_offset = rows[QUEUE_OFFSET, i]
         queue = rows[QUEUE, i]
         now = max(now, rows[STORE_TIMESTAMP, i])
         if head_facts[head, ADVANCES] != 0:
             queue_offset = next_offsets[queue]
             next_offsets[queue] = queue_offset + 1
-        store_i32(at + AT_SIZE, size)
-        # Of the copy, which is in the cache.
-        store_i32(at + AT_CRC, np.int32(crc32(crc_function, body_to, body_length) & CRC_MASK))
         store_i32(at + AT_QUEUE_ID, rows[QUEUE_ID, i])
-        store_i32(at + AT_FLAG, rows[FLAG, i])
         store_i64(at + AT_QUEUE_OFFSET, queue_offset)
         store_i64(at + AT_PHYSICAL_OFFSET, base + position)
         store_i64(at + _AT_BORN_TIMESTAMP, rows[BORN_TIMESTAMP, i])
         store_i64(at + head_facts[head, TIME_AT], now)
-        tail = body_to - TAIL_SIZE
+        tail = at + head_size - TAIL_SIZE
         store_i32(tail + _AT_RECONSUME_TIMES, rows[RECONSUME_TIMES, i])
         store_i64(tail + _AT_PREPARED_OFFSET, rows[PREPARED_OFFSET, i])
-        store_i32(tail + AT_BODY_LENGTH, body_length)
-        to = body_to + body_length
         topic = rows[TOPIC, i]
         topic_length = topic_ends[topic + 1] - topic_ends[topic]
         copy_short(to, topics_at + topic_ends[topic], topic_length)
@@ -143,9 +169,9 @@ def encode_frames(
 
 @kernel
 def first_wrong_crc(at: Array, lengths: Array, crcs: Array, crc_function: int) -> int:
-    """The first span whose CRC is not the one of ``crcs``, -1 if there is none.
+    """The first span whose CRC differs from the one in ``crcs``, -1 if there is none.
 
-    One below 0 says nothing, and neither does it of a span that is not there.
+    Spans of a negative length and CRCs below 0 are skipped.
     """
     for i in range(at.shape[0]):
         if crcs[i] >= 0 and lengths[i] >= 0:
@@ -157,11 +183,11 @@ def first_wrong_crc(at: Array, lengths: Array, crcs: Array, crc_function: int) -
 
 @kernel
 def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int:
-    """A number for each distinct value, in order of first appearance.
+    """Number the distinct values in order of first appearance.
 
     Args: ``values`` int64; ``table`` int32, a power of two long and longer than ``found``, filled
-    with -1; ``found`` int64 gets the distinct values, ``ids`` the number of each.
-    Returns how many there are, or -1 where they are more than ``found`` can hold.
+    with -1; ``found`` int64 gets the distinct values, ``ids`` the number of each value.
+    Returns the count of distinct values, or -1 if ``found`` has no room for them.
     """
     mask = np.uint64(table.shape[0] - 1)
     known = 0
@@ -192,9 +218,9 @@ def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int
 
 @kernel
 def intern_spans(at: Array, lengths: Array, table: Array, found: Array, ids: Array) -> int:
-    """The same for spans of bytes; all without bytes (length -1) are one.
+    """Number distinct byte strings, as :func:`intern_numbers`; all of length -1 are one.
 
-    ``found`` int64 gets the number of the first span of each kind.
+    ``found`` int64 gets the index of the first span with each byte string.
     """
     mask = np.uint64(table.shape[0] - 1)
     known = 0
@@ -227,7 +253,7 @@ def intern_spans(at: Array, lengths: Array, table: Array, found: Array, ids: Arr
 
 
 # --------------------------------------------------------------------------------------------------
-# The frames of a batch, made of its wire form: the twin of ``encode_batch``'s loop.
+# The frames of a batch in wire form: the twin of logquarry.write.encode_batch._frames_reference.
 
 _ITEM = batch.HEAD.offsets
 _ITEM_FLAG = _ITEM["flag"]
@@ -248,12 +274,12 @@ def batch_frames(
     out: Array,
     starts: Array,
 ) -> tuple[int, int, int]:
-    """The frames of a wire form, without what the lock tells.
+    """The frames of a wire form, with 0 in the fields that only the log's lock can give.
 
-    Args: all uint8: ``wire``; ``head`` of every frame; ``topic`` with its length before it;
-    ``shared``, the batch's own properties; ``out`` with room for as many bytes as are allowed.
-    ``starts`` int64 gets where each frame starts.
-    Returns (frames, bytes, bytes of body); -1 frames where the reference would refuse the batch.
+    Args: all uint8: ``wire``; ``head`` of every frame; ``topic`` behind its length; ``shared``,
+    the batch's properties; ``out``, as long as the batch may be. ``starts`` int64 gets the start
+    of each frame.
+    Returns (frames, bytes, bytes of body); -1 frames if the reference would refuse the batch.
     """
     at, end = np.int64(0), np.int64(wire.shape[0])
     source, target = wire.ctypes.data, out.ctypes.data
@@ -278,16 +304,16 @@ def batch_frames(
         whole = head_size + body_length + topic_size + _LENGTH_SIZE + props
         if props > _LONGEST or size + whole > out.shape[0]:
             return -1, size, bodies
-        to = target + size
-        copy_bytes(to, head.ctypes.data, head_size)
-        copy_bytes(to + head_size, body, body_length)
-        store_i32(to + AT_SIZE, whole)
-        store_i32(
-            to + AT_CRC, np.int32(crc32(crc_function, to + head_size, body_length) & CRC_MASK)
+        to = _write_start(
+            target + size,
+            head.ctypes.data,
+            head_size,
+            body,
+            body_length,
+            whole,
+            load_i32(item + _ITEM_FLAG),
+            crc_function,
         )
-        store_i32(to + AT_FLAG, load_i32(item + _ITEM_FLAG))
-        store_i32(to + head_size - TAIL_SIZE + AT_BODY_LENGTH, body_length)
-        to += head_size + body_length
         copy_short(to, topic.ctypes.data, topic_size)
         to += topic_size
         store_i16(to, props)
@@ -303,15 +329,3 @@ def batch_frames(
         size += whole
         bodies += body_length
     return count, size, bodies
-
-
-@kernel
-def place_frames(
-    data: Array, starts: Array, time_at: int, queue_offset: int, physical_offset: int, now: int
-) -> None:
-    """Fill in what the lock told: the twin of ``Encoded.place``."""
-    for i in range(starts.shape[0]):
-        at = data.ctypes.data + starts[i]
-        store_i64(at + AT_QUEUE_OFFSET, queue_offset + i)
-        store_i64(at + AT_PHYSICAL_OFFSET, physical_offset + starts[i])
-        store_i64(at + time_at, now)

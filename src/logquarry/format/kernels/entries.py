@@ -1,4 +1,4 @@
-"""The hashes of the keys of messages, as the index takes them."""
+"""Kernels for queue entries and index entries: hashes of keys, chains, grouping by queue."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def check_chains(
 
 
 # --------------------------------------------------------------------------------------------------
-# Queue units and index entries of many frames.
+# Queue entries and index entries of many frames.
 
 _U = queue_entry.LAYOUT.offsets
 _UNIT_SIZE = queue_entry.UNIT_SIZE
@@ -134,11 +134,11 @@ def group_units(
     offsets: Array,
     units: Array,
 ) -> None:
-    """The units of some frames, queue by queue.
+    """Group the entries of some frames by queue.
 
-    ``ends`` int64 (queues + 1) gets where each queue's part ends in the others, behind a 0;
-    ``which`` the number of each unit's frame, ``offsets`` its queue offset, ``units`` uint8 the
-    units themselves.
+    ``ends`` int64 (queues + 1) gets a 0 and then the end of each queue's part in the other arrays;
+    ``which`` the number of each entry's frame, ``offsets`` its queue offset, ``units`` uint8 the
+    entries.
     """
     for queue in range(queue_count + 1):
         ends[queue] = 0
@@ -146,7 +146,7 @@ def group_units(
         queue = requests[QUEUE, i]
         if queue >= 0:
             ends[queue + 1] += 1
-    # The sums so far are where each part begins; counting on makes them where it ends.
+    # The prefix sums are the starts of the parts; counting up makes them the ends.
     total = np.int64(0)
     for queue in range(queue_count):
         size = ends[queue + 1]
@@ -195,13 +195,13 @@ def put_index_keys(
     slots = np.uint32(slot_count)
     for i in range(count):
         if i + _AHEAD < count:
-            # Slots lie anywhere in some megabytes: ask for them before they are needed.
+            # Slots are spread over megabytes: prefetch them.
             ahead = np.int64(np.uint32(abs(hashes[i + _AHEAD])) % slots)
             prefetch(slots_at + ahead * _SLOT_SIZE)
         # 3.x stored hashes with their sign.
         slot = slots_at + np.int64(np.uint32(abs(hashes[i])) % slots) * _SLOT_SIZE
         previous = np.int64(load_i32(slot))
-        # What a slot holds that is no earlier entry's number counts as nothing.
+        # A slot that holds no earlier entry's number counts as empty.
         if previous <= 0 or previous > number + i:
             previous = np.int64(0)
         if previous == 0:

@@ -69,12 +69,12 @@ _MOST_DIGITS = 9
 _KEY_GLUE = ord(index.key_text("", ""))
 
 TOPIC_START, TOPIC_SIZE, TOPIC_HASH, IS_SCHEDULE = range(4)
-"""Of a topic that was met: address, bytes, the hash of ``topic#``, whether it is the schedule's."""
+"""Facts of a topic: address, size, the hash of ``topic#``, whether it is the schedule topic."""
 
 
 @kernel
 def _topic_number(start: int, length: int, table: Array, topics: Array, known: int) -> int:
-    """The number of a topic; -1 where there is no room for another."""
+    """The index of a topic; -1 if the table is full."""
     mask = table.shape[0] - 1
     slot = np.int64(hash_bytes(start, length) & np.uint64(mask))
     while True:
@@ -85,7 +85,7 @@ def _topic_number(start: int, length: int, table: Array, topics: Array, known: i
             table[slot] = known
             topics[known, TOPIC_START] = start
             topics[known, TOPIC_SIZE] = length
-            # What is hashed for a key is topic#key.
+            # The hashed text of a key is topic#key.
             topics[known, TOPIC_HASH] = np.int64(
                 np.int32(np.uint32(java_hash(start, length)) * np.uint32(31) + np.uint32(_KEY_GLUE))
             )
@@ -103,7 +103,7 @@ def _topic_number(start: int, length: int, table: Array, topics: Array, known: i
 
 @kernel
 def _queue_number(topic: int, queue_id: int, table: Array, queues: Array, known: int) -> int:
-    """The number of a queue; -1 where there is no room for another."""
+    """The index of a queue; -1 if the table is full."""
     mask = np.uint64(table.shape[0] - 1)
     both = np.uint64(topic) << np.uint64(32) ^ np.uint64(np.uint32(queue_id))
     slot = np.int64(hash_number(both) & mask)
@@ -123,7 +123,7 @@ def _queue_number(topic: int, queue_id: int, table: Array, queues: Array, known:
 
 @kernel
 def _plain_number(address: int, digits: int) -> int:
-    """What one to nine ASCII digits say, -1 for anything else."""
+    """The number in one to nine ASCII digits, -1 for other text."""
     if digits > _MOST_DIGITS:
         return -1
     value = 0
@@ -156,14 +156,13 @@ def follow(
     hashes: Array,
     numbers: Array,
 ) -> tuple[int, int, int, int, int, int, int]:
-    """Follow the chain of frames, and tell what the dispatcher wants to know of each.
+    """Follow the chain of frames, and collect the fields of each frame for the dispatcher.
 
     Args: as :func:`logquarry.format.kernels.walk.walk`; ``as_java`` to stop (ASK_JAVA) at frames
-    that RocketMQ 4.9.3 may not take for messages; ``levels`` the delays;
-    ``rows`` and ``requests`` int64 get what is found; the tables are int32, a power of two long,
-    filled with -1; ``topics`` int64 (n, 4) and ``queues`` int64 (n, 2) get what is distinct;
-    ``hashes`` and ``numbers`` each key's hash and the number of its frame, with room for those of
-    one frame at least.
+    that RocketMQ 4.9.3 may reject; ``levels`` the delays; ``rows`` and ``requests`` int64 are
+    filled for each frame; the tables are int32, a power of two long, filled with -1; ``topics``
+    int64 (n, 4) and ``queues`` int64 (n, 2) get the distinct ones; ``hashes`` and ``numbers`` get
+    each key's hash and the number of its frame, with room for at least one frame's keys.
     Returns (frames, position behind them, code, topics, queues, keys, frames for the reference).
     """
     count = 0
@@ -222,7 +221,7 @@ def follow(
                     return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
                 queue_count = max(queue_count, queue + 1)
             last_queue = queue
-        # In the table stands what an earlier call put there, and its bytes may be gone.
+        # The table holds topics of earlier calls, whose bytes may be gone.
         last_topic = topic if is_text else -1
         hosts = HEAD_SIZE + HOST_V4
         if flags & BORN_V6:

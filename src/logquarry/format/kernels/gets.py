@@ -1,7 +1,7 @@
-"""What some units of a queue name, for a ``get``: frames checked, copied and told of in one pass.
+"""The kernel of a ``get``: checks and copies the frames of queue entries, and fills a table.
 
-The twin of the loop in :mod:`logquarry.read.get_message`, where nothing is amiss. Where
-anything is, it gives up, and the reference says what.
+The twin of the loop in :mod:`logquarry.read.get_message` for sound frames. If anything is wrong it
+returns a code, and the reference gives the answer.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _prefetch_frame(unit: int, log: int, start: int, end: int) -> None:
 
 @kernel
 def _has_code(tags: int, code: int) -> bool:
-    """Whether a tags code is that of any of the tags that are wanted."""
+    """Whether a tags code is the code of a wanted tag."""
     for number in range(np.int64(load_raw64(tags))):
         tag = tags + 8 * (1 + number * TAG_WIDTH)
         if np.int64(load_raw64(tag + 8 * TAG_CODE)) == code:
@@ -121,7 +121,7 @@ def _has_code(tags: int, code: int) -> bool:
 
 @kernel
 def _is_wanted(tags: int, text: int, length: int) -> bool:
-    """Whether a text is any of the tags that are wanted."""
+    """Whether a text is a wanted tag."""
     for number in range(np.int64(load_raw64(tags))):
         tag = tags + 8 * (1 + number * TAG_WIDTH)
         if np.int64(load_raw64(tag + 8 * TAG_LENGTH)) == length and same_bytes(
@@ -136,8 +136,8 @@ def _least(a: int, b: int) -> int:
     return a if a < b else b
 
 
-# With the interpreter's lock: it takes a few microseconds, and asking for the lock back may take
-# as many milliseconds while another thread counts on it.
+# It keeps the GIL: it takes a few microseconds, and getting the GIL back from another thread may
+# take as many milliseconds.
 @njit(cache=True, error_model="numpy")
 def get_frames(
     units: int,
@@ -151,10 +151,10 @@ def get_frames(
 ) -> int:
     """Fill ``scratch`` with a table of rows (:mod:`logquarry.format.got_rows`) and the frames.
 
-    Args: the address of ``count`` > 0 units; how many messages are wanted; offsets below
-    ``memory_start`` count as on disk; the addresses of the tags that are wanted (0: any) and of the
-    state; ``room`` bytes of scratch.
-    Returns NOT_SOUND or NOT_AT_HAND; else three numbers in one, see COUNT_SHIFT.
+    Args: the address of ``count`` > 0 entries; the most messages; offsets below ``memory_start``
+    count as on disk; the addresses of the wanted tags (0: any) and of the state; ``room`` bytes of
+    scratch.
+    Returns NOT_SOUND or NOT_AT_HAND; otherwise three numbers in one, see COUNT_SHIFT.
     """
     log = np.int64(load_raw64(state + 8 * STATE_LOG))
     start = np.int64(load_raw64(state + 8 * STATE_START))
@@ -181,7 +181,7 @@ def get_frames(
         if taken > 0 and taken >= most:
             break
         if unit_size == _FILLER_SIZE:
-            # It stands for a lost message: the reference knows what Java makes of it.
+            # A filler for a lost message: the reference treats it as Java does.
             return NOT_SOUND
         if taken > 0 and size + unit_size > most_size:
             break

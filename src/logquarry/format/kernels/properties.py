@@ -1,4 +1,4 @@
-"""Names of properties that a kernel looks for."""
+"""Kernels for property strings: splitting, tags codes, UTF-8 checks, and making strings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def name_table(names: Sequence[str]) -> tuple[Array, Array, Array]:
 
 @kernel
 def which_name(key: int, length: int, data: Array, lengths: Array, starts: Array) -> int:
-    """The number of the name that stands at an address, -1 for none of them."""
+    """The index of the name at an address, -1 if it is none of them."""
     for name in range(lengths.shape[0]):
         if lengths[name] == length:
             same = True
@@ -50,7 +50,7 @@ def which_name(key: int, length: int, data: Array, lengths: Array, starts: Array
 
 
 # --------------------------------------------------------------------------------------------------
-# Property strings: their parts, the tags code, and bytes that cannot be meant.
+# Parsing: the parts of property strings, the tags code, and invalid bytes.
 
 _NAME_VALUE = ord(properties.NAME_VALUE_SEPARATOR)
 _PROPERTY = ord(properties.PROPERTY_SEPARATOR)
@@ -91,7 +91,7 @@ def mark_suspects(address: int, rows: Array, count: int, marks: Array) -> None:
 
 @kernel
 def next_separator(address: int, at: int, stop: int) -> int:
-    """The first place in ``[at, stop)`` that holds a separator, or ``stop``."""
+    """The first position in ``[at, stop)`` with a separator, or ``stop``."""
     while at < stop:
         if at + 8 <= stop:
             word = load_raw64(address + at)
@@ -237,10 +237,10 @@ def tags_codes(
 
 
 # --------------------------------------------------------------------------------------------------
-# Property strings of many messages: made of their parts, and looked into.
+# Making property strings of many messages, and finding those that the store acts on.
 
 _KEYS, _TAGS, _WAIT, _OTHERS = range(4)
-"""The others (DELAY, INNER_MULTI_DISPATCH) make a message one for the reference."""
+"""The reference encodes messages with the others (DELAY, INNER_MULTI_DISPATCH)."""
 _BUILT_NAMES = (
     properties.KEYS,
     properties.TAGS,
@@ -260,7 +260,7 @@ def _is_true(address: int, length: int) -> bool:
 
 @kernel
 def _put_pair(out: int, key: int, key_length: int, value: int, value_length: int) -> int:
-    """Write ``key \\x01 value`` to an address: the address behind it."""
+    """Write ``key \\x01 value`` to an address. Returns the address behind it."""
     copy_short(out, key, key_length)
     store_u8(out + key_length, _NAME_VALUE)
     copy_short(out + key_length + 1, value, value_length)
@@ -313,7 +313,7 @@ def property_strings(
             )
             if name >= _OTHERS or (name == _WAIT and not _is_true(value_at, value_length)):
                 odd[i] = 1
-            # The column's word stands where the map has the name.
+            # A value of a column replaces the one in the map, at the map's position.
             elif name == _KEYS and keys >= 0:
                 value_at, value_length = keys_at[i], keys
                 keys = -1
@@ -342,7 +342,7 @@ def property_strings(
 
 @kernel
 def look_into(count: int, at: Array, lengths: Array, odd: Array) -> None:
-    """Mark the strings that name what the store acts on: ``property_map.looked_at``.
+    """Mark the strings with properties that the store acts on (``message_rules.looked_at``).
 
     A WAIT that says true is nothing to act on.
     """

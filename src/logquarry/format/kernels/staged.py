@@ -1,4 +1,4 @@
-"""Frames on their way from a staged segment into the log (:mod:`logquarry.format.staged`)."""
+"""Kernels for staged frames (:mod:`logquarry.format.staged`): number, place and compare them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SPACE = 32
 
 @kernel
 def number_frames(address: int, positions: Array, numbers: Array) -> None:
-    """Write the number of its queue into each of some frames. Both int64."""
+    """Write the queue index into each of some frames. Both arrays are int64."""
     for i in range(positions.shape[0]):
         store_i64(address + positions[i] + AT_QUEUE_OFFSET, numbers[i])
 
@@ -50,14 +50,14 @@ def place_staged(
     next_offsets: Array,
     placed: Array,
 ) -> tuple[int, int, int, int]:
-    """Copy staged frames into a file of the log, and fill in what its lock tells.
+    """Copy staged frames into a file of the log, and fill in the fields that the lock gives.
 
-    Args: ``source`` address of a segment, from whose byte ``start`` to ``stop`` frames stand;
-    ``most`` bytes are copied, or one frame; ``address``, ``position``, ``end``, ``base`` and
-    ``now`` as for ``encode_frames``; ``next_offsets`` of each queue, which move on, as do
-    messages (row 0) and bytes (row 1) of each in ``placed``.
-    Returns (the byte of the segment behind the last frame, position behind it in the file, how
-    many frames that are, why no more).
+    Args: ``source`` address of a segment with frames from byte ``start`` to ``stop``; about
+    ``most`` bytes are copied, and at least one frame; ``address``, ``position``, ``end``, ``base``
+    and ``now`` as for ``encode_frames``; ``next_offsets`` of each queue, which are raised;
+    ``placed`` counts messages (row 0) and bytes (row 1) of each queue.
+    Returns (the byte of the segment behind the last frame, position behind it in the file, number
+    of frames, reason of the end).
     """
     count = 0
     first = position
@@ -99,10 +99,10 @@ def place_staged(
 def same_staged(
     source: int, start: int, stop: int, address: int, position: int, end: int
 ) -> tuple[int, int, int]:
-    """How many frames of a segment stand in a file of the log from a position on.
+    """Count the frames of a segment that are in a file of the log from a position on.
 
-    Args: as :func:`place_staged` has them; ``end`` is where what stands in the file ends.
-    Returns (the byte of the segment behind the last of them, position behind it, how many).
+    Args: as for :func:`place_staged`; ``end`` is the end of the bytes in the file.
+    Returns (the byte of the segment behind the last of them, position behind it, their number).
     """
     count = 0
     while stop - start >= FIXED_V1 and end - position >= FIXED_V1:
@@ -128,7 +128,7 @@ def same_staged(
 
 @kernel
 def first_word_hashes(at: Array, lengths: Array, hashes: Array) -> None:
-    """``String.hashCode`` of the first word of each text, -1 << 32 where there is none.
+    """``String.hashCode`` of the first word of each text, -1 << 32 if there is none.
 
     Args: ``at`` and ``lengths`` of valid UTF-8, and ``hashes``, all int64.
     """

@@ -74,7 +74,7 @@ def check_frame(
     check_crc: bool,
     row: Array,
 ) -> int:
-    """The verdict on one place, as ``frame.decode_at``; fills ``row`` where it is a frame.
+    """The verdict on one position, as ``frame.decode_at``; fills ``row`` if it is a frame.
 
     Args: ``address`` of the window, ``position`` in it, ``window`` its length, ``end`` the index
     at which the file ends (>= window), ``base`` the physical offset of the window's start.
@@ -168,8 +168,8 @@ def walk(
     while position < stop:
         if count == rows.shape[0]:
             return count, position, TABLE_FULL
-        # Each frame's place hangs on the size of the one before: without this the walk waits for
-        # memory once a frame. Asking for every line ahead lets memory stream.
+        # Each frame's position depends on the size of the one before: without prefetching, the walk
+        # waits for memory once per frame.
         ahead = min(position + PREFETCH_AHEAD, window)
         asked = max(asked, position)
         while asked < ahead:
@@ -198,7 +198,7 @@ def check_places(
     rows: Array,
     codes: Array,
 ) -> int:
-    """The verdict on each of some places; ``codes`` gets it, ``rows`` the sound frames in turn.
+    """The verdict on each of some positions in ``codes``, and the sound frames in ``rows``.
 
     A sound frame whose size is not the one in ``sizes`` (0: any) counts as BAD_SIZE.
     Returns the number of sound frames.
@@ -230,7 +230,7 @@ def find_frame(
     check_crc: bool,
     row: Array,
 ) -> tuple[int, int]:
-    """The first place in ``[start, stop)`` where a sound frame stands (resync).
+    """The first position in ``[start, stop)`` with a sound frame (resync).
 
     Returns (place, REACHED_STOP), (place, NEED_MORE) where the window must grow to tell, or
     (stop, TRUNCATED) where there is none. Almost every place fails at its first byte.
@@ -263,7 +263,7 @@ def find_frame(
 
 @kernel
 def first_nonzero(address: int, start: int, stop: int) -> int:
-    """The first place in ``[start, stop)`` whose byte is not zero, or ``stop``."""
+    """The first position in ``[start, stop)`` whose byte is not zero, or ``stop``."""
     position = start
     while position + 8 <= stop and load_raw64(address + position) == 0:
         position += 8
@@ -274,7 +274,7 @@ def first_nonzero(address: int, start: int, stop: int) -> int:
 
 @kernel
 def last_nonzero(address: int, start: int, stop: int) -> int:
-    """One past the last place in ``[start, stop)`` whose byte is not zero, or ``start``."""
+    """One past the last position in ``[start, stop)`` whose byte is not zero, or ``start``."""
     position = stop
     while position - 8 >= start and load_raw64(address + position - 8) == 0:
         position -= 8

@@ -23,8 +23,8 @@ from logquarry.log.layout import NAME_DIGITS
 from logquarry.read.consume_queue import Units
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.differences import consecutive
-from logquarry.write.encode import LONGEST_NAME, name_fault
 from logquarry.write.index_writer import IndexFileWriter, IndexWriter
+from logquarry.write.message_rules import LONGEST_NAME, name_fault
 from logquarry.write.queue_writer import MOST_GAP, QueuePart
 
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)

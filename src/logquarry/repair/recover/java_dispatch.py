@@ -18,8 +18,8 @@ from logquarry.log.codec import Window
 from logquarry.log.follow import Followed
 from logquarry.read.log_queues import MULTI_SEPARATOR, QueueKey, copy_key
 from logquarry.repair.recover.java_queues import JavaQueue, JavaRefusal, Target
-from logquarry.write.encode import LONGEST_NAME, name_fault
 from logquarry.write.index_writer import IndexWriter
+from logquarry.write.message_rules import LONGEST_NAME, name_fault
 from logquarry.write.queue_writer import parts_of, units_of
 
 logger = logging.getLogger(__name__)

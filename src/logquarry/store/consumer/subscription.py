@@ -12,7 +12,7 @@ from logquarry.format import properties as props
 from logquarry.message import Message, StoredMessage
 from logquarry.store.consumer.sql_filter import SqlFilter
 from logquarry.store.consumer.sql_parser import parse
-from logquarry.write.encode import BROKER_CHECK, LONGEST_TOPIC, name_fault
+from logquarry.write.message_rules import BROKER_CHECK, LONGEST_TOPIC, name_fault
 
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_PREFIX: Final = "%DLQ%"

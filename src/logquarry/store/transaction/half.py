@@ -26,8 +26,8 @@ from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.message import Message
 from logquarry.read.consume_queue import Queue
-from logquarry.write.encode import given_properties, utf8
-from logquarry.write.frame_maker import host_fields
+from logquarry.write.host_fields import host_fields
+from logquarry.write.message_rules import given_properties, utf8
 from logquarry.write.put_again import put_again, remade
 from logquarry.write.put_result import PutResult
 

@@ -18,7 +18,6 @@ import enum
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
@@ -28,11 +27,12 @@ from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.message import Message
 from logquarry.store.transaction.half import commit_message, frame_of, half_message, op_message
+from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutResult
 
 logger = logging.getLogger(__name__)
 
-Append = Callable[[Message], tuple[PutResult, Future[PutResult]]]
+Append = Callable[[Message], tuple[PutResult, PutFuture]]
 """Appends a message: its result, and the future with the same result after flush and replica waits.
 Raises if the message is not appended."""
 HalfKey = tuple[int, int]
@@ -198,7 +198,7 @@ class TransactionService:
             transaction.over(state)
         return future.result()
 
-    def end_half(self, half: Frame, state: TransactionState) -> Future[PutResult]:
+    def end_half(self, half: Frame, state: TransactionState) -> PutFuture:
         """End a half message. The caller holds the lock.
 
         Returns:

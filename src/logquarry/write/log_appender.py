@@ -1,0 +1,374 @@
+"""Appends frames and raw bytes to the files of the commit log, under the log's lock.
+
+Follows ``DefaultAppendMessageCallback.doAppend``, ``appendData`` and
+``DefaultMessageStore.checkStoreStatus`` of 4.9.3. A frame fits into a file if eight bytes are left
+behind it: room for the blank that ends the file.
+
+::
+
+    | frame | frame | ... | blank: [bytes left 4][cbd43194] and anything |
+
+Guarantees: an append that raises has not put its frames into the log. It may have ended a file
+with a blank.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from operator import index
+from typing import Final
+
+from logquarry.config import StoreConfig
+from logquarry.disk.mapped_file import MappedFile
+from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.disk.service import Health, RunningFlags
+from logquarry.errors import StoreUnavailable
+from logquarry.format import frame
+from logquarry.read.log_queues import QueueKey
+from logquarry.units import Clock
+from logquarry.write.encode import Encoded
+from logquarry.write.put_result import AppendStatus, PutResult, PutStatus, refusal
+
+logger = logging.getLogger(__name__)
+
+Settle = Callable[[PutResult, bool], PutResult]
+
+SLOW_PUT: Final = 0.5
+"""A put that takes longer, or holds the lock longer, is logged. Seconds."""
+_BLANK: Final = frame.BLANK.size
+_MS: Final = 1_000
+_monotonic = time.monotonic
+_CLOSED: Final = "it is closed"
+_FOREIGN: Final = "bytes of another store's log have come, and what they hold is not known yet"
+
+
+def settle_nothing(result: PutResult, wait: bool) -> PutResult:
+    """The result of a put that waits for nothing."""
+    return result
+
+
+class AppendRules:
+    """The parts of an append that another dialect changes; these are 4.9.3's."""
+
+    def own_offset(self, encoded: Encoded) -> int:
+        """QUEUEOFFSET of a frame that takes no queue offset."""
+        return encoded.own_offset
+
+    def end_file(self, file: MappedFile) -> int:
+        """Fill the rest of a file with a blank. Returns the bytes that it takes."""
+        return end_file(file)
+
+    def appended(self, encoded: Encoded) -> None:
+        """Note a frame that is in the log. Ctrl-C may cause a second call for the same frame."""
+
+    def adopted(self) -> None:
+        """Go on after bytes of another store's log that are dispatched by now."""
+
+
+class LogAppender:
+    """Appends to the log. Any thread may append.
+
+    Args:
+        files: the log's files.
+        config: the store's settings.
+        clock: gives store times, in milliseconds. Called under the lock.
+        queue_offsets: the next offset of each queue (``topicQueueTable``); owned by the writer
+            from now on.
+        flags: reasons for which the store takes no messages.
+        health: whether the disk still takes writes.
+        settle: waits for flush and replica, as far as the put asks for it, and returns the result
+            with their status. Called outside the lock.
+        rules: of another dialect; then no kernel may write frames.
+
+    Attributes:
+        queue_offsets: the next offset of each queue, by topic and queue id.
+        clock: gives the store times.
+        config: the store's settings.
+        file_size: bytes of each file of the log.
+        settle: waits for flush and replica.
+        takes_kernels: whether kernels may write frames.
+        bar: why nothing may be appended now, None if it may. Checked under the lock: a put may
+            have passed all other checks before the bar was set.
+    """
+
+    def __init__(
+        self,
+        files: MappedFileQueue,
+        config: StoreConfig,
+        *,
+        clock: Clock,
+        queue_offsets: dict[QueueKey, int] | None = None,
+        flags: RunningFlags | None = None,
+        health: Health | None = None,
+        settle: Settle = settle_nothing,
+        rules: AppendRules | None = None,
+    ) -> None:
+        self.queue_offsets = {} if queue_offsets is None else queue_offsets
+        self._files = files
+        self.config = config
+        self.clock = clock
+        self.file_size = files.file_size
+        self._flags = flags or RunningFlags()
+        self._health = health or Health()
+        self.settle = settle
+        self.takes_kernels = rules is None
+        self._rules = rules or AppendRules()
+        self.bar: str | None = None
+        self._ends_foreign = False
+        self._lock = threading.Lock()
+        self._held_since = 0.0
+        self._busy_after = config.os_page_cache_busy_time_out_mills / _MS
+
+    def end(self) -> None:
+        """Append nothing more. A put that holds the log is completed first."""
+        with self._lock:
+            self._ends_foreign = self.bar is _FOREIGN
+            self.bar = _CLOSED
+
+    def check_status(self) -> None:
+        """Raise StoreUnavailable unless the store takes messages now (``checkStoreStatus``)."""
+        if not self._flags.is_writeable:
+            raise refusal(
+                PutStatus.SERVICE_NOT_AVAILABLE, f"the store takes no messages: {self._flags.why}"
+            )
+        self._health.require_writable()
+        since = self._held_since
+        # isOSPageCacheBusy
+        if since > 0 and _monotonic() - since > self._busy_after:
+            raise refusal(
+                PutStatus.OS_PAGECACHE_BUSY,
+                f"another put has held the log for more than {self._busy_after} s: the disk does "
+                "not keep up",
+            )
+
+    # ---------------------------------------------------------------------------------- append
+    def append(self, encoded: Encoded) -> PutResult:
+        """Append frames: to the last file, or to a new one if they do not fit there.
+
+        Raises:
+            StoreUnavailable: if no file could be made: CREATE_MAPEDFILE_FAILED. If the file
+                before had no room, it has its blank by then.
+            MessageRejected: if no file could hold them.
+        """
+        if len(encoded.data) + _BLANK > self.file_size:
+            require_fit(encoded, self.file_size)
+        with self._lock:
+            began = self._held_since = _monotonic()
+            try:
+                result = self.append_held(encoded, self.clock(), began)
+            finally:
+                self._held_since = 0.0
+        if result.elapsed_ms > SLOW_PUT * _MS:
+            log_held(encoded.body_size, result)
+        return result
+
+    def append_held(self, encoded: Encoded, now: int, began: float) -> PutResult:
+        """Append frames under the log's lock (``doAppend``).
+
+        Args:
+            encoded: the frames.
+            now: their store time, in milliseconds.
+            began: when the lock was taken, by the monotonic clock.
+        """
+        file = self.file()
+        # Also a message that takes no queue offset makes its queue known.
+        queue_offset = self.queue_offsets.setdefault(encoded.key, 0)
+        copied = self._copied(encoded)
+        if not encoded.advances:
+            queue_offset = self._rules.own_offset(encoded)
+        data, starts, size = encoded.data, encoded.starts, len(encoded.data)
+        if file.wrote + size + _BLANK > file.size and starts:
+            self._rules.end_file(file)
+            file.store_timestamp = now
+            file = self.file()
+        at = file.wrote
+        physical_offset = file.base + at
+        encoded.place(queue_offset, physical_offset, now)
+        try:
+            file.append(data)
+            self._appended(encoded, queue_offset, copied)
+        except BaseException:
+            # Ctrl-C comes anywhere. A message in the log has its queue offset.
+            if file.wrote > at:
+                self._appended(encoded, queue_offset, copied)
+            raise
+        file.store_timestamp = now
+        return PutResult(
+            PutStatus.PUT_OK,
+            AppendStatus.PUT_OK,
+            encoded.store_host,
+            physical_offset,
+            queue_offset,
+            size,
+            len(starts),
+            now,
+            (_monotonic() - began) * _MS,
+            starts,
+        )
+
+    def _copied(self, encoded: Encoded) -> list[int]:
+        """Make the frame of a message with further queues; its offset in each of them."""
+        if encoded.copies is None:
+            return []
+        copied = [self.queue_offsets.setdefault(copy, 0) for copy in encoded.copies.keys]
+        encoded.data = encoded.copies.frame(copied)
+        require_fit(encoded, self.file_size)
+        return copied
+
+    def _appended(self, encoded: Encoded, queue_offset: int, copied: list[int]) -> None:
+        """Count frames that are in the log; a second call changes nothing."""
+        self._rules.appended(encoded)
+        if encoded.advances:
+            self.queue_offsets[encoded.key] = queue_offset + len(encoded.starts)
+            if encoded.copies is not None:
+                for copy, offset in zip(encoded.copies.keys, copied, strict=True):
+                    self.queue_offsets[copy] = offset + 1
+
+    def append_once(self, encoded: Encoded) -> PutResult:
+        """One append to the last file (``MappedFile.appendMessage(s)``).
+
+        If the file has no room, it gets its blank; the result is END_OF_FILE then, no message is
+        in the log, and ``size`` is the size of the blank.
+        """
+        require_fit(encoded, self.file_size)
+        with self._lock:
+            began, now, file = _monotonic(), self.clock(), self.file()
+            at = file.wrote
+            if not encoded.starts or at + len(encoded.data) + _BLANK <= file.size:
+                return self.append_held(encoded, now, began)
+            size = self._rules.end_file(file)
+            file.store_timestamp = now
+            return PutResult(
+                PutStatus.PUT_OK,
+                AppendStatus.END_OF_FILE,
+                encoded.store_host,
+                file.base + at,
+                self.queue_offsets.setdefault(encoded.key, 0),
+                size,
+                0,
+                now,
+                (_monotonic() - began) * _MS,
+                (),
+            )
+
+    @contextmanager
+    def holding(self) -> Iterator[tuple[int, float]]:
+        """Hold the log for several appends of one store time.
+
+        Yields:
+            The store time in milliseconds, and when the lock was taken.
+        """
+        with self._lock:
+            began = self._held_since = _monotonic()
+            try:
+                # A time that is no integer would stay in the log's files, and fail their flush.
+                yield index(self.clock()), began
+            finally:
+                self._held_since = 0.0
+        if (took := _monotonic() - began) > SLOW_PUT:
+            logger.warning("a run of puts held the log for %d ms", took * _MS)
+
+    def file(self) -> MappedFile:
+        """The file to append to; made if the last one is full. Only under the lock.
+
+        Raises:
+            StoreUnavailable: CREATE_MAPEDFILE_FAILED; SERVICE_NOT_AVAILABLE if there is a
+                :attr:`bar`.
+        """
+        if self.bar is not None:
+            raise self._barred()
+        try:
+            file = self._files.last_file(create=True)
+        except StoreUnavailable as error:
+            self._health.require_writable()
+            raise refusal(PutStatus.CREATE_MAPEDFILE_FAILED, str(error)) from error
+        if file is None:
+            raise refusal(
+                PutStatus.CREATE_MAPEDFILE_FAILED, "the log's next file was not made in time"
+            )
+        return file
+
+    def _barred(self) -> Exception:
+        reason = f"the store takes no messages: {self.bar}"
+        return refusal(PutStatus.SERVICE_NOT_AVAILABLE, reason)
+
+    # ---------------------------------------------------------------------- another store's log
+    def append_data(self, offset: int, data: bytes | memoryview) -> bool:
+        """Append bytes of another store's log that belong at an offset (``appendData``).
+
+        The bytes may end within a frame, and may span files. Nothing else is appended behind them
+        before :meth:`adopt`.
+
+        Returns:
+            Whether they were taken: the log has to end at that offset, or be empty and the offset
+            a file's first.
+
+        Raises:
+            StoreUnavailable: as :meth:`MappedFileQueue.append_data`; or after :meth:`end`.
+        """
+        with self._lock:
+            if self.bar is _CLOSED:
+                raise self._barred()
+            end = self._files.wrote_offset
+            try:
+                return self._files.append_data(offset, data)
+            finally:
+                if self._files.wrote_offset != end:
+                    self.bar = _FOREIGN
+
+    @property
+    def has_foreign(self) -> bool:
+        """Whether bytes of another store's log came since the last :meth:`adopt`."""
+        return self.bar is _FOREIGN or self._ends_foreign
+
+    def adopt(self, end: int, next_offsets: Callable[[], Mapping[QueueKey, int]]) -> None:
+        """Allow puts behind another store's bytes, unless more of them have come.
+
+        Args:
+            end: where the log ended when all of it was dispatched.
+            next_offsets: gives the next offset of each queue.
+        """
+        with self._lock:
+            if self.bar is _FOREIGN and self._files.wrote_offset == end:
+                self.queue_offsets.update(next_offsets())
+                self._rules.adopted()
+                self.bar = None
+
+
+def require_fit(encoded: Encoded, file_size: int) -> None:
+    """Refuse frames that no file of a log could hold.
+
+    Raises:
+        MessageRejected: if they are too large.
+    """
+    # QUIRK: RocketMQ says PUT_OK, writes nothing and blanks two files
+    # (test_append_vectors: vectors 36 and 38).
+    size = len(encoded.data)
+    if size > file_size - _BLANK:
+        raise refusal(
+            PutStatus.MESSAGE_ILLEGAL,
+            f"{size} bytes do not fit into a file of {file_size}, of which "
+            f"{_BLANK} are kept for its end",
+            reason="larger_than_file",
+        )
+
+
+def end_file(file: MappedFile) -> int:
+    """Fill the rest of a file with a blank, of which eight bytes are written. Returns its size."""
+    left = file.room
+    # Fewer are left only if another program wrote: a reader takes them for the file's end.
+    if left >= _BLANK:
+        file.buffer[file.wrote : file.wrote + _BLANK] = frame.encode_blank(left)
+    file.advance(left)
+    return left
+
+
+def log_held(body_size: int, result: PutResult) -> None:
+    """Log a put that held the lock for long."""
+    logger.warning(
+        "a put held the log for %d ms: %d bytes of body, %s", result.elapsed_ms, body_size, result
+    )

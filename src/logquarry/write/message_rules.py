@@ -1,0 +1,200 @@
+"""The rules for a message that is put: topic names, and the properties that the store acts on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final, NoReturn
+
+from logquarry.errors import UsageError
+from logquarry.format import delay, frame, java
+from logquarry.format import properties as props
+from logquarry.message import Message
+from logquarry.write.put_result import PutStatus, refusal
+
+LONGEST_PROPERTIES: Final = java.INT_MAX >> 16
+"""Bytes, and for ``checkMessage`` UTF-16 characters: the length is a signed short."""
+
+# --------------------------------------------------------------------------------------------------
+# Topics. RocketMQ's store takes any name (``../../../x`` made folders, CVE-2019-17572); its broker
+# only takes the letters of _BROKER_NAME. This store has its own rule, and the broker's on request.
+
+LONGEST_TOPIC: Final = 127
+"""Bytes, and for RocketMQ UTF-16 characters: the length is one signed byte of the frame."""
+LONGEST_NAME: Final = 255
+"""Bytes of a folder's name; the limit for the further queues of multi-dispatch."""
+BROKER_CHECK: Final = "rocketmq-broker"
+
+_UNSAFE: Final = re.compile("[/\x00-\x1f\x7f-\x9f]")
+_BROKER_NAME: Final = re.compile("[%|a-zA-Z0-9_-]+")
+_CACHED: Final = 4_096
+
+
+def name_fault(name: str, check: str, *, longest: int = LONGEST_TOPIC) -> str | None:
+    """The reason why a name cannot be a topic's, None if it can.
+
+    Args:
+        name: the topic, or the name of a further queue.
+        check: ``StoreConfig.topic_check``.
+        longest: the most bytes that it may have in UTF-8.
+    """
+    try:
+        size = len(name.encode("utf-8"))
+    except UnicodeEncodeError:
+        return "it holds half a surrogate pair, which UTF-8 has no bytes for"
+    if not size:
+        return "it is empty"
+    if size > longest:
+        return f"it takes {size} bytes, and {longest} are the most"
+    if name in (".", ".."):
+        return "it is the name of a folder that is there already"
+    if _UNSAFE.search(name):
+        return "it holds a slash or a control character"
+    if check == BROKER_CHECK and not _BROKER_NAME.fullmatch(name):
+        return "the broker's rule allows letters, digits, %, |, - and _"
+    return None
+
+
+@lru_cache(_CACHED)
+def topic_bytes(topic: str, check: str) -> bytes:
+    """TOPICLEN and TOPIC as the frame holds them.
+
+    Args:
+        topic: the topic.
+        check: ``StoreConfig.topic_check``.
+
+    Raises:
+        MessageRejected: if the name cannot be a topic's.
+    """
+    # QUIRK: RocketMQ counts characters: a topic of 100 characters and 200 bytes gets PUT_OK and a
+    # frame whose TOPICLEN is negative (test_append_vectors: vector 35).
+    fault = name_fault(topic, check, longest=LONGEST_TOPIC)
+    if fault is not None:
+        reject_topic(topic, fault)
+    data = topic.encode("utf-8")
+    return frame.TOPIC_LENGTH_V1.struct.pack(len(data)) + data
+
+
+def reject_topic(name: str, fault: str) -> NoReturn:
+    """Raise MessageRejected for a name that cannot be a topic's."""
+    shown = name if len(name) <= LONGEST_TOPIC else f"{name[:LONGEST_TOPIC]}..."
+    raise refusal(
+        PutStatus.MESSAGE_ILLEGAL, f"not a topic to write to: {shown!r}: {fault}", reason="topic"
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Properties. RocketMQ keeps a string, which it writes as it came, and a HashMap. If the store adds
+# a property, it builds the string again, in the iteration order of that map. The order depends on
+# how the map was made: a copy of another map is sized by it, a map parsed from a string starts
+# with 16 buckets and grows.
+
+_ACTS_ON: Final = "|".join((props.DELAY, props.WAIT, props.INNER_MULTI_DISPATCH))
+_ACTS_ON_TEXT: Final = re.compile(_ACTS_ON).search
+_ACTS_ON_BYTES: Final = re.compile(_ACTS_ON.encode()).search
+_TRUE: Final = "true"
+_FRESH_TABLE: Final = 16
+NO_PROPERTIES: Final[Mapping[str, str]] = {}
+
+
+class PropertyMap:
+    """The property map of one message, with the iteration order that Java's map would have.
+
+    Attributes:
+        values: the properties, in insertion order.
+    """
+
+    __slots__ = ("_table_size", "values")
+
+    def __init__(self, message: Message) -> None:
+        self.values = message.all_properties()
+        parsed = message.properties is None and message.properties_string is not None
+        # An empty copy has no table yet, and starts as a fresh map does.
+        self._table_size = (
+            _FRESH_TABLE if parsed or not self.values else java.table_size_for(len(self.values))
+        )
+
+    def text(self, *, without: str | None = None, is_closed: bool = False) -> str:
+        """The property string, in the map's order (``messageProperties2String``)."""
+        if not self.values:
+            return ""
+        order = java.hash_map_order(self.values, self._table_size)
+        kept = {name: self.values[name] for name in order if name != without}
+        return props.encode(kept, is_closed=is_closed)
+
+
+def looked_at(message: Message) -> Mapping[str, str]:
+    """The properties of a message, if the store may act on one of them; otherwise empty.
+
+    A property string is only parsed if it holds the name of such a property.
+    """
+    if message.properties is None and not message.delay_level and message.wait_store_ok:
+        string = message.properties_string
+        if string is None or not acts_on(string):
+            return NO_PROPERTIES
+    return message.all_properties()
+
+
+def acts_on(string: str | bytes) -> bool:
+    """Whether a property string may hold DELAY, WAIT or INNER_MULTI_DISPATCH."""
+    if isinstance(string, str):
+        return _ACTS_ON_TEXT(string) is not None
+    return _ACTS_ON_BYTES(string) is not None
+
+
+def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
+    """The property string of a message as it is written, if the store changes nothing.
+
+    Args:
+        message: the message.
+        is_closed: whether a string that is built here ends with a separator.
+
+    Raises:
+        MessageRejected: if it has too many characters. The frame's writer counts the bytes.
+        UsageError: if the message has tags or keys besides a string.
+    """
+    string = message.properties_string
+    if string is None:
+        string = props.encode(message.all_properties(), is_closed=is_closed)
+    elif message.tags is not None or message.keys is not None:
+        raise UsageError("tags and keys belong into the properties_string that is given")
+    data = utf8(string) if isinstance(string, str) else bytes(string)
+    if len(data) > LONGEST_PROPERTIES:
+        # QUIRK: checkMessage counts characters and says MESSAGE_ILLEGAL, the encoder counts
+        # bytes and says PROPERTIES_SIZE_EXCEEDED (test_append_vectors: vectors 9 and 10).
+        text = data.decode("utf-8", java.UTF8_ERRORS)
+        # String.length() counts UTF-16 code units.
+        count = len(text) + sum(character > "\uffff" for character in text)
+        if count > LONGEST_PROPERTIES:
+            raise refusal(
+                PutStatus.MESSAGE_ILLEGAL,
+                f"the properties are {count} characters, and {LONGEST_PROPERTIES} are the most",
+                reason="properties",
+            )
+    return data
+
+
+def delay_level(text: str | None) -> int:
+    """The level in a DELAY property, 0 without one (``getDelayTimeLevel``).
+
+    Raises:
+        MessageRejected: if it is not a number; ``putMessage`` throws there.
+    """
+    if text is None:
+        return 0
+    level = delay.parse_int(text)
+    if level is None:
+        raise refusal(PutStatus.MESSAGE_ILLEGAL, f"DELAY is no number: {text!r}", reason="delay")
+    return level
+
+
+def waits(values: Mapping[str, str]) -> bool:
+    """Whether the put waits for flush and replica (``isWaitStoreMsgOK``)."""
+    wait = values.get(props.WAIT)
+    return wait is None or wait.lower() == _TRUE
+
+
+def utf8(text: str) -> bytes:
+    """``String.getBytes(UTF_8)``: a question mark for half a surrogate pair."""
+    return text.encode("utf-8", "replace")
