@@ -18,7 +18,7 @@ def test_every_name_is_a_function(name: str) -> None:
 
 def test_there_are_no_other_names() -> None:
     with pytest.raises(AttributeError, match="no attribute 'verify'"):
-        _ = logquarry.spark.verify  # type: ignore[attr-defined]
+        _ = logquarry.spark.verify
 
 
 def test_jobs_are_imported_when_they_are_first_used() -> None:
