@@ -1,4 +1,4 @@
-"""``logquarry.recover`` on every golden store: what it says, what it leaves alone, what it does."""
+"""``logquarry.recover`` on every golden store: its plan, and the files before and after."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_harmed_stores(name: str, golden: Path, tmp_path: Path) -> None:
     assert find_store(root, scenario.config).log_end == done.log_end
     assert not lq.recover(root, config=scenario.config).is_needed
     assert not lq.recover(root, config=scenario.config, apply=True).is_needed
-    # Opening it to write would have come to the same.
+    # A writer that opens the store leaves the same files.
     lq.MessageStore.open(opened, mode="rw", config=scenario.config).close()
     for folder in ("commitlog", "consumequeue"):
         assert files_below(root / folder) == files_below(opened / folder)

@@ -1,4 +1,4 @@
-"""Recovery mode ``rocketmq`` on the golden stores gives what the real store made of them."""
+"""Recovery mode ``rocketmq`` leaves the files that RocketMQ's recovery left."""
 
 from __future__ import annotations
 
