@@ -1,8 +1,8 @@
 """Removes each sync of the code in turn and shows that a test fails.
 
 Run ``python -m tests.crash.mutations``. It finds each place that syncs a file or a folder by
-running stores and by recovering damaged ones. Then it makes the place do nothing and checks crash images
-until one violates the model.
+running stores and by recovering damaged ones. Then it makes the place do nothing and checks crash
+images until one violates the model.
 """
 
 from __future__ import annotations

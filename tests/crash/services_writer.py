@@ -2,10 +2,10 @@
 
 ``python -m tests.crash.services_writer``, as :mod:`tests.crash.writer`. Delayed messages are put
 and delivered, transactions are begun, ended and checked, a consumer reads the results, and old log
-files expire. It prints a line for each event when the event is certain: ``put NUMBER``,
-``begun NUMBER``, ``committed NUMBER``, ``undone NUMBER``, ``left NUMBER``, ``got NUMBER TOPIC QUEUE OFFSET`` before a
-message is handled, ``sent NUMBER`` after one was sent back, ``done TOPIC QUEUE OFFSET`` after the
-consumer's commit, and ``expired OFFSET``. Numbers continue from order to order.
+files expire. It prints a line for each event when the event is certain: ``put NUMBER``, ``begun
+NUMBER``, ``committed NUMBER``, ``undone NUMBER``, ``left NUMBER``, ``got NUMBER TOPIC QUEUE
+OFFSET`` before a message is handled, ``sent NUMBER`` after one was sent back, ``done TOPIC QUEUE
+OFFSET`` after the consumer's commit, and ``expired OFFSET``. Numbers continue from order to order.
 """
 
 from __future__ import annotations
