@@ -1,4 +1,4 @@
-"""What tests of config/ share: its files, and somebody who asks for them in frames."""
+"""Files of config/ for tests, and a client that requests them from a server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def config_bytes(root: Path) -> dict[str, bytes]:
 
 
 class Client:
-    """Talks to a server in frames."""
+    """Sends requests to a server."""
 
     def __init__(self, server: ConfigServer, port: int | None = None) -> None:
         self.wire = socket.create_connection(

@@ -1,7 +1,9 @@
-"""What all tests share. Imports neither pyspark nor numba: most tests need none of them."""
+"""Fixtures and hooks of all tests; imports neither pyspark nor numba, which few tests need."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,14 +13,14 @@ import pytest
 from tests.golden_data import unpack_golden
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # What started the tests in the background had interrupts ignored, and so would every process
-    # that they start and interrupt.
+    # A shell that starts the tests in the background ignores interrupts, and every process that the
+    # tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
+@pytest.hookimpl(tryfirst=True)  # before -m selects by the markers
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """Marks what uses the session: `make test` runs those apart from the others."""
+    """Mark each test that uses the Spark session: `make test` runs those apart from the others."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
@@ -26,5 +28,35 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the golden stores, shared by the tests of one worker: copy what you change."""
-    return unpack_golden(tmp_path_factory.mktemp("golden-data"))
+    """The folder of the golden stores, shared by all tests and workers: copy what you change."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # The folder of the whole run; the first worker unpacks, the others wait for it.
+        folder = folder.parent
+    target = folder / "golden-data"
+    target.mkdir(exist_ok=True)
+    with (target / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (target / "unpacked").exists():
+            unpack_golden(target)
+            (target / "unpacked").touch()
+    return target / "golden"
+
+
+SYNCED = ("tests/crash", "tests/unit/disk", "tests/unit/store/test_fault_table.py")
+"""The tests that really sync."""
+
+
+def _check_descriptor(descriptor: int) -> None:
+    """Raise what a sync raises for a closed file."""
+    if descriptor < 0:
+        raise ValueError(f"file descriptor cannot be a negative integer ({descriptor})")
+    os.fstat(descriptor)
+
+
+@pytest.fixture(autouse=True)
+def syncs_do_not_wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a sync only check its descriptor: a test cannot see more of it, but would wait 5 ms."""
+    if not request.node.nodeid.startswith(SYNCED):
+        monkeypatch.setattr(os, "fsync", _check_descriptor)
+        monkeypatch.setattr(os, "fdatasync", _check_descriptor)

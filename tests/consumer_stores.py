@@ -1,4 +1,4 @@
-"""What tests of consumers share: a filled store, what comes of it, and what was handled."""
+"""Filled stores for tests of consumers, the numbers of their messages, and saved offsets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.message_store import StoreWriter
 
 LONG = 60.0
-"""Seconds that nothing here takes."""
+"""Seconds: far more than any of these tests takes."""
 
 
 def fill(store: StoreWriter, count: int, *, topic: str = "t", queues: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for what may happen to the files of a store."""
+"""Hypothesis strategies for damage to the files of a store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZES = (b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\0\0\0\0", b"\0\0\0\x5b", b
 def damaged(
     draw: st.DrawFn, files: Mapping[str, bytes], *, most: int = 3, whole_files: bool = True
 ) -> dict[str, bytes]:
-    """The same files with up to ``most`` injuries; with ``whole_files`` some may go altogether."""
+    """The same files with up to ``most`` injuries; ``whole_files``: also whole files."""
     result = dict(files)
     names = sorted(files)
     for _ in range(draw(st.integers(0, most))):
@@ -46,7 +46,7 @@ def damaged(
 
 
 def _patches(kind: str, data: bytes) -> st.SearchStrategy[bytes]:
-    """What is written over some place."""
+    """The bytes that are written over a place."""
     if kind == "zeros":
         return st.integers(1, 400).map(bytes)
     if kind == "magic":

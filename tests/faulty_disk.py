@@ -1,4 +1,4 @@
-"""A disk whose calls are counted, and fail or wait when a test says so."""
+"""A disk that counts its calls; a test can let them fail, wait or stop the program."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from logquarry.disk.disk import LocalDisk
 
 
 class FaultyDisk(LocalDisk):
-    """A local disk. Calls go by their names.
+    """A local disk that counts its calls by name.
 
     Attributes:
         counts: how often each was called.
         order: the calls in order.
         synced_folders: the folders whose names were synced, in order.
-        failing: errno that a call is to fail with, as long as it stands here.
-        gate: fdatasync waits for it.
+        failing: name of a call to the errno that it fails with.
+        gate: fdatasync waits until it is set.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class FaultyDisk(LocalDisk):
 
     def allocate(self, descriptor: int, size: int) -> None:
         if "allocate" in self.failing:
-            # What ext4 leaves behind.
+            # ext4 leaves the file half allocated.
             os.ftruncate(descriptor, size // 2)
         self._called("allocate")
         super().allocate(descriptor, size)
@@ -85,10 +85,10 @@ ENOSPC = errno.ENOSPC
 
 
 class StoppedDisk(FaultyDisk):
-    """A disk at one of whose calls the program ends; what it tries afterwards comes to nothing.
+    """A disk that ends the program at one call; later calls do nothing but raise again.
 
     Args:
-        number: of the call, from 0 on; None to count them only.
+        number: number of the call, from 0; None only counts.
     """
 
     def __init__(self, number: int | None = None) -> None:

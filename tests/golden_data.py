@@ -1,4 +1,4 @@
-"""The golden stores (real RocketMQ wrote them) as files: tests/data/golden.tar.xz, unpacked."""
+"""Unpacks the golden stores, which RocketMQ wrote: tests/data/golden.tar.xz."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ARCHIVE = Path(__file__).parent / "data" / "golden.tar.xz"
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Unpacks an archive of ours into `target`, with each file's modification time."""
+    """Unpack an archive of this repository into `target`, with each file's modification time."""
     with tarfile.open(archive, "r:xz") as tar:
         if hasattr(tarfile, "data_filter"):
             tar.extractall(target, filter="data")
@@ -18,6 +18,6 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 def unpack_golden(target: Path) -> Path:
-    """Unpacks the golden stores; the folder that holds single/, unclean/ and so on."""
+    """Unpack the golden stores; return the folder that holds single/, unclean/ and so on."""
     unpack(ARCHIVE, target)
     return target / "golden"

@@ -1,4 +1,4 @@
-"""Our master or slave as a process with the commands of `oracle/run ha-master` and `ha-slave`.
+"""Runs a master or a slave with the commands of `oracle/run ha-master` and `ha-slave`.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Exports of stores as files, and what has to be the same once they are back in a store."""
+"""Exports stores to files, and normalizes messages for a comparison after an import."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def export_parquet(store: Path, folder: Path, **options: Any) -> Path:
 
 
 def kept(messages: list[Message], *, keep_times: bool) -> list[Message]:
-    """What an import keeps of messages, queue offsets counted from each queue's first one."""
+    """The fields that an import keeps; queue offsets count from the first of each queue."""
     firsts: dict[tuple[str, int], int] = {}
     found = []
     for message in messages:

@@ -1,4 +1,4 @@
-"""Exports into tables without Spark: tasks run here, as they would in a worker."""
+"""Exports into Delta and Iceberg tables without Spark: tasks run in this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = ("delta", "iceberg")
 
 
 def run_here(tasks: Sequence[ReadTask], work: Work) -> list[TableResult]:
-    """Each task in turn, with what travels to a worker and back pickled."""
+    """Run each task in turn; task and result are pickled, as they are between Spark's processes."""
     found = []
     for number, task in enumerate(tasks):
         own_work, own_task = pickle.loads(pickle.dumps((work, task)))
@@ -27,7 +27,7 @@ def run_here(tasks: Sequence[ReadTask], work: Work) -> list[TableResult]:
 
 
 class Lake:
-    """One table, exported into again and again.
+    """One table, for repeated exports.
 
     Args:
         kind: delta or iceberg.
@@ -54,7 +54,7 @@ class Lake:
         return self.prepared(stores, options, **more).run_with(run_here)
 
     def table(self, *, dead: bool = False) -> pa.Table:
-        """What readers of the format find."""
+        """The rows that a reader of the format gets."""
         if self.kind == "delta":
             from deltalake import DeltaTable
 
@@ -78,7 +78,7 @@ class Lake:
         return [tuple(row[name] for name in wanted) for row in table.to_pylist()]
 
     def parquet_files(self) -> set[str]:
-        """All files on the disk that are or look like the table's."""
+        """All data files on the disk, also those that the table does not name."""
         places = [self.dest, Path(f"{self.dest}_dead_letters")]
         return {
             str(p)
@@ -88,7 +88,7 @@ class Lake:
         }
 
     def known_files(self) -> set[str]:
-        """Those that the tables know."""
+        """The data files that the tables name."""
         found: set[str] = set()
         for dead in (False, True):
             if self.kind == "delta":

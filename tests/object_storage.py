@@ -1,4 +1,4 @@
-"""An S3 server on loopback, in a process of its own, with golden stores in it."""
+"""Starts an S3 server on loopback in a child process, and copies golden stores into it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python programs of a few lines, run beside the tests."""
+"""Runs short Python programs as child processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def run(code: str, *arguments: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """A program that ran to its end, with what it printed."""
+    """Run a program to its end; the result has its output."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         check=False,

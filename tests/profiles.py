@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, settings
 
 
 def load() -> None:
-    """Registers the profiles and loads the one that the environment names."""
-    # Deadlines measure the machine's other tenants; what hangs meets pytest's timeout.
+    """Register the profiles and load the one that the environment names."""
+    # A deadline would measure the other processes; pytest's timeout ends a test that hangs.
     common = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("quick", common, max_examples=40)
     settings.register_profile("thorough", common, max_examples=5_000)

@@ -1,4 +1,4 @@
-"""Stores that are master and slave of each other's, on loopback."""
+"""A master and a slave on loopback, and their stores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def opened(path: Path, role: str = "ASYNC_MASTER", **settings: object) -> lq.Sto
 
 
 def fill(store: lq.StoreWriter, count: int, *, first: int = 0, body: int = 700) -> int:
-    """Put messages of several kinds and sizes; where the log ends then."""
+    """Put messages of several kinds and sizes; return the log's end."""
     for number in range(first, first + count):
         size = number * 37 % body
         message = lq.Message(
@@ -67,7 +67,7 @@ def log_bytes(path: Path, end: int, start: int = 0) -> bytes:
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for localhost that is its own authority, and its key."""
+    """A self-signed certificate for localhost, and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make a certificate with")
     certificate, key = folder / "cert.pem", folder / "key.pem"

@@ -1,4 +1,4 @@
-"""A log of a few frames, small enough to try every bit of it, with one of each kind of frame."""
+"""A log of five frames, one of each kind, small enough to flip every bit of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writable stores with small files, and what stands in a folder."""
+"""Writable stores with small files, and the bytes and times of all files in a folder."""
 
 from __future__ import annotations
 

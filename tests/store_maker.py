@@ -1,6 +1,6 @@
-"""Writes small stores by RocketMQ's rules, for tests that need what no golden store has.
+"""Builds small stores by RocketMQ's rules, for cases that no golden store has.
 
-Written apart from the package: plain loops after the format's description.
+It shares no code with the package's writer: simple loops after the format's description.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FIRST_TIME = 1_700_000_000_000
 
 @dataclass
 class StoreMaker:
-    """A store to be: put messages, then :meth:`write` the files."""
+    """Builder of a store: put messages, then :meth:`write` the files."""
 
     log_file_size: int = 4096
     queue_file_units: int = 10

@@ -1,4 +1,4 @@
-"""Stores in memory for the walker, and what it tells of them in a form that compares."""
+"""Stores in memory for the walker, and its events as tuples that compare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Told = tuple[Any, ...]
 
 
 class MemoryFile(FileView):
-    """A file whose windows are as short as they may be, or (mapped) go to its end."""
+    """A file whose windows are as short as allowed or, if mapped, reach its end."""
 
     def __init__(self, path: str, data: bytes, *, least: int | None, page: int) -> None:
         self.path = path
@@ -29,7 +29,7 @@ class MemoryFile(FileView):
         return view if self._least is None else view[: max(length, self._least)]
 
     def next_data(self, position: int) -> int:
-        """As SEEK_DATA would, on a disk of very small pages."""
+        """Behaves as SEEK_DATA on a disk with very small pages."""
         while position < self.size:
             page = position // self._page * self._page
             if any(self._data[page : page + self._page]):
@@ -87,7 +87,7 @@ def layout_of(
 
 
 def told(events: Iterable[Event]) -> list[Told]:
-    """Frames, blanks, damage and the end: the same however the walk was cut into runs."""
+    """Frames, blanks, damage and the end; independent of how the walk is cut into runs."""
     return list(_told(events))
 
 

@@ -1,4 +1,4 @@
-"""A stream without Spark: what Spark asks of a planner, asked in its order."""
+"""A stream without Spark: calls a planner in the order in which Spark calls it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Stream:
         self.restart()
 
     def restart(self, **options: str) -> None:
-        """Another process with the same checkpoint."""
+        """Continue as another process with the same checkpoint."""
         self.given |= options
         self.options: ReadOptions = parse_read_options(self.given, is_stream=True)
         self.planner = StreamPlanner(self.options, self.options.names)
@@ -44,7 +44,7 @@ class Stream:
         return Limits(self.options.max_bytes, self.options.max_rows)
 
     def plan(self) -> bool:
-        """Write the next batch into the offset log; whether there is one."""
+        """Write the next batch into the offset log; return whether there is one."""
         start = _through_json(self.planner.initial()) if self.at is None else self.at
         end = _through_json(self.planner.latest(start, self.limits))
         if json.dumps(end) == json.dumps(start):
@@ -53,11 +53,11 @@ class Stream:
         return True
 
     def run(self) -> int:
-        """Run what is planned; the rows of the batch."""
+        """Run the planned batch; return its number of rows."""
         assert self.planned is not None
         start, end = self.planned
         if self.at is None:
-            # As Spark has it after a restart.
+            # Spark also asks for the initial offset after a restart.
             start = _through_json(self.planner.initial())
         found = list(self.read(start, end))
         self.rows += found
@@ -71,7 +71,7 @@ class Stream:
                 yield from batch.to_pylist()
 
     def drain(self, most: int = 10_000) -> list[dict[str, Any]]:
-        """All that there is now, batch by batch."""
+        """Read all that is available, batch by batch."""
         for _ in range(most):
             if not self.plan():
                 break

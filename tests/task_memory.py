@@ -1,7 +1,7 @@
-"""What a task does with a part of a log, in a process whose memory somebody watches: run with -m.
+"""Runs one Spark task in a process whose memory a test measures: run with -m.
 
-Reads lines from stdin: bytes of the log, from its beginning, that are one task's. Answers each with
-a line when the task is done, and the first one when everything is loaded.
+It reads lines from stdin, each the bytes of the log (from its beginning) for one task, and prints a
+line when all modules are loaded and a line after each task.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _done(do: Work, store: Path, folder: Path, size: int) -> None:
 
 
 def _task(store: Path, size: int) -> ReadTask:
-    """One that reads as much of the log, with all columns."""
+    """A task that reads this many bytes of the log, with all columns."""
     options = parse_read_options(
         {"path": str(store), "endingOffsets": f'{{"store": {size}}}', "splitSize": str(size)}
     )
@@ -72,7 +72,7 @@ def _task(store: Path, size: int) -> ReadTask:
 
 
 def _read(store: Path, _: Path, size: int) -> None:
-    """The source's task, as far as the batches that it hands to Spark."""
+    """The source's task, up to the batches that Spark receives."""
     from logquarry.spark.source import native_struct, task_rows
 
     for batch in task_rows(_task(store, size), native_struct(schema.NAMES)):

@@ -1,4 +1,4 @@
-"""The demo's store in the package is the golden one, and its archive can be made again."""
+"""The demo store in the package is a golden store, and its archive is reproducible."""
 
 from __future__ import annotations
 

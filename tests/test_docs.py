@@ -1,4 +1,4 @@
-"""The documentation says what the code says."""
+"""Pages agree with the code: tables, links, diagrams, commands and examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small stores with transactions, and a listener that remembers what it was asked."""
+"""Small stores with transactions, and a listener that records the checks it receives."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def bodies(store: lq.MessageStore, topic: str = "orders") -> list[bytes]:
 
 
 def facts(root: Path) -> tuple[int, int, int, int]:
-    """Committed, rolled back, put back and open, as readers tell it."""
+    """Numbers of committed, rolled back, put back and open transactions, by a reader."""
     with lq.MessageStore.open(root) as store:
         found = transactions(store)
     return found.committed, found.rolled_back, found.put_back, len(found.open)
 
 
 class Listener:
-    """Answers by the body; remembers what it was asked."""
+    """Answers by the body, and records each check."""
 
     def __init__(self, **answers: str) -> None:
         self.answers = answers

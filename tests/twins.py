@@ -1,4 +1,4 @@
-"""Runs the same question through both twins: numba's kernels and plain Python."""
+"""Runs a call twice, with numba's kernels and with the Python reference, and compares."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 @contextmanager
 def plain_python() -> Iterator[None]:
-    """Switches the kernels off."""
+    """Switch the kernels off."""
     with mock.patch.object(codec, "kernels", lambda: None):
         yield
 
 
 def both(question: Callable[[], T]) -> tuple[T, T]:
-    """The answers of the kernels and of plain Python."""
+    """The results of kernels and reference."""
     assert codec.kernels_enabled(), "there is nothing to compare without kernels"
     fast = question()
     with plain_python():
@@ -34,14 +34,14 @@ def both(question: Callable[[], T]) -> tuple[T, T]:
 def walked(
     window: Window, position: int, stop: int, *, check_crc: bool = True, room: int = 64
 ) -> tuple[list[list[int]], int, int]:
-    """What a walk gives, as lists that compare: rows, position behind them, code."""
+    """The result of a walk as lists: rows, the position after them, code."""
     rows = codec.empty_rows(room)
     count, after, code = codec.walk(window, position, stop, rows, check_crc=check_crc)
     return rows[:count].tolist(), after, code
 
 
 def scanned(window: Window, *, check_crc: bool = True) -> list[tuple[str, object]]:
-    """All of a window: frames, and behind each damage the next sound frame.
+    """All events of a window: frames, and after each damage the next valid frame.
 
     The window must reach to the end of its file.
     """
@@ -65,7 +65,7 @@ def scanned(window: Window, *, check_crc: bool = True) -> list[tuple[str, object
 
 
 def sound_rows(window: Window, *, check_crc: bool = True) -> Rows:
-    """The rows of every sound frame that a scan meets."""
+    """The rows of every valid frame that a scan finds."""
     rows = [
         row
         for name, value in scanned(window, check_crc=check_crc)

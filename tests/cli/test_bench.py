@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import logquarry as lq
+from logquarry.bench import scan
 from tests.cli.helpers import run
+from tests.small_store import SMALL
 
 
 def test_bench_scan(tmp_path: Path) -> None:
@@ -45,7 +49,11 @@ def test_bench_of_a_store(tmp_path: Path, kind: str, options: list[object]) -> N
 
 
 @pytest.mark.parametrize(("kind", "modes"), [("recover", 2), ("rebuild", 1)])
-def test_bench_of_a_recovery(tmp_path: Path, kind: str, modes: int) -> None:
+def test_bench_of_a_recovery(
+    tmp_path: Path, kind: str, modes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Files of a production size take seconds to make in each of the passes.
+    monkeypatch.setattr(scan, "StoreConfig", partial(lq.StoreConfig, **SMALL))
     shared = ["--dir", tmp_path, "--n", 200, "--body", 20]
     found = json.loads(run("bench", kind, *shared, "--json").stdout)
     assert found["bench"] == kind and found["recovery"] == "safe" and found["n"] == 200

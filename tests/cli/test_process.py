@@ -1,4 +1,8 @@
-"""The command as a process: exit codes, stdout and stderr, signals, pipes, start."""
+"""The command as a process: exit codes, stdout and stderr, signals, pipes, start-up, locale.
+
+To start an interpreter takes most of a test's time. One case of each kind runs as a process; the
+others run the same command line in this process.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from logquarry.cli.main import app
 from logquarry.testing.builder import fill
+from tests.cli.helpers import run
 from tests.cli.small_store import EVIL_TOPIC
 
 COMMAND = [sys.executable, "-c", "from logquarry.cli.main import main; main()"]
@@ -53,23 +60,29 @@ def test_findings(golden: Path) -> None:
     assert result.stderr.startswith("error: ")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["nothing"],
-        ["info"],
-        ["info", ".", "--what"],
-        ["messages", ".", "--since", "never"],
-        ["export", ".", "--to", "x", "--format", "delta", "--decode", "xml"],
-        ["export", ".", "--to", "x", "--format", "iceberg", "--table", "messages"],
-        ["export", ".", "--to", "x", "--follow"],
-        ["export", ".", "--to", "x", "--format", "jsonl", "--partition-by", "topic"],
-        ["bench", "scan", "--size", "much"],
-        ["bench", "scan", "--body", "9-1"],
-        ["report", "."],
-    ],
-)
-def test_usage(arguments: list[str], tmp_path: Path) -> None:
+USAGE_ERRORS = [
+    ["nothing"],
+    ["info"],
+    ["info", ".", "--what"],
+    ["messages", ".", "--since", "never"],
+    ["export", ".", "--to", "x", "--format", "delta", "--decode", "xml"],
+    ["export", ".", "--to", "x", "--format", "iceberg", "--table", "messages"],
+    ["export", ".", "--to", "x", "--follow"],
+    ["export", ".", "--to", "x", "--format", "jsonl", "--partition-by", "topic"],
+    ["bench", "scan", "--size", "much"],
+    ["bench", "scan", "--body", "9-1"],
+    ["report", "."],
+]
+
+
+@pytest.mark.parametrize("arguments", USAGE_ERRORS)
+def test_usage(arguments: list[str]) -> None:
+    result = run(*arguments, code=2)
+    assert not result.stdout and result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["nothing"], ["messages", ".", "--since", "never"]])
+def test_usage_of_a_process(arguments: list[str]) -> None:
     result = call(*arguments)
     assert result.returncode == 2
     assert not result.stdout and result.stderr
@@ -78,11 +91,16 @@ def test_usage(arguments: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["info", "messages", "verify"])
 def test_unreadable(command: str, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
-        result = call(command, path)
-        assert result.returncode == 3
-        assert not result.stdout and str(path) in result.stderr
-    result = call("export", tmp_path, "--to", tmp_path / "out", "--format", "jsonl")
-    assert result.returncode == 3 and not (tmp_path / "out").exists()
+        here = run(command, path, code=3)
+        assert not here.stdout and str(path) in here.stderr
+    run("export", tmp_path, "--to", tmp_path / "out", "--format", "jsonl", code=3)
+    assert not (tmp_path / "out").exists()
+
+
+def test_unreadable_to_a_process(tmp_path: Path) -> None:
+    result = call("info", tmp_path)
+    assert result.returncode == 3
+    assert not result.stdout and str(tmp_path) in result.stderr
 
 
 def test_help_and_version() -> None:
@@ -90,8 +108,11 @@ def test_help_and_version() -> None:
     assert result.returncode == 0
     for command in ("info", "messages", "verify", "export", "report", "demo", "bench"):
         assert f"  {command} " in result.stdout
-        assert call(command, "--help").returncode == 0
-    assert call("--version").stdout.startswith("logquarry ")
+        run(command, "--help")
+    assert call("info", "--help").returncode == 0
+    version = CliRunner().invoke(app, ["--version"], prog_name="logquarry")
+    assert version.exit_code == 0 and version.stdout.startswith("logquarry ")
+    assert call("--version").stdout == version.stdout
 
 
 def test_no_colour_and_no_bars_off_a_terminal(golden: Path) -> None:
@@ -149,24 +170,36 @@ def test_quick_commands_import_little(golden: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
+LOCALE_COMMANDS = """
+import sys
+from logquarry.cli.main import main
+store = sys.argv[1]
+for arguments in (
+    ["messages", store, "--jsonl", "--limit", "1"],
+    ["messages", store, "--jsonl", "--offset", "0"],
+    ["info", store, "--json"],
+):
+    sys.argv[1:] = arguments
+    try:
+        main()
+    except SystemExit as ended:
+        if ended.code:
+            raise
+"""
+
+
 @pytest.mark.parametrize("locale", ["C", "POSIX", "en_US.ISO-8859-1"])
 def test_json_is_utf_8_whatever_the_locale(small_store: Path, locale: str) -> None:
     # Without coercion to UTF-8, as on a machine without C.UTF-8.
     env = {**os.environ, "LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     env["PYTHONIOENCODING"] = "latin-1"
     store = small_store.rename(small_store.with_name("größe"))
-
-    def output(*arguments: object) -> bytes:
-        done = subprocess.run(
-            [*COMMAND, *map(str, arguments)], capture_output=True, check=True, env=env
-        )
-        return done.stdout
-
-    lines = output("messages", store, "--jsonl", "--limit", 1).splitlines()
-    lines += output("messages", store, "--jsonl", "--offset", 0).splitlines()
+    command = [sys.executable, "-c", LOCALE_COMMANDS, str(store)]
+    output = subprocess.run(command, capture_output=True, check=True, env=env).stdout
+    *lines, rest = output.split(b"\n", 2)
     found = [json.loads(line.decode("utf-8")) for line in lines]
     assert [message["properties"]["city"] for message in found] == ["Zürich"] * 2
     assert [message["broker"] for message in found] == ["größe"] * 2
-    document = json.loads(output("info", store, "--json").decode("ascii"))
+    document = json.loads(rest.decode("ascii"))
     assert document["broker"] == "größe"
     assert EVIL_TOPIC in [topic["topic"] for topic in document["topics"]]

@@ -1,4 +1,4 @@
-"""The golden scenarios as tests use them: the store, its settings, what the real store said."""
+"""The golden scenarios: a store of RocketMQ, its settings, and what RocketMQ answered."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ OUR_NAMES = {
     "properties": "properties",
     "dispatchTagsCode": "tags_code",
 }
-"""Of a message's fields in ``expected.jsonl`` those that have the same values everywhere."""
+"""Names in ``expected.jsonl`` of the fields that have the same values in both."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Compares what recovery mode ``rocketmq`` makes of a store with what RocketMQ made of it."""
+"""Compares a store recovered in mode ``rocketmq`` with the one that RocketMQ recovered."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _reads(opened: lq.MessageStore, facts: dict[str, Any]) -> Iterator[str]:
         known.add(key)
         queue = opened.queue(*key)
         limits = opened.queue_offsets(*key)
-        # Not its entries: a unit of zeros that Java counts is none.
+        # Not the number of entries: Java counts an entry of zeros.
         found = [
             [offset + number, *unit]
             for offset, units in (queue.runs(*limits) if queue is not None else ())

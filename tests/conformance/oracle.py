@@ -1,4 +1,4 @@
-"""The real RocketMQ store as a process (`oracle/run`), where a JDK and Maven can run it."""
+"""RocketMQ's own store as a process (`oracle/run`); needs a JDK and Maven."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Master:
 
 
 def started(*command: str | Path, cwd: Path | None = None) -> Master:
-    """A process that is ready for commands; whoever asks for it kills it."""
+    """Start a process that is ready for commands; the caller kills it."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Puts that the real store answered, and how to make them again in ours."""
+"""Repeats recorded puts of RocketMQ in this library's store."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def wire_of(put: Input) -> bytes:
 
 @dataclass
 class Clock:
-    """A clock that somebody sets."""
+    """A clock that the test sets."""
 
     now: int = 1_700_000_000_000
 

@@ -1,4 +1,4 @@
-"""What may happen to the files of a store, at random: for tests beside the real store."""
+"""Random damage to the files of a store, for comparisons with RocketMQ."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Harm:
         self._write(path, at, bytes(min(length, path.stat().st_size - at)), "zeros")
 
     def copy_log(self) -> None:
-        """Bytes of another place, frames that name the wrong place among them."""
+        """Bytes of another place, with frames whose physical offset is wrong."""
         one, other = self._frame(), self._frame()
         if one is None or other is None:
             return
@@ -225,7 +225,7 @@ class Harm:
         self._write(path, at, data, "unit")
 
     def zero_queue_tail(self) -> None:
-        """The last units of some queues never came to the disk."""
+        """The last entries of some queues never reached the disk."""
         for _ in range(self.rng.choice((1, 2, 20))):
             files = self._queue()
             if not files:

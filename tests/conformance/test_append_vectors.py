@@ -1,8 +1,8 @@
-"""122 append decisions of the real store, made again by ours, in the file's order.
+"""122 append decisions of RocketMQ, which this library must repeat, in the file's order.
 
-Vectors are counted from 1, as in the file. One store serves a group: a new one begins where a
-vector's `before` does not continue the `after` of the one before it. What is refused on purpose
-(REFUSED) leaves our log without what Java wrote, so that a group ends there too.
+Vectors are counted from 1, as in the file. One store serves a group of vectors. A new group begins
+if a vector's `before` differs from the `after` of the previous one, and after each vector that this
+library refuses on purpose (REFUSED), because RocketMQ wrote it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ GROUPS = [
 ]
 """The first vector of each group."""
 RACE = 103
-"""FLUSH_DISK_TIMEOUT or PUT_OK, whoever is faster."""
+"""FLUSH_DISK_TIMEOUT or PUT_OK, depending on which thread is faster."""
 FLAGS = {
     "consume queue error flag": Refusal.LOGICS_QUEUE_ERROR,
     "index error flag": Refusal.INDEX_FILE_ERROR,
@@ -244,7 +244,7 @@ def _check_single_append(log: OurLog, vector: Vector) -> None:
     else:
         encoded = encoder.encode(message)
     ours, theirs = append_facts(log.writer.append_once(encoded)), vector["append"]
-    # Nothing is in the log: Java counts a message and makes ids of places nobody filled in.
+    # The log stays empty: Java counts a message and makes ids of offsets that were never set.
     assert ours.pop("msgId") == "" and ours.pop("msgNum") == 0
     assert theirs.pop("msgId") and theirs.pop("msgNum") == 1
     assert ours == theirs

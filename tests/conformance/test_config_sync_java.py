@@ -1,4 +1,4 @@
-"""config/ between real brokers and ours: a real master that is asked, a real slave that asks."""
+"""Synchronization of config/ with RocketMQ's brokers, in both directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers of the store that a real broker left: they go on where its groups were."""
+"""Consumers of a store that a real broker wrote continue at the offsets of its groups."""
 
 from __future__ import annotations
 

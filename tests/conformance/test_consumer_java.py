@@ -1,4 +1,4 @@
-"""Offsets, handed over between our consumers and a real broker."""
+"""Consumers of this library and a real broker read each other's offsets."""
 
 from __future__ import annotations
 

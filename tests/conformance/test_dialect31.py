@@ -1,4 +1,4 @@
-"""Putting the inputs of RocketMQ 3.1.3's golden stores again, in dialect 3.1, gives its bytes."""
+"""In dialect 3.1, the inputs of RocketMQ 3.1.3's golden stores give the same bytes."""
 
 from __future__ import annotations
 

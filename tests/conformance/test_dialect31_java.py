@@ -1,4 +1,4 @@
-"""RocketMQ 3.1.3's own store over stores that we wrote in dialect 3.1: it reads all of it."""
+"""RocketMQ 3.1.3 reads stores that this library wrote in dialect 3.1."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def work(store: StoreWriter, rng: random.Random, steps: int) -> None:
         ("v3-transactions", ""),
         ("v3-transactions-unclean/log-tail-lost", ""),
         ("v3-transactions-unclean/redolog-several-files", ""),
-        # The units before the log's first message are fillers then.
+        # The entries before the log's first message are fillers then.
         ("v3-transactions-unclean/first-log-file-expired", "transaction/statetable"),
     ],
 )

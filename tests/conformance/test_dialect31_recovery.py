@@ -1,4 +1,4 @@
-"""What becomes of the transactions of RocketMQ 3.1.3's stores when ours opens them."""
+"""The transactions of RocketMQ 3.1.3's stores after this library has opened them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_is_open_by_the_log_is_open_and_can_be_ended(opened: tuple[Scenario
             theirs = {unit[1] for unit in scenario.facts["stateTable"]["units"] if unit[5] == 4}
             assert found.keys() == theirs
         if "then" not in name:
-            # Nobody has numbered them anew, and producers can still name them.
+            # They keep their numbers, so producers can still name them.
             assert all(log.prepared[at]["queueOffset"] == one.number for at, one in found.items())
         some = sorted(found)[:: max(1, len(found) // 7)]
         for number, offset in enumerate(some):
@@ -162,7 +162,7 @@ def test_the_command_recovers_them_without_settings(
 def test_a_store_that_rocketmq_recovered_is_set_right(
     name: str, golden: Path, tmp_path: Path
 ) -> None:
-    """It has numbered the open ones anew, and lost some: the log tells what is open."""
+    """It has renumbered the open ones and lost some: the log determines which are open."""
     scenario = Scenario(golden / "v3-transactions-unclean" / name)
     root = tmp_path / "store"
     shutil.copytree(scenario.folder / "store-recovered", root)

@@ -1,4 +1,4 @@
-"""The real store over what was imported: it reads all of it, and has nothing to recover."""
+"""RocketMQ reads every message of an imported store, and has nothing to recover."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading beside the real store while it writes: nothing is missed, nothing is changed."""
+"""A reader of a store that RocketMQ is writing misses no message and changes no file."""
 
 from __future__ import annotations
 

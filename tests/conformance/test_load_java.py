@@ -1,4 +1,4 @@
-"""The real store over what was loaded: it reads all of it, and has nothing to recover."""
+"""RocketMQ reads every message of a loaded store, and has nothing to recover."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues and index made anew from the log are what RocketMQ made of it."""
+"""Queues and index rebuilt from the log are those that RocketMQ wrote."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scenario(request: pytest.FixtureRequest, golden: Path) -> Scenario:
 
 
 def in_the_log(files: dict[str, bytes], log_start: int) -> dict[str, bytes]:
-    """Queue files without their units of messages that were deleted from the log's start."""
+    """Queue files without the entries of messages that were deleted from the log's start."""
     found = {}
     for name, data in files.items():
         units = np.frombuffer(data, UNIT_DTYPE).copy()

@@ -1,4 +1,4 @@
-"""The real store opens what was recovered from a power cut, and sees the same messages."""
+"""RocketMQ opens stores recovered from a power cut, and has the same messages."""
 
 from __future__ import annotations
 

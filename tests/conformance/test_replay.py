@@ -1,4 +1,4 @@
-"""Replaying what was put into the golden stores gives their bytes, with the recorded times."""
+"""The recorded puts of the golden stores give the same bytes, at the recorded times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real RocketMQ on the other side: as master, as slave, and with what it says of a put."""
+"""Replication with RocketMQ as master and as slave, and the put statuses of its master."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def situations(port: int, put: Put, connected: Slaves, end: Callable[[], int]) -
         eventually(lambda: connected() == 1)
         told.append(put(10, True))
     eventually(lambda: connected() == 0)
-    # It dies in the wait: as soon as it is sent what somebody waits for.
+    # It dies during the replica wait, as soon as it has been sent the message.
     with socket.create_connection(("127.0.0.1", port)) as wire:
         wire.sendall(struct.pack(">q", end()))
         eventually(lambda: connected() == 1)

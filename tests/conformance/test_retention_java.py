@@ -1,4 +1,4 @@
-"""The real store over what a retention left, and what its own leaves of the same store."""
+"""RocketMQ reads a store after a retention, and its own retention deletes the same files."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def check_reads_what_stayed(scenario: Scenario) -> None:
         read_side.test_single_messages(scenario, store)
         read_side.test_queues(scenario, store)
         for fact in scenario.facts["getMessage"]:
-            # QUIRK: for the unit that names offset 0 of the log Java gives whatever stands first
+            # QUIRK: for the entry that names offset 0 of the log Java gives what stands first
             # in the log now (CommitLog.frame_at).
             fact["gets"] = [
                 get for get in fact["gets"] if (fact["topic"], get["offset"]) != ("early", 0)
             ]
         read_side.test_get(scenario, store)
-        # Units of messages that are gone stay in a queue's last file, and read nothing.
+        # Entries of deleted messages stay in a queue's last file; a get of them finds nothing.
         queues = scenario.facts["queues"]
         scenario.facts["queues"] = [fact for fact in queues if fact["topic"] != "early"]
         read_side.test_reading_a_queue_through_gives_its_messages(scenario, store)

@@ -1,6 +1,6 @@
-"""Recovery mode ``rocketmq`` beside the real store, on stores that were harmed at random.
+"""Recovery mode ``rocketmq`` compared with RocketMQ, on randomly damaged stores.
 
-``LOGQUARRY_SEEDS=1000:1200`` says which seeds.
+``LOGQUARRY_SEEDS=1000:1200`` chooses the seeds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WORKERS = 2
 
 
 def seeds() -> range:
-    """Those that the environment asks for."""
+    """The seeds that the environment chooses."""
     first, _, last = os.environ.get("LOGQUARRY_SEEDS", "0:12").partition(":")
     return range(int(first), int(last))
 

@@ -1,4 +1,4 @@
-"""Recovery mode ``rocketmq`` on the golden stores gives what the real store made of them."""
+"""Recovery mode ``rocketmq`` leaves the files that RocketMQ's recovery left."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_as_the_real_store(scenario: Scenario, store: Path) -> None:
     assert list(differences(store, recovered, scenario.facts, scenario.config)) == []
 
 
-def test_reads_as_from_the_real_store(scenario: Scenario, store: Path) -> None:
+def test_a_store_reads_as_the_real_one_and_goes_on(scenario: Scenario, store: Path) -> None:
     if not scenario.facts["load"]:
         pytest.skip("it does not load")
     config = dataclasses.replace(scenario.config, recovery="rocketmq")
@@ -46,6 +46,19 @@ def test_reads_as_from_the_real_store(scenario: Scenario, store: Path) -> None:
         read_side.test_reading_a_queue_through_gives_its_messages(scenario, opened)
         found = [message.physical_offset for message in opened.scan()]
         assert found == [message["physicalOffset"] for message in scenario.expected]
+        ends = {key: opened.queue_offsets(*key).max for key in opened.queues()}
+        results = [opened.put(lq.Message("UnA", b"new", queue_id=n % 2)) for n in range(300)]
+        opened.wait_dispatched()
+        for number, result in enumerate(results):
+            key = "UnA", number % 2
+            assert result.queue_offset == ends.get(key, 0) + number // 2
+            answer = opened.get(*key, result.queue_offset)
+            assert answer.messages[0].physical_offset == result.physical_offset
+            assert answer.messages[0].body == b"new"
+    # After a clean shutdown it opens with the same messages, by RocketMQ's rules too.
+    with lq.MessageStore.open(store, mode="rw", config=config) as opened:
+        assert opened.max_offset == results[-1].physical_offset + results[-1].size
+        assert [m.body for m in opened.scan()][-300:] == [b"new"] * 300
 
 
 def test_a_plan_for_a_log_that_is_gone(golden: Path, tmp_path: Path) -> None:
@@ -93,23 +106,3 @@ def test_what_java_destroys_is_in_quarantine(golden: Path, tmp_path: Path) -> No
         kept = store / ".logquarry" / "quarantine" / name
         # Empty ones (the next file of the log, made ahead) are not worth keeping.
         assert kept.read_bytes() == before[name] if any(before[name]) else not kept.exists()
-
-
-def test_a_store_goes_on_from_there(scenario: Scenario, store: Path) -> None:
-    if not scenario.facts["load"]:
-        pytest.skip("it does not load")
-    config = dataclasses.replace(scenario.config, recovery="rocketmq")
-    with lq.MessageStore.open(store, mode="rw", config=config) as opened:
-        ends = {key: opened.queue_offsets(*key).max for key in opened.queues()}
-        results = [opened.put(lq.Message("UnA", b"new", queue_id=n % 2)) for n in range(300)]
-        opened.wait_dispatched()
-        for number, result in enumerate(results):
-            key = "UnA", number % 2
-            assert result.queue_offset == ends.get(key, 0) + number // 2
-            answer = opened.get(*key, result.queue_offset)
-            assert answer.messages[0].physical_offset == result.physical_offset
-            assert answer.messages[0].body == b"new"
-    # Closed in order: it opens with the same messages, by RocketMQ's rules too.
-    with lq.MessageStore.open(store, mode="rw", config=config) as opened:
-        assert opened.max_offset == results[-1].physical_offset + results[-1].size
-        assert [m.body for m in opened.scan()][-300:] == [b"new"] * 300

@@ -1,10 +1,14 @@
-"""Every store that was harmed, opened with the safe recovery: beside what RocketMQ makes of it."""
+"""The safe recovery of every harmed golden store, compared with what RocketMQ recovered.
+
+Each store is recovered twice: once by a writer that then reads and puts, once for all other tests.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -32,15 +36,39 @@ LOST_BY_THE_HARM = {
 """Messages that do not stand whole in the log any more; of all others nothing may be lost."""
 
 
-@pytest.fixture(params=WITH_LOG)
+@dataclass(frozen=True)
+class Recovered:
+    """A golden store that was opened to write once, and closed.
+
+    Attributes:
+        scenario: the golden scenario.
+        root: the recovered copy of its store. A test may open it, but must change no file.
+        before: bytes of all files of log and queues before, by path.
+        end: the log's end, as the writer found it.
+    """
+
+    scenario: Scenario
+    root: Path
+    before: dict[Path, bytes]
+    end: int
+
+
+@pytest.fixture(scope="module", params=WITH_LOG)
 def scenario(request: pytest.FixtureRequest, golden: Path) -> Scenario:
     return Scenario(golden / "unclean" / request.param)
 
 
-@pytest.fixture
-def root(scenario: Scenario, tmp_path: Path) -> Path:
-    shutil.copytree(scenario.store, tmp_path / "store")
-    return tmp_path / "store"
+@pytest.fixture(scope="module")
+def recovered(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recovered]:
+    root = tmp_path_factory.mktemp("recovered") / "store"
+    shutil.copytree(scenario.store, root)
+    files = [*root.glob("commitlog/*"), *root.glob("consumequeue/*/*/*")]
+    before = {path.relative_to(root): path.read_bytes() for path in files}
+    with lq.MessageStore.open(root, config=scenario.config, mode="rw") as store:
+        end = store.max_offset
+        assert store.wait_dispatched(timeout=60)
+    yield Recovered(scenario, root, before, end)
+    shutil.rmtree(root)
 
 
 def read_through(store: lq.MessageStore) -> Iterator[tuple[str, int, lq.StoredMessage]]:
@@ -55,8 +83,11 @@ def read_through(store: lq.MessageStore) -> Iterator[tuple[str, int, lq.StoredMe
             offset = found.next_offset
 
 
-def test_nothing_that_stands_whole_is_lost(scenario: Scenario, root: Path, golden: Path) -> None:
+def test_nothing_that_stands_whole_is_lost(
+    scenario: Scenario, golden: Path, tmp_path: Path
+) -> None:
     name = scenario.folder.name
+    root = Path(shutil.copytree(scenario.store, tmp_path / "store"))
     lines = (golden / "unclean" / "before-harm-expected.jsonl").read_text("utf-8").splitlines()
     had = {line["physicalOffset"]: line for line in map(json.loads, lines)}
     kept_by_java = {line["physicalOffset"] for line in scenario.expected}
@@ -84,15 +115,14 @@ def test_nothing_that_stands_whole_is_lost(scenario: Scenario, root: Path, golde
         assert after == [*sorted(found), result.physical_offset]
 
 
-def test_what_was_there_is_there_still(scenario: Scenario, root: Path) -> None:
+def test_what_was_there_is_there_still(recovered: Recovered) -> None:
     """Log bytes before the log's end are untouched, and what went is in quarantine."""
-    before = {path.name: path.read_bytes() for path in (root / "commitlog").glob("*")}
-    queues = {p.relative_to(root): p.read_bytes() for p in root.glob("consumequeue/*/*/*")}
-    with lq.MessageStore.open(root, config=scenario.config, mode="rw") as store:
-        end = store.max_offset
+    root, end = recovered.root, recovered.end
+    logs = {p.name: data for p, data in recovered.before.items() if p.parts[0] == "commitlog"}
+    queues = {p: data for p, data in recovered.before.items() if p.parts[0] == "consumequeue"}
     aside = root / ".logquarry" / "quarantine"
     saved = list(aside.rglob("*.from-*"))
-    for name, data in before.items():
+    for name, data in logs.items():
         path = root / "commitlog" / name
         if not path.exists():
             if data.strip(b"\0"):
@@ -113,22 +143,19 @@ def test_what_was_there_is_there_still(scenario: Scenario, root: Path) -> None:
             )
 
 
-def test_it_is_recovered_once(
-    scenario: Scenario, root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    lq.MessageStore.open(root, config=scenario.config, mode="rw").close()
+def test_it_is_recovered_once(recovered: Recovered, caplog: pytest.LogCaptureFixture) -> None:
+    root = recovered.root
     first = {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()}
     caplog.clear()
-    lq.MessageStore.open(root, config=scenario.config, mode="rw").close()
+    lq.MessageStore.open(root, config=recovered.scenario.config, mode="rw").close()
     assert not [record for record in caplog.records if "recovered" in record.message]
     again = {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()}
     assert {name for name in first if first[name] != again.get(name)} <= {Path("lock")}
 
 
-def test_verify_finds_only_what_cannot_be_mended(scenario: Scenario, root: Path) -> None:
-    with lq.MessageStore.open(root, config=scenario.config, mode="rw") as store:
-        store.wait_dispatched()
-    report = verify_store(lq.MessageStore.open(root, config=scenario.config).layout)
+def test_verify_finds_only_what_cannot_be_mended(recovered: Recovered) -> None:
+    scenario = recovered.scenario
+    report = verify_store(lq.MessageStore.open(recovered.root, config=scenario.config).layout)
     kinds = {finding.kind for finding in report.findings if finding.severity == "damage"}
     if scenario.folder.name in LOST_BY_THE_HARM:
         assert not kinds & {"queue_missing", "queue_behind", "queue_gap", "index_entry_wrong"}

@@ -1,4 +1,4 @@
-"""The real store over what was salvaged: it reads every message, and passes over none."""
+"""RocketMQ reads every message of a salvaged store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What RocketMQ delivered and committed is what ours delivers and commits, byte for byte."""
+"""Deliveries and commits of this library have RocketMQ's bytes."""
 
 from __future__ import annotations
 

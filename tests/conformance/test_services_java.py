@@ -1,4 +1,4 @@
-"""Delayed messages and transactions, handed over between our store and a real broker."""
+"""Delayed messages and transactions that this library and a real broker take over in turn."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def broker(root: Path, tmp_path: Path) -> Iterator[None]:
 
 
 def wait_for(root: Path, what: str, is_there: Any) -> None:
-    """Look at a store beside the broker until something is there."""
+    """Read the broker's store until a message is there."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         with lq.MessageStore.open(root, config=CONFIG) as store:

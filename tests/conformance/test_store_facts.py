@@ -1,4 +1,4 @@
-"""What the read side of the store says of golden stores, against what the real store said."""
+"""Readers of golden stores give the answers that RocketMQ gave."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_get_where_files_are_missing(name: str, golden: Path, tmp_path: Path) ->
 
 
 def test_stale_frames_are_no_messages(golden: Path) -> None:
-    """A walk of a recovered store ends where RocketMQ's log ends, whatever stands behind it."""
+    """A walk of a recovered store ends at the end of RocketMQ's log; it ignores bytes behind it."""
     folders = [*sorted((golden / "unclean").iterdir()), golden / "clean-restart/prepad"]
     walked = 0
     for folder in folders:

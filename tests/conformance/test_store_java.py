@@ -1,4 +1,4 @@
-"""The real store over stores that we wrote: it reads them, and goes on with them."""
+"""RocketMQ reads stores that this library wrote, and puts more into them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replaying what was put into the golden stores through an open store gives their bytes."""
+"""The recorded puts of the golden stores, put into an open store, give the same bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def replayed(
     root = tmp_path_factory.mktemp("replay") / "store"
     puts = (scenario.folder / "puts.jsonl").read_text("utf-8").splitlines()
     clock = Clock()
-    # Opened anew on the way: what was put before is found again.
+    # Reopened in between: earlier messages are still there.
     for part in (puts[: len(puts) // 2], puts[len(puts) // 2 :]):
         with lq.MessageStore.open(root, mode="rw", config=scenario.config, clock=clock) as store:
             for line in part:
@@ -74,7 +74,7 @@ def all_stores(golden: Path) -> Iterator[Scenario]:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    # The lock file is made, or written, by whoever looks.
+    # A reader may create or write the lock file.
     return {name: data for name, data in files_below(root).items() if name != "lock"}
 
 

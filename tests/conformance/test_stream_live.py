@@ -1,4 +1,4 @@
-"""A stream beside the real store while it writes: each message once, and nothing is changed."""
+"""A stream from a store that RocketMQ is writing has each message once and changes no file."""
 
 from __future__ import annotations
 

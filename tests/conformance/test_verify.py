@@ -1,8 +1,8 @@
-"""What `verify` finds in the golden stores is what was done to them.
+"""`verify` finds in each golden store the damage that was done to it.
 
-The table was derived by hand: the harm each `unclean` scenario did is in its name, and the places
-are those of the store before the harm (its log ends at END, the last message starts at LAST, the
-one harmed in the middle of the last file at MIDDLE, the one in the third-last file at OLD).
+The table was derived by hand: the name of each `unclean` scenario says its damage. The offsets are
+those of the store before the damage: the log ends at END, the last message starts at LAST, the one
+damaged in the middle of the last file at MIDDLE, the one in the third-last file at OLD.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GONE = [
 ]
 ONE_TOPIC_GONE = [damage("queue_missing", f"consumequeue/UnB/{queue}", 0) for queue in (0, 1)]
 BEHIND = [
-    # The last four units of each last file were zeroed, all but the first at most.
+    # The last four entries of each last file were zeroed, but never the first one.
     damage("queue_behind", queue_file("UnA/0", 1000), 260),
     damage("queue_behind", queue_file("UnA/1", 500), 0),
     damage("queue_behind", queue_file("UnB/0", 0), 400),

@@ -1,4 +1,4 @@
-"""What has to hold of a crash image, as it is and after it was recovered."""
+"""Checks of a crash image, before and after its recovery."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_image(
 
 
 def note_what_is_there(store: StoreWriter, work: Workload, mark: Mark) -> None:
-    """Hold a store that was opened after a crash against the model, which goes on from what it has.
+    """Compare a store opened after a crash with the model, which continues from its messages.
 
     What is not there is never to come back.
     """
@@ -125,7 +125,7 @@ def _check_checkpoint(
 
 
 def _is_queued(root: Path, config: lq.StoreConfig, put: Put) -> bool:
-    """Whether the queue has its unit."""
+    """Whether the queue has its entry."""
     assert put.queue_offset is not None
     size = config.queue_file_size
     assert size is not None

@@ -1,4 +1,4 @@
-"""Folders in memory: a thousand stores a second are written."""
+"""Fixtures of the crash tests: folders in memory, for a thousand stores a second."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Stores that a recovery finds a lot to do in, recoveries of them, and what these have to come to.
+"""Damaged stores whose recovery has many steps, and the result that each recovery must have.
 
-A store is filled, its process dies, and then some of its files are harmed: which of them a seed
-chooses, so that some dozens of seeds take a recovery through each kind of its steps.
+A store is filled, its process dies, and some of its files are damaged. A seed chooses the files:
+some dozens of seeds cover each kind of step.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Harmed:
         self.tokens = [token for token in self.tokens if not self.lacks(*parts, tokens=[token])]
 
     def _harms(self) -> dict[str, Callable[[], None]]:
-        """What may be done, each by itself or with any others."""
+        """The kinds of damage, by name; a seed combines them."""
         harms = {
             "torn tail": self._write_behind_the_end,
             "file behind the end": self._make_file_behind,
@@ -256,7 +256,7 @@ class Harmed:
         return recover(root, self.mode, disk)
 
     def comes_to(self, folder: Path) -> Outcome:
-        """What a recovery has to come to: that of a copy on a healthy disk."""
+        """The expected result: that of a recovery of a copy on a healthy disk."""
         root = self.disk.state().killed().write(folder) / STORE
         self.recover(root)
         outcome = Outcome.of(root)
@@ -312,7 +312,7 @@ def recover(root: Path, mode: RecoveryMode, disk: Disk | None = None) -> Recover
 
 @dataclass
 class Recovery:
-    """A recovery of a harmed store, each moment of it, and what it has to come to."""
+    """A recovery of a damaged store: its disk at each call, and the expected result."""
 
     harmed: Harmed
     wanted: Outcome
@@ -371,7 +371,7 @@ class Recovery:
             recover(root, "safe")
 
     def _check_rocketmq(self, found: Outcome, moment: Moment) -> list[str]:
-        """RocketMQ's second start need not come to what its first one would have come to.
+        """A second start of RocketMQ may end differently from an undisturbed first one.
 
         Which keys are in the index then, and where queues end, is its own affair; the log is not.
         """

@@ -1,6 +1,6 @@
-"""How much of each rung of the ladder runs: little by default, as much as one wants by hand.
+"""Counts and seeds of the crash tests: small by default, larger with ``make crash``.
 
-``make crash N=... SEED=... RUNG=...`` sets the environment variables that are read here.
+``make crash N=... SEED=... RUNG=...`` sets the environment variables that this module reads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Which test misses a sync that is taken out: ``python -m tests.crash.mutations``.
+"""Removes each sync of the code in turn and shows that a test fails.
 
-Each place of the code that syncs a file or a folder is found by running stores, and by recovering
-harmed ones; then it does nothing, and crashes are looked at until one shows something wrong.
+Run ``python -m tests.crash.mutations``. It finds each place that syncs a file or a folder by
+running stores and by recovering damaged ones. Then it makes the place do nothing and checks crash
+images until one violates the model.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ NOT_MISSED: Final[Mapping[str, str]] = {
     "fdatasync checkpoint *": "an older checkpoint is true too: recovery starts earlier",
     "fdatasync .logquarry *": "a lower mark is true too, and one that speaks of another checkpoint "
     "counts for nothing",
-    "sync_folder commitlog * discard": "a file that nobody took is empty, and may come back",
+    "sync_folder commitlog * discard": "an unused file is empty, and may reappear",
     "sync_folder root * CheckpointFile": "without a checkpoint recovery starts at the first file",
-    "sync_folder root * StoreLock": "nobody reads the lock",
+    "sync_folder root * StoreLock": "no code reads the lock file",
     "sync_folder root * AbortFile.remove": "a store that says it was not closed is only recovered",
     "sync_folder .logquarry *": "without a durable mark a store is judged as one of RocketMQ's",
     "sync_folder root * DurableFile": "likewise",
@@ -111,7 +112,7 @@ def _sites_at_work() -> frozenset[str]:
 
 @cache
 def recovery_sites() -> Mapping[str, list[tuple[int, RecoveryMode]]]:
-    """The places that sync in recoveries, with the seeds of those that pass them."""
+    """The places that sync in recoveries, with the seeds whose recoveries reach them."""
     found: dict[str, list[tuple[int, RecoveryMode]]] = {}
     for mode, count in _RECOVERIES.items():
         for seed in range(count):

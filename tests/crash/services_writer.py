@@ -1,11 +1,11 @@
-"""A process that does all that services do at once, and is killed over and over.
+"""A process that runs all services at once; tests kill it again and again.
 
 ``python -m tests.crash.services_writer``, as :mod:`tests.crash.writer`. Delayed messages are put
-and delivered, transactions begun, ended and checked, what comes of both is consumed, and the log
-expires behind it. It tells of each when that is certain: ``put NUMBER``, ``begun NUMBER``,
-``committed NUMBER``, ``undone NUMBER``, ``left NUMBER``, ``got NUMBER TOPIC QUEUE OFFSET`` before a
-message is handled, ``sent NUMBER`` after one was sent back, ``done TOPIC QUEUE OFFSET`` after the
-consumer's commit, and ``expired OFFSET``. Numbers go on from order to order.
+and delivered, transactions are begun, ended and checked, a consumer reads the results, and old log
+files expire. It prints a line for each event when the event is certain: ``put NUMBER``, ``begun
+NUMBER``, ``committed NUMBER``, ``undone NUMBER``, ``left NUMBER``, ``got NUMBER TOPIC QUEUE
+OFFSET`` before a message is handled, ``sent NUMBER`` after one was sent back, ``done TOPIC QUEUE
+OFFSET`` after the consumer's commit, and ``expired OFFSET``. Numbers continue from order to order.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def read_offsets(root: Path) -> dict[tuple[str, int], int]:
 
 
 def write(root: Path, order: int, settings: dict[str, Any], say: Say) -> None:
-    """Do all of it until nobody wants more."""
+    """Do all of it until the process is killed."""
     config = lq.StoreConfig(**SERVICES | settings)
     with StoreWriter.start(root, config=config) as store:
         say("open")
@@ -144,10 +144,10 @@ def consume(store: StoreWriter, rng: random.Random, say: Say, ended: threading.E
 
 
 def expire(store: StoreWriter, root: Path, say: Say, ended: threading.Event) -> None:
-    """Let the log go up to what somebody still has to read: the plan says that."""
+    """Delete the log up to the first message that a group still has to read, by the plan."""
     while not ended.wait(0.005):
         plan = store.retain(KEEP)
-        # Of a group that has not begun nobody can say what it would miss.
+        # The plan cannot know what a group without an offset would miss.
         begun = sum(topic in (DELAYED, TOLD) for topic, _ in read_offsets(root)) == 2 * QUEUES
         if plan.log and begun and not plan.unread:
             say(f"expired {store.retain(KEEP, apply=True).new_min_offset}")

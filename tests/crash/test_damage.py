@@ -1,4 +1,4 @@
-"""Bits that flip and files that end early: what is left is read, and nothing wrong is given."""
+"""Bits that flip and files that end early: readers give the rest, and no wrong message."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Victim:
                 assert all(bytes(message.body or b"") in bodies for message in answer.messages)
                 low = max(low + 1, min(answer.next_offset, low + 32))
                 if low > 200:
-                    # A unit far behind the others claims a queue of any length.
+                    # An entry far behind the others makes the queue any length.
                     return
 
     def check(self, name: str, position: int) -> None:
@@ -137,7 +137,7 @@ class Victim:
             else:
                 # The CRC covers the body only.
                 assert bytes(found.body or b"") == put.body
-        assert not by_offset, "messages that nobody put"
+        assert not by_offset, "messages that were never put"
 
     def _lies_in(self, offset: int, name: str, position: int) -> bool:
         later = [put.physical_offset or 0 for put in self.model.puts]
@@ -159,7 +159,7 @@ class Victim:
 
 
 def is_edge(victim: Victim, base: int, length: int) -> bool:
-    """Whether a file of this length ends where a frame or a unit does, or a byte beside it."""
+    """Whether a file of this length ends at a frame's or an entry's end, or one byte beside it."""
     if base == 1 << 62:
         return length % 20 in (0, 1, 19)
     return any(abs(base + length - (put.physical_offset or 0)) < 2 for put in victim.model.puts)

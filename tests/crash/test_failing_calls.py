@@ -1,4 +1,4 @@
-"""Whichever call of the disk fails: what was acknowledged is there, and nothing else goes wrong."""
+"""Any call of the disk fails: every acknowledged message is there, and nothing else breaks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Faulted(FaultyDisk):
 
 
 def attempted(root: Path, disk: FaultyDisk, messages: int) -> Workload:
-    """Open, put, read and close, whatever fails."""
+    """Open, put, read and close, while calls fail."""
     work = Workload(root, random.Random(SEED), CONFIG, ModelStore(), FakeClock(START, step=1))
     try:
         store = work.open(disk)
@@ -81,7 +81,7 @@ def attempted(root: Path, disk: FaultyDisk, messages: int) -> Workload:
             store.wait_dispatched(timeout=5)
         except StoreError as error:
             work.refusals.append(error)
-        # Whatever failed, reads go on.
+        # Reads still work after any failure.
         have = {bytes(message.body) for message in store.scan()}
         assert have.issuperset(work.model.mark().acked)
         try:
@@ -171,7 +171,7 @@ def test_a_store_at_work_stops_at_each_call(shm: Path) -> None:
         wrong = check_image(image / STORE, CONFIG, work.model, work.model.mark(), is_killed=True)
         assert not wrong, explain(wrong)
         stopped = disk.state()
-        # The model goes on behind the stop if a call is let through, and so do the files.
+        # If a call after the stop succeeds, model and files both continue.
         disk.restart()
         assert disk.state().synced() == stopped.synced()
         assert names_below(root) == names_below(shm / f"{number}-killed")

@@ -1,4 +1,4 @@
-"""A process that writes is killed: what was acknowledged is there, flushed or not."""
+"""A writing process is killed: every acknowledged message is there, flushed or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A load dies at any moment: it is there whole or not at all, and once if it is done again."""
+"""A load is killed at any moment: the log has all of it or nothing, and once after a retry."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_disk_that_fails_once(shm: Path, tmp_path: Path) -> None:
 
 
 def test_lost_segments(shm: Path) -> None:
-    """Whatever of a load is in the log: without its segments it stays if whole, and else goes."""
+    """Without its segments, a load in the log stays if it is complete; otherwise it is removed."""
     root = shm / "live"
     plan, tasks = begun(root, 1)
     before = facts(plan)

@@ -1,4 +1,4 @@
-"""What the machine itself does to a store: a second opener, a full disk, a sync that fails."""
+"""Faults of the machine: a second writer, a full disk, a sync that fails in the kernel."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_full_disk_refuses_and_takes_again(small_disk: Path, kind: str) -> Non
                 assert error.status in ("CREATE_MAPEDFILE_FAILED", "SERVICE_NOT_AVAILABLE")
                 refused += 1
         assert refused, "the disk was never full"
-        # Reads go on.
+        # Reads still work.
         assert model.check(Seen.of(store, queues=False)) == []
         ballast.unlink()
         message = message_of(2, 0)
@@ -114,7 +114,7 @@ def test_a_full_disk_refuses_and_takes_again(small_disk: Path, kind: str) -> Non
 # ------------------------------------------------------------------------------- a failing sync
 @pytest.mark.parametrize("nth", [2, 9, 40])
 def test_a_sync_that_fails_in_the_kernel(nth: int, tmp_path: Path) -> None:
-    """From the nth fdatasync on all fail: whatever was acknowledged before is there."""
+    """All syncs from the nth on fail: every message acknowledged before is there."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("there is no strace")

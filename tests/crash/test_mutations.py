@@ -1,4 +1,4 @@
-"""Each sync is there for something: without it some crash shows that."""
+"""Each sync is necessary: without it some crash image violates the model."""
 
 from __future__ import annotations
 

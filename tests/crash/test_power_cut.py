@@ -1,4 +1,4 @@
-"""The power goes at any moment: what was acknowledged as durable is there, and nothing is odd."""
+"""A power cut at any moment: every message acknowledged as durable is there, and none is wrong."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_power_cuts(seed: int, shm: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(2_000), EACH))
 def test_power_cuts_and_recoveries(seed: int, shm: Path, tmp_path: Path) -> None:
-    """The power goes, the store is recovered and goes on, and the power goes again: any time."""
+    """A power cut, a recovery, more puts and a second power cut, each at any moment."""
     first = recorded(shm / "live", seed)
     rng = random.Random(seed)
     for number in range(EACH // 6):
@@ -106,7 +106,7 @@ def test_a_kill_and_then_a_power_cut(seed: int, shm: Path, tmp_path: Path) -> No
 @pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(2_000), EACH))
 def test_power_cuts_while_harmed_stores_are_recovered(seed: int, shm: Path, tmp_path: Path) -> None:
-    """Whenever it goes, what the next recovery comes to is the same, and no byte is gone."""
+    """After a power cut in a recovery, the next one gives the same result and loses no byte."""
     for number in range(4):
         one = 10 * seed + number
         with told(one, "a harmed store", shm, tmp_path):

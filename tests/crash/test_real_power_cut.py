@@ -1,4 +1,4 @@
-"""The power really goes: ext4 on a loop device is shut down under a writer, and mounted again."""
+"""A real power cut: ext4 on a loop device is shut down under a writer, and mounted again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The power goes while files expire: the log begins later or not, and never with a hole."""
+"""A power cut while files expire: the log begins later or does not, and never has a hole."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def check(root: Path, puts: list[Put], tried: int, bases: range) -> None:
 
 
 def goes_on(root: Path, puts: list[Put]) -> None:
-    """What was interrupted is finished by the next one, and the store goes on."""
+    """The next retention finishes an interrupted one, and the store takes puts."""
     with StoreWriter.start(root, config=SETTINGS, clock=lambda: NOW + 10**6) as store:
         rng = random.Random(1)
         more = [put(store, rng, number) for number in range(1_000, 1_005)]
@@ -112,7 +112,7 @@ def test_power_cuts_at_rest(shm: Path, tmp_path: Path) -> None:
         image = shm / "image"
         with told(SEED, f"crash before {number} {call}", image, tmp_path):
             state.crash(rng).write(image)
-            # It is a store that was closed, whatever is left of it.
+            # The store was closed cleanly, so no recovery is due.
             assert not lq.recover(image / "store", config=SETTINGS).is_needed
             check(image / "store", puts, COUNT, bases)
             with lq.MessageStore.open(image / "store", config=SETTINGS) as store:
@@ -158,7 +158,7 @@ def test_power_cuts_while_it_runs(shm: Path, tmp_path: Path) -> None:
 
 
 def test_no_call_of_the_disk_may_fail_silently(shm: Path) -> None:
-    """Each in turn fails: the error is told, or nothing is missing, and all is whole."""
+    """Each call fails in turn: there is an error, or nothing is missing, and the store is sound."""
     rng = random.Random(SEED)
     made = shm / "made"
     with StoreWriter.start(made / "store", config=SETTINGS, clock=lambda: NOW) as store:

@@ -1,6 +1,6 @@
-"""A process that does all that services do is killed: nothing lost, no more twice than is told.
+"""A process that runs all services is killed: no message is lost, and only reported ones repeat.
 
-Messages go away behind it, so that the parent keeps what was told of them.
+Old messages expire, so the parent remembers what the process printed of them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_kills(seed: int, shm: Path, tmp_path: Path) -> None:
         for number in range(EACH):
             settings = {"flush_disk_type": rng.choice(["SYNC_FLUSH"] + ["ASYNC_FLUSH"] * 3)}
             kind, wanted = rng.choice(KINDS), rng.choice([0, 1, 3, 10, 30, 200])
-            # Of what is rare nobody waits for that much.
+            # Rare events are not waited for that long.
             wanted = min(wanted, {"got": 400, "put": 200}.get(kind, 10))
             after = rng.choice([0.0, 0.02, 0.3]) * rng.random()
             before = read_offsets(root)
@@ -120,7 +120,7 @@ def tally(known: ServicesOrder) -> Counter[str]:
 
 
 def check_outcome(root: Path, known: ServicesOrder) -> None:
-    """Deliver, check and consume what is left, and look at all that ever came."""
+    """Deliver, check and consume the rest, then check every message ever received."""
     said = known.told
     with StoreWriter.start(root, config=lq.StoreConfig(**QUIET)) as store:
         assert store.min_offset >= max(known.expired, default=0)
@@ -142,7 +142,7 @@ def check_outcome(root: Path, known: ServicesOrder) -> None:
     for got in known.got:
         places[got.topic][got.number].add((got.queue_id, got.queue_offset))
     delivered, committed, again = places[DELAYED], places[TOLD], places[RETRY]
-    # One place in the log each: a message that comes to a consumer twice is not there twice.
+    # One place in the log each: a message that a consumer gets twice is stored once.
     assert all(len(found) == 1 for found in delivered.values()), "nothing is delivered twice"
     assert all(len(found) == 1 for found in committed.values()), "nothing is committed twice"
     assert said["put"] <= delivered.keys(), "nothing lost"

@@ -1,4 +1,4 @@
-"""The power goes while messages are delivered and transactions end: nothing lost, nothing twice."""
+"""A power cut while messages are delivered and transactions end: none is lost, none repeats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG: Final[dict[str, Any]] = {
     "max_hash_slot_num": 20,
     "max_index_num": 40,
     "message_delay_level": "1s 2s",
-    # What nobody waits for is brought to the disk by whom it matters to, or not at all.
+    # A put without a flush wait is synced by the part that needs it, or not at all.
     "flush_interval_commit_log": 60_000,
     "flush_interval_consume_queue": 60_000,
     "transaction_check_max": 1_000,

@@ -1,4 +1,4 @@
-"""Any sequence of what a store can do, held against a list: Hypothesis looks for one that fails."""
+"""Hypothesis runs any sequence of a store's operations and compares the store with a list."""
 
 from __future__ import annotations
 

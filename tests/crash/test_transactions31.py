@@ -1,4 +1,4 @@
-"""The power goes while transactions of dialect 3.1 begin and end: none is lost, none comes back."""
+"""A power cut while transactions of dialect 3.1 begin and end: none is lost, none reappears."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_power_cuts(seed: int, shm: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(0 if IS_BY_HAND else 300)
 @pytest.mark.parametrize("seed", seeds(count(30), EACH))
 def test_power_cuts_while_recovering(seed: int, shm: Path, tmp_path: Path) -> None:
-    """The power goes again while the store is recovered and goes on."""
+    """A second power cut, during the recovery or the puts after it."""
     first = recorded(shm / "live", seed)
     rng = random.Random(seed)
     for number in range(EACH // 3):

@@ -1,7 +1,7 @@
-"""A store at work on a faulty disk, its model beside it, and each moment of it kept.
+"""A store at work on a faulty disk, with its model and the state of the disk at each call.
 
-What is done is chosen by a seed. The store's threads are real, so that the calls of two runs of one
-seed may come in another order.
+A seed chooses the operations. The store's threads are real, so two runs of one seed may call the
+disk in different orders.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Workload:
             try:
                 action(store)
             except StoreError as error:
-                # Refused, or nobody knows; the model has it as tried.
+                # Refused or unknown; the model has it as attempted.
                 self.refusals.append(error)
 
     def put(self, store: StoreWriter) -> None:

@@ -1,7 +1,7 @@
-"""A process that writes stores and is killed over and over: ``python -m tests.crash.writer``.
+"""A process that writes stores until a test kills it: ``python -m tests.crash.writer``.
 
-It reads orders, a line of JSON each, and forks a child for each of them, which writes the store
-until it is killed or done, and tells of each message that was acknowledged:
+It reads orders from stdin, one JSON line each, and forks a child for each. The child writes the
+store until it is killed or done, and prints a line for each acknowledged message:
 ``pid NUMBER``, ``open``, ``ack MESSAGE PHYSICAL QUEUED TIME``, ``error TEXT``, ``end``.
 """
 
@@ -54,7 +54,7 @@ def message_of(order: int, number: int) -> lq.Message:
 
 # ------------------------------------------------------------------------------------- the child
 def write(root: Path, order: int, settings: dict[str, Any], say: Callable[[str], None]) -> None:
-    """Put messages until nobody wants more."""
+    """Put messages until the process is killed."""
     rng = random.Random(order)
     with lq.MessageStore.open(root, mode="rw", config=lq.StoreConfig(**settings)) as store:
         say("open")
@@ -187,7 +187,7 @@ class Writer:
         settings: dict[str, Any],
         stop: Callable[[AnyOrder], bool],
     ) -> AnyOrder:
-        """The same; what is told goes to ``told``."""
+        """The same; each line is appended to ``told``."""
         order = {"root": str(root), "number": number, "settings": settings}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Harms the files of a store at random, by a seed that brings the same harm again."""
+"""Random damage to the files of a store; the same seed gives the same damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads everything of a store that may be harmed, and minds what comes out of it."""
+"""Reads everything in a store that may be damaged, and checks exceptions, time and memory."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _selection(layout: StoreLayout, rng: random.Random) -> None:
 def _store(root: Path, rng: random.Random) -> None:
     with MessageStore.open(root) as store:
         for question in _questions(store, rng):
-            # Each may be refused by itself, and the next one answered.
+            # One may be refused and the next one answered.
             with suppress(LogquarryError):
                 question()
 

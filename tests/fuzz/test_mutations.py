@@ -1,7 +1,6 @@
-"""Can any harm to the files of a store bring an exception that is not ours, a hang or a flood?
+"""Readers of a randomly damaged store raise only documented exceptions, and neither hang nor flood.
 
-Each case has a number; ``LOGQUARRY_FUZZ_SEED`` and ``LOGQUARRY_FUZZ_CASES`` choose others. What
-once failed is kept in test_regressions.py.
+Each case has a number; ``LOGQUARRY_FUZZ_SEED`` and ``LOGQUARRY_FUZZ_CASES`` choose others.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A recovery leaves nothing to do, and a store that opens: golden stores, harmed at random.
+"""A second recovery finds nothing to do, and the store opens: randomly damaged golden stores.
 
-``LOGQUARRY_SEEDS=1000:1200`` says which seeds.
+``LOGQUARRY_SEEDS=1000:1200`` chooses the seeds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FOLDERS = ("commitlog", "consumequeue", "index")
 
 
 def seeds() -> range:
-    """Those that the environment asks for."""
+    """The seeds that the environment chooses."""
     first, _, last = os.environ.get("LOGQUARRY_SEEDS", "0:24").partition(":")
     return range(int(first), int(last))
 
@@ -84,7 +84,7 @@ def mix_up(root: Path, rng: random.Random) -> str:
         one.unlink()
     elif kind == "cut":
         data = one.read_bytes()
-        # Within what was written, mostly.
+        # Usually within the written part.
         used = len(data.rstrip(b"\0")) if rng.random() < 0.8 else len(data)
         one.write_bytes(data[: rng.randrange(used + 1)])
     elif kind == "swap":

@@ -1,6 +1,6 @@
-"""Runs the kernels over bytes with forbidden memory right before and right behind them.
+"""Program that runs the kernels over bytes between two memory pages that may not be read.
 
-A program of its own, as a read beyond the bytes ends it with SIGSEGV. See test_no_overread.py.
+A read beyond the bytes ends the process with SIGSEGV. test_no_overread.py starts it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def read_all(window: Window, *, check_crc: bool) -> None:
 
 
 def get_all(window: Window, rows: Rows) -> None:
-    """Gets of what units say that are right, and of some that reach to the end of the bytes."""
+    """Gets by correct entries, and by entries whose frames reach the end of the bytes."""
     places = [*rows[:, POSITION].tolist(), 0, max(0, window.length - 200)]
     sizes = [*rows[:, SIZE].tolist(), window.length, min(200, window.length)]
     units = np.array(

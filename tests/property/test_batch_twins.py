@@ -1,4 +1,4 @@
-"""Do both twins make the same frames of a batch, and refuse the same?"""
+"""Reference and kernel make the same frames of a batch, and refuse the same batches."""
 
 from __future__ import annotations
 

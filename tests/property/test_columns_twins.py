@@ -1,4 +1,4 @@
-"""Do both twins make the same Arrow columns of the same frames?"""
+"""Reference and kernel make the same Arrow columns of the same frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Property strings that a map cannot say: found by both twins, and kept beside a Parquet file."""
+"""Property strings that a map cannot hold: both twins find them, and an export keeps them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does resync find the same frame in both twins, and the one that the reference finds?"""
+"""After damage, reference and kernel find the same next frame."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_window_of_any_length_finds_the_same_or_asks_for_more(
     place, code = find(window, start, stop)
     expected = frame.find_frame(content, start, stop, base=log.start)
     if code == NEED_MORE:
-        # Nothing that stands before the place was passed over, and it moves on.
+        # No frame before the place was skipped, and the search advances.
         assert start <= place < stop
         assert expected < 0 or place <= expected
     else:

@@ -1,4 +1,4 @@
-"""Does the dispatcher hear the same of the same frames from both twins?"""
+"""Reference and kernel give the dispatcher the same requests for the same frames."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def as_values(run: Followed) -> dict[str, Any]:
         said[field.name] = value.tolist() if isinstance(value, np.ndarray) else value
     said["rows"] = run.rows.tolist()
     said["keys"] = list(zip(run.key_hashes.tolist(), run.key_numbers.tolist(), strict=True))
-    # Queues come in whatever order: each is told by itself.
+    # The order of queues is free: compare queue by queue.
     said["parts"] = {
         key: (part.rows.tolist(), part.offsets.tolist(), part.units.tobytes())
         for key, part in parts_of(run).items()

@@ -1,4 +1,4 @@
-"""Does the reference codec give back what it wrote, for every frame that may stand in a log?"""
+"""The reference codec decodes every frame that it encodes."""
 
 from __future__ import annotations
 

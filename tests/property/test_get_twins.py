@@ -1,4 +1,4 @@
-"""Does a quick ``get`` answer as the reference does, wherever it answers at all?"""
+"""The kernel's ``get`` gives the reference's result in every case that it handles."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def queue_of(entries: Sequence[QueueEntry], *, first: int = 0, per_file: int = 5
 
 
 def entries_of(log: Log) -> list[QueueEntry]:
-    """A unit for each frame."""
+    """An entry for each frame."""
     messages = (StoredMessage(frame, delay_levels_ms=LEVELS) for frame in log.frames)
     return [QueueEntry(m.physical_offset, m.size, m.tags_code) for m in messages]
 

@@ -1,4 +1,4 @@
-"""Do both twins find the same keys in the same frames?"""
+"""Reference and kernel find the same keys in the same frames."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_bytes_that_are_no_text(topic: bytes) -> None:
 
 
 def test_a_hash_that_has_no_absolute_value() -> None:
-    # What is hashed comes to -2^31, and RocketMQ takes 0.
+    # The hash is -2^31, for which RocketMQ takes 0.
     key = _key_behind("t#", java.INT_MIN)
     assert java.hash_code(f"t#{key}") == java.INT_MIN
     assert index.key_hash("t", key) == 0

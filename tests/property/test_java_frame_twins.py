@@ -1,4 +1,4 @@
-"""Does the quick way through the log find what RocketMQ's own check of each message finds?"""
+"""The kernel that follows the log agrees with RocketMQ's check of each message."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def quickly(data: bytes, base: int, *, check_crc: bool) -> list[Told]:
 
 
 def outcome(way: Callable[[], object]) -> object:
-    """What a way comes to; Java ends where it asks for more memory than there can be."""
+    """The result of one way; Java stops if it allocates more memory than an array can have."""
     try:
         return way()
     except JavaMemoryError as error:

@@ -1,4 +1,4 @@
-"""Does a queue that takes many units at once end as one that takes them as Java does?"""
+"""A queue that takes many entries at once gets the bytes of one that takes them as Java does."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Model:
 
 @st.composite
 def runs(draw: st.DrawFn) -> list[list[Put]]:
-    """Units of messages one behind the other, in runs; queue offsets mostly follow one another."""
+    """Entries of consecutive messages, in runs; most queue offsets are consecutive."""
     physical, queue_offset = draw(st.integers(0, 50)), draw(st.integers(0, 12))
     found = []
     for length in draw(st.lists(st.integers(1, 8), min_size=1, max_size=5)):
@@ -151,7 +151,7 @@ def test_where_a_queue_ends(
         files.append(JavaFile(base, path, FILE_SIZE))
     queue = JavaQueue(("t", 3), list(files), FILE_SIZE, Noted(root))
     queue.recover()
-    # From the third-last file up to the first unit that is none.
+    # From the third-last file up to the first invalid entry.
     first = max(0, len(files) - 3) * UNITS
     padded = [*units, *[(0, 0)] * (len(data) // UNIT_SIZE - len(units))]
     end = first

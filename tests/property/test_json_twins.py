@@ -1,4 +1,4 @@
-"""Are the quick JSON lines those that the messages themselves give?"""
+"""The kernel's JSON lines are those that the messages give one by one."""
 
 from __future__ import annotations
 

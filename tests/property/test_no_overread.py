@@ -1,4 +1,4 @@
-"""Do the kernels keep within the bytes they are given, whatever those say?"""
+"""The kernels read only the bytes that they get, also if lengths in them are wrong."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def test_nothing_is_read_beyond_the_bytes() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_nothing_is_read_or_written_beyond_any_table(tmp_path: Path) -> None:
-    # Compiles all kernels anew, with numba's own checks of every index into an array.
+    # Compile all kernels again, with numba's bounds checks.
     run_guarded(20, 2, NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(tmp_path))

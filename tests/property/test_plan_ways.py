@@ -1,4 +1,4 @@
-"""A plan of recovery is the same, however many threads have looked."""
+"""The plan of a recovery does not depend on the number of threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ALONE = 1 << 40
 
 
 def plan(root: Path, config: StoreConfig, stretch_bytes: int) -> tuple[SafePlan, object]:
-    """The plan, and what comparing does not look at; pieces are cut where runs end."""
+    """The plan, with the fields that == ignores; pieces are cut at the ends of runs."""
     found = plan_safe(root, config, stretch_bytes=stretch_bytes)
     return dataclasses.replace(found, pieces=()), joined(found.pieces)
 

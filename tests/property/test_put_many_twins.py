@@ -1,4 +1,4 @@
-"""Does a bulk put write what single puts would have written, with kernels and without?"""
+"""A bulk put writes the bytes of single puts, with kernels and without."""
 
 from __future__ import annotations
 

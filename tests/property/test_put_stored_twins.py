@@ -1,4 +1,4 @@
-"""Messages that a store has had: do they come into another one as they were?"""
+"""Messages of one store are put into another without a change, with kernels and without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues and index built by many have the bytes of those built in one walk."""
+"""Queues and index that several tasks build have the bytes of those built in one walk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a read through consume queues and index give what a filter over the whole log gives?"""
+"""A read through queues and index gives the messages that a filter over the whole log gives."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def passes(message: StoredMessage, wanted: Selection) -> bool:
 
 @st.composite
 def selections(draw: st.DrawFn, messages: tuple[StoredMessage, ...]) -> Selection:
-    """Conditions that some of the messages fulfil, mostly."""
+    """Conditions; most match some of the messages."""
     one = st.sampled_from(messages)
     times = one.map(lambda m: m.store_timestamp)
     offsets = one.map(lambda m: m.physical_offset) | st.integers(0, messages[-1].physical_offset)
@@ -184,7 +184,7 @@ def files_of(path: Path) -> dict[str, bytes]:
 
 @given(st.data())
 def test_a_wrong_unit_hides_no_message(golden: Path, data: st.DataObject) -> None:
-    """Where damage is skipped, what the log has comes, whatever the queues say of it."""
+    """If damage is skipped, a read gives every message of the log, also if the queues are wrong."""
     files = files_of(golden / "batch" / "store")
     name = data.draw(st.sampled_from(sorted(f for f in files if f.startswith("consumequeue"))))
     broken = bytearray(files[name])
@@ -203,7 +203,7 @@ def test_a_wrong_unit_hides_no_message(golden: Path, data: st.DataObject) -> Non
 
 @pytest.mark.parametrize("bit", [0, 4])
 def test_a_wrong_last_unit_of_all_hides_no_message(golden: Path, bit: int) -> None:
-    """The store's last message has a unit that says it is further to the front, within another."""
+    """The entry of the last message points into another message before it."""
     files = files_of(golden / "batch" / "store")
     name = "consumequeue/Batch1/0/00000000000000001000"
     broken = bytearray(files[name])

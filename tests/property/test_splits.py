@@ -1,4 +1,4 @@
-"""Do splits of any size tell together what one walk tells, damage once and only once?"""
+"""Splits of any size together give what one walk gives, and each damage once."""
 
 from __future__ import annotations
 

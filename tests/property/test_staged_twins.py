@@ -1,4 +1,4 @@
-"""Frames that were staged: do they come into the log as single puts would have written them?"""
+"""Staged frames reach the log with the bytes that single puts would have written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream over a store that stands still gives what a batch gives, whatever harmed its log."""
+"""A stream over a store without a writer gives what a batch gives, also if the log is damaged."""
 
 from __future__ import annotations
 

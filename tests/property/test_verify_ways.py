@@ -1,4 +1,4 @@
-"""The quick way through sound queues and indexes finds what the thorough one finds."""
+"""The fast check of sound queues and indexes gives the findings of the full check."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def thorough(root: Path) -> VerifyReport:
 
 
 def sound_parts(layout: StoreLayout, size: int) -> SoundParts:
-    """What tasks find sound: each part with a reader of its own."""
+    """The sound runs that tasks find: one reader for each part."""
     runs = [
         run
         for start, stop in tiles(layout, size)

@@ -1,4 +1,4 @@
-"""Does the walker tell the same of a store wherever its files are, and all that there is?"""
+"""The walker gives the same events for mapped and for remote files, and misses no frame."""
 
 from __future__ import annotations
 

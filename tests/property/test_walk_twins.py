@@ -1,4 +1,4 @@
-"""Do the kernels and the plain codec follow the log alike, on sound bytes and on any others?"""
+"""Reference and kernel follow the log alike, on valid bytes and on any others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many seeds by hand: ``python -m tests.simulation --first 1 --count 20000``."""
+"""Command that runs many seeds: ``python -m tests.simulation --first 1 --count 20000``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EACH = 500
 
 
 def main() -> int:
-    """Run seeds; the number of those that found something."""
+    """Run seeds; return how many found a violation."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--count", type=int, default=20_000)

@@ -1,8 +1,8 @@
-"""What must hold at every moment, whatever happens.
+"""Conditions that must hold at every moment of a simulation.
 
-A master that loses its log's end in a power cut begins another *era*: its log is another one from
-there on. So a slave's log is at any time the beginning of the log of some era; and of the one that
-it is connected to, as soon as it has taken anything new of it.
+A master that loses its log's end in a power cut begins another *era*: from there on its log is a
+different one. At any time, a slave's log is the beginning of the log of some era. Once the slave
+has received new bytes, it is the beginning of the log of the era that it is connected to.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Checks:
         self.eras[-1] += data
 
     def master_stepped(self, master: HaMaster, log: ModelLog) -> None:
-        """Nobody has more than there is."""
+        """No slave has more than its master had."""
         assert log.replicas is not None
         if log.replicas.acknowledged > log.wrote_offset:
             raise Wrong(
@@ -83,7 +83,7 @@ class Checks:
             raise Wrong(f"{log.replicas.connected} are counted, but {master.status()}")
 
     def master_ended(self, master: HaMaster) -> None:
-        """A master has ended by itself, which none ever has to: its log can always be read."""
+        """A master has ended, although its log can always be read."""
         raise Wrong(f"the master ended: {master.error}")
 
     def settled(self, result: PutResult, log: ModelLog, *, is_sync_flush: bool) -> None:
@@ -131,9 +131,9 @@ class Checks:
             limit = min(log.flushed_offset, slave.checked)
         if is_first:
             self._asked[slave.name] = offset
-        # One that has nothing says where it wants to begin, and says so again.
+        # A slave with an empty log reports where it wants to begin, more than once.
         is_empty = not log.wrote_offset and offset == self._asked[slave.name]
-        # Nobody can ask from byte 0 on: 0 means "from where you like".
+        # A slave cannot ask for byte 0: 0 lets the master choose the start.
         if offset > max(1, limit) and not is_empty:
             raise Wrong(
                 f"{slave.name} reports {offset}, and has {limit} for sure, of {log.wrote_offset}"
@@ -157,7 +157,7 @@ class Checks:
             raise Wrong(f"{name} has {start}..{end}, which is of no master's log")
 
     def reopened(self, slave: SlaveNode, before: ModelLog) -> None:
-        """A slave's store was opened anew: what was acknowledged is there."""
+        """A slave's store was reopened: every acknowledged message is there."""
         log = slave.log
         kept = [h for h in self._held.get(slave.name, ()) if h.start >= before.min_offset]
         self._held[slave.name] = kept
@@ -170,13 +170,13 @@ class Checks:
         self._any_era(slave)
 
     def _was_held(self, held: Held) -> bool:
-        """Whether a slave had it whose word was under way when somebody took its log away."""
+        """Whether a slave had it, and its report was under way when its log was removed."""
         recent = self.world.now - 10 * SECOND
         self._taken = [(at, log) for at, log in self._taken if at >= recent]
         return any(self._holds(log, held) for _, log in self._taken)
 
     def cut_back(self, slave: SlaveNode, before: ModelLog) -> None:
-        """Somebody has taken of a slave's log."""
+        """Part of a slave's log was removed."""
         log = slave.log
         self._taken.append((self.world.now, before))
         self._held[slave.name] = [h for h in self._held.get(slave.name, ()) if self._holds(log, h)]
@@ -222,7 +222,7 @@ class Checks:
         assert log.replicas is not None
         connected = sum(s.is_up and s.connection is not None for s in self.slaves)
         if log.replicas.connected > connected:
-            # Whoever was cut off and never heard of it was silent for long.
+            # A peer that did not learn of a cut was silent for long.
             raise Wrong(f"{log.replicas.connected} slaves are counted, and {connected} are there")
         for slave in self.slaves:
             assert slave.slave is not None

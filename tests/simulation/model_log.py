@@ -1,8 +1,8 @@
-"""A log in memory that stands for a store's: what is written, what is on the disk, what is left.
+"""A model of a store's log: the bytes written, the bytes synced, and the bytes after a power cut.
 
-It takes the place of :class:`~logquarry.store.log_feed.LogFeed` and of the log's files. The disk
-may fail a sync, which ends writing for good, or an append. A power cut leaves what was synced, and
-of the rest any beginning; recovery then cuts where frames end.
+It replaces :class:`~logquarry.store.log_feed.LogFeed` and the log's files. The disk may
+fail a sync, after which the log takes no more writes, or an append. A power cut keeps the synced
+bytes and any prefix of the others; the recovery then cuts at the end of a frame.
 """
 
 from __future__ import annotations

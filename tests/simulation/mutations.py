@@ -1,7 +1,7 @@
-"""Faults put into master and slave on purpose: the simulator has to find each of them.
+"""Bugs put into master and slave on purpose: the simulator must find each of them.
 
-Each is what somebody might have forgotten. ``python -m tests.simulation.mutations`` tells which of
-100 seeds find each.
+Each is a plausible omission. ``python -m tests.simulation.mutations`` prints which of 100 seeds
+find each bug.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def _any_offset() -> AbstractContextManager[Any]:
 
 
 def _no_comparing() -> AbstractContextManager[Any]:
-    """The slave does not look at bytes that it has already."""
+    """The slave does not compare bytes that it already has."""
     return mock.patch.object(Replica, "_compare", lambda *_: None)
 
 
 def _no_reset() -> AbstractContextManager[Any]:
-    """A new connection goes on where the last one was."""
+    """A new connection continues where the last one was."""
     real = Replica.request
     return mock.patch.object(
         Replica, "request", lambda self: min(self.position, self.checked) or real(self)

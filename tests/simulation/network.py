@@ -1,9 +1,8 @@
 """Simulated sockets: delay, loss, cuts that one side sees late or never, connections that overtake.
 
-Bytes of one connection come in order and none is lost, as TCP has it: what a network loses comes
-late. A connection may be cut so that both sides know, or so that they are left to find out. A
-connecting may come to the master late, behind a later one, and twice: then a second connection
-repeats the slave's first words, and nobody is behind it.
+As with TCP, the bytes of one connection arrive in order and complete, but possibly late. A cut may
+be visible to both sides, or to neither. A connection attempt may reach the master late, after a
+later one, or twice: the second connection then repeats the slave's first bytes, and has no slave.
 """
 
 from __future__ import annotations
@@ -308,7 +307,7 @@ class Network:
         """A slave's end of a connection to the master; it may be refused."""
         rng = self.world.rng
         if self.listener is None or (not self.is_calm and rng.random() < 0.05):
-            raise ConnectionRefusedError("nobody listens")
+            raise ConnectionRefusedError("no listener")
         room = rng.choice((500, 4_000, 64_000))
         near = SimSocket(self, poke, room)
         self._reach(near, room)

@@ -1,4 +1,4 @@
-"""Master and slaves: the real ones, driven step by step, on logs that are models."""
+"""Real masters and slaves, driven step by step, on model logs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.simulation.world import MS, SECOND, NodeClock, World
 
 
 class Driven:
-    """A process that is driven: it goes on when what it waits for is there, and not at once."""
+    """A driven process: it continues some time after the event that it waits for."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -77,7 +77,7 @@ class Driven:
             self.step()
 
     def step(self) -> None:
-        """Go on, if there is a reason to."""
+        """Continue, if the awaited event is there."""
         if not self.is_up or self.is_stalled or self._is_in_step or self._waits is None:
             return
         self._is_in_step = True
@@ -124,7 +124,7 @@ class Driven:
         """It waits again."""
 
     def stopped(self) -> None:
-        """It has ended by itself."""
+        """The process has ended without a kill."""
 
 
 class MasterNode(Driven):
@@ -176,7 +176,7 @@ class MasterNode(Driven):
         self.end()
         before = self.log
         self.log = before.after_power_cut(rng) if power else before.reopened()
-        before.health.poison("it was opened anew")
+        before.health.poison("it was reopened")
 
     def put(self) -> None:
         """Put a message, and have its put settled."""
@@ -246,7 +246,7 @@ class MasterNode(Driven):
         except StoreUnavailable:
             if self.group is not None:
                 self.group.ended()
-            # A store that takes no more writes is opened anew.
+            # A store that takes no more writes is reopened.
             self.world.tell("the master's disk failed")
 
     def _expire(self, life: int) -> None:
@@ -334,7 +334,7 @@ class SlaveNode(Driven):
         before = self.log
         rng = self.world.rng
         self.log = before.after_power_cut(rng) if power else before.reopened()
-        before.health.poison("it was opened anew")
+        before.health.poison("it was reopened")
         self.checks.reopened(self, before)
 
     def _forget(self) -> None:
@@ -349,7 +349,7 @@ class SlaveNode(Driven):
         low = self.log.min_offset
         before, at = self.log, self.world.rng.randint(low, max(low, self.log.wrote_offset))
         self.log = before.reopened(cut_at=at)
-        before.health.poison("it was opened anew")
+        before.health.poison("it was reopened")
         self.checks.cut_back(self, before)
 
     def expire_first(self) -> None:
@@ -361,7 +361,7 @@ class SlaveNode(Driven):
         """Begin with an empty folder."""
         self._forget()
         before = self.log
-        before.health.poison("it was opened anew")
+        before.health.poison("it was reopened")
         self.log = ModelLog(self.name, self.file_size)
         self.checks.cut_back(self, before)
 

@@ -1,4 +1,4 @@
-"""One seed, one run: a master, its slaves, and all that may happen to them."""
+"""One run of the simulator: a master, its slaves, and the faults that a seed chooses."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Simulation:
         self.checks.at_rest(self.master.log)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all connections and processes."""
         for node in (self.master, *self.slaves):
             node.end()
 
@@ -141,7 +141,7 @@ class Simulation:
             self._restart_master(power=rng.random() < 0.5, pause=rng.randint(0, SECOND))
         for slave in self.slaves:
             if not slave.is_up and slave.slave is not None and rng.random() < 0.3:
-                # Whoever runs it looks why it has ended.
+                # The operator checks why it has ended.
                 slave.wipe() if rng.random() < 0.5 else slave.stop(power=False)
                 slave.start()
         self.world.after(rng.randint(1, 2 * self._trouble), self._harm)

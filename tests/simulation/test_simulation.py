@@ -1,4 +1,4 @@
-"""100 seeds with each commit; more by ``python -m tests.simulation --count 20000``."""
+"""100 seeds of the simulator; more with ``python -m tests.simulation --count 20000``."""
 
 from __future__ import annotations
 

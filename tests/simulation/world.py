@@ -1,4 +1,4 @@
-"""Simulated time: things happen in order, each at its moment, and nothing waits for real."""
+"""Simulated time: events run in order, each at its moment, without waiting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Wrong(BaseException):
 
 
 class Violation(AssertionError):
-    """The same, with the seed and what came before, for whoever runs a simulation."""
+    """The same, with the seed and the events before it."""
 
 
 class World:
@@ -62,7 +62,7 @@ class World:
 
 
 class NodeClock:
-    """The clock of one machine: never set back, and it goes on while the machine sleeps."""
+    """The clock of one machine: it is never set back, and it runs while the machine sleeps."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -71,11 +71,11 @@ class NodeClock:
         self._wall = 1_700_000_000_000 * MS
 
     def now_ms(self) -> int:
-        """Milliseconds of a clock that nobody sets."""
+        """Milliseconds of a clock that is never set."""
         return (self._world.now + self._ahead) // MS
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970, as somebody believes."""
+        """Milliseconds since 1970 by the machine's clock, which may be wrong."""
         return (self._world.now + self._wall) // MS
 
     def jump(self, forward: int) -> None:

@@ -1,4 +1,4 @@
-"""The session that all Spark tests share: its start takes ten seconds."""
+"""The Spark session of all tests; it takes ten seconds to start."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session on two cores with the source `rocketmq`; do not change its settings."""
+    """A session on two cores that knows the source `rocketmq`; do not change its settings."""
     from logquarry.spark import get_session
 
-    session = get_session(master="local[2]", app_name="logquarry-tests")
+    # By default, a streaming aggregation keeps 200 state stores, one per shuffle partition.
+    session = get_session(
+        master="local[2]",
+        app_name="logquarry-tests",
+        config={"spark.sql.shuffle.partitions": "2"},
+    )
     yield session
     session.stop()

@@ -122,7 +122,7 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSessi
 def test_interrupted(tmp_path: Path, seconds: float | None) -> None:
     """Ctrl-C while the export writes, and while Spark starts."""
     store, target = tmp_path / "store", tmp_path / "out"
-    fill(store, total_bytes=400 << 20 if seconds is None else 1 << 20)
+    fill(store, total_bytes=200 << 20 if seconds is None else 1 << 20)
     process = subprocess.Popen(
         [
             *(sys.executable, "-c", HEEDING_INTERRUPTS),
