@@ -114,7 +114,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name == "errors":
-        # The import binds it.
+        # The import also sets the attribute, so this runs only once.
         return importlib.import_module("logquarry.errors")
     home = _HOMES.get(name)
     if home is None:

@@ -25,8 +25,8 @@ BROKER_ROLES: Final = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 RECOVERIES: Final = ("safe", "rocketmq")
 DIALECTS: Final = ("4.9", "3.1")
 IndexKeys = Literal["3.1", "4.9", "5.4"]
-"""The keys that an index takes, by the version that began with it: the words of KEYS, hashed with
-their sign; UNIQ_KEY and those words; these and the tag."""
+"""The keys that an index takes, named by the first version that indexes them: the words of KEYS,
+hashed with their sign; UNIQ_KEY and the words of KEYS; both and the tag."""
 FLUSH_DISK_TYPES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
 DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
@@ -94,7 +94,7 @@ class LayoutConfig:
             (RocketMQ: 48,000,000).
         tran_redo_log_mapped_file_size: bytes of a file of the 3.x redo log (RocketMQ: 40,000,000).
         index_tags: whether the index has an entry for each message's tag, as RocketMQ 5.4 and
-            later write it. A new store has none.
+            later write it. A new store has no tag entries.
     """
 
     mapped_file_size_commit_log: int | None = None
@@ -118,17 +118,18 @@ class LayoutConfig:
 
     @property
     def queue_file_size(self) -> int | None:
-        """Bytes of a queue file in whole entries (``getMappedFileSizeConsumeQueue``)."""
+        """Size of a queue file in bytes, rounded up to whole entries
+        (``getMappedFileSizeConsumeQueue``)."""
         return _whole_entries(self.mapped_file_size_consume_queue, queue_entry.UNIT_SIZE)
 
     @property
     def state_table_file_size(self) -> int | None:
-        """Bytes of a state table file in whole entries."""
+        """Size of a state table file in bytes, rounded up to whole entries."""
         return _whole_entries(self.tran_state_table_mapped_file_size, state_table.UNIT_SIZE)
 
     @property
     def redo_log_file_size(self) -> int | None:
-        """Bytes of a redo log file in whole entries."""
+        """Size of a redo log file in bytes, rounded up to whole entries."""
         return _whole_entries(self.tran_redo_log_mapped_file_size, queue_entry.UNIT_SIZE)
 
     @property
@@ -151,16 +152,17 @@ class StoreConfig(LayoutConfig):
             its transaction state table (docs/dialect-3.1.md). Readers recognise both.
         message_delay_level: delay of each level, level 1 first. Default: the 18 levels of 4.9.3,
             or the 16 of 3.1.3.
-        max_msgs_num_batch: most messages of one index query.
-        max_transfer_count_on_message_in_memory: most messages of one ``get``.
-        max_transfer_bytes_on_message_in_memory: most bytes of one ``get``.
-        max_transfer_count_on_message_in_disk: most messages of one ``get`` further back in the log
-            than ``access_message_in_memory_max_ratio`` percent of the machine's memory.
-        max_transfer_bytes_on_message_in_disk: most bytes of such a ``get``.
+        max_msgs_num_batch: maximum number of messages of one index query.
+        max_transfer_count_on_message_in_memory: maximum number of messages of one ``get``.
+        max_transfer_bytes_on_message_in_memory: maximum bytes of one ``get``.
+        max_transfer_count_on_message_in_disk: maximum number of messages of one ``get`` that reads
+            further back in the log than ``access_message_in_memory_max_ratio`` percent of the
+            machine's memory.
+        max_transfer_bytes_on_message_in_disk: maximum bytes of such a ``get``.
         access_message_in_memory_max_ratio: percent of memory assumed to be page cache.
         enable_multi_dispatch: whether INNER_MULTI_DISPATCH adds a message to further queues.
         enable_lmq: whether further queues whose names start with ``%LMQ%`` all have queue id 0.
-        decompress_limit: most bytes of one decompressed body.
+        decompress_limit: maximum bytes of one decompressed body.
         recovery: how to recover a store that was not shut down cleanly. ``"safe"`` loses no sound
             frame of the log. ``"rocketmq"`` does what RocketMQ does, also after a clean shutdown.
         check_crc_on_recover: whether to compare bodies with their CRCs: in the last three log files
@@ -168,7 +170,7 @@ class StoreConfig(LayoutConfig):
             ``"rocketmq"`` reads.
         message_index_safe: whether the recovery ``"rocketmq"`` starts early enough to complete the
             index.
-        max_message_size: most bytes of a frame, and of the wire form of a batch. Default (0):
+        max_message_size: maximum bytes of a frame, and of the wire form of a batch. Default (0):
             4 MiB, or 512 KiB in dialect 3.1.
         store_host: the store host of messages that have none.
         topic_check: which topics a put accepts: ``"store"`` any name that is safe as a folder name,
@@ -201,7 +203,7 @@ class StoreConfig(LayoutConfig):
         ha_send_heartbeat_interval: after this time without traffic, master and slave send a
             heartbeat.
         ha_housekeeping_interval: after this time without traffic, the connection counts as lost.
-        ha_transfer_batch_size: most bytes of the log that a master sends at once.
+        ha_transfer_batch_size: maximum bytes of the log that a master sends at once.
         clean_expired_files: whether an open writer deletes expired files. RocketMQ always does;
             here it must be switched on (docs/retention.md).
         file_reserved_time: hours until a log file expires, counted from the store time of its last
@@ -213,16 +215,16 @@ class StoreConfig(LayoutConfig):
             is more than 85 % full. (RocketMQ: true.)
         clean_resource_interval: pause between two searches for expired files.
         delete_commit_log_files_interval: pause between the deletion of two log files.
-        delete_files_batch_max: most log files that one search deletes.
+        delete_files_batch_max: maximum number of log files that one search deletes.
         flush_consumer_offset_interval: how often consumer offsets are written.
         deliver_delayed: whether a writer delivers delayed messages from its opening on. Otherwise
             :meth:`~logquarry.store.message_store.StoreWriter.start_delivery` starts the delivery.
         flush_delay_offset_interval: how often the progress of the delivery is written.
         transaction_time_out: age from which a half message is checked.
-        transaction_check_max: most checks of a half message before it is abandoned.
+        transaction_check_max: maximum number of checks of a half message before it is abandoned.
         transaction_check_interval: pause between two rounds of checks.
         check_transaction_message_timer_interval: pause between two rounds of checks in dialect 3.1.
-        check_transaction_message_atleast_interval: least age of a transaction to be checked, in
+        check_transaction_message_atleast_interval: minimum age of a transaction to be checked, in
             dialect 3.1.
         broker_settings: (name, value) of broker settings that logquarry does not use but that
             decide which files the store consists of. ``from_mapping`` and ``from_file`` fill it,

@@ -1,4 +1,4 @@
-"""Holds back interrupts (Ctrl-C, SIGTERM) until a moment at which they break nothing.
+"""Holds back interrupts (Ctrl-C, SIGTERM) until a point at which they are safe.
 
 An import reports exactly how many messages it has put. py4j has one connection per thread: an
 exception inside a call leaves that call's answer in the connection, and the next call then fails

@@ -1,4 +1,4 @@
-"""Text of sizes, times and messages for people, and the sizes and times that they write.
+"""Formats sizes, times and messages for people, and parses the sizes and times that they type.
 
 The content of a store is untrusted. Escape sequences in it could move the cursor, change the
 window's title or hide text. So all of it passes :func:`printable` before it reaches a terminal.
@@ -59,7 +59,8 @@ def plural(count: int, what: str, many: str | None = None) -> str:
 
 
 def time_text(ms: int | None) -> str:
-    """A time as ISO 8601 in UTC; the number if no calendar has that time; a dash for None."""
+    """A time as ISO 8601 in UTC; the number if the time is outside of the calendar; a dash for
+    None."""
     if ms is None:
         return "-"
     try:

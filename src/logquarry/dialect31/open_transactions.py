@@ -1,10 +1,10 @@
 """Open transactions of 3.x, from the log's frames or from the state table and redo log.
 
-A PREPARED message has the state table entry with the number in its QUEUEOFFSET, if that number is
-plausible: producers name it when they end the transaction. A COMMIT or ROLLBACK names a PREPARED
-message by its physical offset and ends its transaction if the producer group is the same; the first
-one counts. (RocketMQ checks only the entry whose number the COMMIT or ROLLBACK names, and so skips
-all that name transactions whose entries it has renumbered.)
+The QUEUEOFFSET of a PREPARED message is the number of its state table entry, if that number is
+plausible: producers send the number when they end the transaction. A COMMIT or ROLLBACK names a
+PREPARED message by its physical offset and ends its transaction if the producer group is the same;
+the first one counts. (RocketMQ checks only the entry whose number the COMMIT or ROLLBACK names, and
+so ignores each one that names a transaction whose entry it has renumbered.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from logquarry.log.walk import LogReader
 from logquarry.read.commit_log import CommitLog
 
 MOST_LOST: Final = 1 << 20
-"""Most PREPARED messages that may be missing before one. No CRC covers the number, and each missing
+"""Maximum number of PREPARED messages that may be missing before one. No CRC covers the number, and each missing
 message takes an entry."""
 
 
@@ -74,7 +74,7 @@ class TransactionBook:
     """Tracks the open transactions along the log.
 
     Args:
-        next_number: the number of the next entry; None if any number may come.
+        next_number: the number of the next entry; None if any number is valid.
         known_until: physical offset after the last known PREPARED message.
 
     Attributes:
@@ -218,7 +218,9 @@ def _differs_from_redo(
     there = there[there >= log_start]
     unknown = np.setdiff1d(there, begun)
     if len(unknown):
-        return f"{REDO_LOG}: the transaction at {unknown[0]} is in the table, but not in it"
+        return (
+            f"{REDO_LOG}: the transaction at {unknown[0]} is in the table, but not in the redo log"
+        )
     # A message that names the transaction ends it only if its group is the same.
     log = CommitLog(layout)
     for offset in np.intersect1d(there, ended).tolist():
@@ -228,7 +230,7 @@ def _differs_from_redo(
                 continue
             frame = frame_of(outcome)
             if frame is not None and frame.group_hash == opened[offset].group_hash:
-                return f"{STATE_TABLE}: the transaction at {offset} has ended, but is open there"
+                return f"{STATE_TABLE}: the transaction at {offset} ended, but is open in the table"
     return None
 
 
@@ -260,7 +262,7 @@ def _differs_from_log(
     if [tuple(unit) for unit in units.tolist()] != [tuple(unit) for unit in wanted]:
         return f"{REDO_LOG}: it differs from the log from {start} on"
     book = TransactionBook(0)
-    # Transactions open before this part, by the table; the part may end them.
+    # The transactions that the table had open before this part; the part may end them.
     before = {offset: one for offset, one in opened.items() if offset < start}
     book.open.update(before)
     for frame in frames:

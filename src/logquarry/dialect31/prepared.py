@@ -71,7 +71,7 @@ class PreparedTransactions:
         wait_dispatched: waits until the table covers the log.
         stored: wraps a frame for users.
         clock: the store's clock, in milliseconds.
-        least_age_ms: least age of a transaction to be checked.
+        least_age_ms: minimum age of a transaction to be checked.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class PreparedTransactions:
 
         Raises:
             StoreUnavailable, MessageRejected: as a put.
-            UsageError: if it is not open.
+            UsageError: if the transaction is not open.
         """
         return self.end(transaction, TransactionEnd.COMMIT)
 
@@ -224,7 +224,7 @@ def _end_of(frame: Frame, number: int, end: TransactionEnd) -> Message:
     values = props.decode_bytes(frame.properties)
     order = java.hash_map_order(values, _FRESH_TABLE)
     string = props.encode({name: values[name] for name in order}, is_closed=True)
-    # The string keeps both properties; but a commit is not delayed, and waits like any put.
+    # The string keeps DELAY and WAIT, but a commit is not delayed, and it waits like any put.
     values.pop(props.DELAY, None)
     values.pop(props.WAIT, None)
     is_commit = end is TransactionEnd.COMMIT

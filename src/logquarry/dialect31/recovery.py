@@ -59,7 +59,7 @@ def keeps_transactions(layout: StoreLayout, config: StoreConfig) -> bool:
 
 
 class TransactionCheck:
-    """State table and redo log as they follow from the log, and their comparison with the files."""
+    """Builds the state table and the redo log from the log, and compares them with the files."""
 
     def __init__(self) -> None:
         self.book = TransactionBook()
@@ -115,11 +115,11 @@ class TransactionCheck:
                 yield reason, False
         yield from self._ended_faults(table, start)
         if (self.book.next_number or 0) > table.end:
-            # RocketMQ begins at 0 again in a new table.
+            # In a new table RocketMQ numbers the entries from 0 again.
             yield f"its entries end at {table.end}, but the log has higher numbers", True
 
     def _ended_faults(self, table: UnitFiles, log_start: int) -> Iterator[tuple[str, bool]]:
-        """The same for entries of ended transactions."""
+        """Differences of the entries of ended transactions, like :meth:`table_faults`."""
         units = table.units
         real = units["size"] != FILLER_SIZE
         ended = np.flatnonzero(
@@ -130,23 +130,23 @@ class TransactionCheck:
         wanted = np.frombuffer(bytes(self.units), TABLE_DTYPE)
         wanted = wanted[wanted["size"] != FILLER_SIZE]
         places = wanted["physical_offset"].astype(np.int64)
-        # Places are sorted: they follow the log.
+        # The offsets are sorted: they follow the log.
         at = np.searchsorted(places, units["physical_offset"][ended].astype(np.int64))
         known = at < len(places)
         known[known] = places[at[known]] == units["physical_offset"][ended][known]
         for number in ended[~known].tolist():
-            yield f"its entry {table.first + number} is of no message of the log", False
+            yield f"its entry {table.first + number} belongs to no message of the log", False
         there, wanted = units[ended[known]], wanted[at[known]]
         same = np.ones(len(there), np.bool_)
         for name in ("size", "store_seconds", "group_hash"):
             same &= there[name] == wanted[name]
         for number in ended[known][~same].tolist():
             yield f"its entry {table.first + number} differs from its message", False
-        # With wrong numbers RocketMQ takes the end of another transaction.
+        # With wrong numbers RocketMQ may record the outcome of another transaction.
         other = same & (there["state"] != wanted["state"])
         other &= wanted["state"] != TRANSACTION_PREPARED
         for number in ended[known][other].tolist():
-            yield f"its entry {table.first + number} has another end than the log", True
+            yield f"its entry {table.first + number} has another outcome than the log", True
 
     def redo_fault(self, layout: StoreLayout) -> str | None:
         """A difference of the redo log from the log, None without one.
@@ -165,7 +165,7 @@ class TransactionCheck:
         differs = np.flatnonzero(units[:same] != wanted[:same])
         if len(differs):
             at = int(wanted["physical_offset"][differs[0]])
-            return f"the message at {at} is not at its place"
+            return f"the message at {at} is not at its position"
         if len(units) > len(wanted):
             at = int(units["physical_offset"][same])
             return f"it has a message at {at} that the log does not have"

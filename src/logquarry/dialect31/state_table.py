@@ -98,7 +98,8 @@ class StateTableKeeper:
     def _take(self, frame: TransactionFrame) -> None:
         end = frame.physical_offset + frame.size
         with self._lock:
-            # If there was no room the frame is passed again; then the table may already have it.
+            # If there was no room, the caller passes the frame again; then the table may already
+            # have it.
             if frame.physical_offset >= self._table_until:
                 self._tell_table(frame)
                 self._table_until = end
@@ -173,7 +174,8 @@ class StateTableKeeper:
         """Delete the leading files of the table or the redo log.
 
         Args:
-            name: STATE_TABLE or REDO_LOG. The messages of these files' entries are deleted.
+            name: STATE_TABLE or REDO_LOG. The log has already deleted the messages of the entries
+                in these files.
             last_base: base of the last file to delete.
 
         Raises:

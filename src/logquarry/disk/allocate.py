@@ -66,7 +66,7 @@ class AllocateMappedFileService(Service):
         self._clock = clock
         self._change = threading.Lock()
         self._requests: dict[Path, _Request] = {}
-        # The file that was taken last, until the next one is.
+        # The last file that was taken; the next call of take replaces it.
         self._handed: _Request | None = None
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
@@ -86,7 +86,7 @@ class AllocateMappedFileService(Service):
         handed = self._handed
         if handed is not None:
             if handed.path == path:
-                # An interrupt (Ctrl-C) came after the last take, before the queue had the file.
+                # An interrupt (Ctrl-C) arrived after the last take, before the queue had the file.
                 return handed.file
             self._requests.pop(handed.path, None)
         with self._change:

@@ -1,7 +1,7 @@
 """The JSON files in ``config/`` of a store: consumer offsets, topics, delay offsets, groups.
 
 RocketMQ's ``ConfigManager`` writes such a file without a sync, in several steps. Here a rename
-replaces the file after its bytes are on the disk, and the document before is kept as ``.bak``,
+replaces the file after its bytes are on the disk, and keeps the previous document as ``.bak``,
 which RocketMQ reads too. So after any power cut one of the two is readable.
 """
 
@@ -67,7 +67,7 @@ class ConfigFile(Generic[T]):
         self.path = path
         self._member = member
         self._document: str | None = None
-        """What was read or saved, of which all but that member stays."""
+        """The document that was read or saved last; a save keeps all members but ``member``."""
         self._disk = disk
         self._decode = decode
         self._encode = encode
@@ -79,7 +79,7 @@ class ConfigFile(Generic[T]):
 
     @property
     def backup(self) -> Path:
-        """Path of the document before the last save."""
+        """Path of the previous document."""
         return self.path.with_name(self.path.name + BACKUP)
 
     def load(self) -> LoadedConfig[T]:
@@ -92,7 +92,7 @@ class ConfigFile(Generic[T]):
                 value = self._decode(data)
             except FileNotFoundError:
                 continue
-            # The decoders check their input; but no document is worth a store that does not open.
+            # An invalid document must not keep the store from opening, even if its decoder fails.
             except (OSError, ValueError, TypeError, RecursionError) as error:
                 problems.append(f"{path}: {error}")
                 self._unreadable.append(path)
@@ -114,7 +114,7 @@ class ConfigFile(Generic[T]):
             Whether the file was written.
 
         Raises:
-            StoreUnavailable: if the write failed; the document before is still there.
+            StoreUnavailable: if the write failed; the previous document is still there.
         """
         text = self._encode(value)
         with self._saving:
@@ -203,8 +203,8 @@ class ConsumerOffsets:
     def save(self) -> bool:
         """Write all committed offsets durably; returns whether the file changed.
 
-        Syncs the log first: an offset on the disk must not pass a message that a power cut could
-        take.
+        Syncs the log first: a saved offset must not be beyond a message that a power cut could
+        remove.
 
         Raises:
             StoreUnavailable: if the write failed; the offsets saved before are still there.
@@ -231,7 +231,7 @@ class ConfigTable(NamedTuple):
         file: its file name.
         decode: decodes the document; raises ValueError if it is invalid.
         encode: encodes the decoded document.
-        member: the one member that is taken; None for the whole document.
+        member: the only member that the slave copies; None if it copies the whole document.
     """
 
     file: str
@@ -296,7 +296,7 @@ class ConfigTables:
 
         Raises:
             ValueError: if the document is invalid; nothing changes.
-            StoreUnavailable: if the write failed; the table before is still there.
+            StoreUnavailable: if the write failed; the previous table is still there.
         """
         came = table.decode(document)
         # Encode it too before any file changes: encoding may fail.

@@ -140,7 +140,7 @@ class Disk(ABC):
         try:
             self.allocate(descriptor, size)
         except OSError as error:
-            # ext4 leaves a file as large as the blocks that did fit.
+            # ext4 leaves a file of as many blocks as fitted.
             self._discard(descriptor, path)
             raise self.refused(path, error) from error
         try:
@@ -185,7 +185,7 @@ class Disk(ABC):
             raise self.refused(folder, error) from error
 
     def write_all(self, descriptor: int, data: memoryview | bytes, position: int) -> None:
-        """Write all bytes, in as many calls as that takes. Raises OSError."""
+        """Write all bytes, in as many calls as needed. Raises OSError."""
         view = memoryview(data)
         while view:
             count = self.write(descriptor, view, position)
@@ -221,10 +221,10 @@ class Disk(ABC):
             raise self._sync_failed(folder, error) from error
 
     def replace(self, path: Path, data: bytes) -> None:
-        """Write a small file as a whole, durably, replacing the one before.
+        """Write a small file as a whole, durably, replacing the previous one.
 
         Raises:
-            StoreUnavailable: if the write failed; the file before is still there.
+            StoreUnavailable: if the write failed; the previous file is still there.
         """
         made = path.with_name(f"{path.name}.new")
         self.make_folders(path.parent)
@@ -354,8 +354,8 @@ class Disk(ABC):
         """Delete a file that could not be allocated, durably: it would keep the store from opening.
 
         Raises:
-            StoreUnavailable: if it stays, or may come back after a crash. The store is poisoned
-                then, so that the next opening recovers it.
+            StoreUnavailable: if the file stays, or may reappear after a crash. The store is
+                poisoned then, so that the next opening recovers it.
         """
         self.let_go(descriptor)
         try:

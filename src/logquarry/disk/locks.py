@@ -104,7 +104,7 @@ _PROC: Final = Path("/proc")
 
 
 class StoreLock:
-    """The lock of a store; making the object takes it.
+    """The lock of a store; creating the object takes the lock.
 
     Raises:
         StoreUnavailable: if another process holds it (with its pid if known), or locking is not

@@ -10,7 +10,7 @@ transient store pool, writes go to that buffer and a commit writes them to the f
 committed bytes.
 
 One thread writes at a time (the log's put lock), one syncs, any number of threads read: a position
-moves only after the bytes before it are there.
+advances only after the bytes before it are written.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class TransientStorePool:
     its map if none is left. A put then never waits for the page cache; bytes that are not committed
     are lost with the process. Only with asynchronous flushing, and not on a slave.
 
-    A buffer still holds the bytes of the file before: each file overwrites all of them, or leaves
-    stale ones behind an end-of-file blank, as RocketMQ does.
+    A borrowed buffer still holds the bytes of the previous file: the next file overwrites all of
+    them, or leaves stale bytes after its blank, as RocketMQ does.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -72,7 +72,7 @@ class TransientStorePool:
 
 
 PAGE_SIZE: Final = 4096
-"""RocketMQ's ``OS_PAGE_SIZE``, which the least pages of a flush count."""
+"""RocketMQ's ``OS_PAGE_SIZE``: the minimum of a flush is counted in these pages."""
 
 _STEP: Final = 8 << 20
 _NO_BYTES: Final = memoryview(b"")
@@ -85,9 +85,9 @@ class MappedFile:
     the bytes finds out what was written before.
 
     Args:
-        disk: does the input and output.
+        disk: the store's disk.
         path: the file's path.
-        base: offset of its first byte in the joined space of the queue's files.
+        base: offset of its first byte in the queue.
         size: its bytes.
         pool: lends the buffer for writes, if it has one left.
         exclusive: refuse a file that exists already.
@@ -189,7 +189,7 @@ class MappedFile:
 
     def set_positions(self, position: int) -> None:
         """Set the written and the flushed position of a file that was loaded."""
-        assert self._pooled is None, "only a loaded file is told its positions"
+        assert self._pooled is None, "only a loaded file has its positions set"
         assert 0 <= position <= self.size
         self.flushed = min(self.flushed, position)
         self.wrote = position
@@ -207,7 +207,8 @@ class MappedFile:
         return at
 
     def advance(self, count: int) -> None:
-        """Count bytes that a kernel wrote into :attr:`buffer` at :attr:`wrote` as written."""
+        """Advance :attr:`wrote` over the bytes that a kernel has written into :attr:`buffer`
+        there."""
         end = self.wrote + count
         assert count >= 0 and end <= self.size
         self.wrote = end
@@ -315,7 +316,8 @@ class MappedFile:
             return self.flushed
 
     def _is_due(self, done: int, target: int, least_pages: int) -> bool:
-        # As isAbleToFlush and isAbleToCommit count: pages begun, not pages' worth of bytes.
+        # As in isAbleToFlush and isAbleToCommit: the difference of page numbers counts, not the
+        # number of bytes.
         return self.is_full or target // PAGE_SIZE - done // PAGE_SIZE >= least_pages
 
     def _require_name(self) -> None:
@@ -334,7 +336,8 @@ class MappedFile:
 
     def _return_buffer(self) -> None:
         pooled = self._pooled
-        # First the map: another thread that reads `buffer` meanwhile gets one of the two.
+        # Set the map first: another thread that reads `buffer` meanwhile gets the map or the pool's
+        # buffer.
         self.buffer, self.address = self._view, self._map_address
         self._pooled = None
         if pooled is not None and self._pool is not None:

@@ -31,7 +31,7 @@ _UNLOCK_AFTER: Final = 6.0
 """Seconds after which a full file need not stay in memory (``CommitLog.putMessage``)."""
 _MOST_TRIES: Final = 100
 _CHECK_EVERY: Final = 1.0
-"""Seconds between two runs of the work that is not urgent, at least."""
+"""Minimum seconds between two runs of the work that is not urgent."""
 
 
 class Allocator(Protocol):
@@ -45,12 +45,12 @@ class Allocator(Protocol):
 
 
 class MappedFileQueue:
-    """The files of a commit log or of a consume queue. Offsets are of the joined space.
+    """The files of a commit log or of a consume queue. Offsets count over all files of the queue.
 
     The constructor touches no file; :meth:`load` finds those that exist.
 
     Args:
-        disk: does the input and output.
+        disk: the store's disk.
         folders: one folder, or several for a multi-path commit log.
         file_size: bytes of each file.
         allocator: makes files ahead; without one a file is made when it is needed.
@@ -128,13 +128,13 @@ class MappedFileQueue:
         self.flushed_offset = self.committed_offset = self.max_room
 
     def _use(self, files: dict[int, MappedFile | Path] | dict[int, Path]) -> None:
-        """Make these files, ordered by base, the queue's."""
+        """Set the queue's files, ordered by base."""
         self.bases = tuple(files)
         self._files = tuple(files.values())
         self.last = self._opened(len(self._files) - 1) if self._files else None
 
     def _opened(self, index: int) -> MappedFile:
-        """Open a file by its index. Only under the change lock."""
+        """Open a file by its index. The caller holds the change lock."""
         file = self._files[index]
         if isinstance(file, Path):
             file = MappedFile(self._disk, file, self.bases[index], self.file_size)
@@ -190,7 +190,8 @@ class MappedFileQueue:
                 self.flushed_offset = self.committed_offset = base
             elif self.last is not None and self.last.is_locked_in_memory:
                 self._to_unlock.append((time.monotonic() + _UNLOCK_AFTER, self.last))
-            # If Ctrl-C comes between two of these, the next put does it again with the same file.
+            # If Ctrl-C arrives between two of these lines, the next put repeats them with the same
+            # file.
             self._files = (*(file for file in self._files if file is not made), made)
             self.bases = (*(other for other in self.bases if other != base), base)
             self._is_transient = self._is_transient or made.is_transient
@@ -203,8 +204,8 @@ class MappedFileQueue:
         made = self._allocator.take(path, following, self.file_size)
         if made is None or self._keeps_name(made):
             return made
-        # A Java store that is opened on this one deletes files that look empty, before the lock
-        # refuses it.
+        # A RocketMQ broker that is started on this store deletes files that look empty, before the
+        # lock stops it.
         logger.warning("%s: another program deleted it before its first use; made again", path)
         made.close()
         return self._made_now(base)
@@ -224,7 +225,7 @@ class MappedFileQueue:
             file.guards_name = True
             self._guard.guard(file.path)
             if not file.is_named():
-                # A name that was lost before the guard does not come back.
+                # check() restores a name that was lost after guard(), but not one lost before.
                 self._guard.check()
         return file.is_named()
 
@@ -300,8 +301,8 @@ class MappedFileQueue:
         """Append raw bytes that belong at an offset, over as many files as they take.
 
         Returns:
-            Whether they were taken. False, with nothing changed, if the queue does not end there.
-            An empty queue begins with the file whose first byte has that offset.
+            Whether they were appended. False, with nothing changed, if the queue does not end at
+            that offset. An empty queue begins with the file whose first byte has that offset.
 
         Raises:
             StoreUnavailable: if the store takes no writes, or a file could not be made. The bytes
@@ -357,7 +358,7 @@ class MappedFileQueue:
                 if least_pages == 0 and file.flushed_timestamp:
                     self.store_timestamp = file.flushed_timestamp
                 if position < file.size:
-                    # Some of a full file may not be committed yet: later files do not count.
+                    # If a full file is not fully committed yet, later files do not count.
                     break
             self.on_flushed(self.flushed_offset)
             if (now := time.monotonic()) >= self._next_check:
@@ -379,10 +380,10 @@ class MappedFileQueue:
 
     # --------------------------------------------------------------------------------- the end
     def truncate_to(self, offset: int, *, aside: Path | None = None) -> list[Path]:
-        """Let the queue end at an offset, on the disk too.
+        """Truncate the queue at an offset, on the disk too.
 
-        The bytes behind the offset in its file are set to zero and synced. (Java only moves
-        positions, and dropped bytes come back when the log has grown over them.) Later files that
+        The bytes after the offset in its file are set to zero and synced. (Java only moves
+        positions, and dropped bytes reappear when the log has grown over them.) Later files that
         hold only zeros are deleted; the others are moved to quarantine. The last file gets all its
         blocks.
 
@@ -405,7 +406,7 @@ class MappedFileQueue:
         with self._flushing, self._change:
             bases = self.bases
             if not (bases[0] <= offset <= self.max_room if bases else offset == 0):
-                raise UsageError(f"the files reach from {self.min_offset}, and not to {offset}")
+                raise UsageError(f"the files start at {self.min_offset} and do not reach {offset}")
             # An offset at the end of a file belongs to that file, which is full. The first file
             # always stays, because its name is the queue's first offset.
             count = sum(base < offset or base == bases[0] for base in bases)
@@ -413,7 +414,7 @@ class MappedFileQueue:
             holding = [file for file in dropped if file.holds_data()]
             if holding and aside is None:
                 raise UsageError(
-                    f"{holding[0].path}: holds data behind the end at {offset}, and there is no "
+                    f"{holding[0].path}: holds data after the end at {offset}, and there is no "
                     "folder to set it aside in"
                 )
             moved = []
@@ -435,7 +436,8 @@ class MappedFileQueue:
             return moved
 
     def end_at(self, offset: int) -> None:
-        """Let the queue end in its last file, and keep the bytes behind the end, as RocketMQ does.
+        """Truncate the queue within its last file, but keep the bytes after the end, as RocketMQ
+        does.
 
         The file gets all its blocks.
 
@@ -465,7 +467,7 @@ class MappedFileQueue:
     def remove_first(self) -> None:
         """Remove the first file from the queue and delete it; the last one is never deleted.
 
-        A reader of the file may go on.
+        Readers of the file can continue.
         """
         with self._flushing, self._change:
             if len(self._files) < 2:
@@ -474,7 +476,7 @@ class MappedFileQueue:
                 raise UsageError(f"the file at {self.bases[0]} is not flushed yet")
             first = self._opened(0)
             self.bases, self._files = self.bases[1:], self._files[1:]
-            # The second name first: a file that has only its second name comes back.
+            # Remove the second name first: a file that has only its second name would be restored.
             self._release_name(first)
         first.delete()
 

@@ -1,6 +1,6 @@
 """Reading parts of many store files, and keeping pages of maps in memory.
 
-:class:`OpenFiles` keeps the files open that were read last. The functions on pages call the C
+:class:`OpenFiles` keeps the most recently read files open. The functions on pages call the C
 library, whose calls release the GIL; the methods of ``mmap`` objects do not, and populating a
 gigabyte takes a fifth of a second.
 """
@@ -69,11 +69,11 @@ def _libc() -> Any:
 # Open files of a store
 
 MOST_OPEN: Final = 128
-"""Most files open at once: each map holds a descriptor, and a broker has many queue files."""
+"""Maximum number of files open at once: each map holds a descriptor, and a broker has many queue files."""
 
 
 class OpenFiles:
-    """Reads parts of files and keeps the files open that were used last.
+    """Reads parts of files and keeps the most recently used files open.
 
     Returned bytes stay valid while the caller holds them, also after the file was closed here or
     deleted by the broker.
@@ -85,7 +85,7 @@ class OpenFiles:
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
 
     def read(self, path: str, position: int, length: int) -> memoryview:
-        """Read ``length`` bytes from ``position``; fewer at the file's end, none if it is gone.
+        """Read ``length`` bytes from ``position``; fewer at the file's end, none if it was deleted.
 
         Raises:
             StoreNotFound: if the file exists and cannot be read.
@@ -106,13 +106,13 @@ class OpenFiles:
         return file.read(position, length)
 
     def window(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
-        """The window that holds the range, possibly larger: its position in the file, its bytes."""
+        """A window that contains the range: its position in the file, and its bytes."""
         self.read(path, position, length)
         file = self._open.get(path)
         return (position, memoryview(b"")) if file is None else file.window
 
     def view(self, path: str) -> FileView | None:
-        """The whole file, None if it is gone.
+        """The whole file, None if it was deleted.
 
         Raises:
             StoreNotFound: if the file exists and cannot be read.
@@ -131,7 +131,7 @@ class OpenFiles:
 
 
 class _OpenFile:
-    """One file with the window that was read last; for a local file the whole file."""
+    """One file with its last read window; for a local file the whole file."""
 
     def __init__(self, view: FileView) -> None:
         self.view = view

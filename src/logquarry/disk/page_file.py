@@ -45,7 +45,7 @@ class PageFile:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Close the file if the block, which belongs to opening it, fails.
+        """Close the file if the block, a part of opening it, fails.
 
         Raises:
             StoreUnavailable: in place of an OSError.
@@ -172,8 +172,8 @@ class CheckpointFile:
 # --------------------------------------------------------------------------------------------------
 # The durable offset (:mod:`logquarry.format.durable_mark`)
 #
-# Each sync of the log moves it; the file itself is synced only before the checkpoint is written.
-# So after a power cut the durable offset may be too low, but never too high.
+# Each sync of the log raises the durable offset; the file itself is synced only before the
+# checkpoint is written. So after a power cut the durable offset may be too low, but never too high.
 
 logger = logging.getLogger(__name__)
 

@@ -1,17 +1,18 @@
 """The folders of a queue of files, and second names that protect the log's files.
 
 :class:`QueueFolders` finds and places files (``MultiPathMappedFileQueue``). :class:`NameGuard`
-protects files against a Java store that is opened on a store in use: the lock refuses it, but only
-after its recovery has changed files. That recovery lists the log's files, walks the log to its end,
-and deletes the files after it, among them the file created ahead, which was empty at that time. By
-then this writer may have written to that file and acknowledged messages.
+protects files against a RocketMQ broker that is started on a store in use: the lock stops the
+broker, but only after its recovery has changed files. That recovery lists the log's files, walks
+the log to its end, and deletes the files after it, among them the file created ahead, which was
+empty at that time. By then this writer may have written to that file and acknowledged messages.
 
 So each file that is written has a hard link in ``.logquarry/names/``, beside the log's folder:
 
     STORE/commitlog/00000000000000065536   STORE/.logquarry/names/commitlog/00000000000000065536
 
-If the first name of a file is gone, the writer restores it from the link, with the same content: at
-the next check, at shutdown, or at the opening after a crash. A clean shutdown removes the links.
+If another program deletes the first name of a file, the writer restores it from the link, with the
+same content: at the next check, at shutdown, or at the opening after a crash. A clean shutdown
+removes the links.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class NameGuard:
         """Remove the second name durably, before the file is deleted or when it is safe.
 
         Raises:
-            StoreUnavailable: if the disk fails: a second name that returns after a crash would
+            StoreUnavailable: if the disk fails: a second name that reappears after a crash would
                 restore the file.
         """
         with self._change:
@@ -92,7 +93,7 @@ class NameGuard:
             for path in lost:
                 link = link_of(path)
                 if link.exists():
-                    # The folder may be gone with the file.
+                    # The folder may have been deleted with the file.
                     self._disk.make_folders(path.parent)
                 try:
                     self._disk.link(link, path)
@@ -120,7 +121,8 @@ class NameGuard:
         with contextlib.suppress(StoreUnavailable):
             self.check()
             for path in self._paths:
-                # Without a sync: a link that returns belongs to a file that exists.
+                # No sync is needed: if a removed link reappears after a crash, its file still has
+                # its first name.
                 with contextlib.suppress(OSError):
                     self._drop(path)
 
@@ -184,7 +186,7 @@ class QueueFolders:
         self._disk = disk
 
     def find(self, file_size: int, *, gaps: bool = False) -> dict[int, Path]:
-        """Find the existing files, by base in order. Other names are skipped.
+        """Find the existing files, in the order of their bases. Other names are skipped.
 
         Args:
             file_size: bytes of each file.

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class Refusal(Enum):
     """Why a store takes no messages; the value is the text of the error."""
 
-    NOT_WRITEABLE = "it was told to take no messages"
+    NOT_WRITEABLE = "the application has switched off messages"
     LOGICS_QUEUE_ERROR = "a consume queue could not be written"
     INDEX_FILE_ERROR = "an index file could not be written"
     DISK_FULL = "the disk is full"
@@ -40,11 +40,11 @@ class Refusal(Enum):
 
 
 class RunningFlags:
-    """The refusals of one store that are in force. Any thread may use it.
+    """The reasons for which one store takes no messages now. Any thread may use it.
 
     Attributes:
-        refusals: those in force. The set is replaced, never changed, so that a put needs no lock to
-            read it.
+        refusals: the reasons in force. The set is replaced, never changed, so that a put needs no
+            lock to read it.
     """
 
     def __init__(self, *refusals: Refusal) -> None:
@@ -125,7 +125,7 @@ class Health:
 
 
 class Flag:
-    """Set by some threads, and taken away by the thread that waits for it.
+    """A flag that several threads set, and that the waiting thread clears.
 
     Attributes:
         is_unset: whether it is not set. A put calls this first, because it is cheaper than
@@ -147,12 +147,12 @@ class Flag:
             pass
 
     def take(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is set, and take it away; returns whether it was set in time."""
+        """Wait until it is set, and clear it; returns whether it was set in time."""
         return self._free.acquire(timeout=-1 if timeout_s is None else timeout_s)
 
 
 class Done:
-    """Set once, for good."""
+    """A flag that is set once and never cleared."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -190,9 +190,9 @@ class Service(ABC):
 
     Args:
         name: the thread's name.
-        health: of the store. If it is poisoned, the service ends. If the work raises anything but
-            StoreUnavailable, which is a bug, the service poisons the store, because the work would
-            no longer be done.
+        health: the store's health. If the store is poisoned, the service ends. If the work raises
+            anything but StoreUnavailable, which is a bug, the service poisons the store, because
+            the work would no longer be done.
         interval_ms: pause between two runs; None to run only when woken.
         is_timed: whether the pause is kept even after :meth:`wakeup`.
     """

@@ -4,7 +4,7 @@ Damage before the durable offset is rot: the bytes were good once. Damage after 
 crash. The content fits one sector, so a power cut leaves either the old or the new content.
 
 A RocketMQ that opens the store rewrites the checkpoint, and the durable offset is then stale. So
-the file names the checkpoint before and after the write that it was made for.
+the file records the content of the checkpoint before and after the checkpoint's next write.
 """
 
 from __future__ import annotations

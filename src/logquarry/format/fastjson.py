@@ -52,7 +52,7 @@ def replace_member(document: str, name: str, source: str) -> str:
 
 
 def _member_span(document: str, name: str) -> tuple[int, int]:
-    """Where the value of a member of the outermost object stands."""
+    """The position of a member's value in the outermost object."""
     depth, key_at, value_at, key = 0, 0, -1, ""
     for token in _STRUCTURE.finditer(document):
         sign = token[0]

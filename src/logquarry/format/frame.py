@@ -253,7 +253,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def encode_blank(left: int) -> bytes:
-    """The eight bytes that RocketMQ 4.9.3 writes where the next frame no longer fits."""
+    """The eight bytes that RocketMQ 4.9.3 writes if the next frame does not fit into the file."""
     return BLANK.struct.pack(left, MAGIC_BLANK)
 
 
@@ -280,18 +280,18 @@ def decode_at(
     if magic == MAGIC_BLANK:
         if size == left:
             return Blank(left)
-        return Damage(DamageKind.BAD_BLANK, f"a blank of {size} bytes where {left} are left")
+        return Damage(DamageKind.BAD_BLANK, f"a blank of {size} bytes, but {left} are left")
     if magic not in (MAGIC_V1, MAGIC_V2):
         if size == 0 and magic == 0:
             return Damage(DamageKind.ZEROED, "zeros: nothing was written here")
         return Damage(DamageKind.BAD_MAGIC, f"magic code {magic:08x}, size {size}")
     if size < fixed_size(magic, 0) or size > left:
-        return Damage(DamageKind.BAD_SIZE, f"TOTALSIZE {size} where {left} bytes are left")
+        return Damage(DamageKind.BAD_SIZE, f"TOTALSIZE {size}, but {left} bytes are left")
     head = HEAD.struct.unpack_from(view, position)
     _, _, crc, queue_id, flag, queue_offset, physical_offset, flags, born_timestamp = head
     fixed = fixed_size(magic, flags)
     if size < fixed:
-        return Damage(DamageKind.BAD_SIZE, f"TOTALSIZE {size}, and {fixed} are fixed fields")
+        return Damage(DamageKind.BAD_SIZE, f"TOTALSIZE {size}, but the fixed fields take {fixed}")
     if physical_offset != base + position:
         return Damage(DamageKind.BAD_PHYSICAL_OFFSET, f"PHYSICALOFFSET {physical_offset}")
     born_size, store_size = host_sizes(flags)
@@ -368,8 +368,8 @@ def find_frame(
 ) -> int:
     """The first position in ``[start, stop)`` with a sound frame, or -1 (resync).
 
-    PHYSICALOFFSET tells frames from bytes that only look like one: it is the frame's own physical
-    offset.
+    PHYSICALOFFSET, the frame's own physical offset, distinguishes a frame from bytes that only look
+    like one.
     """
     view = memoryview(data)
     haystack = bytes(view[start : stop + HEAD.offsets["physical_offset"]])

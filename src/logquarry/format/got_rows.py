@@ -1,7 +1,7 @@
 """The table that a ``get`` fills: one row per message with its most used fields.
 
-The rows come first; the frames follow behind the room for the most rows. Positions count from the
-table's first byte.
+The rows come first, in a space for the maximum number of rows; the frames follow after that space.
+Positions count from the table's first byte.
 
 ==  ===============  ==================================================
  #  name             content
@@ -38,8 +38,8 @@ NOT_SOUND: Final = -1
 NOT_AT_HAND: Final = -2
 """The kernel's result if a frame is not within the mapped bytes that it was given."""
 COUNT_SHIFT: Final = 24
-"""Any other result holds three numbers, each shifted by this from the one before: bytes of table
-and frames, messages, and entries."""
+"""Any other result packs three numbers, each shifted by this many bits from the previous one: bytes
+of table and frames, messages, and entries."""
 
 (
     STATE_LOG,

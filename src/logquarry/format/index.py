@@ -4,8 +4,9 @@
 
     | header 40 | slots: slot_count x 4 | entries: max_entries x 20 |
 
-A slot holds the number of its chain's newest entry, and an entry the number of the one before it.
-Numbers start at 1: entry 0 is never used, and the header's ``entry_count`` starts at 1.
+A slot holds the number of its chain's newest entry, and each entry holds the number of the previous
+entry of the chain. Numbers start at 1: entry 0 is never used, and the header's ``entry_count``
+starts at 1.
 """
 
 from __future__ import annotations

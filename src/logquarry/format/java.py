@@ -1,6 +1,6 @@
 """Java's arithmetic, hashes, CRC and iteration orders that RocketMQ's bytes depend on.
 
-``String.hashCode`` gives tags codes and index slots. ``HashMap``'s iteration order decides the
+``String.hashCode`` determines tags codes and index slots. ``HashMap``'s iteration order decides the
 order of properties when RocketMQ rewrites a property string.
 """
 
@@ -29,7 +29,7 @@ _MOST_DIGITS = 18
 
 
 def digits(text: str) -> int:
-    """The number in ASCII digits, NO_NUMBER if it is none or has more than 18 digits.
+    """Parse ASCII digits; NO_NUMBER if the text is no number or has more than 18 digits.
 
     Numbers in a store are untrusted, and Python refuses to parse very long ones.
     """

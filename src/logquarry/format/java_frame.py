@@ -46,8 +46,8 @@ class JavaVerdict(NamedTuple):
     """Java's verdict on the bytes at a position.
 
     Attributes:
-        size: of the message; 0 for a blank, -1 if it is neither.
-        is_success: whether recovery continues behind it.
+        size: bytes of the message; 0 for a blank, -1 if the bytes are neither.
+        is_success: whether recovery continues after these bytes.
         end: position of Java's buffer afterwards.
         request: the fields of the message.
     """
@@ -87,7 +87,7 @@ def check_message(
 
 
 class _Bad(Exception):
-    """Java throws an exception here, and takes the bytes for no message."""
+    """Java throws an exception here, and does not treat the bytes as a message."""
 
 
 def _check(

@@ -28,7 +28,7 @@ _BYTE = ir.IntType(8)
 
 
 def _prepare_cache() -> None:
-    """Set numba's cache folder if it cannot write to the package's folder.
+    """Set numba's cache folder if numba cannot write to the package's folder.
 
     Numba itself only tries the home directory; if that is not writable either, ``cache=True``
     raises "no locator available".

@@ -4,7 +4,7 @@
 
     frame ... | __CRC32# 01 | 10 digits, the least significant first | 02
 
-The last 20 bytes of a frame; the CRC-32, without its highest bit, is that of all bytes before them.
+The last 20 bytes of a frame hold the CRC-32 of all bytes before them, without its highest bit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def encode(frame: bytes | memoryview) -> bytes:
 
 
 def is_sound(frame: bytes | memoryview) -> bool | None:
-    """Whether a frame's property CRC is that of its bytes; None if it carries none."""
+    """Whether a frame's property CRC matches its bytes; None if the frame has none."""
     view = memoryview(frame)
     tail = bytes(view[-SIZE:])
     if len(view) < SIZE or not tail.startswith(PREFIX):

@@ -22,7 +22,7 @@ POSITION, SIZE, BODY_AT, BODY_LENGTH, TOPIC_AT, TOPIC_LENGTH, PROPS_AT, PROPS_LE
 ROW_WIDTH = 8
 
 FROM_FRAME, FROM_STORE_TIME, FROM_BODY = range(3)
-"""Where the position of a fixed field counts from: the hosts before it have 8 or 20 bytes."""
+"""The base that a fixed field's position counts from: the hosts before it have 8 or 20 bytes."""
 
 REACHED_STOP = 0
 """The walk has reached its stop. Codes 1..99 are ``DamageKind``."""

@@ -1,4 +1,4 @@
-"""Staged frames: complete, except for the fields that only the log's lock can give.
+"""Staged frames: complete, except for the fields that are known only under the log's lock.
 
 Until a frame is placed, QUEUEOFFSET holds the index of its queue in a table that comes with the
 frames; PHYSICALOFFSET and STORETIMESTAMP are not set.
@@ -51,13 +51,13 @@ def advances_queue(data: memoryview, start: int) -> bool:
 
 
 def place(data: memoryview, queue_offset: int, physical_offset: int, now: int) -> None:
-    """Fill in the fields that the lock gives, of the one frame in ``data``."""
+    """Fill in the fields of the one frame in ``data`` that are known only under the lock."""
     _OFFSETS.pack_into(data, _AT_NUMBER, queue_offset, physical_offset)
     frame.STORE_TIME.struct.pack_into(data, _time_at(data), now)
 
 
 def same(one: memoryview, other: memoryview) -> bool:
-    """Whether two frames are the same message; the fields of their place are ignored."""
+    """Whether two frames are the same message; the fields that depend on the place are ignored."""
     at = _time_at(one)
     parts = (
         slice(0, _AT_NUMBER),

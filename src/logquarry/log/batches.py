@@ -1,4 +1,4 @@
-"""From the walk's events to record batches and messages: damage policy, filters, columns.
+"""Turns the walk's events into record batches and messages: damage policy, filters, columns.
 
 :func:`ahead` prepares the next item on a second thread: kernels release the GIL.
 """
@@ -47,7 +47,7 @@ OnDamage = Literal["default", "stop", "skip", "fail"]
 """What a read does at bytes that are no frames.
 
 ``default``: a torn tail ends the log, any other damage is an error. ``stop``: the first damage of
-any kind ends the log. ``skip``: the read goes on at the next sound frame and counts the damage.
+any kind ends the log. ``skip``: the read continues at the next sound frame and counts the damage.
 ``fail``: any damage is an error, also a torn tail.
 """
 
@@ -55,7 +55,7 @@ BAD_COMPRESSION = "bad_compression"
 """Kind of a body that does not decompress although its flag is set."""
 
 MOST_CONTENT = 64 << 20
-"""Most bytes of decompressed bodies in one batch. A larger body makes a batch alone."""
+"""Maximum bytes of decompressed bodies in one batch. A larger body is a batch with one message."""
 
 
 @dataclass(slots=True)

@@ -62,7 +62,7 @@ class Window:
     Attributes:
         data: the bytes.
         base: physical offset of the first byte.
-        end: index at which the file ends; larger than ``len(data)`` if the file goes on.
+        end: index at which the file ends; larger than ``len(data)`` if the file continues.
     """
 
     data: npt.NDArray[np.uint8]

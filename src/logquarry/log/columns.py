@@ -36,7 +36,7 @@ _EXACT: Final = schema.EXACT_PROPERTIES.name
 _PROPERTY_COLUMNS: Final = WHOLE_PROPERTIES | {"tags", "keys", "uniq_key", "tags_code"}
 
 MOST_CONTENT: Final = 8 << 20
-"""Most bytes of decompressed bodies in memory at one time. A larger body is decoded alone."""
+"""Maximum bytes of decompressed bodies in memory at one time. A larger body is decoded alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Decoding:
         broker: value of the column ``broker``.
         delay_levels_ms: delay of each level, for the tags code of delayed messages.
         decompress: whether ``body`` is the decompressed content instead of the stored bytes.
-        decompress_limit: most bytes of one decompressed body.
+        decompress_limit: maximum bytes of one decompressed body.
         on_bad_body: called with (physical offset, reason) for a body that does not decompress; it
             may raise. If it returns, the body stays as stored.
     """
@@ -193,7 +193,7 @@ def _content(body: bytes, sys_flag: int, physical_offset: int, decoding: Decodin
 def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Iterator[pa.Array]:
     """Decompress the bodies of all frames in order, as arrays of at most ``most`` bytes.
 
-    A larger body makes an array alone. If no body is compressed, there is one array.
+    A larger body is an array with one element. If no body is compressed, there is one array.
 
     Raises:
         LogquarryError: if an array takes more than 2 GiB.

@@ -30,7 +30,7 @@ from logquarry.log.schema import EXACT_PROPERTIES
 KEY: Final = b"logquarry.properties_string"
 """The name in the file's metadata."""
 MOST_BYTES: Final = 16 << 20
-"""About the most bytes of strings in one file: readers limit the size of metadata."""
+"""Approximate maximum bytes of strings in one file: readers limit the size of metadata."""
 
 _END: Final = props.PROPERTY_SEPARATOR.encode()
 _SCHEMA: Final = pa.schema({"skip": pa.uint32(), "string": pa.binary()})

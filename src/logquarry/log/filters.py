@@ -32,9 +32,9 @@ class MessageFilter:
         queues: single queues, by (topic, queue id).
         tags: the message must have one of these tags (compared as strings, not by hash).
         keys: one of these words must be among the KEYS or equal the UNIQ_KEY.
-        since_ms: least store timestamp, in milliseconds.
+        since_ms: minimum store timestamp, in milliseconds.
         until_ms: store timestamp in milliseconds, exclusive.
-        queue_offsets: least queue offset, and the end (exclusive).
+        queue_offsets: minimum queue offset, and the end (exclusive).
         queue_ranges: the same per (topic, queue id); an end of None means no end.
         grep: regular expression to search in the body (in its content, if decompressed).
     """

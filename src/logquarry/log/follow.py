@@ -187,7 +187,7 @@ class Follower:
 
     Args:
         delay_levels_ms: delay of each level.
-        most_frames: most frames of one run.
+        most_frames: maximum number of frames of one run.
         check_crc: whether to compare bodies with their CRC.
         as_java: stop (ASK_JAVA) at frames that RocketMQ 4.9.3 may reject: frames of 5.x, and
             frames of the schedule topic whose DELAY is not one to nine digits.
@@ -242,7 +242,7 @@ class Follower:
         return self._by_kernel(window, stop)
 
     def _sound_to_java(self, window: Window, count: int) -> int:
-        """How many frames from the first on RocketMQ 4.9.3 certainly accepts."""
+        """The number of leading frames that RocketMQ 4.9.3 certainly accepts."""
         if not self._as_java:
             return count
         for number, position in enumerate(self._rows[:count, POSITION].tolist()):
@@ -319,7 +319,8 @@ def _keys_of_3_1(window: Window, found: Followed) -> tuple[Int64, Int64]:
 
 
 def _keys_of_5_4(window: Window, found: Followed) -> tuple[Int64, Int64]:
-    """What 5.4 puts into its index: UNIQ_KEY, KEYS and the tag of all messages but ROLLBACK."""
+    """The keys that 5.4 puts into its index: UNIQ_KEY, KEYS and the tag of all messages but
+    ROLLBACK."""
     flags = columns.fixed_fields(window, found.rows, ["sys_flag"])["sys_flag"]
     keyed = np.flatnonzero(flags & sys_flag.TRANSACTION_MASK != sys_flag.TRANSACTION_ROLLBACK)
     hashes, numbers = index_keys(window, found.rows[keyed], tags=True)
@@ -337,6 +338,6 @@ def follow_run(follower: Follower, run: Run) -> Iterator[tuple[Window, Followed]
         part = Window(window.data[at:], window.base + at, window.end - at)
         found, after, _ = follower.follow(part, stop - at)
         if found is None:
-            raise AssertionError(f"no frame at {part.base}, where the walk found one")
+            raise AssertionError(f"no frame at {part.base}, although the walk found one")
         yield part, found
         at += after

@@ -221,7 +221,7 @@ class StoreLayout:
 
     @property
     def other_log(self) -> LogPlace | None:
-        """Where the log is if ``commitlog/`` does not hold it (all); None if it does."""
+        """The place of the log if ``commitlog/`` does not hold all of it; else None."""
         bases = [file.base for file in self.list_commit_log()]
         found = find_other_log(self.filesystem, self._names, self.config, bases)
         if found is None and not bases:
@@ -266,7 +266,7 @@ class StoreLayout:
         names: list[tuple[str, int]] = []
         topics = self.filesystem.list(CONSUME_QUEUE)
         if any(topic.name == "CURRENT" and not topic.is_dir for topic in topics):
-            # The queues are in RocksDB (storeType=defaultRocksDB): its files are no stray ones.
+            # The queues are in RocksDB (storeType=defaultRocksDB): its files are not stray files.
             topics = [topic for topic in topics if topic.is_dir]
         for topic in topics:
             folder = f"{CONSUME_QUEUE}/{topic.name}"
@@ -416,7 +416,7 @@ class StoreLayout:
 
 
 class _Listing:
-    """What the folders of a store hold; each is listed once, when it is first needed.
+    """The contents of a store's folders; each folder is listed once, when it is first needed.
 
     :meth:`StoreLayout.refresh` replaces the whole listing.
     """
@@ -464,7 +464,7 @@ def _size_of(files: tuple[StoreFile, ...]) -> int:
 
 
 def _is_queue_id(name: str) -> bool:
-    # Only as RocketMQ writes it: a folder 00 beside 0 is not the same queue.
+    # Only the spelling that RocketMQ writes: a folder 00 beside 0 is not the same queue.
     return _QUEUE_ID.fullmatch(name) is not None and java.INT_MIN <= int(name) <= java.INT_MAX
 
 
@@ -506,8 +506,8 @@ _MOST_LOOKED_AT = 9
 def levels_of(layout: StoreLayout) -> tuple[int, ...]:
     """Delay of each level in milliseconds, level 1 first.
 
-    If the configuration differs from RocketMQ's default, the configured levels. Else each level
-    comes from the first readable entries of its schedule queue, or is the default.
+    If the configured levels differ from RocketMQ's default, they are used. Else each level comes
+    from the first readable entries of its schedule queue, or is the default.
     """
     stated = layout.config.delay_levels_ms
     if stated != delay.parse_levels(delay.DEFAULT_LEVELS):

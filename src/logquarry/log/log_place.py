@@ -1,9 +1,9 @@
-"""Finds where a store keeps its log if that is not (only) ``commitlog/``.
+"""Finds the log of a store that keeps it outside of ``commitlog/``, or only partly in it.
 
 RocketMQ 5 writes its log to several folders (``storePathCommitLog=a,b``), and DLedger writes it to
-``dledger-ID/data`` with 48 bytes before each frame. A reader that looks into ``commitlog/`` alone
-finds nothing there, or only an old part, and would report an empty store. This module turns that
-into an error that says what the store is and what to do.
+``dledger-ID/data`` with 48 bytes before each frame. A reader of ``commitlog/`` alone would find no
+messages or only old ones, and would report an empty store. This module turns that into an error
+that names the feature of the store and the next step.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ADVICE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """A log that is not (only) in ``commitlog/``.
+    """The place of a log that is outside of ``commitlog/``, or only partly in it.
 
     Attributes:
         feature: :data:`DLEDGER`, :data:`SEVERAL_LOG_PATHS` or :data:`LOG_ELSEWHERE`.
@@ -108,7 +108,7 @@ def find_other_log(
         return LogPlace(DLEDGER, ledgers, f"its log is a DLedger log ({', '.join(ledgers)})")
     if not bases and is_on(config, "enableDLegerCommitLog"):
         given = ("enableDLegerCommitLog",)
-        return LogPlace(DLEDGER, given, "its configuration says that the log is a DLedger log")
+        return LogPlace(DLEDGER, given, "its configuration declares the log a DLedger log")
     paths = [path for path in setting(config, "storePathCommitLog").split(",") if path.strip()]
     if len(paths) > 1:
         reason = f"its configuration names {len(paths)} folders for the log (storePathCommitLog)"
@@ -137,7 +137,7 @@ def find_missing_log(
     """The place of a log of which ``commitlog/`` holds no file; None if the store is new.
 
     A store is new if no queue has an entry and the checkpoint names no message. Reads the first
-    entry of queues until there is one.
+    entry of one queue after another, until a queue has one.
 
     Args:
         filesystem: the store's folder.
@@ -178,7 +178,7 @@ def _offset_names(filesystem: FileSystem, folder: str) -> list[int]:
 
 
 def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None:
-    """A file that knows of a message in the log, None if there is none."""
+    """A file that names a message in the log, None if there is none."""
     for topic in filesystem.list(_CONSUME_QUEUE) if _CONSUME_QUEUE in folders else ():
         for queue in filesystem.list(f"{_CONSUME_QUEUE}/{topic.name}") if topic.is_dir else ():
             folder = f"{_CONSUME_QUEUE}/{topic.name}/{queue.name}"
@@ -194,7 +194,7 @@ def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None
 
 
 def _has_bytes(filesystem: FileSystem, path: str) -> bool:
-    """Whether the first entry of a queue file is there: its size is never 0."""
+    """Whether a queue file has its first entry: the size in an entry is never 0."""
     try:
         return bool(bytes(filesystem.open(path).window(0, 20)[8:12]).strip(b"\0"))
     except FileNotFoundError:

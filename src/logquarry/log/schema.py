@@ -59,10 +59,10 @@ NAMES: Final = tuple(column.name for column in COLUMNS)
 EXACT_PROPERTIES: Final = Column(
     "properties_string",
     "binary",
-    "the property string, where it says more than the properties in their order",
+    "the property string, if the properties in their order do not reproduce it",
     optional=True,
 )
-"""In no table that users see: an export needs it to lose nothing."""
+"""In no table that users see; an export needs it to lose no information."""
 
 _BY_NAME = {column.name: column for column in COLUMNS}
 

@@ -132,7 +132,7 @@ def plan_splits(
         extent: from :func:`log_extent`.
         start: first offset (default: the log's start).
         stop: end, exclusive (default: the log's end).
-        split_size: most bytes of one split.
+        split_size: maximum bytes of one split.
         min_splits: fewest splits, if the log is large enough to be cut that often.
     """
     if split_size <= 0 or min_splits <= 0:
@@ -182,7 +182,7 @@ STRETCH_BYTES: Final = 8 << 20
 _THREADS: Final = 2
 _MOST_AHEAD: Final = 4
 _FRAMES_AT_ONCE: Final = 1 << 15
-"""At 256 bytes per frame a whole stretch: work that is done once per queue is done less often."""
+"""A whole stretch if a frame takes 256 bytes, so that work per queue is done less often."""
 
 Each = Callable[[Window, Followed], None]
 """Called with frames and their dispatch requests; both are valid until it returns."""
@@ -218,7 +218,7 @@ class StretchReader:
     Args:
         layout: the store's files.
         check_crc: whether to compare bodies with their CRC.
-        keys: which keys the index takes (default: as the configuration says).
+        keys: which keys the index takes (default: as configured).
     """
 
     def __init__(

@@ -25,8 +25,8 @@ def find_stores(
     """Resolve paths, URLs and globs to stores, in their order, each store once.
 
     Paths become absolute. A glob (``*``, ``?``, ``[...]``, each within one name) gives the matching
-    folders that are stores, sorted by name. An existing path with such a character stands for
-    itself. Locations without wildcards are not checked.
+    folders that are stores, sorted by name. An existing path that contains such a character is used
+    as a path. Locations without wildcards are not checked.
 
     Raises:
         StoreNotFound: if a glob matches no store.

@@ -2,7 +2,7 @@
 
 Reads, splits, verify and export all follow the log through :class:`LogReader`. It never raises on
 damage: it reports the damage, finds the next sound frame (resync: a frame names its own offset) and
-goes on. The caller decides what to do about damage.
+    continues. The caller decides what to do about damage.
 
 The log ends at the end of the unbroken chain, or at ``bound`` if that is larger and the store was
 shut down cleanly. Sound frames after the end are stale: an earlier recovery truncated the log.
@@ -308,7 +308,7 @@ class LogReader:
         return self._broken(position, (kind.label, reason), look_ahead=look_ahead)
 
     def _is_expired(self, file: StoreFile) -> bool:
-        """Whether a file and all files before it are gone: retention deletes from the start."""
+        """Whether a file and all files before it were deleted: retention deletes from the start."""
         if not file.size or not isinstance(self._log.view(file), GoneFile):
             return False
         left = self.layout.list_commit_log()

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _LONGEST_CHAIN: Final = 256
-"""Frames that are followed one by one; for more, the kernels are loaded."""
+"""Frames that are followed one by one; if there are more, the kernels are loaded."""
 _ZEROS_CHUNK: Final = 8 << 20
 _NO_TIME: Final = -1
 _NO_BYTES: Final = memoryview(b"")
@@ -58,7 +58,7 @@ class CommitLog:
         self._hot = (0, 0, _NO_BYTES)
 
     def refresh(self) -> None:
-        """Forget the log's end and release the bytes at hand. The layout is refreshed apart."""
+        """Forget the log's end and release the bytes at hand. The caller refreshes the layout."""
         self._end = None
         self._hot = (0, 0, _NO_BYTES)
 
@@ -130,7 +130,7 @@ class CommitLog:
     def window_at(self, offset: int, size: int) -> tuple[int, int, memoryview]:
         """A view around ``size`` bytes from an offset: start, end, and the bytes.
 
-        The view may have fewer bytes than asked for.
+        The view may have fewer than ``size`` bytes.
         """
         hot = self._hot
         if not (hot[0] <= offset and offset + size <= hot[1]):
@@ -242,7 +242,8 @@ class CommitLog:
                 file = self.files.at(position)
                 if file is None or position - file.base + frame.BLANK.size <= self.files.file_size:
                     break
-                # Too few bytes are left for a blank. RocketMQ never leaves so few; others may.
+                # Too few bytes are left for a blank. RocketMQ never leaves so few; other programs
+                # may.
                 position = file.base + self.files.file_size
                 continue
             position += outcome.size

@@ -31,7 +31,7 @@ StoreTime = Callable[[int, int], int]
 """(physical offset, size) -> store timestamp of the message there, -1 if there is none."""
 
 MOST_HOLES: Final = 1 << 24
-"""Most entries without a file in one range."""
+"""Maximum number of entries without a file in one range."""
 
 _FIRST_CHUNK: Final = 512
 _LARGEST_CHUNK: Final = 1 << 16
@@ -193,8 +193,8 @@ class Queue(ABC):
 class ConsumeQueue(Queue):
     """A queue in its files.
 
-    Making the object reads nothing. The last file is read when the queue's end is needed, others
-    when their entries are.
+    Making the object reads nothing. The last file is read when the queue's end is needed, other
+    files when their entries are needed.
 
     Args:
         layout: the store's files.
@@ -250,8 +250,8 @@ class ConsumeQueue(Queue):
     def min_offset(self) -> int:
         """The first offset in the first file whose message is still in the log; else 0.
 
-        QUIRK: ``correctMinOffset`` reads only the first file. If that has no such entry, the min
-        offset is 0.
+        QUIRK: ``correctMinOffset`` reads only the first file. If that file has no such entry, the
+        min offset is 0.
         """
         if self._min_offset is None:
             self._min_offset = self._find_min()
@@ -380,7 +380,8 @@ def _bisect(
         if size <= 0 or physical_offset < 0:
             return None
         if physical_offset < log_min_offset:
-            # QUIRK: left moves without its time: it is only taken if a later step sets that.
+            # QUIRK: left changes, but left_time does not: left counts only if a later step sets its
+            # time.
             low, left = middle + 1, middle
             continue
         found = store_time(physical_offset, size)

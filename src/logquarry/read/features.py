@@ -4,10 +4,10 @@ RocketMQ 5 stores carry files that this library reads but cannot write, and file
 read at all. :class:`StoreFeatures` names each of them with its evidence; :mod:`.fence` decides from
 them which calls a store allows.
 
-What is looked at: the names in the store's root, ``config/``, ``consumequeue/`` and a few folders
-below; ``config/topics.json``; the checkpoint; up to 64 frames that queues point to; the last 256
-entries of the newest index file with the frames that they point to; and for pending timers the
-used pages of ``timerwheel``. No file of the log is read as a whole.
+It reads: the names in the store's root, ``config/``, ``consumequeue/`` and a few folders below;
+``config/topics.json``; the checkpoint; up to 64 frames that queues point to; the last 256 entries
+of the newest index file with the frames that they point to; and for pending timers the used pages
+of ``timerwheel``. No file of the log is read as a whole.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Writer:
     """The version of the broker that wrote a store, as far as its files show it.
 
     Attributes:
-        at_least: the oldest version that writes what is there; None if nothing tells.
-        before: the first version whose files would look different; None if nothing tells.
+        at_least: the oldest version that writes these files; None if no file shows it.
+        before: the first version whose files would differ; None if no file shows it.
         evidence: the files that show it.
     """
 
@@ -250,7 +250,7 @@ class _Finder:
 
     # -------------------------------------------------------------------------------- queues
     def queue_kinds(self) -> dict[str, QueueKind]:
-        """The kinds, and the features that go with them."""
+        """The kinds, and the features that they imply."""
         kinds: dict[str, QueueKind] = {}
         kinds.update({topic: "simple" for topic, _ in self._layout.queue_names})
         in_rocksdb = tuple(
@@ -391,7 +391,7 @@ class _Finder:
         first = log.outcome_at(log.min_offset, check_crc=False)
         if isinstance(first, Frame):
             yield None, first
-        # Queues that multi-dispatch fills are no topics of the broker, so they come first.
+        # Queues that multi-dispatch fills have no entry in topics.json. They are read first.
         names = dict(sorted(self._layout.queue_names, key=lambda key: key[0] in self._topics))
         for topic, queue_id in names.items():
             queue = ConsumeQueue(

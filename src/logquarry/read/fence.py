@@ -1,9 +1,10 @@
 """Refuses a call that would change files of a store that this library does not understand.
 
-Each call that writes asks :func:`require` before its first byte: before the lock file, before
+Each call that writes calls :func:`require` before its first byte: before the lock file, before
 ``abort``. A refusal names the feature, the files that show it, what goes wrong otherwise, what
-still works, and the way out (docs/rocketmq-5.md has the table). Whatever :data:`_REFUSED` does not
-list is allowed: real brokers have served every message of such a store afterwards.
+still works, and the way out (docs/rocketmq-5.md has the table). All combinations that
+:data:`_REFUSED` does not list are allowed: real brokers have served every message of such a store
+afterwards.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
 
     Args:
         layout: the store's files.
-        action: what is to be done.
+        action: the action of the caller.
         mode: ``rocketmq`` if the recovery is to be that of RocketMQ 4.9.3.
 
     Raises:
@@ -129,7 +130,7 @@ def refusal(layout: StoreLayout, action: Action, *, mode: str = "safe") -> Unsup
     found = find_features(layout)
     for feature in _forbidding(found, layout.config, action):
         return _error(layout.root, feature, action)
-    # Opening to write recovers what was not shut down cleanly.
+    # Opening a store for writing recovers it if it was not shut down cleanly.
     if mode == "rocketmq" and action in (Action.WRITE, Action.RECOVER) and found.writer.is_5:
         shown = ", ".join(found.writer.evidence)
         return UnsupportedStore(
@@ -158,7 +159,7 @@ class OtherQueues:
         return self.has_rocksdb or bool(self.batch)
 
     def holds(self, topic: str) -> bool:
-        """Whether the queues of a topic that has no queue files may be of these."""
+        """Whether a topic without queue files may have batch queues, or queues in RocksDB."""
         return self.has_rocksdb or topic in self.batch
 
 
@@ -171,7 +172,7 @@ def other_queues(layout: StoreLayout) -> OtherQueues:
 
 
 def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:
-    """Refuse to read a queue whose messages would come wrong or not at all.
+    """Refuse to read a queue whose messages would be wrong or missing.
 
     Args:
         layout: the store's files.
@@ -179,8 +180,8 @@ def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:
         topic: the queue's topic.
 
     Raises:
-        UnsupportedStore: for a batch queue, of which one entry stands for several messages; for a
-            queue of multi-dispatch in RocksDB, if the configuration does not switch it on.
+        UnsupportedStore: for a batch queue, in which one entry names several messages; for a queue
+            of multi-dispatch in RocksDB, if the configuration does not switch it on.
     """
     if topic in others.batch:
         raise UnsupportedStore(
@@ -206,7 +207,7 @@ def require_consumable(layout: StoreLayout, others: OtherQueues, topics: Iterabl
 
     Raises:
         UnsupportedStore: if one has queues that :func:`require_queue` refuses, or if the offsets
-            of the groups are in RocksDB: each group would begin where it never was.
+            of the groups are in RocksDB: each group would begin at a wrong offset.
     """
     for topic in topics:
         require_queue(layout, others, topic)

@@ -113,7 +113,7 @@ class KernelGet:
 
     Args:
         log: the store's log.
-        limits: most messages and bytes of one answer.
+        limits: maximum number of messages and bytes of one answer.
         broker: the ``broker`` of each message.
         delay_levels_ms: delay of each level, for the messages' tags codes.
     """
@@ -174,7 +174,7 @@ class KernelGet:
             self._files = files
         on_disk = _NONE if self._in_memory else memory_start(self._log, self.limits)
         at_hand = self._at_hand or self._read_log(units, offset)
-        # Each call takes a scratch for itself; one that is lost by an error is replaced.
+        # Each call takes its own scratch memory; if an error loses one, the next call makes one.
         free = self._free
         scratch = free.pop() if free else _Scratch()
         to = scratch.address
@@ -218,7 +218,7 @@ class KernelGet:
             try:
                 self._tags[tags] = _Tags(tags)
             except UnicodeEncodeError:
-                # Half a surrogate pair: the reference finds what it matches.
+                # A tag with half a surrogate pair: the reference compares it.
                 self._tags[tags] = None
         return self._tags[tags]
 
@@ -245,7 +245,7 @@ class MessageGetter:
 
     Args:
         log: the store's log.
-        limits: most messages and bytes of one answer.
+        limits: maximum number of messages and bytes of one answer.
         layout: the store's files.
         broker: the ``broker`` of each message.
 
@@ -281,7 +281,7 @@ class MessageGetter:
     def reference(
         self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None = None
     ) -> GetResult:
-        """The same without the kernel."""
+        """Messages from a queue offset on, without the kernel."""
         return get_message(
             self.log,
             queue,

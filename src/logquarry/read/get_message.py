@@ -35,7 +35,7 @@ class GetMessageStatus(Enum):
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    """There are messages, and none has the tag."""
+    """There are messages, but none has the tag."""
     MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
     """The queue has entries of messages that the log no longer holds."""
     OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
@@ -81,8 +81,8 @@ class TransferLimits:
 
     Attributes:
         memory_bytes: messages further back from the log's end than this count as on disk.
-        count: most messages in memory; ``disk_count`` is for messages on disk.
-        size: most bytes in memory; ``disk_size`` is for messages on disk.
+        count: maximum number of messages in memory; ``disk_count`` is for messages on disk.
+        size: maximum bytes in memory; ``disk_size`` is for messages on disk.
     """
 
     memory_bytes: int
@@ -124,9 +124,9 @@ def get_message(
         log: the store's log.
         queue: the queue.
         offset: queue offset of the first message.
-        max_count: most messages.
+        max_count: maximum number of messages.
         tags: the tags of a subscription, None for all messages.
-        limits: most messages and bytes.
+        limits: maximum number of messages and bytes.
         read: makes a message of the bytes at a physical offset, as
             :func:`~logquarry.read.messages.read_message` does.
         known_damage: physical offsets of damage that a recovery has noted; the messages there are

@@ -4,9 +4,9 @@ A query follows each chain at most once and only backwards, so that no damage ma
 file lacks the entries after its end. No bytes make a read raise.
 
 If the settings lack the shape of the index (slots and entries), :func:`infer_shape` finds it. The
-size of a file, ``40 + 4 x slots + 20 x entries``, leaves one number open. The contents determine
-it: the last nonzero byte belongs to the last entry, whose number is in the header, and every entry
-must be in the chain of its slot, whose place depends on the number of slots.
+size of a file, ``40 + 4 x slots + 20 x entries``, does not determine both numbers. The contents
+determine them: the last nonzero byte belongs to the last entry, whose number is in the header, and
+every entry must be in the chain of its slot, whose place depends on the number of slots.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _last_nonzero_word(data: memoryview) -> int | None:
 
 
 def _words_with(data: memoryview, offset: int) -> Iterator[int]:
-    """Words at which a physical offset may stand as part of an entry."""
+    """Words that may hold a physical offset as part of an entry."""
     if offset == 0:
         return
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
@@ -147,8 +147,8 @@ def _share_chained(
     numbers: npt.NDArray[np.int64],
     header: IndexHeader,
 ) -> float:
-    """Share of some entries that are chained: their slot has them or a newer entry, and they point
-    to an earlier entry of the same slot.
+    """Share of some entries that are chained correctly: the entry's slot names it or a newer entry,
+    and the entry points to an earlier entry of the same slot.
     """
     some = entries[numbers]
     offsets, previous = some["physical_offset"], some["previous"].astype(np.int64)

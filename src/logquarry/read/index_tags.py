@@ -1,7 +1,7 @@
 """Finds out whether the index of a store has an entry for each message's tag.
 
-Since 5.4.0 ``IndexService.buildIndex`` puts ``topic#T#TAGS`` behind UNIQ_KEY and the words of KEYS.
-An entry holds only a hash, so that the messages it points to have to tell what was hashed.
+Since 5.4.0 ``IndexService.buildIndex`` puts ``topic#T#TAGS`` after UNIQ_KEY and the words of KEYS.
+An entry holds only a hash, so only the message that it points to shows which text was hashed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class TagEntries:
 
 
 def with_index_tags(layout: StoreLayout) -> StoreLayout:
-    """The layout with a configuration that says whether the index has tags.
+    """The layout with a configuration that states whether the index has tags.
 
-    If no message tells, the version does: since 5.4.0 a broker makes ``rocksdbstore/``.
+    If no message shows it, the version decides: since 5.4.0 a broker makes ``rocksdbstore/``.
     """
     if layout.config.index_tags is not None:
         return layout
@@ -48,7 +48,7 @@ def with_index_tags(layout: StoreLayout) -> StoreLayout:
 
 
 def tag_hash(topic: str, tag: str) -> int:
-    """The hash of the entry that a tag has (``IndexService.buildKey`` with an index type)."""
+    """The hash in a tag's index entry (``IndexService.buildKey`` with an index type)."""
     return java.positive_hash_code(index.tag_text(topic, tag))
 
 
@@ -78,7 +78,7 @@ def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
 
 
 def _has_tag(log: CommitLog, offset: int, hashes: set[int]) -> bool | None:
-    """Whether a message's tag is among its hashes; None if it has none, or is not there."""
+    """Whether a message's tag is among its hashes; None if it has no tag, or is not in the log."""
     found = log.outcome_at(offset, check_crc=False)
     if not isinstance(found, Frame):
         return None

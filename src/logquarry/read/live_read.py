@@ -1,7 +1,7 @@
 """The log and the queues of a store that this process writes, read from the writer's files.
 
-The writer's positions say what is written, so a read does not list folders. Any number of threads
-may read; a reader never waits for the writer.
+The writer's positions show how far the files are written, so a read does not list folders. Any
+number of threads may read; a reader never waits for the writer.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class LiveQueue(Queue):
         self._log = log
         # The min offset, with the first file and the start of the log for which it holds.
         self._min: tuple[tuple[int, int], int] | None = None
-        # The same with the lists of files, which are replaced when a file is deleted.
+        # The min offset with the lists of files, which are replaced when a file is deleted.
         self._low: tuple[object, object, int] = None, None, 0
 
     def bounds(self) -> tuple[int, int]:

@@ -78,7 +78,8 @@ def count_units(units: Units, min_offset: int, max_offset: int) -> UnitCount:
 
 
 class _Counted:
-    """The counts of one queue: by file number, and the queue offset up to which they go."""
+    """The counts of one queue: by file number, and the queue offset up to which they are
+    counted."""
 
     __slots__ = ("files", "until")
 
@@ -315,7 +316,7 @@ def copies_of(message: StoredMessage, config: StoreConfig) -> Iterator[tuple[Que
 def named_copies(
     properties: Mapping[str, str], queue_id: int, config: StoreConfig
 ) -> Iterator[tuple[QueueKey, int]]:
-    """The same, from the properties and the queue id of a message."""
+    """The other queues of a message, from its properties and its queue id."""
     names = properties.get(props.INNER_MULTI_DISPATCH, "").split(MULTI_SEPARATOR)
     offsets = properties.get(props.INNER_MULTI_QUEUE_OFFSET, "").split(MULTI_SEPARATOR)
     if len(names) != len(offsets):

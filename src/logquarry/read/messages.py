@@ -55,7 +55,7 @@ class LazyMessage(StoredMessage):
 
     @cached_property
     def frame(self) -> Frame:
-        """The message as it stands in the log."""
+        """The message as the log holds it."""
         outcome = frame.decode_at(self._data, 0, base=self._prefix[6], check_crc=False)
         if not isinstance(outcome, Frame):
             raise AssertionError("the frame was found sound")
@@ -178,7 +178,7 @@ class GotMessage(StoredMessage):
 
     @cached_property
     def frame(self) -> Frame:
-        """The message as it stands in the log."""
+        """The message as the log holds it."""
         at = self._frame_at
         outcome = frame.decode_at(
             self._block, at, base=self.physical_offset - at, end=at + self.size, check_crc=False
@@ -188,7 +188,7 @@ class GotMessage(StoredMessage):
         return outcome
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without the frames of the other messages of the get.
+        # Pickles this message only, without the frames of the other messages of the get.
         return _stored_message, (self.frame, self.broker, self._delay_levels_ms)
 
 

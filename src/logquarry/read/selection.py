@@ -37,9 +37,9 @@ from logquarry.read.index import Index
 from logquarry.read.log_end import consume_queues, last_entries, sound_bound
 
 MOST_UNITS = 1 << 26
-"""Most queue entries (20 bytes each) that a plan reads; if there are more, the log is walked."""
+"""Maximum number of queue entries (20 bytes each) that a plan reads; if there are more, the log is walked."""
 MOST_PLACES = 1 << 11
-"""Most frames of one part that the index names."""
+"""Maximum number of frames of one part that the index names."""
 
 WORTHWHILE = 0.5
 """Largest share of the log that is read through the queues; above it a walk is as fast."""
@@ -124,7 +124,7 @@ def plan_read(
     Args:
         layout: the store's files.
         selection: the wanted messages.
-        split_size: most bytes of messages in a part.
+        split_size: maximum bytes of messages in a part.
         min_parts: fewest parts, if there are enough messages.
         skip_damage: whether reading continues after damage. Then the plan reads the last file to
             find the log's end (:func:`~logquarry.read.log_end.sound_bound`), which each part needs.
@@ -179,7 +179,7 @@ def read_part(
 def filter_of(plan: ReadPlan, part: Part) -> MessageFilter:
     """The conditions on the messages of one part that is read separately.
 
-    A frame may be in several queues (multi-dispatch); it is a message of the one it names.
+    A frame may be in several queues (multi-dispatch); it is a message of the queue that it names.
     """
     if not isinstance(part, QueueSlice):
         return plan.selection.wanted

@@ -7,7 +7,7 @@
     config/timercheck  8 each: read time, flushed timerlog, queue offset, ...
 
 A slot keeps its numbers after its messages were delivered, so that only slots later than the read
-time of ``timercheck`` count. Messages in the queue of ``rmq_sys_wheel_timer`` behind the queue
+time of ``timercheck`` count. Messages in the queue of ``rmq_sys_wheel_timer`` after the queue
 offset of ``timercheck`` are not in the wheel yet.
 """
 
@@ -97,7 +97,7 @@ def _in_wheel(layout: StoreLayout, read_time: int) -> int:
 
 
 def _precision(read_time: int, slot_time: int) -> int:
-    """Milliseconds of a slot (``timerPrecisionMs``), from a time in each unit."""
+    """Milliseconds of a slot (``timerPrecisionMs``), from a time in ms and a time in slots."""
     if read_time <= 0 or slot_time <= 0:
         return 1000
     return min(_PRECISIONS, key=lambda one: abs(slot_time * one - read_time))

@@ -1,9 +1,9 @@
 """The writer of the commit log: puts messages and batches.
 
 Follows ``CommitLog.asyncPutMessage(s)`` of 4.9.3. :meth:`CommitLogWriter._put_common` holds the
-whole of a common put, from the message to its bytes in the log. Messages in whose properties the
-store acts on something (a delay, WAIT, further queues), batches and dialect 3.1 take the longer
-way over :mod:`logquarry.write.encode` and :meth:`.LogAppender.append`.
+whole of a common put, from the message to its bytes in the log. Messages with properties that the
+store acts on (a delay, WAIT, further queues), batches and dialect 3.1 take the longer path through
+:mod:`logquarry.write.encode` and :meth:`.LogAppender.append`.
 
 Guarantees: a put that raises has not put its message into the log.
 """
@@ -99,11 +99,11 @@ class CommitLogWriter(LogAppender):
 
         Raises:
             StoreUnavailable: if the store takes no messages now.
-            MessageRejected: if it does not take this one.
+            MessageRejected: if the store does not accept this message.
             UsageError: if a number does not fit its field.
         """
         began = _monotonic()
-        # Usually none of the three holds, and the call is saved.
+        # Usually none of the three conditions holds, and the call is skipped.
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
         result, wait = self._put_common(message), True
@@ -136,7 +136,7 @@ class CommitLogWriter(LogAppender):
         return result, wait
 
     def _put_common(self, message: Message) -> PutResult | None:
-        """Put a message in whose properties the store acts on nothing: the whole way in one place.
+        """Put a message without properties that the store acts on: the whole put in one function.
 
         It takes 35 % less time than :meth:`.MessageEncoder.encode` and :meth:`append`, which take
         every message and write the same bytes (test_put_many_twins.py).
@@ -217,7 +217,7 @@ class CommitLogWriter(LogAppender):
                 if end + _BLANK > file.size:
                     return None
                 now = self.clock()
-                # Also a message that takes no queue offset makes its queue known.
+                # A message that takes no queue offset registers its queue too.
                 queue_offset = self.queue_offsets.setdefault(key, 0)
                 if not hosts.advances:
                     queue_offset = 0
@@ -246,7 +246,7 @@ class CommitLogWriter(LogAppender):
                     if hosts.advances:
                         self.queue_offsets[key] = queue_offset + 1
                 except BaseException:
-                    # Ctrl-C comes anywhere. A message in the log has its queue offset.
+                    # Ctrl-C may arrive at any line. A message in the log has its queue offset.
                     if hosts.advances and file.wrote > at:
                         self.queue_offsets[key] = queue_offset + 1
                     raise
@@ -292,7 +292,7 @@ class CommitLogWriter(LogAppender):
 
         Raises:
             StoreUnavailable: if the store takes no messages now.
-            MessageRejected: if it does not take these.
+            MessageRejected: if the store does not accept these messages.
             UsageError: if the messages are not of one queue.
         """
         began = _monotonic()

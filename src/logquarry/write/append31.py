@@ -2,7 +2,7 @@
 
 A PREPARED message gets the state table's next number as its queue offset; a ROLLBACK carries the
 number of its transaction. A blank is written in full: its bytes come from the buffer in which
-RocketMQ makes each frame, so that the rests of earlier frames are written to the file.
+RocketMQ makes each frame, so that remains of earlier frames are written to the file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ScratchBuffer:
         rows = run.rows
         lengths = np.stack([rows[:, length] for _, length in _PARTS], axis=1).reshape(-1)
         starts = np.stack([rows[:, POSITION] + rows[:, at] for at, _ in _PARTS], axis=1).reshape(-1)
-        # Only a part that is longer than all later ones leaves bytes.
+        # Only a part that is longer than all later parts leaves bytes in the buffer.
         longest = np.maximum.accumulate(lengths[::-1])[::-1]
         behind = np.append(longest[1:], 0)
         for part in np.flatnonzero(lengths > behind).tolist():

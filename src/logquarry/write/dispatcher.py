@@ -55,7 +55,7 @@ class MessageArrival(NamedTuple):
         queue_id: the queue's id.
         next_offset: one past the queue offset of the last message.
         messages: the number of messages.
-        store_timestamp: of the last message, in milliseconds.
+        store_timestamp: store time of the last message, in milliseconds.
     """
 
     topic: str
@@ -112,7 +112,7 @@ class ArrivalListeners:
 
 Int64 = npt.NDArray[np.int64]
 Groups = Mapping[QueueKey, tuple[Int64, Int64]]
-"""For each queue of a run the rows of its frames, and their queue offsets."""
+"""Maps each queue of a run to the rows of its frames and their queue offsets."""
 Arrived = Callable[[DispatchRequests], None]
 Grown = Callable[[DispatchRequests, Groups], None]
 
@@ -228,8 +228,8 @@ class Dispatcher:
 
     Attributes:
         offset: everything before this physical offset is dispatched.
-        limit: no frame that ends behind it is dispatched; None if there is no limit. A slave
-            checks its master's bytes before they are dispatched.
+        limit: no frame that ends after it is dispatched; None if there is no limit. A slave checks
+            its master's bytes before they are dispatched.
     """
 
     def __init__(
@@ -293,7 +293,8 @@ class Dispatcher:
             raise StoreUnavailable(f"{COMMIT_LOG}: the log cannot be read from {reached} on")
 
     def _dispatch_from(self, file: MappedFile) -> bool:
-        """Dispatch the next frames of a file, or move to the next file; whether it could."""
+        """Dispatch the next frames of a file, or move to the next file; returns whether it
+        could."""
         position = self.offset - file.base
         data = file.select(position)
         if data is not None and self.limit is not None:
@@ -302,7 +303,7 @@ class Dispatcher:
             raise CorruptFrame(str(file.path), self.offset, "there is nothing to read")
         room = file.size - position
         if room < frame.BLANK.size:
-            # Too few bytes for a blank. RocketMQ never leaves so few, another program may.
+            # Too few bytes for a blank. RocketMQ never leaves so few; another program may.
             self.offset = file.base + file.size
             return True
         window = Window.of(data, self.offset, room)
@@ -330,7 +331,7 @@ class Dispatcher:
             if writer is not None:
                 new = writer.append(part.offsets, part.units)
                 if new < len(part.units):
-                    logger.debug("%s: had %d units", writer.name, len(part.units) - new)
+                    logger.debug("%s: had %d entries", writer.name, len(part.units) - new)
         if self._follow is not None:
             self._follow(window, run)
         if self._index is not None:
@@ -348,12 +349,12 @@ class DispatchService(Service):
     """Dispatches in the background whenever the log has grown.
 
     If dispatching fails, the store takes no more messages, because readers would never see them.
-    After an error of the disk (it is full) the service tries again, and goes on if that works.
+    After an error of the disk (it is full) the service tries again, and continues if that works.
 
     Args:
         dispatcher: dispatches.
         flags: gets LOGICS_QUEUE_ERROR on a failure.
-        health: of the store.
+        health: the store's health.
     """
 
     def __init__(self, dispatcher: Dispatcher, flags: RunningFlags, health: Health) -> None:
@@ -386,7 +387,7 @@ class DispatchService(Service):
             self._failure = error
         else:
             if self._failure is not None:
-                logger.warning("dispatching goes on at %d", self._dispatcher.offset)
+                logger.warning("dispatching continues at %d", self._dispatcher.offset)
                 self._failure = None
                 self._flags.clear(Refusal.LOGICS_QUEUE_ERROR)
         self._tell_waiting()

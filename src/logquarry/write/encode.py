@@ -1,4 +1,4 @@
-"""From a message to its frame, as far as that is possible before the log's lock is taken.
+"""Encodes a message to its frame, except for the fields that are known only under the log's lock.
 
 Follows ``DefaultMessageStore.checkMessage``, the first half of ``CommitLog.asyncPutMessage`` and
 ``MessageExtEncoder`` of 4.9.3, in their order: the first check that fails gives the status. The
@@ -99,9 +99,9 @@ class Encoded:
         """Fill in QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP; can be done again.
 
         Args:
-            queue_offset: of the first frame.
-            physical_offset: of the first frame.
-            store_timestamp: of all frames, in milliseconds.
+            queue_offset: queue offset of the first frame.
+            physical_offset: physical offset of the first frame.
+            store_timestamp: store time of all frames, in milliseconds.
         """
         data, time_at = self.data, self.store_time_at
         for start in self.starts:
@@ -192,10 +192,10 @@ class MessageEncoder:
         return encoded
 
     def encode_stored(self, message: Message) -> Encoded:
-        """The frame of a message that a store had before; nothing that a put does is done again.
+        """The frame of a message that was stored before; the changes of a put are not made again.
 
-        Its delay and its further queues are in its topic and its string already. If the store
-        keeps further queues, the offsets in the string have to be the next ones there.
+        Its topic and its property string already contain its delay and its further queues. If the
+        store keeps further queues, the offsets in the string have to be the next ones there.
 
         Raises:
             MessageRejected: if the store does not take it.
@@ -319,7 +319,7 @@ class MessageEncoder:
     def _copies(
         self, changed: PropertyMap, queue_id: int, make: Callable[[bytes], bytearray]
     ) -> Copies:
-        # String.split drops what is empty at the end, and nothing else.
+        # String.split drops only empty parts at the end.
         names = changed.values[_COPIES].rstrip(MULTI_SEPARATOR).split(MULTI_SEPARATOR)
         for name in names:
             fault = name_fault(name, "store", longest=LONGEST_NAME)
@@ -346,7 +346,7 @@ def _stored_copies(named: Mapping[QueueKey, int], data: bytearray) -> Copies:
             names = ", ".join(name for name, _ in named)
             raise refusal(
                 PutStatus.MESSAGE_ILLEGAL,
-                f"its properties say offset {stated} in the further queues {names}, and the next "
+                f"its properties state offset {stated} in the further queues {names}, but the next "
                 f"ones there are {offsets}",
                 reason="properties",
             )

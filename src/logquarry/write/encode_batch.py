@@ -1,8 +1,8 @@
-"""From a batch to its frames: messages of one topic and queue, all of them or none.
+"""Encodes a batch to its frames: all messages of one topic and queue, or none of them.
 
 Follows ``DefaultMessageStore.checkMessages``, ``CommitLog.asyncPutMessages`` and the batch form of
 ``MessageExtEncoder.encode`` of 4.9.3. A batch comes in the wire form that clients send
-(:mod:`logquarry.format.batch`), or as messages, of which the wire form is made.
+(:mod:`logquarry.format.batch`), or as messages, from which the wire form is made.
 
 Guarantees: as for single messages. If Java throws (a wire form that is cut short, too many bytes),
 the batch is rejected. A kernel makes the frames; if it finds anything wrong, the reference makes
@@ -55,7 +55,7 @@ _SHARED: Final = (
 Bytes8 = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 _Frames = tuple[bytearray, tuple[int, ...], int]
-"""Bytes of some frames, where each starts, and the bytes of their bodies."""
+"""Bytes of some frames, the start of each frame, and the number of bytes of their bodies."""
 
 
 def encode_batch(
@@ -258,13 +258,13 @@ def _items(wire: bytes) -> Iterator[tuple[int, bytes, bytes]]:
             body_at = at + head.size
             body_end = body_at + body_length
             if body_length < 0 or body_end > end:
-                raise _cut_short(f"BODYLEN is {body_length} where {end - body_at} bytes are left")
+                raise _cut_short(f"BODYLEN is {body_length}, but {end - body_at} bytes are left")
             (properties_length,) = length.struct.unpack_from(wire, body_end)
             properties_at = body_end + length.size
             at = properties_at + properties_length
             if properties_length < 0 or at > end:
                 raise _cut_short(
-                    f"PROPERTIESLEN is {properties_length} where {end - properties_at} bytes are "
+                    f"PROPERTIESLEN is {properties_length}, but {end - properties_at} bytes are "
                     "left"
                 )
             yield flag, wire[body_at:body_end], wire[properties_at:at]

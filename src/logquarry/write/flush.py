@@ -29,9 +29,9 @@ class GroupCommitService(Service):
 
     Args:
         queue: the log's files.
-        health: of the store.
+        health: the store's health.
         checkpoint: gets the store time up to which the log is on the disk.
-        timeout_ms: the most milliseconds that a put waits (``syncFlushTimeout``).
+        timeout_ms: the maximum milliseconds that a put waits (``syncFlushTimeout``).
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class GroupCommitService(Service):
         super().start()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """Sync for the waits there are, and end. Later waits fail."""
+        """Sync once more for the waits that are left, and end. Later waits fail."""
         ended = super().stop(timeout_s)
         self._watch.stop(timeout_s)
         return ended
@@ -70,10 +70,10 @@ class GroupCommitService(Service):
     def request(self, offset: int) -> ThreadWait:
         """A wait of the caller's thread until the log is on the disk up to an offset.
 
-        Its result is True then. It is False if that took longer than the timeout (put status
-        FLUSH_DISK_TIMEOUT; the message is in the log, and is synced later). It raises
+        Its result is True then. The result is False if that took longer than the timeout (put
+        status FLUSH_DISK_TIMEOUT; the message is in the log, and is synced later). The wait raises
         StoreUnavailable if the sync failed: the message may or may not be on the disk, and the
-        store takes no more.
+        store takes no more messages.
         """
         waiter = ThreadWait(offset)
         self.add(waiter)
@@ -84,7 +84,8 @@ class GroupCommitService(Service):
         return self.request(offset).result()
 
     def add(self, request: Waiter) -> None:
-        """Add a wait. It ends when the log is on the disk up to its offset, or cannot be."""
+        """Add a wait. The wait ends when the log is on the disk up to its offset, or if the sync
+        fails."""
         request.deadline = self._clock() + self._timeout_ms
         with self._change:
             is_refused = self._has_ended or self.health.reason is not None
@@ -101,7 +102,7 @@ class GroupCommitService(Service):
         with self._change:
             self._covered, self._waiting = self._waiting, []
             covered = self._covered
-        # Also without waits: there may be messages with WAIT=false.
+        # Sync even if there are no waits: there may be messages with WAIT=false.
         flushed = self._queue.flush(0)
         if self._checkpoint is not None and self._queue.store_timestamp > 0:
             self._checkpoint.physic_timestamp = self._queue.store_timestamp
@@ -165,7 +166,7 @@ class GroupCommitService(Service):
 # ========================== ========== ============ ==================
 #
 # These are RocketMQ's defaults. A failed sync poisons the store and ends the service; RocketMQ logs
-# it and goes on as if it had worked.
+# it and continues as if the sync had succeeded.
 
 SLOW_FLUSH_MS: Final = 500
 
@@ -184,7 +185,7 @@ class _Thorough:
         self._interval_ms = interval_ms
         self._least_pages = least_pages
         self._clock = clock
-        # As in Java, where it is 0: the first run is a thorough one.
+        # 0 as in Java, so that the first run is a thorough one.
         self._last: int | None = None
 
     def pages(self) -> int:
@@ -201,7 +202,7 @@ class FlushRealTimeService(Service):
 
     Args:
         queue: the log's files.
-        health: of the store.
+        health: the store's health.
         checkpoint: gets the store time up to which the log is on the disk, after thorough flushes.
         is_timed: keep to the interval (``flushCommitLogTimed``), even if it is woken.
     """
@@ -246,7 +247,7 @@ class CommitRealTimeService(Service):
 
     Args:
         queue: the log's files.
-        health: of the store.
+        health: the store's health.
         committed: called when something was committed.
     """
 
@@ -271,7 +272,8 @@ class CommitRealTimeService(Service):
         self._commit(self._thorough.pages())
 
     def run_last(self) -> None:
-        """Commit everything. Stop this service before the flush service, which then flushes it."""
+        """Commit everything. Stop this service before the flush service, which then flushes the
+        committed bytes."""
         self._commit(0)
 
     def _commit(self, least_pages: int) -> None:
@@ -289,7 +291,7 @@ class FlushConsumeQueueService(Service):
 
     Args:
         queues: returns the queues, and the index if the store keeps one.
-        health: of the store.
+        health: the store's health.
         log: the log's files.
         checkpoint: gets the times; written after each thorough run.
         dispatched_timestamp: returns the store time of the last message with written entries.
@@ -377,7 +379,7 @@ class FlushServices:
     Args:
         log: the log's files.
         config: the store's settings.
-        health: of the store.
+        health: the store's health.
         checkpoint: the checkpoint.
         has_pool: whether messages are written to buffers first, and then committed to the files.
         committed: called after a commit.

@@ -13,7 +13,8 @@ On a SYNC_MASTER a put with WAIT also waits for a slave, at the same time. The s
 wait overrides that of the flush wait, unless the sync failed.
 
 Either the caller's thread waits (:meth:`FlushWait.settle`), or a future is completed by the thread
-that syncs, hears of the slave, or watches the deadlines (:meth:`FlushWait.settle_later`).
+that syncs, that receives the slave's acknowledgement, or that watches the deadlines
+(:meth:`FlushWait.settle_later`).
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Waiter(Protocol):
         """End the wait: the log has reached the offset, or has not in time."""
 
     def fail(self, error: StoreUnavailable) -> None:
-        """End the wait: the sync failed, so that nobody can tell."""
+        """End the wait: the sync failed; the message may or may not be on the disk."""
 
 
 class ThreadWait:
@@ -142,8 +143,9 @@ class DeadlineWatch(Service):
 # acknowledged. The acknowledgement of one slave is enough.
 #
 # As in RocketMQ a slave counts as soon as it is connected, and an acknowledgement stays when the
-# slave goes. Unlike RocketMQ, an acknowledgement ends only the waits for bytes that the slave got
-# since it connected: it may have begun behind them, with another master's log or with none.
+# slave disconnects. Unlike RocketMQ, an acknowledgement ends only the waits for bytes that the
+# slave got since it connected: it may have begun after them, with another master's log or with
+# none.
 
 SLAVE_TIMEOUT_MS: Final = 3_000
 FALL_BEHIND_MAX: Final = 256 << 20
@@ -153,7 +155,7 @@ class ReplicaWait:
     """The puts that wait for a slave. Any thread may use it.
 
     Args:
-        health: of the store.
+        health: the store's health.
         timeout_ms: how long a put waits (``slaveTimeout``).
         fall_behind_max: bytes by which a slave may be behind so that a put waits for it
             (``haSlaveFallbehindMax``).
@@ -179,8 +181,8 @@ class ReplicaWait:
         self._fall_behind_max = fall_behind_max
         self._clock = clock
         self._change = threading.Lock()
-        # Ordered by offset, which is usually also the order of the deadlines. If two threads that
-        # put come here in the other order, it is mixed.
+        # Ordered by offset, which is usually also the order of the deadlines. If two putting
+        # threads arrive in the other order, the deadlines are not sorted.
         self._waiting: deque[Waiter] = deque()
         self._is_mixed = False
         self._has_ended = False
@@ -194,7 +196,7 @@ class ReplicaWait:
             self.connected += 1
 
     def slave_went(self) -> None:
-        """Count a slave that has gone."""
+        """Count a slave that has disconnected."""
         with self._change:
             self.connected -= 1
             assert self.connected >= 0
@@ -208,7 +210,7 @@ class ReplicaWait:
         """
         waiting = self._waiting
         if self._held_from <= since and offset <= self._held_to and not waiting:
-            # Nothing new. The offset alone would not tell: a slave that is behind another one
+            # Nothing new. The offset alone is not enough: a slave that is behind another one
             # acknowledges bytes that no slave has acknowledged.
             return
         reached: list[Waiter] = []
@@ -316,10 +318,10 @@ class Flusher(Protocol):
     """Syncs the log for puts that wait (:class:`logquarry.write.flush.GroupCommitService`)."""
 
     def wait(self, offset: int) -> bool:
-        """Wait until the log is on the disk up to an offset; whether that was in time."""
+        """Wait until the log is on the disk up to an offset; returns whether that was in time."""
 
     def add(self, waiter: Waiter) -> None:
-        """Add a wait for the same."""
+        """Add a wait until the log is on the disk up to the waiter's offset."""
 
 
 class WaitingPut(PutFuture):
@@ -348,8 +350,8 @@ class WaitingPut(PutFuture):
         self._settled = done
         self._failed = failed
         self._began = _monotonic()
-        # Of two waits the first to end takes _first, and the one that settles the put _open. One
-        # wait alone ends once (PutWait).
+        # If there are two waits, the first to end takes _first, and the one that settles the put
+        # takes _open. A single wait ends only once (PutWait).
         self._first = _Lock() if parts > 1 else None
         self._open = _Lock() if parts > 1 else None
 
@@ -377,7 +379,7 @@ class WaitingPut(PutFuture):
         self.set_result(result)
 
     def fail(self, error: StoreUnavailable) -> None:
-        """Fail: the sync failed, whatever the slave has."""
+        """Fail: the sync failed, regardless of what the slave has acknowledged."""
         if self._open is None or self._open.acquire(False):
             self._failed()
             self.set_exception(error)
@@ -387,7 +389,7 @@ class PutWait:
     """A :class:`Waiter` for one of the waits of a put's future.
 
     Args:
-        offset: the physical offset behind the put's frames.
+        offset: the physical offset after the put's frames.
         heard: called with whether the log reached it in time.
         fail: called with the error of a failed sync.
     """
@@ -449,8 +451,8 @@ class FlushWait:
     def asked(self, result: PutResult, wait: bool) -> Asked:
         """The replica wait of a put.
 
-        To be called before followers hear of the message: a slave that disconnects when it gets
-        the message was connected when it was put (``submitReplicaRequest``).
+        Call this before followers are notified of the message: a slave that disconnects when it
+        gets the message was connected when it was put (``submitReplicaRequest``).
         """
         replicas = self._replicas
         if replicas is None or not wait:

@@ -45,7 +45,7 @@ class IndexFileWriter:
     Args:
         file: the file, of the size that ``shape`` needs.
         shape: its slots and entries.
-        before: the header of the file before it; a new file begins with the end of that one.
+        before: the header of the previous file; a new file begins with the end of that file.
         counts_keys: whether the header counts keys instead of chains (3.x).
 
     Attributes:
@@ -86,7 +86,7 @@ class IndexFileWriter:
         """Put keys, at most :attr:`room` of them.
 
         Args:
-            hashes: of the keys.
+            hashes: hashes of the keys.
             offsets: physical offsets of their messages.
             times: store times of their messages, in milliseconds.
         """
@@ -102,7 +102,7 @@ class IndexFileWriter:
         else:
             begun = self._put_reference(hashes, offsets, times, header.begin_timestamp)
         if before.entry_count <= 1:
-            # QUIRK: the first entry counts from the end of the file before, which is still the
+            # QUIRK: the first entry counts from the end of the previous file, which is still the
             # header's begin (test_replay.py: clean-restart/base).
             entries = self._entries(before.entry_count, 1)
             entries["seconds"] = _seconds(times[:1], before.begin_timestamp)
@@ -197,10 +197,10 @@ class IndexWriter:
     """Writes the index files of a store.
 
     Args:
-        disk: does the input and output.
+        disk: the store's disk.
         folder: the index folder.
         shape: slots and entries of each file.
-        clock: names new files, in milliseconds.
+        clock: returns milliseconds, from which new files get their names.
         filled: called with each file that is full (``IndexService.flush`` syncs it).
         counts_keys: see :class:`IndexFileWriter`.
 
@@ -237,7 +237,7 @@ class IndexWriter:
         Args:
             offsets: physical offset of each message, with a key or without.
             times: store time of each message, in milliseconds.
-            hashes: of the keys, in the messages' order.
+            hashes: hashes of the keys, in the messages' order.
             numbers: for each key the index of its message.
 
         Raises:
@@ -283,7 +283,7 @@ class IndexWriter:
     def _make(self) -> MappedFile:
         """Make a file with an unused name.
 
-        A Java store that is opened on this one makes index files before the lock refuses it,
+        A RocketMQ broker that is started on this store makes index files before the lock stops it,
         possibly in the same millisecond.
         """
         while True:
@@ -291,7 +291,7 @@ class IndexWriter:
             try:
                 return self._open(self._last_name, exclusive=True)
             except StoreUnavailable as error:
-                # A file that was made and cannot be mapped has the name, too.
+                # The name is also in use if an earlier try created the file and could not map it.
                 if not isinstance(error.__cause__, FileExistsError):
                     raise
 
@@ -334,9 +334,9 @@ def next_name(last: str, now_ms: int) -> str:
 # The thread that flushes syncs and closes a full file, and then writes the checkpoint
 # (``IndexService.flush``). The current file is synced by the thorough flushes.
 #
-# A Java store that is opened on this one deletes index files that are newer than the checkpoint,
-# before the lock refuses it. Each file that the checkpoint does not cover has a second name, by
-# which it is restored (:mod:`logquarry.disk.queue_folders`).
+# A RocketMQ broker that is started on this store deletes index files that are newer than the
+# checkpoint, before the lock stops it. Each file that the checkpoint does not cover has a second
+# name, by which it is restored (:mod:`logquarry.disk.queue_folders`).
 
 
 class IndexKeeper:
@@ -347,7 +347,7 @@ class IndexKeeper:
         root: the store's folder.
         shape: slots and entries of each file.
         checkpoint: gets the time up to which the index is on the disk.
-        clock: names new files, in milliseconds.
+        clock: returns milliseconds, from which new files get their names.
         sync_log: syncs the log, so that the checkpoint covers no message that the log may lose.
         counts_keys: see :class:`IndexFileWriter`.
 
@@ -393,7 +393,7 @@ class IndexKeeper:
     def held(self) -> frozenset[str]:
         """Names of the files that may still change or may not be on the disk.
 
-        A file that is not among them never is again.
+        A file that is no longer among them never returns.
         """
         last = self.writer.last
         held = list(self._filled)
@@ -421,7 +421,7 @@ class IndexKeeper:
                 # Before the second name is removed: Java keeps files that the checkpoint covers.
                 self._checkpoint.flush()
             self._guard.release(full.file.path)
-            # Ctrl-C may come between the two: the files in the list are open.
+            # Ctrl-C may arrive between the two: the files in the list are open.
             self._filled.popleft()
             full.file.close()
         last = self.writer.last

@@ -2,7 +2,7 @@
 
 Follows ``DefaultAppendMessageCallback.doAppend``, ``appendData`` and
 ``DefaultMessageStore.checkStoreStatus`` of 4.9.3. A frame fits into a file if eight bytes are left
-behind it: room for the blank that ends the file.
+after it: room for the blank that ends the file.
 
 ::
 
@@ -43,7 +43,7 @@ _BLANK: Final = frame.BLANK.size
 _MS: Final = 1_000
 _monotonic = time.monotonic
 _CLOSED: Final = "it is closed"
-_FOREIGN: Final = "bytes of another store's log have come, and what they hold is not known yet"
+_FOREIGN: Final = "bytes of another store's log were appended and are not dispatched yet"
 
 
 def settle_nothing(result: PutResult, wait: bool) -> PutResult:
@@ -66,7 +66,7 @@ class AppendRules:
         """Note a frame that is in the log. Ctrl-C may cause a second call for the same frame."""
 
     def adopted(self) -> None:
-        """Go on after bytes of another store's log that are dispatched by now."""
+        """Continue after bytes of another store's log that are dispatched by now."""
 
 
 class LogAppender:
@@ -150,8 +150,8 @@ class LogAppender:
         """Append frames: to the last file, or to a new one if they do not fit there.
 
         Raises:
-            StoreUnavailable: if no file could be made: CREATE_MAPEDFILE_FAILED. If the file
-                before had no room, it has its blank by then.
+            StoreUnavailable: if no file could be made: CREATE_MAPEDFILE_FAILED. If the previous
+                file had no room, it has its blank by then.
             MessageRejected: if no file could hold them.
         """
         if len(encoded.data) + _BLANK > self.file_size:
@@ -175,7 +175,7 @@ class LogAppender:
             began: when the lock was taken, by the monotonic clock.
         """
         file = self.file()
-        # Also a message that takes no queue offset makes its queue known.
+        # A message that takes no queue offset registers its queue too.
         queue_offset = self.queue_offsets.setdefault(encoded.key, 0)
         copied = self._copied(encoded)
         if not encoded.advances:
@@ -192,7 +192,7 @@ class LogAppender:
             file.append(data)
             self._appended(encoded, queue_offset, copied)
         except BaseException:
-            # Ctrl-C comes anywhere. A message in the log has its queue offset.
+            # Ctrl-C may arrive at any line. A message in the log has its queue offset.
             if file.wrote > at:
                 self._appended(encoded, queue_offset, copied)
             raise
@@ -300,12 +300,12 @@ class LogAppender:
     def append_data(self, offset: int, data: bytes | memoryview) -> bool:
         """Append bytes of another store's log that belong at an offset (``appendData``).
 
-        The bytes may end within a frame, and may span files. Nothing else is appended behind them
+        The bytes may end within a frame, and may span files. Nothing else is appended after them
         before :meth:`adopt`.
 
         Returns:
-            Whether they were taken: the log has to end at that offset, or be empty and the offset
-            a file's first.
+            Whether they were appended: the log must end at that offset, or the log must be empty
+            and the offset the first one of a file.
 
         Raises:
             StoreUnavailable: as :meth:`MappedFileQueue.append_data`; or after :meth:`end`.
@@ -322,14 +322,14 @@ class LogAppender:
 
     @property
     def has_foreign(self) -> bool:
-        """Whether bytes of another store's log came since the last :meth:`adopt`."""
+        """Whether bytes of another store's log were appended since the last :meth:`adopt`."""
         return self.bar is _FOREIGN or self._ends_foreign
 
     def adopt(self, end: int, next_offsets: Callable[[], Mapping[QueueKey, int]]) -> None:
-        """Allow puts behind another store's bytes, unless more of them have come.
+        """Allow puts after another store's bytes, unless more of them were appended.
 
         Args:
-            end: where the log ended when all of it was dispatched.
+            end: physical offset at which the log ended when all of it was dispatched.
             next_offsets: gives the next offset of each queue.
         """
         with self._lock:
@@ -345,8 +345,8 @@ def require_fit(encoded: Encoded, file_size: int) -> None:
     Raises:
         MessageRejected: if they are too large.
     """
-    # QUIRK: RocketMQ says PUT_OK, writes nothing and blanks two files
-    # (test_append_vectors: vectors 36 and 38).
+    # QUIRK: RocketMQ returns PUT_OK, writes nothing and blanks two files (test_append_vectors:
+    # vectors 36 and 38).
     size = len(encoded.data)
     if size > file_size - _BLANK:
         raise refusal(
@@ -360,7 +360,7 @@ def require_fit(encoded: Encoded, file_size: int) -> None:
 def end_file(file: MappedFile) -> int:
     """Fill the rest of a file with a blank, of which eight bytes are written. Returns its size."""
     left = file.room
-    # Fewer are left only if another program wrote: a reader takes them for the file's end.
+    # Fewer are left only if another program wrote: a reader treats them as the file's end.
     if left >= _BLANK:
         file.buffer[file.wrote : file.wrote + _BLANK] = frame.encode_blank(left)
     file.advance(left)

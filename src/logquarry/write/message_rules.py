@@ -37,7 +37,7 @@ def name_fault(name: str, check: str, *, longest: int = LONGEST_TOPIC) -> str | 
     Args:
         name: the topic, or the name of a further queue.
         check: ``StoreConfig.topic_check``.
-        longest: the most bytes that it may have in UTF-8.
+        longest: the maximum bytes that it may have in UTF-8.
     """
     try:
         size = len(name.encode("utf-8"))
@@ -85,10 +85,10 @@ def reject_topic(name: str, fault: str) -> NoReturn:
 
 
 # --------------------------------------------------------------------------------------------------
-# Properties. RocketMQ keeps a string, which it writes as it came, and a HashMap. If the store adds
-# a property, it builds the string again, in the iteration order of that map. The order depends on
-# how the map was made: a copy of another map is sized by it, a map parsed from a string starts
-# with 16 buckets and grows.
+# Properties. RocketMQ keeps a string, which it writes unchanged, and a HashMap. If the store adds a
+# property, it builds the string again, in the iteration order of that map. The order depends on how
+# the map was made: a copy of another map is sized by it, a map parsed from a string starts with 16
+# buckets and grows.
 
 _ACTS_ON: Final = "|".join((props.DELAY, props.WAIT, props.INNER_MULTI_DISPATCH))
 _ACTS_ON_TEXT: Final = re.compile(_ACTS_ON).search
@@ -152,7 +152,7 @@ def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
 
     Raises:
         MessageRejected: if it has too many characters. The frame's writer counts the bytes.
-        UsageError: if the message has tags or keys besides a string.
+        UsageError: if the message has tags or keys in addition to a property string.
     """
     string = message.properties_string
     if string is None:
@@ -161,8 +161,8 @@ def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
         raise UsageError("tags and keys belong into the properties_string that is given")
     data = utf8(string) if isinstance(string, str) else bytes(string)
     if len(data) > LONGEST_PROPERTIES:
-        # QUIRK: checkMessage counts characters and says MESSAGE_ILLEGAL, the encoder counts
-        # bytes and says PROPERTIES_SIZE_EXCEEDED (test_append_vectors: vectors 9 and 10).
+        # QUIRK: checkMessage counts characters and returns MESSAGE_ILLEGAL, the encoder counts
+        # bytes and returns PROPERTIES_SIZE_EXCEEDED (test_append_vectors: vectors 9 and 10).
         text = data.decode("utf-8", java.UTF8_ERRORS)
         # String.length() counts UTF-16 code units.
         count = len(text) + sum(character > "\uffff" for character in text)

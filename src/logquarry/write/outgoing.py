@@ -63,7 +63,7 @@ class Columns:
         host_ids: and for each message the index of its pair.
         numbers: the other fields of the frame by their names in :class:`Message`, int64; of
             messages that were stored before also ``queue_offset`` and ``store_timestamp``.
-        odd: the messages that the reference has to encode.
+        odd: for each message whether the reference must encode it.
         message: gives a message by its number.
         first: the number of the first message within the call, for errors.
     """

@@ -44,7 +44,7 @@ def check_columns(batch: pa.RecordBatch) -> None:
     """
     names = batch.schema.names
     if len(set(names)) != len(names):
-        raise UsageError(f"a column comes twice in {', '.join(names)}")
+        raise UsageError(f"a column is named twice in {', '.join(names)}")
     if "topic" not in names:
         raise UsageError("messages need a column topic")
     for name in names:
@@ -370,7 +370,8 @@ def _made_strings(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
 
 
 def _pairs(column: pa.Array, count: int) -> tuple[Int64, Int64, tuple[Spans, Spans]]:
-    """For each map its first pair and the one behind its last; and all names and values."""
+    """For each map the numbers of its first pair and of the one after its last; and all names and
+    values."""
     ends = np.frombuffer(column.buffers()[1] or bytes(4), np.int32)
     bounds: Int64 = ends[column.offset : column.offset + count + 1].astype(np.int64)
     begin, used = int(bounds[0]), int(bounds[-1] - bounds[0])

@@ -26,8 +26,8 @@ class PutFuture:
         result = await future                      # a coroutine waits, and blocks no thread
 
     It cannot be cancelled: the message is in the log. It is no :class:`concurrent.futures.Future`,
-    whose lock and condition take longer to make than a message to append, and stay locked if
-    Ctrl-C comes in the middle of them. Any thread may use it.
+    whose lock and condition take longer to make than a message to append, and stay locked if Ctrl-C
+    arrives while they run. Any thread may use it.
     """
 
     # A future that is done when it is made has no list of callbacks.
@@ -50,7 +50,7 @@ class PutFuture:
         """Wait for the result.
 
         Args:
-            timeout: the most seconds to wait (default: as long as it takes).
+            timeout: the maximum seconds to wait (default: as long as it takes).
 
         Raises:
             TimeoutError: if it is not known by then.
@@ -73,7 +73,7 @@ class PutFuture:
             done = Done()
             self.add_done_callback(lambda _: done.set())
             if timeout is not None:
-                # Done.wait is given no negative time.
+                # Done.wait accepts no negative time.
                 done.wait(max(0.0, timeout))
                 if not self.done():
                     raise TimeoutError
@@ -85,8 +85,9 @@ class PutFuture:
     def add_done_callback(self, function: Callable[[PutFuture], object]) -> None:
         """Call a function with this future when the put is done; at once if it is.
 
-        The function is called by the thread that syncs, or that hears of the slave: it must be
-        quick, and must not wait for a put. An exception that it raises is logged.
+        The function is called by the thread that syncs, or that receives the slave's
+        acknowledgement: it must be quick, and must not wait for a put. An exception that it raises
+        is logged.
         """
         callbacks = self._callbacks
         if callbacks is None:
@@ -98,7 +99,7 @@ class PutFuture:
 
     def __await__(self) -> Generator[Any, None, PutResult]:
         if not self.done():
-            # Whoever awaits has imported it.
+            # Code that awaits has already imported asyncio.
             import asyncio
 
             loop = asyncio.get_running_loop()
@@ -136,8 +137,8 @@ class PutFuture:
 
     def _call_all(self) -> None:
         # No lock: a callback is added before its thread checks whether the put is done, and the
-        # put is done before its thread checks for callbacks. Either finds it, and pop() gives it
-        # to one of them only.
+        # put is done before its thread checks for callbacks. At least one of the two threads finds
+        # the callback, and pop() returns it to only one.
         callbacks = self._callbacks
         while callbacks:
             try:

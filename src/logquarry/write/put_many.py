@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 
 CHUNK_BYTES: Final = 1 << 20
-"""Bytes that are appended under one lock, about."""
+"""Approximate bytes that are appended under one lock."""
 _FEW: Final = 64
-"""As many messages are encoded one by one: below about 64 the columns take longer."""
+"""Up to this many messages are encoded one by one: below about 64 the columns take longer."""
 _MANY_QUEUES: Final = 1 << 10
 _MS: Final = 1_000
 
@@ -58,9 +58,9 @@ class PutManyResult:
 
     Attributes:
         status: PUT_OK, or why flush wait or replica wait ended early.
-        physical_offset: of each frame, int64.
-        queue_offset: of each message, int64.
-        store_timestamp: of each message, in milliseconds, int64.
+        physical_offset: physical offset of each frame, int64.
+        queue_offset: queue offset of each message, int64.
+        store_timestamp: store time of each message, in milliseconds, int64.
         size: bytes of each frame, int64.
         elapsed_ms: duration of the call.
         topics: messages and bytes of each topic that the messages name.
@@ -88,7 +88,7 @@ class PutManyResult:
 
     @property
     def end_offset(self) -> int:
-        """Physical offset behind the last frame; 0 without messages."""
+        """Physical offset after the last frame; 0 without messages."""
         return int(self.physical_offset[-1] + self.size[-1]) if self.message_count else 0
 
     @property
@@ -108,7 +108,7 @@ class ManyWriter:
     """Puts many messages at once.
 
     Args:
-        writer: of the log.
+        writer: the writer of the log.
     """
 
     def __init__(self, writer: CommitLogWriter) -> None:
@@ -319,7 +319,7 @@ class _Put:
                     at = number + 1
 
     def _time(self, now: int, own: int | None = None) -> int:
-        """The store time of the next message; ``own`` is the one that it had before."""
+        """The store time of the next message; ``own`` is its previous store time."""
         if self._least_time is None:
             return now
         # Other threads may have put since the last chunk, and the last message may be in another
@@ -339,7 +339,7 @@ class _Put:
         self.done = number + 1
 
     def _append_rows(self, part: Outgoing, first: int, start: int, stop: int, now: int) -> int:
-        """Append rows to the last file. Returns the number of the first row without room."""
+        """Append rows to the last file. Returns the number of the first row that did not fit."""
         kernels = codec.require_kernels()
         file = self._writer.file()
         offsets = self._writer.queue_offsets
@@ -362,7 +362,7 @@ class _Put:
                 file.advance(position - before)
                 offsets.update(told)
             except BaseException:
-                # Ctrl-C comes anywhere. Messages in the log have their queue offsets.
+                # Ctrl-C may arrive at any line. Messages in the log have their queue offsets.
                 if file.wrote > before:
                     offsets.update(told)
                 raise

@@ -1,7 +1,7 @@
 """The result of a put: RocketMQ's statuses, and :class:`PutResult`.
 
-A message that is in the log has a result, even if it is late on the disk or at the replica. A
-message that is not in the log raises an exception; :data:`OUTCOMES` maps each status to one.
+A message that is in the log has a result, even if the sync or the replica was too late. A message
+that is not in the log raises an exception; :data:`OUTCOMES` maps each status to one.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class PutResult(NamedTuple):
         status: PUT_OK, or why flush wait or replica wait ended early.
         append_status: PUT_OK; END_OF_FILE only from a single append that found no room.
         store_host: the broker, as in the frame.
-        physical_offset: of the frame, of a batch that of its first frame.
-        queue_offset: of the message, of a batch that of its first message.
+        physical_offset: physical offset of the frame, of a batch that of its first frame.
+        queue_offset: queue offset of the message, of a batch that of its first message.
         size: bytes in the log.
         message_count: messages in the log.
         store_timestamp: in milliseconds.
@@ -91,7 +91,8 @@ class PutResult(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the message is in the log, on the disk and at the replica or not."""
+        """Whether the message is in the log, even if it is not on the disk or at the replica
+        yet."""
         return self.append_status is AppendStatus.PUT_OK
 
     @property
@@ -107,7 +108,7 @@ class PutResult(NamedTuple):
 
     @property
     def end_offset(self) -> int:
-        """Physical offset behind the last frame; a flush that reaches it covers the put."""
+        """Physical offset after the last frame; a flush that reaches it covers the put."""
         return self.physical_offset + self.size
 
     def settled(

@@ -29,14 +29,14 @@ class QueueTable:
     """The queues of one store.
 
     Args:
-        disk: does the input and output.
+        disk: the store's disk.
         root: the store's folder.
         file_size: bytes of a queue file.
         ends: of each existing queue one past its last queue offset.
         log: the log's files.
         mendings: for a recovery, what it knows of each queue that it writes.
-        keeps_tails: whether the bytes behind the ends stay, and files may be missing between
-            others, as in RocketMQ.
+        keeps_tails: whether the bytes after the ends stay, and files may be missing between others,
+            as in RocketMQ.
 
     Attributes:
         writers: the writers for the dispatcher.
@@ -76,7 +76,7 @@ class QueueTable:
         )
         files.load()
         if files.bases:
-            # Of a queue that is not in `ends` nothing stays.
+            # A queue that is not in `ends` loses all its entries.
             end = self._ends.get((topic, queue_id), 0) * UNIT_SIZE
             if self._keeps_tails:
                 files.end_at(end)
@@ -123,7 +123,7 @@ class QueueTable:
     def restore_lost(self) -> bool:
         """Restore files that another program deleted. Returns whether all files exist now.
 
-        A Java store that is opened on this one deletes queue files that are behind the end of its
+        A RocketMQ broker that is started on this store deletes queue files after the end of its
         log.
         """
         found = [self._restored(file) for files in self for file in files.open_files]
@@ -158,8 +158,8 @@ class QueueTable:
 class _SoleOwner:
     """Makes the files of a queue; a file of that name goes to quarantine.
 
-    A Java store that is opened on this one dispatches before the lock refuses it, and may have made
-    the queue's next file.
+    A RocketMQ broker that is started on this store dispatches before the lock stops it, and may
+    have made the queue's next file.
     """
 
     def __init__(self, disk: Disk, aside: Path) -> None:

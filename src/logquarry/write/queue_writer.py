@@ -144,7 +144,7 @@ class ConsumeQueueWriter:
     Attributes:
         files: the queue's files.
         name: the queue's name in errors.
-        physical_end: physical offset behind the last message with an entry (``maxPhysicOffset``).
+        physical_end: physical offset after the last message with an entry (``maxPhysicOffset``).
     """
 
     def __init__(self, files: MappedFileQueue, name: str = "a consume queue") -> None:
@@ -177,7 +177,7 @@ class ConsumeQueueWriter:
         if int(units["physical_offset"][0]) + int(units["size"][0]) <= self.physical_end:
             new = units["physical_offset"] + units["size"] > self.physical_end
             offsets, units = offsets[new], units[new]
-        # An offset that is not the one before plus 1: a gap, or the topic was created again.
+        # An offset that is not the previous one plus 1: a gap, or the topic was created again.
         cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
         bounds = [0, *cuts.tolist(), len(offsets)]
         return sum(
@@ -239,7 +239,7 @@ class ConsumeQueueWriter:
         return file
 
     def _last_physical_end(self) -> int:
-        """Physical offset behind the message of the last entry; 0 without one."""
+        """Physical offset after the message of the last entry; 0 without one."""
         end = self.files.wrote_offset
         while end > max(0, self.files.min_offset):
             data = self.files.select(end - UNIT_SIZE, UNIT_SIZE)
@@ -258,11 +258,11 @@ class Mending:
 
     Attributes:
         resume_at: physical offset of the first message that the queue lacks.
-        kept: entries of messages that the log has lost, by their queue offsets. A message without
-            one gets a filler, at which no reader stops, RocketMQ's neither.
+        kept: entries of messages that the log has lost, by their queue offsets. A lost message
+            without an entry gets a filler; no reader stops at a filler, not even RocketMQ's.
         aside: the quarantine folder.
         moved: the right queue offsets of messages with a damaged one, by physical offset.
-        largest_gap: the most fillers in a row; a message further on has a wrong queue offset.
+        largest_gap: the maximum number of fillers in a row; a message further on has a wrong queue offset.
     """
 
     resume_at: int

@@ -38,7 +38,7 @@ class StagedFrames:
     Attributes:
         data: the frames (:mod:`logquarry.format.staged`).
         queues: the queues; a frame holds an index into them.
-        path: of the file, for errors.
+        path: path of the file, for errors.
     """
 
     data: memoryview
@@ -50,7 +50,7 @@ class StagedWriter:
     """Appends staged frames.
 
     Args:
-        writer: of the log.
+        writer: the writer of the log.
         counted: called with each topic, the messages of it that were appended, and their bytes.
     """
 
@@ -63,7 +63,7 @@ class StagedWriter:
         self._counted = counted
 
     def append(self, frames: StagedFrames, start: int = 0) -> int:
-        """Append all frames from a byte of them on.
+        """Append all frames from a byte position on.
 
         Returns:
             The number of frames.
@@ -107,13 +107,13 @@ class StagedWriter:
                 file.advance(position - before)
                 known.update(told)
             except BaseException:
-                # Ctrl-C comes anywhere. Messages in the log have their queue offsets.
+                # Ctrl-C may arrive at any line. Messages in the log have their queue offsets.
                 if file.wrote > before:
                     known.update(told)
                 raise
         elif why == staged.NO_FRAME or (why == staged.NO_ROOM and not file.wrote):
             what = "no frame" if why == staged.NO_FRAME else "a frame that no file of the log holds"
-            raise CorruptFile(frames.path, start, f"{what} stands there")
+            raise CorruptFile(frames.path, start, f"{what} is there")
         file.store_timestamp = now
         if why == staged.NO_ROOM:
             end_file(file)
@@ -124,7 +124,8 @@ def find_staged(log: MappedFileQueue, position: int, frames: StagedFrames) -> tu
     """Find out how many of some frames are in the log from an offset on.
 
     Returns:
-        (the byte of ``frames`` behind the last one that is there, physical offset behind it).
+        (position in ``frames`` after the last frame that is in the log, physical offset after that
+        frame).
     """
     start, same = 0, _same_kernel if codec.kernels_enabled() else _same_reference
     while start < len(frames.data):
