@@ -34,8 +34,8 @@ from logquarry.log.walk import LogReader
 from logquarry.read.commit_log import CommitLog
 
 MOST_LOST: Final = 1 << 20
-"""Maximum number of PREPARED messages that may be missing before one. No CRC covers the number, and each missing
-message takes an entry."""
+"""Maximum number of PREPARED messages that may be missing before one message. No CRC covers the
+number, and each missing message takes an entry."""
 
 
 class OpenTransaction(NamedTuple):

@@ -69,7 +69,7 @@ def _libc() -> Any:
 # Open files of a store
 
 MOST_OPEN: Final = 128
-"""Maximum number of files open at once: each map holds a descriptor, and a broker has many queue files."""
+"""Maximum number of open files: each map holds a descriptor, and a broker has many queue files."""
 
 
 class OpenFiles:

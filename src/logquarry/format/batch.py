@@ -82,7 +82,7 @@ def decode(data: bytes) -> Iterator[BatchItem]:
         end = length_at + PROPERTIES_LENGTH.size + properties_length
         if properties_length < 0 or end > len(data):
             raise ValueError(
-                f"at {position}: PROPERTIESLEN {properties_length} where "
+                f"at {position}: PROPERTIESLEN {properties_length}, but "
                 f"{len(data) - length_at - PROPERTIES_LENGTH.size} bytes are left"
             )
         if size != end - position:

@@ -37,7 +37,8 @@ from logquarry.read.index import Index
 from logquarry.read.log_end import consume_queues, last_entries, sound_bound
 
 MOST_UNITS = 1 << 26
-"""Maximum number of queue entries (20 bytes each) that a plan reads; if there are more, the log is walked."""
+"""Maximum number of queue entries (20 bytes each) that a plan reads; if there are more, it walks
+the log."""
 MOST_PLACES = 1 << 11
 """Maximum number of frames of one part that the index names."""
 

@@ -262,7 +262,8 @@ class Mending:
             without an entry gets a filler; no reader stops at a filler, not even RocketMQ's.
         aside: the quarantine folder.
         moved: the right queue offsets of messages with a damaged one, by physical offset.
-        largest_gap: the maximum number of fillers in a row; a message further on has a wrong queue offset.
+        largest_gap: the maximum number of fillers in a row; a message after a larger gap has a
+            wrong queue offset.
     """
 
     resume_at: int

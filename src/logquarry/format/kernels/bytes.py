@@ -71,7 +71,7 @@ def is_ascii(address: int, length: int) -> bool:
         high |= load_raw64(address + i)
         i += 8
     if i < length and length >= 8:
-        # The last word overlaps the one before it.
+        # The last word overlaps the previous one.
         high |= load_raw64(address + length - 8)
         i = length
     while i < length:
@@ -140,7 +140,7 @@ def is_plain(address: int, length: int) -> bool:
         # The last word overlaps the one before it.
         at = min(i, length - 8)
         word = load_raw64(address + at)
-        # Of ASCII bytes only a NUL borrows into its high bit, or what lies above one that did.
+        # In ASCII bytes only a NUL, or a byte above a NUL, borrows into its high bit.
         if (word | (word - np.uint64(0x0101010101010101))) & np.uint64(0x8080808080808080) != 0:
             return False
         i += 8
@@ -152,8 +152,8 @@ def is_plain(address: int, length: int) -> bool:
 def copy_short(to: int, start: int, length: int) -> None:
     """Copy a few bytes, or many.
 
-    Most spans are a few bytes, for which a call of memcpy costs more than the bytes do: two words
-    that overlap cover them.
+    Most spans are a few bytes, for which a call of memcpy takes longer than the copy: two
+    overlapping words cover them.
     """
     if length > 16:
         copy_bytes(to, start, length)
@@ -211,7 +211,7 @@ def hash_bytes(address: int, length: int) -> np.uint64:
 
 @kernel
 def hash_number(value: np.uint64) -> np.uint64:
-    """The same hash of a number."""
+    """The hash of a number, for the same tables."""
     mixed = value * np.uint64(0x9E3779B97F4A7C15)
     return mixed ^ (mixed >> np.uint64(32))
 
@@ -224,7 +224,7 @@ def java_hash(address: int, length: int) -> int:
 
 @kernel
 def java_hash_on(before: int, address: int, length: int) -> int:
-    """The hash of a text of which the first part has the hash ``before``."""
+    """The hash of a text whose first part has the hash ``before``."""
     value = np.uint32(before)
     thirty_one = np.uint32(31)
     i = 0
@@ -269,7 +269,8 @@ _CRC_TABLE = _crc_table()
 
 @kernel
 def crc32(function: int, address: int, count: int) -> int:
-    """The CRC-32 of some bytes, by the function at an address unless that is 0."""
+    """The CRC-32 of some bytes, by the function at an address, or by this kernel if the address
+    is 0."""
     if function != 0:
         return call_crc32(function, address, count)
     value = np.uint32(0xFFFFFFFF)

@@ -89,7 +89,7 @@ def _decimal(value: int, out: Array, at: int) -> int:
 
 
 HOST_TEXT_SIZE = 56
-"""Most bytes of a host as text: eight groups of four digits, brackets and a port."""
+"""Maximum bytes of a host as text: eight groups of four digits, brackets and a port."""
 
 
 @kernel
@@ -180,7 +180,7 @@ def gather(
     """Fixed fields of each frame: 32-bit ones into ``out32`` (fields, n), 64-bit ones times their
     factor into ``out64``.
 
-    All at once, as each frame's head is fetched from memory once then.
+    One call reads all fields, so that each frame's head is fetched from memory only once.
     """
     for i in range(count):
         place = address + rows[i, POSITION]
@@ -229,8 +229,8 @@ def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: A
 def offsets_of(lengths: Array, count: int, offsets: Array, validity: Array) -> tuple[int, int]:
     """Arrow offsets and validity bits of spans; a negative length is null.
 
-    ``validity`` must be zeroed. Returns (bytes in all, nulls); the bytes are -1 where they
-    exceed what 32-bit offsets can say.
+    ``validity`` must be zeroed. Returns (total bytes, nulls); the bytes are -1 if they do not fit
+    into 32-bit offsets.
     """
     total = np.int64(0)
     nulls = 0
@@ -262,8 +262,8 @@ def intern_topics(
     """Number the distinct topics in order of first appearance.
 
     Args: ``table`` int32, a power of two long, filled with -1; ``found`` int32 (n, 2) gets start
-    and length of each distinct topic; ``ids`` gets the number of each frame's.
-    Returns how many there are, or -1 where they are more than ``found`` can hold.
+    and length of each distinct topic; ``ids`` gets the number of each frame's topic. Returns how
+    many there are, or -1 if they are more than ``found`` can hold.
     """
     mask = table.shape[0] - 1
     known = 0

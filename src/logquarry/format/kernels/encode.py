@@ -1,7 +1,7 @@
 """Kernels that write frames: the twins of :meth:`logquarry.write.encode.MessageEncoder.frame`.
 
 The caller makes the parts that many messages share: the head of a frame with its hosts and
-SYSFLAG, and the topic behind its length. :func:`encode_frames` writes messages from a table
+SYSFLAG, and the topic after its length. :func:`encode_frames` writes messages from a table
 (:mod:`logquarry.format.put_rows`) into a file of the log, :func:`batch_frames` writes the messages
 of a wire form into a buffer.
 """
@@ -78,12 +78,13 @@ def _write_start(
     flag: int,
     crc_function: int,
 ) -> int:
-    """Write a frame up to its topic, without the fields of its place; the address behind it."""
+    """Write a frame up to its topic, without the fields of its place; returns the address after
+    it."""
     copy_bytes(to, head, head_size)
     body_to = to + head_size
     copy_bytes(body_to, body, body_length)
     store_i32(to + AT_SIZE, size)
-    # Of the copy, which is in the cache.
+    # Computed from the copy, which is in the cache.
     store_i32(to + AT_CRC, np.int32(crc32(crc_function, body_to, body_length) & CRC_MASK))
     store_i32(to + AT_FLAG, flag)
     store_i32(body_to - TAIL_SIZE + AT_BODY_LENGTH, body_length)
@@ -113,12 +114,12 @@ def encode_frames(
     """Write the frames of messages from ``start`` on, until one does not fit.
 
     Args: ``rows`` as :mod:`logquarry.format.put_rows` describes them; ``heads`` uint8 (heads, n)
-    and ``head_facts`` int64; ``topics`` uint8, each behind its length, topic i ends at
+    and ``head_facts`` int64; ``topics`` uint8, each after its length, topic i ends at
     ``topic_ends[i + 1]``; ``address`` of the file, ``position`` of the first frame in it, ``end``
     of the file, ``base`` its physical offset; ``now`` the store time, which a message with a later
     earliest time raises; ``next_offsets`` of each queue, which are raised too.
-    ``physical_offsets``, ``queue_offsets`` and ``store_times`` are filled for each message.
-    Returns (the first message that is not written, position behind the last frame).
+    ``physical_offsets``, ``queue_offsets`` and ``store_times`` are filled for each message. Returns
+    (the first message that is not written, position after the last frame).
     """
     heads_at, widest, topics_at = heads.ctypes.data, heads.shape[1], topics.ctypes.data
     for i in range(start, stop):
@@ -274,12 +275,12 @@ def batch_frames(
     out: Array,
     starts: Array,
 ) -> tuple[int, int, int]:
-    """The frames of a wire form, with 0 in the fields that only the log's lock can give.
+    """The frames of a wire form, with 0 in the fields that are known only under the log's lock.
 
-    Args: all uint8: ``wire``; ``head`` of every frame; ``topic`` behind its length; ``shared``,
-    the batch's properties; ``out``, as long as the batch may be. ``starts`` int64 gets the start
-    of each frame.
-    Returns (frames, bytes, bytes of body); -1 frames if the reference would refuse the batch.
+    Args: all uint8: ``wire``; ``head`` of every frame; ``topic`` after its length; ``shared``, the
+    batch's properties; ``out``, as long as the batch may be. ``starts`` int64 gets the start of
+    each frame. Returns (frames, bytes, bytes of body); -1 frames if the reference would refuse the
+    batch.
     """
     at, end = np.int64(0), np.int64(wire.shape[0])
     source, target = wire.ctypes.data, out.ctypes.data

@@ -43,10 +43,10 @@ def index_keys(
 ) -> int:
     """Hash the keys of some frames over valid UTF-8: UNIQ_KEY, KEYS split at spaces, TAGS.
 
-    ``starts`` and ``lengths`` int32 (4, n) are what :func:`parse_properties` found; ``prefixes``
-    int64 the hash of each frame's ``topic#``; ``tag_prefixes`` that of ``topic#T#``, empty if tags
-    are no keys. ``hashes`` and ``numbers`` int64 get the hash of
-    each key (with its sign if ``raw``) and the number of its frame; how many is returned.
+    ``starts`` and ``lengths`` int32 (4, n) are the results of :func:`parse_properties`;
+    ``prefixes`` int64 the hash of each frame's ``topic#``; ``tag_prefixes`` that of ``topic#T#``,
+    empty if tags are no keys. ``hashes`` and ``numbers`` int64 get the hash of each key (with its
+    sign if ``raw``) and the number of its frame; returns the number of keys.
     """
     used = 0
     for i in range(count):
@@ -84,8 +84,8 @@ def check_chains(
 
     Args: addresses of the first entry and of the first slot, and how many there are; ``newest``
     int32, of zeros, gets the number of each slot's newest entry.
-    Returns (entries that lead elsewhere, index of the first, where it should lead, slots that lead
-    elsewhere, the first).
+    Returns (number of entries that lead to a wrong entry, index of the first, the entry to which it
+    should lead, number of slots that lead to a wrong entry, the first such slot).
     """
     wrong = wrong_slots = 0
     first = expected = first_slot = -1
@@ -188,7 +188,7 @@ def put_index_keys(
     """Put keys into an index file (``IndexFile.putKey``).
 
     Args: addresses of the slots and of the first new entry, ``number`` of that entry, ``begin``
-    the time that seconds count from. Returns how many chains are begun.
+    the time that seconds count from. Returns the number of new chains.
     """
     begun = 0
     count = hashes.shape[0]

@@ -1,8 +1,9 @@
 """The walk of the dispatcher: each frame is checked and read while it is in the cache.
 
-The twin of the walk and of :mod:`logquarry.log.follow` in one pass. What only the reference
-can tell (text that is not UTF-8, a DELAY that is no plain number) is counted, and left to it. For
-RocketMQ's recovery it stops where Java may not take for a message what is a sound frame.
+The twin of the walk and of :mod:`logquarry.log.follow` in one pass. It counts the frames that only
+the reference can decode (text that is not UTF-8, a DELAY that is no plain number), and leaves them
+to the reference. For RocketMQ's recovery it stops at a sound frame that Java may not accept as a
+message.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def follow(
     filled for each frame; the tables are int32, a power of two long, filled with -1; ``topics``
     int64 (n, 4) and ``queues`` int64 (n, 2) get the distinct ones; ``hashes`` and ``numbers`` get
     each key's hash and the number of its frame, with room for at least one frame's keys.
-    Returns (frames, position behind them, code, topics, queues, keys, frames for the reference).
+    Returns (frames, position after them, code, topics, queues, keys, frames for the reference).
     """
     count = 0
     topic_count = queue_count = key_count = odd = 0
@@ -188,7 +189,7 @@ def follow(
         if as_java and load_i32(at + AT_MAGIC) != MAGIC_V1:
             return count, position, ASK_JAVA, topic_count, queue_count, key_count, odd
         props, props_length = at + row[PROPS_AT], row[PROPS_LENGTH]
-        # Every key takes a byte, and one behind it.
+        # Every key takes one byte, and one byte after it.
         if key_count + (props_length >> 1) + 2 > hashes.shape[0]:
             return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
         topic_at, topic_length = at + row[TOPIC_AT], row[TOPIC_LENGTH]
@@ -221,7 +222,7 @@ def follow(
                     return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
                 queue_count = max(queue_count, queue + 1)
             last_queue = queue
-        # The table holds topics of earlier calls, whose bytes may be gone.
+        # The table holds topics of earlier calls, whose bytes may be released.
         last_topic = topic if is_text else -1
         hosts = HEAD_SIZE + HOST_V4
         if flags & BORN_V6:

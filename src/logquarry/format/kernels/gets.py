@@ -78,7 +78,7 @@ _MOST_LINES = 64
 
 @kernel
 def _tags_span(start: int, length: int) -> tuple[int, int]:
-    """Address and bytes of the TAGS property in valid UTF-8; (0, 0) where there is none."""
+    """Address and bytes of the TAGS property in valid UTF-8; (0, 0) if there is none."""
     found = size = 0
     at, stop = start, start + length
     while at < stop:
@@ -93,7 +93,7 @@ def _tags_span(start: int, length: int) -> tuple[int, int]:
             and end - middle > 1
             and which_name(at, middle - at, _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS) == 0
         ):
-            # Of several the last counts.
+            # If there are several, the last one counts.
             found, size = middle + 1, end - middle - 1
         at = end + 1
     return found, size
@@ -151,10 +151,10 @@ def get_frames(
 ) -> int:
     """Fill ``scratch`` with a table of rows (:mod:`logquarry.format.got_rows`) and the frames.
 
-    Args: the address of ``count`` > 0 entries; the most messages; offsets below ``memory_start``
-    count as on disk; the addresses of the wanted tags (0: any) and of the state; ``room`` bytes of
-    scratch.
-    Returns NOT_SOUND or NOT_AT_HAND; otherwise three numbers in one, see COUNT_SHIFT.
+    Args: the address of ``count`` > 0 entries; the maximum number of messages; offsets below
+    ``memory_start`` count as on disk; the addresses of the wanted tags (0: any) and of the state;
+    ``room`` bytes of scratch. Returns NOT_SOUND or NOT_AT_HAND; otherwise three numbers in one, see
+    COUNT_SHIFT.
     """
     log = np.int64(load_raw64(state + 8 * STATE_LOG))
     start = np.int64(load_raw64(state + 8 * STATE_START))

@@ -95,7 +95,8 @@ def next_separator(address: int, at: int, stop: int) -> int:
     while at < stop:
         if at + 8 <= stop:
             word = load_raw64(address + at)
-            # A byte below 3 borrows into its high bit: none there means no separator in eight.
+            # A byte below 3 borrows into its high bit: if no high bit is set, the eight bytes have
+            # no separator.
             low = (word - np.uint64(0x0303030303030303)) & ~word & np.uint64(0x8080808080808080)
             if low == 0:
                 at += 8
@@ -199,7 +200,8 @@ def tags_codes(
     """The dispatcher's tags code (``delay.tags_code``) over valid UTF-8.
 
     ``store_times`` in milliseconds; ``levels`` the delays. Frames whose DELAY is not one to nine
-    ASCII digits are left to the reference: their numbers go to ``odd``, how many is returned.
+    ASCII digits are left to the reference: their numbers are written to ``odd``; returns their
+    count.
     """
     left_over = 0
     for i in range(count):
@@ -260,7 +262,7 @@ def _is_true(address: int, length: int) -> bool:
 
 @kernel
 def _put_pair(out: int, key: int, key_length: int, value: int, value_length: int) -> int:
-    """Write ``key \\x01 value`` to an address. Returns the address behind it."""
+    """Write ``key \\x01 value`` to an address. Returns the address after it."""
     copy_short(out, key, key_length)
     store_u8(out + key_length, _NAME_VALUE)
     copy_short(out + key_length + 1, value, value_length)
@@ -286,9 +288,9 @@ def property_strings(
 
     Args: the pairs of message i are those from ``pair_first[i]`` to ``pair_stop[i]``, in
     ``pair_spans`` int64 (4, pairs): address and length of name and value. ``keys_*`` and
-    ``tags_*`` are KEYS and TAGS, of length -1 where there are none. ``out`` is the address of room
-    for all; ``out_at`` and ``out_length`` get where each string is. ``odd`` is set for messages
-    that the reference has to look at: DELAY and the like, a name that comes twice, no value.
+    ``tags_*`` are KEYS and TAGS, of length -1 if there are none. ``out`` is the address of room for
+    all strings; ``out_at`` and ``out_length`` get the place of each string. ``odd`` is set for
+    messages that the reference must encode: a property such as DELAY, a repeated name, no value.
     """
     for i in range(count):
         start = out
@@ -344,7 +346,7 @@ def property_strings(
 def look_into(count: int, at: Array, lengths: Array, odd: Array) -> None:
     """Mark the strings with properties that the store acts on (``message_rules.looked_at``).
 
-    A WAIT that says true is nothing to act on.
+    A WAIT of true needs no action.
     """
     for i in range(count):
         start = at[i]

@@ -50,14 +50,15 @@ def place_staged(
     next_offsets: Array,
     placed: Array,
 ) -> tuple[int, int, int, int]:
-    """Copy staged frames into a file of the log, and fill in the fields that the lock gives.
+    """Copy staged frames into a file of the log, and fill in the fields that are known only under
+    the lock.
 
     Args: ``source`` address of a segment with frames from byte ``start`` to ``stop``; about
     ``most`` bytes are copied, and at least one frame; ``address``, ``position``, ``end``, ``base``
     and ``now`` as for ``encode_frames``; ``next_offsets`` of each queue, which are raised;
     ``placed`` counts messages (row 0) and bytes (row 1) of each queue.
-    Returns (the byte of the segment behind the last frame, position behind it in the file, number
-    of frames, reason of the end).
+    Returns (position in the segment after the last frame, position in the file after it, number of
+    frames, reason of the end).
     """
     count = 0
     first = position
@@ -102,7 +103,8 @@ def same_staged(
     """Count the frames of a segment that are in a file of the log from a position on.
 
     Args: as for :func:`place_staged`; ``end`` is the end of the bytes in the file.
-    Returns (the byte of the segment behind the last of them, position behind it, their number).
+    Returns (position in the segment after the last of these frames, position in the file after it,
+    their number).
     """
     count = 0
     while stop - start >= FIXED_V1 and end - position >= FIXED_V1:

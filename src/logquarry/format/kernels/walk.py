@@ -1,7 +1,7 @@
 """The walk over the chain of frames, and the search for a frame (resync).
 
-The twin of :func:`logquarry.format.frame.decode_at`: the same verdict on the same bytes. No length
-is believed before it is checked against the window and the file.
+The twin of :func:`logquarry.format.frame.decode_at`: the same verdict on the same bytes. Each
+length is checked against the window and the file before it is used.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ def walk(
     while position < stop:
         if count == rows.shape[0]:
             return count, position, TABLE_FULL
-        # Each frame's position depends on the size of the one before: without prefetching, the walk
-        # waits for memory once per frame.
+        # Each frame's position depends on the size of the previous one: without prefetching, the
+        # walk waits for memory once per frame.
         ahead = min(position + PREFETCH_AHEAD, window)
         asked = max(asked, position)
         while asked < ahead:
@@ -232,8 +232,8 @@ def find_frame(
 ) -> tuple[int, int]:
     """The first position in ``[start, stop)`` with a sound frame (resync).
 
-    Returns (place, REACHED_STOP), (place, NEED_MORE) where the window must grow to tell, or
-    (stop, TRUNCATED) where there is none. Almost every place fails at its first byte.
+    Returns (place, REACHED_STOP), (place, NEED_MORE) if the window is too short for the verdict, or
+    (stop, TRUNCATED) if there is none. Almost every place is rejected by its first byte.
     """
     position = start
     last = min(stop, window - AT_MAGIC)

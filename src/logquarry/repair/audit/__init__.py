@@ -1,7 +1,7 @@
 """Audit: compares the log, the consume queues and the index of a store with each other.
 
-The modules yield typed differences. Verify makes findings of them, recover and rebuild make steps,
-and salvage makes losses. :mod:`.differences` defines each rule and each limit once.
+The modules yield typed differences. Verify turns them into findings, recover and rebuild into
+steps, and salvage into losses. :mod:`.differences` defines each rule and each limit once.
 
 ===============================  ================================  =============================
 difference                       in verify                         in recover

@@ -32,8 +32,8 @@ LostSpans = Sequence[DamagedSpan | ExpiredSpan]
 
 # MOST_GAP and MOST_OFFSET, which limit the writer too, are in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""Most messages that a gap in the queue offsets may lack, besides those for which the damaged bytes
-of the log had room."""
+"""Maximum number of messages that a gap in the queue offsets may lack, in addition to those for which the
+damaged bytes of the log had room."""
 MOST_MOVED: Final = 1 << 20
 """Harmed queue offsets that a recovery corrects in one queue."""
 MOST_GAPS: Final = 1 << 12
@@ -93,21 +93,21 @@ class EntryGroup:
 
 
 def and_more(count: int) -> str:
-    """The end of a text about the first of some things."""
+    """The end of a text that names only the first of several items."""
     return f", and {count - 1} more" if count > 1 else ""
 
 
 # ------------------------------------------------------------------------------------------- files
 class FileFault(Enum):
-    """How a file of a sequence differs from its place there."""
+    """How a file's name or size contradicts its place in the sequence."""
 
     SIZE = "size"
     EMPTY_LAST = "empty last"
-    """The last file has no bytes: a crash came between its creation and its allocation."""
+    """The last file has no bytes: a crash happened between its creation and its allocation."""
     PLACE = "place"
     """The name is no multiple of the file size."""
     GAP = "gap"
-    """Files are missing between this file and the one before it."""
+    """Files are missing between this file and the previous one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,9 @@ class FileDifference:
     """A file of the log or of a queue that does not fit its sequence.
 
     Attributes:
-        fault: what is wrong.
+        fault: the kind of the fault.
         file: the file.
-        before: the file before it; None for the first file.
+        before: the previous file; None for the first file.
         size: bytes that each file of the sequence has.
     """
 
@@ -190,14 +190,14 @@ def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
 # ----------------------------------------------------------------------------------------- entries
 @dataclass(frozen=True, slots=True)
 class TagsRule:
-    """Tags codes of an entry that count as right besides the code of the message.
+    """Tags codes of an entry that are accepted in addition to the code of the message.
 
     An address into ConsumeQueueExt is always right: it replaces the code, below ``INT_MIN``.
 
     Attributes:
         any_time: accept every positive number. Entries of the schedule topic hold a delivery time,
             by delay levels that a reader need not know.
-        slack_ms: accept a delivery time that is so many milliseconds off.
+        slack_ms: accept a delivery time that is wrong by at most this many milliseconds.
     """
 
     any_time: bool = False
@@ -236,9 +236,10 @@ def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
 
 
 def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:
-    """Parts of an array, as (start, stop), in each of which every offset is one more than before.
+    """Parts of an array, as (start, stop), in each of which every offset is one more than the
+    previous one.
 
-    A part ends at a gap, and where a topic was recreated and its offsets fall back.
+    A part ends at a gap, or if the topic was recreated and its offsets fall back.
     """
     cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
     for start, stop in pairwise([0, *cuts.tolist(), len(offsets)]):
@@ -279,7 +280,8 @@ def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
 def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
     """Whether an entry may stay in a queue although the log has no message for it.
 
-    It may if it is a filler, or if its message is lost: later entries keep their queue offsets.
+    The entry may stay if it is a filler, or if its message is lost: later entries keep their queue
+    offsets.
     """
     return entry.is_filler or names_damage(entry, damage)
 
@@ -290,5 +292,5 @@ def names_ends(header: IndexHeader, first: int, last: int) -> bool:
 
 
 def queue_name(key: QueueKey) -> str:
-    """A queue as texts name it."""
+    """The name of a queue in texts."""
     return f"queue {key[1]} of {key[0]}"

@@ -1,13 +1,13 @@
 """Audit of the consume queues for a recovery: the first difference of each queue from the log.
 
-From its first difference on a recovery cuts a queue and writes it again, so later differences do
-not matter. :class:`QueueAudit` compares one queue run by run, :class:`QueueAudits` all queues of a
-store. Memory does not grow with the log.
+A recovery cuts a queue at its first difference and writes it again from there, so later differences
+do not matter. :class:`QueueAudit` compares one queue run by run, :class:`QueueAudits` all queues of
+a store. Memory does not grow with the log.
 
-No CRC covers a frame's queue offset. The audit takes a single offset that does not fit for harmed
-if the queue has the message elsewhere, or if the offsets of the messages before and behind it
-show that. Otherwise an offset that falls back means that the topic was recreated, and a gap means
-that messages are lost.
+No CRC covers a frame's queue offset. The audit treats a single offset that does not fit as harmed
+if the queue has the message elsewhere, or if the offsets of the neighbouring messages show that.
+Otherwise an offset that falls back means that the topic was recreated, and a gap means that
+messages are lost.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class AuditedQueue:
         ends_empty: whether its last file has no entry.
         end: one past the queue offset of the last message; None if the log has no message of it.
         difference: its first difference, None if it has all messages.
-        kept_until: without a difference: queue offset up to which its entries are of messages that
-            the log has, has lost, or has deleted.
+        kept_until: without a difference: queue offset up to which its entries belong to messages
+            that the log has, has lost, or has deleted.
         moved: queue offsets of messages whose own is harmed, by their physical offsets.
-        largest_gap: most messages that are missing at one place.
+        largest_gap: maximum number of messages that are missing at one place.
     """
 
     key: QueueKey
@@ -88,7 +88,7 @@ class QueueAudit:
     Args:
         key: topic and queue id.
         disk: the queue's files, None if there are none or they cannot be used.
-        damage: the damage of the log up to where it is read.
+        damage: the damage of the part of the log that was read.
         tags: which tags codes count as right.
     """
 
@@ -106,7 +106,7 @@ class QueueAudit:
         self._had = 0 if disk is None else disk.max_offset
         self._first: int | None = None
         self._first_at = 0
-        # Where the last message so far ends in the log.
+        # Physical offset at which the last message so far ends.
         self._known_until = 0
         self._next: int | None = None
         self._found: FirstDifference | None = None
@@ -133,7 +133,7 @@ class QueueAudit:
 
     # ------------------------------------------------------------------ harmed queue offsets
     def _settle(self, following: int | None) -> None:
-        """Place the single message that did not fit; the offset behind it is known now."""
+        """Place the single message that did not fit; the next offset is known now."""
         odd, self._odd = self._odd, None
         if odd is None:
             return
@@ -153,7 +153,8 @@ class QueueAudit:
             self._take_run(offset, entries)
 
     def _take_first(self, offset: int, entries: Units, following: int | None) -> None:
-        """Place the first message; the message behind it or the queue shows if it is harmed."""
+        """Place the first message; the next message or the queue shows whether its offset is
+        harmed."""
         if following == offset + 1 or (offset >= 0 and self._has(offset, entries)):
             self._take_run(offset, entries)
             return
@@ -216,12 +217,12 @@ class QueueAudit:
             self._compare(offset, entries)
 
     def _room(self, entries: Units) -> int:
-        """How many messages may be missing before some."""
+        """How many messages may be missing before some messages."""
         lost = max(0, int(entries["physical_offset"][0]) - self._known_until)
         return max(MOST_GAP, lost // FIXED_SIZE_V1 + GAP_SLACK)
 
     def _begin_again(self, offset: int) -> None:
-        """The topic was recreated: forget what the log gave from an offset on."""
+        """The topic was recreated: forget the log's messages from an offset on."""
         assert self._first is not None
         self._first = min(self._first, offset)
         if self._found is not None and self._found.offset >= offset:
@@ -402,7 +403,7 @@ class QueueAudits:
                 audit = self._audits.get(key)
                 if audit is None:
                     if queue_name_fault(key[0]) is not None:
-                        # No queue can have this name.
+                        # A queue cannot have this name.
                         continue
                     audit = self._audits[key] = self._audit(key, None)
                 audit.take(part.offsets, part.units)

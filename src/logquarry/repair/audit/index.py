@@ -52,7 +52,7 @@ class IndexAudit:
 
     Args:
         layout: the store's files.
-        known_chains: paths of files whose chains a Spark task has found right.
+        known_chains: paths of files in which a Spark task found all chains right.
 
     Attributes:
         entries: number of entries in files with a sound header.
@@ -63,7 +63,7 @@ class IndexAudit:
         self.entries = 0
         self._files = OpenFiles(layout)
         self._index = Index(layout, files=self._files)
-        # Read before the walk over the log: a live writer moves the end.
+        # Read before the walk over the log: a live writer extends the index.
         headers = [file.header for file in self._index.files]
         self._ranges = [(header.begin_offset, header.end_offset) for header in headers]
         self._numbers = {file.path: number for number, file in enumerate(self._index.files)}
@@ -93,13 +93,13 @@ class IndexAudit:
         return self._stream.is_broken or self._stream.place == start
 
     def add_sound(self, stop: Place) -> None:
-        """Take over the next entries, up to one, which a Spark task has compared."""
+        """Accept the next entries, up to a given one: a Spark task has compared them."""
         self._has_keys = True
         self._stream.skip_to(stop)
 
     @property
     def is_exact(self) -> bool:
-        """Whether the index has just the entries of the log's keys, in their order.
+        """Whether the index has exactly the entries of the log's keys, in their order.
 
         If not, call :meth:`count` for each run of the log.
         """
@@ -231,7 +231,8 @@ class IndexAudit:
     def _chain_differences(
         self, file: IndexFile, shape: IndexShape, entries: Entries
     ) -> Iterator[Difference]:
-        """Entries that do not lead to the one before in their slot; slots to their last entry."""
+        """Entries that do not lead to the previous entry of their slot, and slots that do not lead
+        to their last entry."""
         found, slots, newest = self._find_chains(file, shape, entries)
         if found.wrong:
             number = found.first + 1
@@ -269,7 +270,7 @@ class IndexAudit:
         audit.check(entries)
         for group in audit.wrong.values():
             yield group.at(file.path, shape.entry_position(group.number), ENTRY.size)
-        # A wrong entry is reported once: not also as a missing key.
+        # A wrong entry is reported once, and not as a missing key too.
         reported = sum(group.count for group in audit.wrong.values())
         missing = int(self._keys.keys[number]) - audit.keys - reported
         if audit.is_ordered and missing > 0:
@@ -281,7 +282,7 @@ class _Chains(NamedTuple):
     """Wrong chains of an index file.
 
     Attributes:
-        wrong: number of entries that do not lead to the one before in their slot.
+        wrong: number of entries that do not lead to the previous entry of their slot.
         first: position of the first such entry, from 0.
         expected: number of the entry to which it should lead.
         wrong_slots: number of slots that do not lead to their newest entry.
@@ -375,7 +376,7 @@ def _header_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) 
 def sequence_fault(
     log: CommitLog, log_start: int, header: IndexHeader, before: IndexHeader | None
 ) -> str | None:
-    """Why a file belongs to another log or does not follow the file before it, None if it does."""
+    """Why a file belongs to another log or does not follow the previous file, None if it does."""
     if header.entry_count > 1 and not _is_of(log, log_start, header):
         return f"the log has no message at {header.end_offset}, where its last key points"
     if before is not None and header.end_offset < before.end_offset:

@@ -89,7 +89,7 @@ class EntryAudit:
         known = ~within(offsets, self._lost)
         ahead = known & (offsets >= self._log_end)
         inside = np.flatnonzero(known & ~ahead & (offsets >= self._layout.commit_log.start))
-        # The frames come in the order of the log.
+        # The frames are in the order of the log.
         inside = inside[np.argsort(offsets[inside], kind="stable")]
         ordered = offsets[inside]
         places = _distinct(ordered)
@@ -120,8 +120,8 @@ class EntryAudit:
 
     def _has_keys(self, run: Run, places: Int64, numbers: Int64, hashes: Int64) -> Bools:
         """Which entries have the hash of a key of their frame; by the frames' numbers in a run."""
-        # Tags are right where the index has them, and never missed: a store that an older
-        # version began has none of its first messages.
+        # If the index has tags they are accepted, and missing tags are no fault: an older version
+        # of the broker indexed no tags.
         if self._layout.config.index_tags:
             raw, owners = index_keys(run.window, run.rows, raw=True, tags=True)
             known = np.sort(_pairs(owners, positive(raw)))
@@ -143,8 +143,8 @@ class EntryAudit:
 class KeyCounter:
     """Counts the keys that index files should have, run by run.
 
-    An index file has the keys of every message between its first and its last one. Keys of these
-    two messages may be in the file before or behind.
+    An index file has the keys of every message between its first and its last message. Keys of
+    these two messages may be in the previous or the next file.
 
     Args:
         ranges: physical offsets of the first and the last message of each index file.
@@ -289,7 +289,7 @@ class IndexEntries:
         return int(found["physical_offset"][0]) if len(found) else -1
 
     def first_from(self, offset: int) -> Place:
-        """The first entry that points to a physical offset or behind it.
+        """The first entry that points to a physical offset or to a later one.
 
         If the entries are not in the log's order, any place.
         """
@@ -307,7 +307,7 @@ class IndexEntries:
         return len(self._parts), 0
 
     def normal(self, place: Place) -> Place:
-        """The next place that has an entry, or the one behind the last entry."""
+        """The next place that has an entry, or the place after the last entry."""
         number, at = place
         while number < len(self._parts):
             at = max(at, self.start(number))
@@ -325,7 +325,7 @@ class EntryStream:
         place: the first one to compare.
 
     Attributes:
-        is_broken: whether an entry was not the next key's.
+        is_broken: whether an entry did not belong to the next key.
     """
 
     def __init__(self, entries: IndexEntries, place: Place = (0, 0)) -> None:
@@ -363,5 +363,5 @@ class EntryStream:
 
     @property
     def is_through(self) -> bool:
-        """Whether the keys asked for all entries, and for no other."""
+        """Whether the entries are exactly those of the keys."""
         return not self.is_broken and self.is_at_end

@@ -4,13 +4,13 @@ Recover, rebuild and salvage read a log with :class:`LogAudit`. A break in the c
 either the end of the log (a torn tail, or stale frames behind it) or damage within the log (rot, a
 lost page). A break is the end, by the first rule that applies:
 
-1. It lies at or behind the durable offset, if there is one. The disk had no break before that.
-2. The store was shut down cleanly, and the break lies behind the last message in a queue.
-3. The frame behind the break is older than the one before it: an earlier recovery left it. If the
+1. It lies at or after the durable offset, if there is one. The disk had no break before that. 2.
+The store was shut down cleanly, and the break lies after the last message in a queue. 3. The frame
+after the break is older than the frame before it: an earlier recovery left it. If the
    store was shut down cleanly, also if that frame is newer than the checkpoint.
 4. No frame follows.
 
-Any other break is damage, and the frames behind it stay. Verify reads the log without these rules:
+Any other break is damage, and the frames after it stay. Verify reads the log without these rules:
 it reports what readers see (:func:`logquarry.read.log_end.log_bound`).
 """
 
@@ -49,7 +49,7 @@ class KnownBounds:
 
     Attributes:
         durable: the durable offset, None if it is unknown.
-        queued: physical offset behind the last message in a queue, None without one.
+        queued: physical offset after the last message in a queue, None without one.
         is_closed: whether the store was shut down cleanly.
         dispatched_timestamp: store time of the last dispatched message, by the checkpoint; None if
             unknown.
@@ -67,7 +67,7 @@ class KnownBounds:
 
     @property
     def least(self) -> int | None:
-        """Physical offset that the log has reached for certain, None if unknown."""
+        """Physical offset that the log has certainly reached, None if unknown."""
         queued = self.queued if self.is_closed else None
         return max((known for known in (self.durable, queued) if known is not None), default=None)
 
@@ -158,7 +158,8 @@ class LogAudit:
         return self._runs(self._reader().events(stop=self._stop))
 
     def guided_runs(self, guesses: Iterable[F]) -> Iterator[Run | F]:
-        """The same, with the runs that threads or tasks have read. Not beside a live writer."""
+        """The frames of the log in order, with the runs that threads or tasks have read. Not
+        allowed beside a live writer."""
         assert not self._is_live
         return (
             self.runs() if self._stop is not None else self._runs(guided(self._reader(), guesses))
@@ -188,7 +189,7 @@ class LogAudit:
                 assert not isinstance(event, BlankSpan)
                 stale = self._why_stale(event)
                 if stale is not None:
-                    # An earlier recovery left the entries of these frames as well.
+                    # An earlier recovery left the queue entries of these frames too.
                     self.words.append(stale)
                     return
                 yield from self._confirmed(broken)
@@ -205,7 +206,7 @@ class LogAudit:
         yield from self._rest(broken)
 
     def _replaces_file(self, blank: BlankSpan) -> bool:
-        """Whether a recovery put it there: no writer leaves a file without a message."""
+        """Whether a recovery wrote a blank: a writer never leaves a file without a message."""
         file = self._layout.commit_log.at(blank.offset)
         return file is not None and file.base == blank.offset
 
@@ -214,7 +215,7 @@ class LogAudit:
         return least is not None and offset >= least
 
     def _why_stale(self, event: Run | TimedRun) -> str | None:
-        """Why the frames behind a break are stale, None if they belong to the log."""
+        """Why the frames after a break are stale, None if they belong to the log."""
         bounds = self._bounds
         if event.start < (bounds.durable or 0):
             return None
@@ -249,7 +250,7 @@ class LogAudit:
             self.end = max(self.end, span.offset + span.length)
 
     def _rest(self, broken: list[DamagedSpan]) -> Iterator[Run]:
-        """The damage behind the last sound frame, up to the offset that the log has reached."""
+        """The damage after the last sound frame, up to the offset that the log has reached."""
         least = self._bounds.least
         if least is None or least <= self.end:
             if broken:
@@ -270,7 +271,7 @@ class LogAudit:
             )
 
     def _with_zeros(self, broken: list[DamagedSpan], least: int) -> list[DamagedSpan]:
-        """The damaged spans, with the zeros between and behind them, which once were frames.
+        """The damaged spans, with the zeros between and after them, which were frames once.
 
         Without a durable offset only zeros in files that have damage count.
         """
@@ -291,7 +292,7 @@ class LogAudit:
                 end = file.base
             if not here or end < here[0].offset:
                 until = here[0].offset if here else stop
-                kind, reason = DamageKind.ZEROED.label, "zeros where a frame was"
+                kind, reason = DamageKind.ZEROED.label, "zeros in place of a frame"
                 found.append(DamagedSpan(end, until - end, kind, reason, path))
             nexts = [span.offset for span in here[1:]] + [stop]
             found += [

@@ -1,8 +1,8 @@
-"""Queue offsets as the frames of a log give them: gaps, recreated topics, harmed offsets.
+"""Queue offsets in the frames of a log: gaps, recreated topics, harmed offsets.
 
-No CRC covers a frame's queue offset. Salvage has no reliable queue to compare with, so that it
-takes an offset for harmed if it does not fit between those of the messages before and behind it.
-Believed, such an offset would look like a recreated topic, or leave a gap of billions.
+No CRC covers a frame's queue offset. Salvage has no reliable queue to compare with, so it treats an
+offset as harmed if it does not fit between those of the neighbouring messages. If salvage trusted
+such an offset, the offset would look like a recreated topic, or leave a gap of billions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Range = tuple[int, int]
 
 @dataclass(slots=True)
 class _Break:
-    """A message whose queue offset is not one more than that of the message before it."""
+    """A message whose queue offset is not one more than that of the previous message."""
 
     place: int
     offset: int
@@ -136,7 +136,7 @@ class QueueNotes:
 
 
 def _is_harmed(here: _Break, behind: int) -> bool:
-    """Whether an offset does not fit between those of the messages before and behind it."""
+    """Whether an offset does not fit between those of the neighbouring messages."""
     if here.offset > here.before:
         return here.before + 1 < behind < here.offset
     return behind == here.before + 2

@@ -1,10 +1,10 @@
 """Audit of the consume queues: every difference between the queues and the log.
 
 :class:`QueuesAudit` compares the entry of each dispatched frame with the frame, run by run. It
-keeps what does not fit per queue until the log is read, since a queue whose topic was recreated
-holds the newest messages alone. :class:`SpareEntries` then checks the entries that no message of
-the log asked for: expired, copies by multi-dispatch, lost, or misplaced. A queue file under a wrong
-name holds such entries: each points to a sound frame, whose own queue offset is another one.
+keeps the differences of each queue until the log is read, since a queue whose topic was recreated
+holds only the newest messages. :class:`SpareEntries` then checks the entries that no message of the
+log asked for: expired, copies by multi-dispatch, lost, or misplaced. A queue file under a wrong
+name holds such entries: each points to a sound frame, whose own queue offset differs.
 
 Memory does not grow with the log.
 """
@@ -68,7 +68,7 @@ class _Seen:
     """The messages of one queue that the log has shown so far, since its topic was last recreated.
 
     ``gaps`` are queue offsets between the first and the last message that no message has.
-    ``missing_from`` is the place of the first message behind the queue's end, ``missing_since`` its
+    ``missing_from`` is the place of the first message after the queue's end, ``missing_since`` its
     store time.
     """
 
@@ -111,7 +111,7 @@ class QueuesAudit:
         self._seen: dict[QueueKey, _Seen] = {}
         self._names = set(layout.queue_names)
         self._other_queues = other_queues(layout)
-        # While retention removes the log's first file, it cuts the queues behind that file.
+        # While retention removes the log's first file, it cuts the queues after that file.
         files = layout.commit_log.files
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 
@@ -125,14 +125,14 @@ class QueuesAudit:
                 self._compare(key, {name: getattr(requests, name)[part.rows] for name in _COLUMNS})
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
-        """Whether queues continue at some offsets, without a gap and without a fall back."""
+        """Whether queues continue at some offsets, without a gap and without a smaller offset."""
         return all(
             key not in self._seen or self._seen[key].next_offset == first
             for key, (first, _) in queues.items()
         )
 
     def add_sound(self, queues: Mapping[QueueKey, tuple[int, int]]) -> None:
-        """Take over entries that a Spark task has compared: from one queue offset to another."""
+        """Accept entries that a Spark task has compared: from one queue offset to another."""
         for key, (first, stop) in queues.items():
             self._of(key, first).advance(stop - first)
             self.entries += stop - first
@@ -149,7 +149,7 @@ class QueuesAudit:
         return ConsumeQueue(self.layout, *key, log_min_offset=start, files=self._files)
 
     def _is_next_part(self, seen: _Seen, part: QueuePart) -> bool:
-        """Whether a queue continues with just the entries of these messages."""
+        """Whether a queue continues with exactly the entries of these messages."""
         if seen.queue is None or int(part.offsets[0]) != seen.next_offset:
             return False
         if not has_entries(seen.queue, part):
@@ -239,9 +239,9 @@ class QueuesAudit:
     def _is_crash(self, log_end: int) -> bool:
         """Whether a crash explains the messages that the queues lack at their ends.
 
-        It does if the dispatcher had reached one place of the log, every queue has the messages
-        before that place, and none of them is older than the checkpoint, which names messages that
-        were in the queues once.
+        A crash explains it if the dispatcher had reached one place of the log, every queue has the
+        messages before that place, and none of them is older than the checkpoint, which names
+        messages that were in the queues once.
         """
         if not self.layout.has_abort:
             return False
@@ -274,7 +274,7 @@ class QueuesAudit:
         if queue is None:
             folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
             reason = f"the log has {seen.messages} messages of it"
-            # Batch queues and queues in RocksDB are elsewhere, and the audit does not read them.
+            # The audit does not read batch queues and queues in RocksDB.
             is_explained = is_explained or self._other_queues.holds(key[0])
             yield Difference("queue_missing", folder, 0, reason, is_explained=is_explained)
             return
@@ -312,7 +312,7 @@ class QueuesAudit:
 
 
 def has_entries(queue: ConsumeQueue, part: QueuePart) -> bool:
-    """Whether a queue has just these entries, byte for byte and without a gap."""
+    """Whether a queue has exactly these entries, byte for byte and without a gap."""
     offsets = part.offsets
     first, stop = int(offsets[0]), int(offsets[-1]) + 1
     if stop - first != len(offsets) or first < queue.min_offset or stop > queue.max_offset:
@@ -376,11 +376,11 @@ class SpareEntries:
         self._groups: dict[str, EntryGroup] = {}
         self._stretches: list[EntryGroup] = []
         self._begin = 0
-        # How the entry before was misplaced, and by how many entries.
+        # How the previous entry was misplaced, and by how many entries.
         self._last = (_FITS, 0)
 
     def check(self, ranges: Sequence[tuple[int, int]], begin: int = 0) -> list[EntryGroup]:
-        """What is wrong in some ascending ranges of queue offsets.
+        """The wrong entries in some ascending ranges of queue offsets.
 
         Fillers before ``begin`` are right: they pad the queue's first file.
         """

@@ -1,7 +1,7 @@
-"""Runs of sound frames, with what an audit needs to know of them.
+"""Runs of sound frames, with the facts that an audit needs.
 
 A long log is cut into stretches that threads read ahead (:func:`runs_ahead`). The walk over the log
-takes a run from a thread where it fits, and reads the rest (:func:`logquarry.log.places.guided`).
+takes a run from a thread if it fits, and reads the rest (:func:`logquarry.log.places.guided`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AuditedRun(Generic[F]):
 
     Attributes:
         start: physical offset of the first frame.
-        end: physical offset behind the last frame.
+        end: physical offset after the last frame.
         count: number of frames.
         facts: facts about them.
     """
@@ -94,7 +94,8 @@ def audited(follower: Follower, run: Run, facts: F) -> AuditedRun[F]:
 
 
 class FrameFacts:
-    """What verify reports of frames, and what it compares with queues and index.
+    """Collects the faults of frames that verify reports, and the facts that it compares with queues
+    and index.
 
     Args:
         max_size: larger frames are reported; maxMessageSize.
@@ -102,7 +103,7 @@ class FrameFacts:
     Attributes:
         parts: dispatch requests and keys, in the log's order.
         oversized: physical offset and size of each frame that is too large.
-        suspects: the same of each frame whose topic or properties are no text.
+        suspects: likewise for each frame whose topic or properties are no text.
     """
 
     def __init__(self, max_size: int) -> None:
@@ -142,7 +143,7 @@ class FrameFacts:
 
 
 class EntryFacts:
-    """The queue entries that frames ask for, with the copies of multi-dispatch.
+    """Collects the queue entries of frames, with the copies by multi-dispatch.
 
     Args:
         config: settings of the store.

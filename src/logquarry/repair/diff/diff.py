@@ -29,7 +29,7 @@ class _Store:
         self.reach = self.log.max_offset if self.is_live else self._reach()
 
     def _reach(self) -> int:
-        """Physical offset up to which to compare: the log's end, or the end of messages behind it.
+        """Physical offset up to which to compare: the log's end, or the end of messages after it.
 
         Such messages are stale, or the last file is damaged before them. Then the log's end is in
         doubt, and the other store decides.
@@ -51,7 +51,7 @@ def compare_stores(
 ) -> StoreDiff:
     """Compare two stores.
 
-    The logs are compared byte by byte where both have them. A later begin or an earlier end is no
+    The common part of the logs is compared byte by byte. A later begin or an earlier end is no
     divergence. A writer may have either store open: it is compared up to its present end.
 
     Args:
@@ -63,7 +63,7 @@ def compare_stores(
     start = max(left.log.min_offset, right.log.min_offset)
     end = min(left.reach, right.reach)
     log = LogDiff(a, b, start, end).run(progress)
-    # Behind the divergence of the logs the queues differ too.
+    # After the divergence of the logs the queues differ too.
     diverged_at = end if log.divergence is None else log.divergence.offset
     common = Common(start, diverged_at, left.is_live or right.is_live)
     keys = sorted(left.queues.keys() | right.queues.keys())

@@ -140,7 +140,7 @@ class LogDiff:
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, Bytes, Bytes]]:
         at = start
         while at < stop:
-            # So that words of both are aligned, where files begin at the same places.
+            # So that words of both are aligned if the files begin at the same places.
             size = min(stop, at + _STEP - at % _STEP) - at
             yield at, self._bytes(self._a, at, size), self._bytes(self._b, at, size)
             at += size
@@ -194,7 +194,7 @@ def place_at(layout: StoreLayout, offset: int) -> Place:
             return Place("blank", path, event.offset, event.length)
         if isinstance(event, DamagedSpan) and offset < event.offset + event.length:
             return _damaged(layout, path, event)
-    return Place("nothing", path, offset, 0, "zeros behind the last message")
+    return Place("nothing", path, offset, 0, "zeros after the last message")
 
 
 def _message(layout: StoreLayout, path: str, offset: int) -> Place:
@@ -239,7 +239,7 @@ class Common:
 
     Attributes:
         start: physical offset of its first byte.
-        end: physical offset behind its last byte.
+        end: physical offset after its last byte.
         is_live: whether a writer has either store open: its queues follow its log a moment later.
     """
 

@@ -95,7 +95,7 @@ def check_made_of(target: Path, note: Path, wanted: dict[str, Any]) -> None:
         wanted: result of :func:`made_of`.
 
     Raises:
-        UsageError: if not; nothing is changed.
+        UsageError: if they do not belong together; nothing is changed.
     """
     known = read_note(note)
     # JSON turns tuples into lists, for example.

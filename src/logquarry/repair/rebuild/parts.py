@@ -48,7 +48,7 @@ class FoundRun:
 
     Attributes:
         start: physical offset of the first frame.
-        end: physical offset behind the last frame.
+        end: physical offset after the last frame.
         count: number of frames.
         first_time: store time of the first frame in milliseconds.
         last_time: store time of the last frame in milliseconds.
@@ -137,7 +137,7 @@ def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -
 
 
 def _joined(before: FoundRun, after: FoundRun) -> FoundRun | None:
-    """Two runs as one, None if they are apart or have too many segments. A task sends less then."""
+    """Two runs as one, None if they are apart or have too many segments. So a task sends less."""
     if before.end != after.start:
         return None
     queues = dict(before.queues)
@@ -276,7 +276,7 @@ def write_index_file(
 
     Args:
         layout: the store's files.
-        sources: its keys in order. Unless it is the first file, the last key of the file before
+        sources: its keys in order. Unless it is the first file, the last key of the previous file
             comes first: the header begins there.
         disk: disk of the file.
         path: path of the file.
@@ -366,11 +366,11 @@ class KeyCount:
         self._is_last_keyed = ends_with_key
 
     def files(self) -> list[list[KeySource]]:
-        """The keys of each index file, behind the last key of the file before."""
+        """The keys of each index file, after the last key of the previous file."""
         if not self._has_messages:
             return []
         count = max(1, -(-self.keys // self._room))
-        # A message behind the last key of a full file creates the next file.
+        # A message after the last key of a full file creates the next file.
         if self.keys and self.keys % self._room == 0 and not self._is_last_keyed:
             count += 1
         return [

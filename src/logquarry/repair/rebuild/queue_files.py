@@ -168,7 +168,7 @@ class QueueFiles:
         return self._why_not(key, 0, None) is None
 
     def reserve(self, key: QueueKey, first: int, stop: int) -> None:
-        """Leave room for entries that tasks write, behind all others.
+        """Leave room for entries that tasks write, after all others.
 
         Raises:
             StoreUnavailable: if the disk fails, or is full.
@@ -323,9 +323,9 @@ _MOST_WAITING: Final = 8
 
 
 class IndexFiles:
-    """Builds the index of a store, in a thread: random access to memory takes its time.
+    """Builds the index of a store, in a thread, because random access to memory is slow.
 
-    Not for two threads at once.
+    Two threads must not use it at once.
 
     Args:
         disk: disk of the folder.

@@ -475,7 +475,7 @@ class _Rebuild:
                     _rename(self._disk, place, old)
                 _rename(self._disk, self._build / name, place)
             except BaseException:
-                # Also on Ctrl-C: all folders or none.
+                # Even on Ctrl-C either all folders are moved or none.
                 if old.exists() and not place.exists():
                     _rename(self._disk, old, place)
                 raise

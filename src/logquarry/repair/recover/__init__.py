@@ -1,1 +1,1 @@
-"""Recovers a store after a crash: looks, plans, then applies."""
+"""Recovers a store after a crash: reads it, makes a plan, then applies the plan."""

@@ -215,7 +215,7 @@ class _Work:
     def _shorten(self, path: Path, size: int, excess: int) -> None:
         """Replace a file that is too long by a shorter copy; quarantine gets the rest.
 
-        The file exists as a whole at every moment: without it the log would end there.
+        A complete file exists at every moment: without it the log would end there.
         """
         self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
@@ -295,8 +295,8 @@ class _Work:
         if plan.index is not None and self._config.index_shape is not None:
             shape = self._config.index_shape
             if checkpoint.index_timestamp > plan.index.kept_timestamp:
-                # The checkpoint covers files that are gone. It must not cover new files before they
-                # are on the disk.
+                # The checkpoint covers files that were moved away. It must not cover new files
+                # before they are on the disk.
                 checkpoint.index_timestamp = plan.index.kept_timestamp
                 checkpoint.flush()
             index = IndexKeeper(
@@ -307,7 +307,7 @@ class _Work:
             for units in plan.transactions:
                 make_units(disk, root, units)
             for queue in plan.queues:
-                # Also queues that are only cut.
+                # This includes queues that are only cut.
                 if not queue.is_sound:
                     queues.writers.get(queue.key)
             for files in queues:

@@ -130,7 +130,8 @@ def _is_folder(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    """The paths in a folder, by name; nothing if it cannot be read: its reader will report that."""
+    """The paths in a folder, by name; none if the folder cannot be read: its reader reports the
+    error."""
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = sorted(entry.name for entry in os.scandir(folder))
@@ -228,10 +229,10 @@ def _why_wrong(
 
 
 def _check_length(layout: StoreLayout, file: StoreFile) -> None:
-    """Check that a file that is too long has no messages behind its size.
+    """Check that a file that is too long has no messages after its size.
 
     Raises:
-        StoreUnavailable: if it has: the settings belong to another store.
+        StoreUnavailable: if the file has such messages: the settings belong to another store.
     """
     size = layout.commit_log.file_size
     if file.size <= size:

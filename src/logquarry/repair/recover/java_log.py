@@ -4,7 +4,7 @@ Java's recovery reads the log from one file on. The log ends at the first place 
 Then ``ReputMessageService`` dispatches the messages that are in no queue, by other rules: it checks
 no CRC, and skips bytes that it cannot read.
 
-A frame that the kernels find sound is sound to Java. Where the kernels stop, the reference
+A frame that the kernels find sound is sound to Java. If the kernels stop, the reference
 (:mod:`logquarry.format.java_frame`) decides.
 """
 
@@ -195,7 +195,7 @@ class JavaLog:
         """Dispatch the messages from an offset to the log's end (``ReputMessageService.doReput``).
 
         Raises:
-            JavaRefusal: if RocketMQ would fail, or wait without end.
+            JavaRefusal: if RocketMQ would fail, or wait for ever.
         """
         offset = start
         with _Runs(self._levels, check_crc=False) as runs:
@@ -207,7 +207,7 @@ class JavaLog:
 
         QUIRK: after a frame whose lengths do not add up, Java's buffer moves by the lengths, but
         its offset by TOTALSIZE. From there on the two differ, and the next error moves the offset
-        behind the file's end. Unreadable bytes end the file.
+        after the file's end. Unreadable bytes end the file.
         """
         file = next((f for f in self.files if f.base <= offset < f.base + self._file_size), None)
         if file is None or offset - file.base >= file.wrote:
@@ -296,7 +296,7 @@ class _Runs:
 
 
 def _stop_reason(window: Window, check_crc: bool) -> str | None:
-    """Why no message begins at a position, None if only zeros do."""
+    """Why no message begins at a position, None if only zeros follow."""
     outcome = window.decode(0, check_crc=check_crc)
     if isinstance(outcome, frame.Damage):
         return None if outcome.kind is frame.DamageKind.ZEROED else outcome.reason

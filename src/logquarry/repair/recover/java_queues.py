@@ -1,8 +1,8 @@
 """Consume queues as RocketMQ 4.9.3 recovers and fills them (``ConsumeQueue``), quirks included.
 
 The same code makes a plan and applies it: with :class:`Noted` it writes to memory, with
-:class:`Applied` to the files. Positions alone end a queue: the bytes behind them stay. This code
-writes gaps as Java does, which the queue writer of logquarry refuses.
+:class:`Applied` to the files. Only positions mark a queue's end: the bytes after them stay. This
+code writes gaps as Java does, which the queue writer of logquarry refuses.
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ class JavaQueue:
         target: changes the files.
 
     Attributes:
-        max_physical: physical offset behind the last message, by the entries
-            (``maxPhysicOffset``); -1 without one.
+        max_physical: physical offset after the last message, by the entries (``maxPhysicOffset``);
+            -1 without one.
         files: its files.
         set_aside: paths of the files that Java would destroy, each with its reason.
         cut: position from which entries behind the log's end were cut, in bytes; None if none were.

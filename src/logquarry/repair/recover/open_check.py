@@ -3,8 +3,8 @@
 A store that was shut down cleanly and whose log and queues agree is opened as it is. Any other
 store needs a recovery first (:mod:`logquarry.repair.recover.safe`).
 
-The log ends behind the last message that the queues point to, and the frames that follow it without
-a break. Bytes behind this end are stale frames of an earlier recovery (formats.md, Stale frames).
+The log ends after the last message that the queues point to and the frames that follow it without a
+break. Bytes behind this end are stale frames of an earlier recovery (formats.md, Stale frames).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class StoreFound:
 
     @property
     def keeps_tails(self) -> bool:
-        """Whether files keep the bytes behind their ends, as RocketMQ leaves them."""
+        """Whether files keep the bytes after their ends, as RocketMQ leaves them."""
         return self.recovered is not None
 
 
@@ -134,7 +134,8 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     Args:
         root: the store's folder.
         config: its settings.
-        is_recovered: whether it was recovered just now, so that ``abort`` is no objection.
+        is_recovered: whether the store was recovered just now, so that an ``abort`` file is
+            allowed.
 
     Raises:
         NeedsRecovery: if it was not shut down cleanly, or its parts do not agree.
@@ -192,7 +193,7 @@ def _find_transactions(
     """State table and redo log.
 
     Raises:
-        NeedsRecovery: if they differ from the log behind ``start``.
+        NeedsRecovery: if they differ from the log after ``start``.
     """
     found = find_transactions(StoreLayout(layout.filesystem, settings), start, end)
     if isinstance(found, str):
@@ -329,7 +330,7 @@ def _check_queues(
         return
     known = known_damage(layout)
     audits = QueueAudits({(queue.topic, queue.queue_id): queue for queue in queues}, config, known)
-    # Bounded: the caller has checked the bytes behind.
+    # Bounded: the caller has checked the bytes after it.
     reader = LogReader(layout, bound=stop, check_crc=config.check_crc_on_recover)
     for event in reader.events(start, stop):
         if isinstance(event, Run):

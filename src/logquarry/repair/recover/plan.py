@@ -1,7 +1,7 @@
 """Plans of a recovery: the steps, and what happens to each queue and to the index.
 
-A plan is made by reading alone. You can print, compare and apply it. To apply it twice, or again
-after an interruption, gives the same result.
+A plan is made by reading alone. You can print, compare and apply it. If you apply it twice, or
+again after an interruption, the result is the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StepKind(Enum):
     CUT = "cut"
     """Shorten the log or a queue."""
     ZERO = "zero"
-    """Overwrite the bytes behind an end with zeros; quarantine keeps a copy."""
+    """Overwrite the bytes after an end with zeros; quarantine keeps a copy."""
     SET_ASIDE = "set_aside"
     """Move a file to quarantine."""
     EXTEND = "extend"
@@ -45,7 +45,7 @@ class StepKind(Enum):
     BUILD_TRANSACTIONS = "build_transactions"
     """Rebuild the state table or the redo log of 3.x from the log."""
     BUILD_INDEX = "build_index"
-    """Put the keys into the index that it lacks."""
+    """Put the missing keys into the index."""
     NOTE_DAMAGE = "note_damage"
     """Record the damage of the log, so that readers skip it."""
     REMOVE = "remove"
@@ -87,7 +87,7 @@ class RecoveryPlan:
     Attributes:
         root: the store's folder.
         mode: ``safe``, or ``rocketmq`` for RocketMQ's own outcome.
-        looked_at: what the plan is based on, in words.
+        looked_at: the facts on which the plan is based, in words.
         log_start: physical offset of the log's first byte.
         log_end: physical offset of the log's end after the recovery.
         dispatch_from: physical offset of the first message that is dispatched again.
@@ -157,7 +157,7 @@ class QueueAction(Enum):
 
     KEEP = "keep"
     CUT = "cut"
-    """Remove the entries from ``keep_until`` on, and append those that the log asks for."""
+    """Remove the entries from ``keep_until`` on, and append the right ones from the log."""
     REBUILD = "rebuild"
     """Move all files to quarantine, and build new ones."""
 
@@ -175,7 +175,7 @@ class QueuePlan:
         resume_at: physical offset of the first message that it lacks, None if it lacks none.
         reason: why, in words.
         moved: queue offsets of messages whose own is harmed, by their physical offsets.
-        largest_gap: most messages that are missing at one place.
+        largest_gap: maximum number of messages that are missing at one place.
     """
 
     key: QueueKey
@@ -199,11 +199,11 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
     had, difference = found.had_until, found.difference
     if found.end is None or difference is None:
         end, resume_at = found.kept_until, None
-        reason = f"entries from {end} on are of no message of the log"
+        reason = f"entries from {end} on belong to no message of the log"
         if end >= had:
             action, reason = QueueAction.KEEP, ""
             if found.ends_empty:
-                # RocketMQ would take the first entry of that file for a message.
+                # RocketMQ would treat the first entry of that file as a message.
                 action, reason = QueueAction.CUT, "its last file is empty"
             return QueuePlan(found.key, action, end, had, end, None, reason)
         keep = end

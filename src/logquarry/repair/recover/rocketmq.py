@@ -1,7 +1,7 @@
-"""Recovery in the mode ``rocketmq``: what load() and start() of RocketMQ 4.9.3 make of a store.
+"""Recovery in the mode ``rocketmq``: does to a store what load() and start() of RocketMQ 4.9.3 do.
 
 This mode follows RocketMQ's own code, bugs included, and shares no rule with the safe recovery. It
-cuts off the messages behind a bad one, and queues may end with gaps. Files that Java destroys are
+cuts off the messages after a bad one, and queues may end with gaps. Files that Java destroys are
 moved to quarantine. The recovery refuses stores on which Java fails. As in Java, the log is cut in
 memory only: none of its bytes changes.
 

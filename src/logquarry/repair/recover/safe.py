@@ -315,8 +315,8 @@ class _Planner:
             is_closed=self._is_closed,
             synced_timestamp=checkpoint.index_timestamp,
         )
-        # The last file first: after an interruption the wrong file is still there, so that the next
-        # recovery does not take the files behind it for a whole index.
+        # Move the last file first: after an interruption the wrong file is still there, so that the
+        # next recovery does not treat the files after it as a whole index.
         for name, reason in reversed(found.set_aside):
             self._step(StepKind.SET_ASIDE, f"{INDEX}/{name}", None, None, reason)
         left = len(self._layout.index_files) - len(found.set_aside)

@@ -1,4 +1,4 @@
-"""What a damaged log has lost: the damaged spans, and their messages as far as they are known.
+"""The losses of a damaged log: the damaged spans, and their messages as far as they are known.
 
 A lost message is known from its entry in a consume queue. If its body alone is damaged, it is known
 from its frame.
@@ -25,7 +25,7 @@ LostOffsets = dict[QueueKey, list[Range]]
 
 @dataclass(slots=True)
 class LostSpan:
-    """A part of the log of which nothing is saved.
+    """A part of the log that is not saved.
 
     Attributes:
         kind: kind of the damage, as in verify.
@@ -45,7 +45,7 @@ class LostSpan:
 
     @property
     def end(self) -> int:
-        """Physical offset behind the span."""
+        """Physical offset after the span."""
         return self.offset + self.length
 
     def to_json(self) -> dict[str, Any]:

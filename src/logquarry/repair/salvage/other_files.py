@@ -1,8 +1,8 @@
-"""What a salvage copies beside the log, and what of a store it leaves behind.
+"""The files of a store that a salvage copies in addition to the log, and those that it leaves out.
 
 The new store is a plain one: log, queue files, index. Files that name messages by queue offset stay
-right and are copied as they are. Files that name physical offsets are copied only if no frame has
-moved. Everything else is left behind, and the salvage lists it with the loss that it means.
+valid and are copied unchanged. Files that name physical offsets are copied only if no frame has
+moved. All other files are left out, and the salvage lists each with the resulting loss.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _LOST: Final = {
     names.CONTROLLER: "the epochs of the controller: the new store begins as one without them",
     names.UNKNOWN: "not known to be a part of a store; copy them if you need them",
 }
-"""Feature -> what is lost with its files."""
+"""Feature -> the loss if its files are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """A part of a store that is not in the new one.
+    """A part of a store that is not in the new store.
 
     Attributes:
         feature: its name (docs/rocketmq-5.md).
         paths: files and folders below the store's root.
-        reason: what is lost with it.
+        reason: the loss that this means.
     """
 
     feature: str
@@ -62,8 +62,8 @@ class OtherFiles:
 
     Attributes:
         carried: folders and files below the root that are copied, with all that is in them.
-        left: what is not.
-        left_config: files of ``config/`` that would be wrong without what is left behind.
+        left: the parts that are not copied.
+        left_config: files of ``config/`` that would be wrong without the parts that are left out.
     """
 
     carried: tuple[str, ...]
@@ -72,7 +72,7 @@ class OtherFiles:
 
 
 def other_files(layout: StoreLayout, plan: SalvagePlan) -> OtherFiles:
-    """Decide what of a store is copied beside its log, and what is left behind."""
+    """Decide which files of a store are copied in addition to its log, and which are left out."""
     found = find_features(layout)
     carried: list[str] = []
     left = [
@@ -86,8 +86,9 @@ def other_files(layout: StoreLayout, plan: SalvagePlan) -> OtherFiles:
     if not moved:
         carried += timers
     elif timers:
-        # Without the wheel, timercheck would tell the broker that the messages of its queue are in
-        # there. Without all three files the broker begins at the start of the queue.
+        # Without the wheel, timercheck would make the broker assume that the wheel holds the
+        # messages of its queue. Without all three files the broker begins at the start of the
+        # queue.
         left_config.add(timer_wheel.CHECK)
         pending = found.get(names.TIMERS)
         if pending is not None:
@@ -127,19 +128,19 @@ def carry(layout: StoreLayout, path: str, disk: Disk, root: Path) -> None:
 
     Args:
         layout: the store.
-        path: of the file or folder, below its root.
-        disk: what the new store is on.
+        path: path of the file or folder, below its root.
+        disk: disk of the new store.
         root: the new store's folder.
 
     Raises:
-        StoreUnavailable: if the disk does not take it.
+        StoreUnavailable: if the disk cannot store it.
     """
     entries = layout.filesystem.list(path)
     if not entries:
         try:
             _copy(layout, path, disk, root / path)
         except FileNotFoundError:
-            # A folder, or gone since.
+            # It is a folder, or was deleted meanwhile.
             disk.make_folders(root / path)
         return
     for entry in entries:

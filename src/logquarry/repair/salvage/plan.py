@@ -1,7 +1,7 @@
 """Plans a salvage: which messages of a damaged store are saved, and where they go.
 
 A frame keeps its bytes except its physical offset. Each file of the old log becomes one file of the
-new log, so that a loss moves only the frames behind it in the same file.
+new log, so that a loss moves only the later frames of the same file.
 :class:`logquarry.repair.audit.log.LogAudit` decides which frames are messages. Nothing is written.
 """
 
@@ -55,7 +55,7 @@ class Piece:
 
     Attributes:
         start: physical offset of the first frame.
-        stop: physical offset behind the last frame.
+        stop: physical offset after the last frame.
         to: physical offset of the first frame in the new log.
     """
 
@@ -73,7 +73,8 @@ class StaleFrames:
         bytes: their bytes.
         spans: physical offsets of start and end of each stretch.
         included: whether they are saved.
-        moved: number of frames that get a new queue offset, because others have theirs.
+        moved: number of frames that get a new queue offset, because other messages have their queue
+            offset.
     """
 
     messages: int = 0
@@ -108,7 +109,7 @@ class SalvagePlan:
         stale: frames behind the log's end.
         queue_offsets: new queue offsets of messages, by physical offset.
         rotten_offsets: number of harmed queue offsets.
-        raised_times: number of messages whose store time was before that of the message before.
+        raised_times: number of messages whose store time was before that of the previous message.
         ends: number of transaction ends whose half message is lost.
     """
 
@@ -401,8 +402,9 @@ class _Planner:
     def _shift(self) -> int:
         """Bytes by which all physical offsets are raised.
 
-        QUIRK: a filler has physical offset 0. RocketMQ's getMessage takes the log's first file for
-        deleted then, and skips the entries of all its messages. So that file must not begin at 0.
+        QUIRK: a filler has physical offset 0. RocketMQ's getMessage then treats the log's first
+            file as deleted, and skips the entries of all its messages. So that file must not begin
+            at 0.
         """
         is_padded = any(story.is_padded for story in self._plan.queues.values())
         return self._size if is_padded and self._start == 0 else 0

@@ -58,7 +58,7 @@ Pause = Callable[[], None]
 
 @dataclass(slots=True)
 class MovedProgress:
-    """A consumer group whose progress lies behind the end of a queue that lost its last messages.
+    """A consumer group whose progress lies after the end of a queue that lost its last messages.
 
     Attributes:
         topic: topic of the queue.
@@ -103,7 +103,8 @@ class Salvaged:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of the log is lost, and nothing that means a loss is left behind."""
+        """Whether nothing of the log is lost, and no file whose absence means a loss is left
+        out."""
         return self.plan.is_whole and not self.left_behind
 
     def to_json(self) -> dict[str, Any]:
@@ -241,7 +242,7 @@ def check_target(layout: StoreLayout, into: Path) -> None:
 
 
 def settle(location: str, into: Path) -> bool:
-    """Undo or finish an interrupted salvage; return whether the folder has the whole new store.
+    """Undo or finish an interrupted salvage; return whether the folder has the complete new store.
 
     Args:
         location: absolute path or URL of the damaged store.
@@ -284,7 +285,7 @@ def _settle(location: str, into: Path) -> bool:
 def _remove_unfinished(into: Path) -> None:
     work = into / SALVAGE
     report = Path(SIDECAR, REPORT)
-    # Written before the first of them comes out.
+    # Written before the first of them is moved out.
     comes_out = (into / report).is_file() or (work / report).is_file()
     made = [COMMIT_LOG, CONSUME_QUEUE, INDEX, CONFIG, SIDECAR, CHECKPOINT]
     made += carried_names(into)
@@ -328,7 +329,7 @@ class _Target:
         self._held = ExitStack()
 
     def begin(self) -> None:
-        """Lock the folder and create those of the new store."""
+        """Lock the folder and create the folders of the new store."""
         self._held.enter_context(alone_in(self.disk, self._into))
         try:
             self.disk.make_folder(self.work)
@@ -336,7 +337,7 @@ class _Target:
             raise self.disk.refused(self.work, error) from error
         others = sorted(path.name for path in self._into.iterdir() if path != self.work)
         if others:
-            # It was put there while the damaged store was read.
+            # Another program put it there while the damaged store was read.
             self.work.rmdir()
             raise UsageError(
                 f"{self._into}: it holds {others[0]}: the new store needs an empty folder"
@@ -451,7 +452,7 @@ def _moved_progress(
     plan: SalvagePlan,
     offsets: dict[tuple[str, str], dict[int, int]],
 ) -> list[MovedProgress]:
-    """Consumer groups whose progress lies behind the end of their queue.
+    """Consumer groups whose progress lies after the end of their queue.
 
     A broker would send them back to the queue's beginning, or let them skip new messages.
     """

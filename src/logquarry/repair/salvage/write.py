@@ -1,7 +1,7 @@
 """Writes the log of a salvaged store.
 
 The writer changes these fields of a frame: PHYSICALOFFSET, the offset of a half message that was
-moved, a store time that is before that of the frame before, and a queue offset that the plan
+moved, a store time that is before that of the previous frame, and a queue offset that the plan
 replaces.
 """
 
@@ -83,7 +83,7 @@ class LogWriter:
                     if progress is not None:
                         progress(done, total)
             if self._file is None:
-                # Without a message there is still a store.
+                # Even without a message the store needs a log folder.
                 self._disk.make_folders(self._root / COMMIT_LOG)
         finally:
             self._close(is_last=True)
@@ -180,7 +180,7 @@ class LogWriter:
 
 
 def _renew_crcs(data: Bytes, starts: Int64, sizes: Int64) -> None:
-    """Make the property CRCs of frames that were changed those of their bytes."""
+    """Write the property CRCs of changed frames again, computed from their bytes."""
     tails = starts + sizes - property_crc.SIZE
     prefix = np.frombuffer(property_crc.PREFIX, np.uint8)
     carries = (data[tails[:, None] + np.arange(len(prefix))] == prefix).all(axis=1)

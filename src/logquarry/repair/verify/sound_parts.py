@@ -1,4 +1,4 @@
-"""Sound parts of a store, as Spark tasks report them and as verify takes them over.
+"""Sound parts of a store, as Spark tasks report them to verify.
 
 A task compares a part of the log with its queues and its index, and reports each run of frames
 without any difference in a few numbers. It reports nothing else: verify reads the rest itself, so
@@ -30,12 +30,12 @@ class SoundRun:
 
     Attributes:
         start: physical offset of the first frame.
-        end: physical offset behind the last frame.
+        end: physical offset after the last frame.
         count: number of frames.
         oversized: see :class:`FrameFacts`.
         suspects: see :class:`FrameFacts`.
-        queues: first queue offset, and the one behind the last, of each queue; without a gap.
-        entries: first index entry of the keys, and the one behind the last.
+        queues: for each queue its first queue offset, and one past its last; without a gap.
+        entries: the first index entry of the keys, and one past the last.
         last_keyed: physical offset of the last frame with keys, None without one.
         last_time: latest store time in milliseconds.
     """

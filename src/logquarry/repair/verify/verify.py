@@ -147,7 +147,7 @@ class _Verification:
 
     # ---------------------------------------------------------------------------------------- log
     def _log(self) -> int:
-        """Walk over the log; the physical offset of its end."""
+        """Walk over the log; returns the physical offset of its end."""
         self._log_files()
         bound = log_bound(self.layout)
         log = self.layout.commit_log
@@ -261,7 +261,7 @@ class _Verification:
         self.report.add(span.kind, path, span.offset, span.reason + noted, span.length)
 
     def _beyond(self, end: int) -> None:
-        """Report bytes behind the end of a log whose end is known."""
+        """Report bytes after the end of a log whose end is known."""
         reader = LogReader(self.layout, check_crc=True)
         stale = stale_bytes = 0
         first: int | None = None
@@ -300,7 +300,7 @@ class _Verification:
                     "checkpoint_zero",
                     CHECKPOINT,
                     0,
-                    "all zeros: RocketMQ takes no message for flushed",
+                    "all zeros: RocketMQ treats no message as flushed",
                 )
         elif self.messages and max(found) > self.last_time:
             self.report.add(
