@@ -53,7 +53,7 @@ def _made(folder: Path) -> bool:
 
 
 def _temporary_folder() -> Path:
-    """A folder below the system's temporary folder; the same one on each run if that is safe.
+    """A folder below the system's temporary folder; the same folder on each run if that is safe.
 
     Its name is predictable and any user can write to /tmp. So a folder that another user created
     or may write to is not used: programs are run from it.

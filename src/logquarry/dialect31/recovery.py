@@ -172,7 +172,7 @@ class TransactionCheck:
         return f"it lacks the message at {int(wanted['physical_offset'][same])}"
 
     def plan(self, layout: StoreLayout, config: StoreConfig) -> tuple[UnitsPlan, UnitsPlan]:
-        """The plans for table and redo log, once the log is read."""
+        """The plans for table and redo log, after the whole log is read."""
         table_size, redo_size = config.state_table_file_size, config.redo_log_file_size
         assert table_size is not None and redo_size is not None
         before = b""

@@ -58,7 +58,7 @@ class StateTableKeeper:
         self._book = TransactionBook(next_number, found.known_until)
         self._book.open.update(found.open)
         self._known_until = self._table_until = log_end
-        # Users read beside the dispatcher's thread, and other threads flush.
+        # Users read while the dispatcher's thread writes, and other threads flush.
         self._lock = threading.Lock()
         self._changed: set[MappedFile] = set()
         # Held while changed files are synced, so that retention does not delete them.

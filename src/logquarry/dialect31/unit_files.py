@@ -33,7 +33,7 @@ class UnitFiles:
     Attributes:
         units: the entries before the first invalid one.
         first: number of the first entry.
-        fault: what is wrong with the files, None if nothing is.
+        fault: the first fault of the files, None if they have none.
     """
 
     units: Units

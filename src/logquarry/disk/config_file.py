@@ -32,8 +32,8 @@ class LoadedConfig(Generic[T]):
 
     Attributes:
         value: the document; None if there is no readable one.
-        path: the file that was read; None likewise.
-        problems: for each unreadable file its name and what is wrong with it.
+        path: the file that was read; None if there is no readable one.
+        problems: for each unreadable file its name and the error.
     """
 
     value: T | None
@@ -153,8 +153,8 @@ class ConsumerOffsets:
 
     Attributes:
         found: the file that was read, None if there is no readable one.
-        problems: what is wrong with each unreadable file. If the offsets are unreadable, consumers
-            must not start from the beginning as new groups would.
+        problems: the error of each unreadable file. If the offsets are unreadable, consumers must
+            not start from the beginning as new groups would.
     """
 
     def __init__(

@@ -390,7 +390,8 @@ class MappedFile:
             open_files.unlock(self._map_address, self.size)
 
     def close(self) -> None:
-        """Close the file. Selected bytes stay readable; nothing more can be selected.
+        """Close the file. Bytes that :meth:`select` returned stay readable; later calls return
+        None.
 
         The operating system writes bytes that are not flushed at some later time. Not allowed
         while a kernel writes at :attr:`address`.

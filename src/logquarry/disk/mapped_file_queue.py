@@ -488,7 +488,7 @@ class MappedFileQueue:
             self.remove_first()
 
     def close(self) -> None:
-        """Close all files. Selected bytes stay readable."""
+        """Close all files. Bytes that :meth:`select` returned stay readable."""
         if self._health.is_forked:
             return
         with self._flushing, self._change:

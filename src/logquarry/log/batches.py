@@ -96,7 +96,7 @@ def sound_runs(
 
     Args:
         events: from :class:`~logquarry.log.walk.LogReader`.
-        on_damage: what to do at damage.
+        on_damage: the damage policy.
         damage: collects every damaged span.
 
     Raises:

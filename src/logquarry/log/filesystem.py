@@ -368,7 +368,7 @@ def arrow_folder(
         else:
             return arrow, base
     if url.startswith("://"):
-        # fsspec would take it for a path.
+        # fsspec would treat it as a path.
         raise UsageError(f"{url}: names no file system")
     try:
         from fsspec.core import url_to_fs

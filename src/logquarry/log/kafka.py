@@ -23,7 +23,7 @@ class KafkaColumn:
     Attributes:
         name: as in Kafka's source.
         spark: Spark's type.
-        source: our column that it is made from; None if all messages have the same value.
+        source: the column of ours from which it is made; None if all messages have the same value.
     """
 
     name: str
@@ -74,7 +74,7 @@ def check_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
 
 
 def sources(wanted: Sequence[str]) -> tuple[str, ...]:
-    """Our columns that Kafka's columns are made from, each once; at least one, to count rows."""
+    """Our columns from which Kafka's columns are made, each once; at least one, to count rows."""
     found = (_BY_NAME[name].source for name in wanted)
     return tuple(dict.fromkeys(name for name in found if name is not None)) or ("queue_offset",)
 

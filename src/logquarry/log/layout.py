@@ -131,8 +131,8 @@ class StoreLayout:
         filesystem: the store's folder.
         config: the user's settings.
         ignored: names in the store's folders that are no store files.
-        writer_end: the log's end as a reader beside a writer learned it, if stale frames follow
-            that end; else None.
+        writer_end: the log's end that a reader found while a writer had the store open, if stale
+            frames follow that end; else None.
     """
 
     def __init__(self, filesystem: FileSystem, config: StoreConfig | None = None) -> None:
@@ -464,7 +464,7 @@ def _size_of(files: tuple[StoreFile, ...]) -> int:
 
 
 def _is_queue_id(name: str) -> bool:
-    # Only the spelling that RocketMQ writes: a folder 00 beside 0 is not the same queue.
+    # Only the spelling that RocketMQ writes: a folder 00 is not the queue of a folder 0.
     return _QUEUE_ID.fullmatch(name) is not None and java.INT_MIN <= int(name) <= java.INT_MAX
 
 

@@ -56,7 +56,7 @@ class LogPlace:
     Attributes:
         feature: :data:`DLEDGER`, :data:`SEVERAL_LOG_PATHS` or :data:`LOG_ELSEWHERE`.
         evidence: the folders, files or settings that show it.
-        reason: what was found, as a clause.
+        reason: the evidence in words, as a clause.
     """
 
     feature: str

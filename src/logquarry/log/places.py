@@ -1,9 +1,9 @@
-"""Frames found apart from the walk: by other threads or machines, or at given offsets.
+"""Frames that were not found by the walk, but by other threads or machines, or at given offsets.
 
 :func:`guided` merges runs of frames that others found (guesses) into the walk over the log. A frame
-names its place, so any part of a log can be read apart from the rest. But only the walk
-(:class:`LogReader`) decides whether a frame belongs to the log: a guess counts if the walk arrives
-exactly at its start. The walk reads all other parts itself.
+names its place, so any part of a log can be read separately. But only the walk (:class:`LogReader`)
+decides whether a frame belongs to the log: a guess counts if the walk arrives exactly at its start.
+The walk reads all other parts itself.
 
 :func:`runs_at` reads the frames at offsets that consume queues or the index name.
 """
@@ -36,7 +36,7 @@ from logquarry.log.walk import (
 
 
 class Guess(Protocol):
-    """A run of frames that was found apart from the walk."""
+    """A run of frames that another thread or machine found."""
 
     @property
     def start(self) -> int:

@@ -2,7 +2,7 @@
 
 Reads, splits, verify and export all follow the log through :class:`LogReader`. It never raises on
 damage: it reports the damage, finds the next sound frame (resync: a frame names its own offset) and
-    continues. The caller decides what to do about damage.
+    continues. The caller has the policy for damage.
 
 The log ends at the end of the unbroken chain, or at ``bound`` if that is larger and the store was
 shut down cleanly. Sound frames after the end are stale: an earlier recovery truncated the log.
@@ -262,7 +262,8 @@ class LogReader:
     ) -> tuple[Event | None, int]:
         """Read one event at ``position``; also returns the position after it.
 
-        Without ``look_ahead`` the end of the chain gives a LogEnd, regardless of what follows it.
+        Without ``look_ahead`` the end of the chain gives a LogEnd, regardless of the bytes after
+        it.
         """
         file = self.files.at(position)
         if file is not None and self._is_expired(file):

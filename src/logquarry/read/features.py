@@ -1,4 +1,4 @@
-"""Determines what a store consists of: the features of RocketMQ that its files show.
+"""Determines the features of RocketMQ that the files of a store show.
 
 RocketMQ 5 stores carry files that this library reads but cannot write, and files that it does not
 read at all. :class:`StoreFeatures` names each of them with its evidence; :mod:`.fence` decides from
@@ -95,7 +95,7 @@ class Feature:
     Attributes:
         name: its name in JSON, errors and docs/rocketmq-5.md.
         evidence: the files and folders below the root, or the settings, that show it.
-        detail: what was found, for people.
+        detail: the evidence in words, for people.
     """
 
     name: str
@@ -147,7 +147,7 @@ class StoreFeatures:
     """What a store consists of.
 
     Attributes:
-        features: what was found, in a fixed order.
+        features: the features that were found, in a fixed order.
         queue_kinds: topic -> kind of its queues, of each topic with a known kind.
         writer: the version that wrote the store.
         unknown: files and folders in the root and in ``config/`` that no RocketMQ version known
@@ -181,7 +181,7 @@ class StoreFeatures:
 
 
 def find_features(layout: StoreLayout) -> StoreFeatures:
-    """Determine the features of a store; see the head of this module for what is read.
+    """Determine the features of a store; see the head of this module for the files that it reads.
 
     Raises:
         StoreNotFound: if a file or folder is there and cannot be read.

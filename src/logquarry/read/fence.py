@@ -1,8 +1,8 @@
 """Refuses a call that would change files of a store that this library does not understand.
 
 Each call that writes calls :func:`require` before its first byte: before the lock file, before
-``abort``. A refusal names the feature, the files that show it, what goes wrong otherwise, what
-still works, and the way out (docs/rocketmq-5.md has the table). All combinations that
+``abort``. A refusal names the feature, the files that show it, the harm that the call would do, the
+calls that still work, and the way out (docs/rocketmq-5.md has the table). All combinations that
 :data:`_REFUSED` does not list are allowed: real brokers have served every message of such a store
 afterwards.
 """
@@ -55,7 +55,8 @@ _REFUSED: Final = {
     names.CONTROLLER: _LOG,
     names.LOG_PATH: _EACH,
 }
-"""Feature -> what it forbids. A log outside of ``commitlog/`` forbids all (``files.log_place``)."""
+"""Feature -> the actions that it forbids. A log outside of ``commitlog/`` forbids all
+(``files.log_place``)."""
 
 _HARM: Final = {
     names.BATCH_QUEUES: "The broker would not start: it finds queues of 20-byte entries where "
@@ -72,7 +73,7 @@ _HARM: Final = {
     names.CONTROLLER: "The log would no longer agree with the controller's epochs",
     names.LOG_PATH: "The log in commitlog/ may be an old one",
 }
-"""Feature -> what the refused calls would do to the store."""
+"""Feature -> the harm that the refused calls would do to the store."""
 
 _OUT: Final = {
     names.BATCH_QUEUES: "start the broker over the store, it recovers it; or copy the messages "

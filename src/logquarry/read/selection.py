@@ -92,7 +92,7 @@ Part = LogSplit | QueueSlice | PlaceList
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """How a selection is read. Picklable, so that workers can read the parts.
+    """A plan for reading a selection. Picklable, so that workers can read the parts.
 
     Attributes:
         selection: the wanted messages. The filter must still be applied to each message.

@@ -361,8 +361,8 @@ class DispatchService(Service):
         super().__init__("dispatch", health, interval_ms=_INTERVAL_MS)
         self._dispatcher = dispatcher
         self._flags = flags
-        # One flag per waiting thread. Not a condition, which is Python: Ctrl-C in the middle of it
-        # leaves its lock taken.
+        # One flag per waiting thread. A condition is written in Python: Ctrl-C inside it could
+        # leave its lock taken.
         self._waiting: list[Flag] = []
         self._hurry = Flag()
         self._failure: StoreError | None = None

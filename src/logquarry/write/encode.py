@@ -157,7 +157,7 @@ class MessageEncoder:
         Raises:
             MessageRejected: if the store does not take it.
             UsageError: if a number does not fit its field, or the message has tags or keys
-                besides a property string.
+                in addition to a property string.
         """
         topic, queue_id, body = message.topic, message.queue_id, message.body
         topic_data = topic_bytes(topic, self._topic_check)
@@ -200,7 +200,7 @@ class MessageEncoder:
         Raises:
             MessageRejected: if the store does not take it.
             UsageError: if a number does not fit its field, or the message has tags or keys
-                besides a property string.
+                in addition to a property string.
         """
         topic_data = topic_bytes(message.topic, self._topic_check)
         properties = given_properties(message, is_closed=self._is_3_1)
@@ -261,7 +261,7 @@ class MessageEncoder:
         """One frame, with 0 in the fields that :meth:`Encoded.place` fills in.
 
         Raises:
-            MessageRejected: if the properties or the whole are too large.
+            MessageRejected: if the properties or the whole frame is too large.
             UsageError: if a number does not fit its field.
         """
         if type(body) is not bytes:
@@ -346,7 +346,7 @@ def _stored_copies(named: Mapping[QueueKey, int], data: bytearray) -> Copies:
             names = ", ".join(name for name, _ in named)
             raise refusal(
                 PutStatus.MESSAGE_ILLEGAL,
-                f"its properties state offset {stated} in the further queues {names}, but the next "
+                f"its properties state offset {stated} in the further queues {names}, and the next "
                 f"ones there are {offsets}",
                 reason="properties",
             )

@@ -68,8 +68,8 @@ class Waiter(Protocol):
 class ThreadWait:
     """A :class:`Waiter` for one thread.
 
-    It has a bare lock and no condition: Ctrl-C in the middle of a condition, which is Python,
-    leaves its lock taken, and the thread that syncs would wait for it for ever.
+    It uses a bare lock instead of a condition. A condition is written in Python: Ctrl-C inside it
+    could leave its lock taken, and the thread that syncs would wait for ever.
     """
 
     __slots__ = ("_done", "_error", "_in_time", "_open", "deadline", "offset")
@@ -452,7 +452,7 @@ class FlushWait:
         """The replica wait of a put.
 
         Call this before followers are notified of the message: a slave that disconnects when it
-        gets the message was connected when it was put (``submitReplicaRequest``).
+            gets the message was still connected at the time of the put (``submitReplicaRequest``).
         """
         replicas = self._replicas
         if replicas is None or not wait:

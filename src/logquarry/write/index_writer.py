@@ -187,7 +187,7 @@ def _chain(table: npt.NDArray[np.int32], slots: Int64, numbers: Int64) -> tuple[
 
 
 def _seconds(times: Int64, begin: int) -> Int64:
-    """Seconds after a file's begin, limited to what an entry can hold."""
+    """Seconds after a file's begin, limited to the range of an entry's field."""
     if begin <= 0:
         return np.zeros(len(times), np.int64)
     return np.clip((times - begin) // 1000, 0, java.INT_MAX)

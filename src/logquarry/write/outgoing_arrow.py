@@ -114,7 +114,7 @@ def columns_of_batch(
         clock: the born time of messages that have none.
         first: the number of the first row within the call, for errors.
         stored: whether they were stored before, and keep ``queue_offset`` and ``store_timestamp``.
-        look: whether messages with properties that the store acts on are odd.
+        look: whether to mark messages as odd if the store acts on one of their properties.
 
     Raises:
         UsageError: if a column has a wrong type.

@@ -84,8 +84,8 @@ def check_chains(
 
     Args: addresses of the first entry and of the first slot, and how many there are; ``newest``
     int32, of zeros, gets the number of each slot's newest entry.
-    Returns (number of entries that lead to a wrong entry, index of the first, the entry to which it
-    should lead, number of slots that lead to a wrong entry, the first such slot).
+    Returns five numbers: wrong entries, the index of the first one, the entry to which it should
+    lead, wrong slots, the first one.
     """
     wrong = wrong_slots = 0
     first = expected = first_slot = -1

@@ -252,7 +252,7 @@ def find_frame(
                 if code == REACHED_STOP or code == NEED_MORE:
                     return position, code
         elif position + 16 < last and load_raw64(address + position + AT_MAGIC) == 0:
-            # Zeros fill preallocated files; eight at a time.
+            # Preallocated files are full of zeros: compare eight bytes at a time.
             position += 8
             continue
         position += 1

@@ -1,7 +1,7 @@
 """Typed differences between log, queues and index, with the rules and limits that decide them.
 
-Every audit of a store uses these functions, so that verify, recover, rebuild and salvage agree on
-what a wrong file or a wrong entry is.
+Every audit of a store uses these functions, so that verify, recover, rebuild and salvage use one
+definition of a wrong file and of a wrong entry.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ LostSpans = Sequence[DamagedSpan | ExpiredSpan]
 
 # MOST_GAP and MOST_OFFSET, which limit the writer too, are in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""Maximum number of messages that a gap in the queue offsets may lack, in addition to those for which the
-damaged bytes of the log had room."""
+"""Maximum number of messages that may be missing in a gap of the queue offsets, in addition to
+those for which the damaged bytes of the log had room."""
 MOST_MOVED: Final = 1 << 20
 """Harmed queue offsets that a recovery corrects in one queue."""
 MOST_GAPS: Final = 1 << 12
-"""Gaps of one queue that are kept apart; later ones are joined with the last."""
+"""Gaps of one queue that are recorded separately; later ones are joined with the last one."""
 MOST_STRETCHES: Final = 16
-"""Stretches of misplaced entries that are reported apart for one queue."""
+"""Stretches of misplaced entries that are reported separately for one queue."""
 _CLOCK_MS: Final = 1_000
 
 

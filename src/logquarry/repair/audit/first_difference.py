@@ -319,7 +319,7 @@ class QueueAudit:
         return self._found
 
     def finish(self, log_start: int) -> AuditedQueue:
-        """The result, once the log is read.
+        """The result, after the whole log is read.
 
         Args:
             log_start: physical offset of the log's first byte.

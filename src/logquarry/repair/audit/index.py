@@ -117,7 +117,7 @@ class IndexAudit:
         self._keys.add(run, has_key)
 
     def finish(self, log_end: int, lost: LostSpans, last_keyed: int | None) -> Iterator[Difference]:
-        """All differences, file by file, once the log is read.
+        """All differences, file by file, after the whole log is read.
 
         Args:
             log_end: physical offset of the log's end.

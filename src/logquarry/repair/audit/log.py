@@ -11,7 +11,7 @@ after the break is older than the frame before it: an earlier recovery left it. 
 4. No frame follows.
 
 Any other break is damage, and the frames after it stay. Verify reads the log without these rules:
-it reports what readers see (:func:`logquarry.read.log_end.log_bound`).
+it reports the log as readers see it (:func:`logquarry.read.log_end.log_bound`).
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ class QueuesAudit:
 
     # --------------------------------------------------------------------------------- the result
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
-        """All differences, queue by queue, once the log is read.
+        """All differences, queue by queue, after the whole log is read.
 
         Args:
             log_end: physical offset of the log's end.

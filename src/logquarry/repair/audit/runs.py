@@ -151,7 +151,7 @@ class EntryFacts:
 
     Attributes:
         parts: entries by queue, in the log's order.
-        transactions: frames of transactions, if asked for.
+        transactions: frames of transactions, if they are collected.
         has_keys: whether any frame has keys for the index.
         first_time: store time of the first frame in milliseconds.
         last_time: store time of the last frame in milliseconds.

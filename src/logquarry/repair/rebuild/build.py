@@ -1,7 +1,7 @@
 """Builds consume queues and index in one walk over the log, and reports the result.
 
-A note beside the folder records which store and which settings the built files belong to, so that
-they are not taken for another store's. It is written before the first folder is in place, with the
+A note next to the folder records the store and the settings of the built files, so that they are
+not mistaken for those of another store. It is written before the first folder is in place, with the
 folder's lock held.
 """
 
@@ -56,7 +56,7 @@ def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, 
 
 
 def read_note(note: Path) -> dict[str, Any]:
-    """A note by folder; empty if the file is missing, or if a power cut emptied it.
+    """The entries of a note by folder; empty if the file is missing, or if a power cut emptied it.
 
     Raises:
         UsageError: if the file is not a rebuild's note.
@@ -231,7 +231,7 @@ class BuildJob:
         clock: names index files, in milliseconds.
         folder: gets ``consumequeue/`` and ``index/``.
         names: which of the two to build.
-        log: reads the log; finished once everything is built.
+        log: reads the log; finished when all files are built.
         likely_end: physical offset near the log's end.
         is_live: whether a writer has the store open.
     """

@@ -382,7 +382,7 @@ def _damage_document(plan: SafePlan) -> dict[str, object]:
 
 
 class _IndexRest:
-    """Puts the missing keys into the index, in a thread beside the dispatch to queues.
+    """Puts the missing keys into the index, in a thread, during the dispatch to queues.
 
     Args:
         writer: the index.

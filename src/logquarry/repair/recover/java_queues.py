@@ -1,8 +1,8 @@
 """Consume queues as RocketMQ 4.9.3 recovers and fills them (``ConsumeQueue``), quirks included.
 
 The same code makes a plan and applies it: with :class:`Noted` it writes to memory, with
-:class:`Applied` to the files. Only positions mark a queue's end: the bytes after them stay. This
-code writes gaps as Java does, which the queue writer of logquarry refuses.
+:class:`Applied` to the files. Only positions mark a queue's end: the bytes after them stay. Like
+Java, this code leaves gaps, which the queue writer of logquarry refuses.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Applied:
 
     def extend(self, path: str, size: int) -> None:
         """See :meth:`Target.extend`."""
-        # To open it extends it.
+        # Opening the file extends it.
         MappedFile(self._disk, self._root / path, 0, size).close()
         self.written.add(path)
 
@@ -169,7 +169,7 @@ class WrittenFiles:
         self._root = root
         self._disk = disk
         self._paths = set(paths)
-        # Users call flush beside the flush thread.
+        # Users may call flush at the same time as the flush thread.
         self._flushing = threading.Lock()
 
     def flush(self, least_pages: int = 0) -> None:
@@ -325,7 +325,7 @@ class JavaQueue:
     def _truncate(self, offset: int) -> None:
         """``MappedFileQueue.truncateDirtyFiles``."""
         while self.files[-1].base > offset:
-            reason = f"it lies behind the last sound entry, {offset // UNIT_SIZE}"
+            reason = f"it lies after the last sound entry, {offset // UNIT_SIZE}"
             self._destroy(self.files.pop(), reason)
         last = self.files[-1]
         last.wrote = min(self._file_size, offset - last.base)
@@ -368,8 +368,8 @@ class JavaQueue:
         """Append entries as RocketMQ's dispatcher does (``putMessagePositionInfo``).
 
         QUIRK: it skips a message that ends before ``max_physical``, and a queue offset that the
-        queue has already, except 0, which it appends to any queue. It appends a queue offset that
-        is too large at the queue's end, where it does not belong.
+        queue has already, except 0, which it appends to any queue. It appends an entry whose queue
+        offset is too large at the queue's end, which is the wrong position.
 
         Args:
             offsets: queue offset of each entry.

@@ -1,7 +1,7 @@
-"""Makes durable what a recovery relies on: entries of lost messages, and files that it only read.
+"""Syncs the data that a recovery relies on: entries of lost messages, and files that it only read.
 
-Only its queue knows the entry of a lost message. A recovery notes these entries before it cuts a
-queue. Without the note an interruption would leave fillers in their place.
+The entry of a lost message exists only in its queue. A recovery notes these entries before it cuts
+a queue. Without the note an interruption would leave fillers in their place.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def save_kept(disk: Disk, path: Path, kept: Kept) -> None:
     """Write the note, durably; delete an old note if there are no entries.
 
     Raises:
-        StoreUnavailable: if the disk does not take them.
+        StoreUnavailable: if the disk cannot store them.
     """
     document = [
         {
@@ -63,8 +63,9 @@ def save_kept(disk: Disk, path: Path, kept: Kept) -> None:
 
 
 # -------------------------------------------------------------------------------- files of a store
-# The process that wrote a file may have died before its sync, or of a failed sync. After a failed
-# sync the system takes the pages for written, so that the log's bytes in doubt are written again.
+# The process that wrote a file may have crashed before its sync, or ended after a failed sync.
+# After a failed sync the system treats the pages as written, so the recovery writes the doubtful
+# bytes of the log again.
 _PARTS: Final = (COMMIT_LOG, CONSUME_QUEUE, INDEX, TRANSACTION)
 _COPY_BYTES: Final = 1 << 20
 

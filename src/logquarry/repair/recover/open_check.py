@@ -1,7 +1,7 @@
-"""Finds out whether a store can be opened for writing as it is, before anything is changed.
+"""Checks whether a store can be opened for writing without a recovery, before anything is changed.
 
-A store that was shut down cleanly and whose log and queues agree is opened as it is. Any other
-store needs a recovery first (:mod:`logquarry.repair.recover.safe`).
+A store that was shut down cleanly and whose log and queues agree is opened without changes. Any
+other store needs a recovery first (:mod:`logquarry.repair.recover.safe`).
 
 The log ends after the last message that the queues point to and the frames that follow it without a
 break. Bytes behind this end are stale frames of an earlier recovery (formats.md, Stale frames).
@@ -86,7 +86,7 @@ class StoreFound:
         pieces: the stretches of the log that are not dispatched yet, without the damage between
             them. Queues and index have all messages before the first stretch.
         queue_ends: one past the last queue offset of each queue.
-        recovered: result of RocketMQ's recovery, if that mode was asked for.
+        recovered: result of RocketMQ's recovery, if that mode is set.
         transactions: state table and redo log, in dialect 3.1.
     """
 

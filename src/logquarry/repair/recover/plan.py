@@ -1,4 +1,4 @@
-"""Plans of a recovery: the steps, and what happens to each queue and to the index.
+"""Plans of a recovery: the steps, and the changes to each queue and to the index.
 
 A plan is made by reading alone. You can print, compare and apply it. If you apply it twice, or
 again after an interruption, the result is the same.
@@ -28,7 +28,7 @@ RecoveryMode = Literal["safe", "rocketmq"]
 
 
 class StepKind(Enum):
-    """What one step does."""
+    """The kind of a step."""
 
     CUT = "cut"
     """Shorten the log or a queue."""
@@ -57,7 +57,7 @@ class Step:
     """One step of a plan.
 
     Attributes:
-        kind: what it does.
+        kind: the kind of the step.
         file: path below the store's folder: a file, or the folder of a queue or of the index.
         offset: physical offset in the log, elsewhere a position in the file; None for all of it.
         length: number of bytes, None if unknown.
@@ -153,7 +153,7 @@ class RecoveryPlan:
 
 # ------------------------------------------------------------------------------------------ queues
 class QueueAction(Enum):
-    """What happens to the entries of a queue."""
+    """The change to the entries of a queue."""
 
     KEEP = "keep"
     CUT = "cut"
@@ -164,11 +164,11 @@ class QueueAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueuePlan:
-    """What happens to one queue.
+    """The plan for one queue.
 
     Attributes:
         key: topic and queue id.
-        action: what happens to its entries.
+        action: the change to its entries.
         keep_until: queue offset of the first entry that is removed.
         had_until: queue offset at which the queue ended.
         end: queue offset at which it will end.
@@ -233,7 +233,7 @@ def kept_entries(
 # ------------------------------------------------------------------------------------------- index
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """What happens to the index.
+    """The plan for the index.
 
     Attributes:
         set_aside: names of the files that go to quarantine, each with its reason.

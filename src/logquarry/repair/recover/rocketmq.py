@@ -87,7 +87,7 @@ class RocketmqResult:
 def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
     """The plan for a store. Nothing is changed.
 
-    Takes 20 bytes of memory for each message that is put into a queue.
+    The plan takes 20 bytes of memory for each message that is put into a queue.
 
     Args:
         root: the store's folder.

@@ -29,7 +29,7 @@ _LOST: Final = {
     names.ROCKSDB_CONFIG: "copied as it is, but a broker with storeType=default reads JSON files: "
     "create the topics again",
     names.ROCKSDB_STORE: "index, timers and transactions in RocksDB are not carried over",
-    names.QUEUE_EXT: "the extension units of the queues; the broker filters by the messages",
+    names.QUEUE_EXT: "the extension units of the queues; the broker then filters by the messages",
     names.TIERED: "messages that are only in the tiered storage are not read",
     names.CONTROLLER: "the epochs of the controller: the new store begins as one without them",
     names.UNKNOWN: "not known to be a part of a store; copy them if you need them",

@@ -1,7 +1,7 @@
 """Salvage: saves every sound message of a damaged store in a new store.
 
 The new store is made in a folder within the target (``DIR/.salvage``) and is moved out when it is
-whole, so that no program opens a part of it. A safe recovery of the new log builds queues and
+complete, so that no program opens a part of it. A safe recovery of the new log builds queues and
 index.
 """
 
