@@ -1,7 +1,7 @@
 """Locks: on a store (``lock`` and ``abort``), and on a folder that is no store yet.
 
 A folder lock leaves no file behind and ends with its process. The store lock follows RocketMQ, so
-that it excludes Java too.
+that it excludes a RocketMQ broker too.
 """
 
 from __future__ import annotations

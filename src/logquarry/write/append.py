@@ -246,7 +246,8 @@ class CommitLogWriter(LogAppender):
                     if hosts.advances:
                         self.queue_offsets[key] = queue_offset + 1
                 except BaseException:
-                    # Ctrl-C may arrive at any line. A message in the log has its queue offset.
+                    # Ctrl-C may arrive at any line. If the message is in the log, its queue offset
+                    # is taken.
                     if hosts.advances and file.wrote > at:
                         self.queue_offsets[key] = queue_offset + 1
                     raise
@@ -286,9 +287,9 @@ class CommitLogWriter(LogAppender):
         """Put messages of one topic and queue: all of them into one file, or none.
 
         Args:
-            messages: the messages; or else
-            wire: the wire form of them,
-            message: and the fields that they share.
+            messages: the messages; None if ``wire`` and ``message`` are given.
+            wire: the wire form of the messages.
+            message: the fields that the messages of ``wire`` share.
 
         Raises:
             StoreUnavailable: if the store takes no messages now.

@@ -338,7 +338,7 @@ class MessageEncoder:
 
 
 def _stored_copies(named: Mapping[QueueKey, int], data: bytearray) -> Copies:
-    """The further queues of a message whose string stays as it is."""
+    """The further queues of a message whose property string is written unchanged."""
 
     def encode(offsets: str) -> bytearray:
         stated = MULTI_SEPARATOR.join(map(str, named.values()))

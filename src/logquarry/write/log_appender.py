@@ -192,7 +192,8 @@ class LogAppender:
             file.append(data)
             self._appended(encoded, queue_offset, copied)
         except BaseException:
-            # Ctrl-C may arrive at any line. A message in the log has its queue offset.
+            # Ctrl-C may arrive at any line. If the message is in the log, its queue offset is
+            # taken.
             if file.wrote > at:
                 self._appended(encoded, queue_offset, copied)
             raise
@@ -326,7 +327,7 @@ class LogAppender:
         return self.bar is _FOREIGN or self._ends_foreign
 
     def adopt(self, end: int, next_offsets: Callable[[], Mapping[QueueKey, int]]) -> None:
-        """Allow puts after another store's bytes, unless more of them were appended.
+        """Allow puts after bytes of another store's log, unless more bytes were appended.
 
         Args:
             end: physical offset at which the log ended when all of it was dispatched.

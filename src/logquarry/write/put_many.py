@@ -362,7 +362,8 @@ class _Put:
                 file.advance(position - before)
                 offsets.update(told)
             except BaseException:
-                # Ctrl-C may arrive at any line. Messages in the log have their queue offsets.
+                # Ctrl-C may arrive at any line. If the messages are in the log, their queue offsets
+                # are taken.
                 if file.wrote > before:
                     offsets.update(told)
                 raise

@@ -107,7 +107,8 @@ class StagedWriter:
                 file.advance(position - before)
                 known.update(told)
             except BaseException:
-                # Ctrl-C may arrive at any line. Messages in the log have their queue offsets.
+                # Ctrl-C may arrive at any line. If the messages are in the log, their queue offsets
+                # are taken.
                 if file.wrote > before:
                     known.update(told)
                 raise

@@ -269,8 +269,8 @@ _CRC_TABLE = _crc_table()
 
 @kernel
 def crc32(function: int, address: int, count: int) -> int:
-    """The CRC-32 of some bytes, by the function at an address, or by this kernel if the address
-    is 0."""
+    """The CRC-32 of some bytes, computed by the function at an address; if the address is 0, by
+    this kernel."""
     if function != 0:
         return call_crc32(function, address, count)
     value = np.uint32(0xFFFFFFFF)

@@ -230,8 +230,8 @@ class IndexEntries:
     Args:
         index_files: the files, oldest first.
         files: reads them.
-        log_start: entries at the start of a file that point before this offset are skipped:
-            retention deleted their messages.
+        log_start: physical offset of the log's first byte. Entries at the start of a file that
+            point before it are skipped: retention deleted their messages.
     """
 
     def __init__(self, index_files: Sequence[IndexFile], files: OpenFiles, log_start: int) -> None:

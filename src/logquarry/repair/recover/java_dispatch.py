@@ -170,7 +170,7 @@ def _parse_long(text: str, request: JavaRequest) -> int:
     if value is None or not java.LONG_MIN <= value <= java.LONG_MAX:
         raise JavaRefusal(
             f"the message at {request.physical_offset} names {text[:_LONGEST_NUMBER]!r} as its "
-            "place in another queue, which is no number"
+            "queue offset in another queue, but that is no number"
         )
     return value
 
