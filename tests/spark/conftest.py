@@ -16,7 +16,7 @@ def spark() -> Iterator[SparkSession]:
     """A session on two cores that knows the source `rocketmq`; do not change its settings."""
     from logquarry.spark import get_session
 
-    # By default a streaming aggregation keeps 200 state stores, one for each partition of a shuffle.
+    # By default a streaming aggregation keeps 200 state stores, one for each shuffle partition.
     session = get_session(
         master="local[2]",
         app_name="logquarry-tests",
