@@ -25,7 +25,7 @@ PATIENT = ConfigSyncOptions(timeout=PATIENCE_SECONDS)
 
 @contextmanager
 def broker(*arguments: str | Path) -> Iterator[Master]:
-    """The real broker of ConfigBroker.java, which says that it is ready."""
+    """The real broker of ConfigBroker.java, once it is ready."""
     require_oracle()
     target = RUN.parent / "target"
     opened_up = ("java.nio", "sun.nio.ch", "java.lang", "java.util")

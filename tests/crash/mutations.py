@@ -89,7 +89,7 @@ NOT_MISSED: Final[Mapping[str, str]] = {
 
 
 class Missed(NamedTuple):
-    """What noticed that a sync was gone: after how many crashes, and what it said."""
+    """The first violation without a sync: after how many crash images, and its reason."""
 
     crashes: int
     said: str

@@ -27,7 +27,7 @@ LEVELS = (1_000, 5_000)
 
 
 def as_values(run: Followed) -> dict[str, Any]:
-    """What a run says, as values that compare."""
+    """The requests of a run, as values that compare."""
     said: dict[str, Any] = {}
     for field in fields(run.requests):
         value = getattr(run.requests, field.name)

@@ -28,7 +28,7 @@ Told = tuple[object, ...]
 
 
 def told(request: JavaRequest) -> Told:
-    """What goes to queues and index, as values that compare."""
+    """The dispatch requests, as values that compare."""
     kind = request.sys_flag & sys_flag.TRANSACTION_MASK
     keys: list[str] = []
     if kind != sys_flag.TRANSACTION_ROLLBACK and request.properties is not None:
@@ -83,7 +83,7 @@ def plainly(data: bytes, *, check_crc: bool) -> list[Told]:
 
 
 def quickly(data: bytes, base: int, *, check_crc: bool) -> list[Told]:
-    """The same with the kernels, which ask Java's check only where they stop."""
+    """The same with the kernels, which use Java's check only where they stop."""
     follower = Follower(LEVELS, most_frames=3, check_crc=check_crc, as_java=True)
     view, at = memoryview(data), 0
     found: list[Told] = []

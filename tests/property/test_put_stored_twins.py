@@ -76,7 +76,7 @@ def batches_of(rows: list[Row], cut: int) -> list[pa.RecordBatch]:
 
 
 def copied(rows: list[Row], least: int | None, cut: int, **settings: Any) -> Any:
-    """What comes into the log, whose results have to say the same."""
+    """The bytes in the log; the results must agree with them."""
     with tempfile.TemporaryDirectory() as root:
         log = Log(root, **settings)
         told: list[Any] = []
