@@ -17,9 +17,9 @@ from logquarry.report.page import Page, Table, Tile, render, script_json
 from logquarry.report.survey import MOST_BINS, PERCENTILES, Survey, bin_size, survey
 from logquarry.store.message_store import MessageStore
 from logquarry.store.overview import overview
-from tests.cli.helpers import expected_messages, run
-from tests.cli.small_store import HOSTILE
-from tests.store_maker import StoreMaker
+from tests.helpers.command import expected_messages, run
+from tests.helpers.hostile_store import HOSTILE
+from tests.helpers.store_maker import StoreMaker
 
 MOST_BYTES = 1_500_000
 

@@ -12,9 +12,9 @@ import pytest
 import logquarry as lq
 from logquarry.format import broker_config
 from logquarry.replication import ConfigServer, ConfigSyncOptions, sync_config
-from tests.config_pair import real_config
 from tests.conformance.oracle import RUN, Master, require_oracle, started
-from tests.replication_pair import PATIENCE_SECONDS, opened
+from tests.helpers.broker_config import real_config
+from tests.helpers.replication import PATIENCE_SECONDS, opened
 
 pytestmark = pytest.mark.java
 

@@ -24,7 +24,7 @@ from logquarry.replication import HaMaster
 from tests.conformance.oracle import RUN, Master, require_oracle, started
 from tests.conformance.test_live import free_port
 from tests.conformance.test_store_java import write_random
-from tests.replication_pair import eventually, log_bytes
+from tests.helpers.replication import eventually, log_bytes
 
 pytestmark = pytest.mark.java
 
@@ -37,7 +37,7 @@ def side(kind: str, role: str, where: str, folder: Path, params: Path) -> Master
     """A master or slave, of this library or of RocketMQ."""
     command: list[str | Path] = [where, folder, "--params", params]
     if kind == "ours":
-        return started(sys.executable, "-m", "tests.ha_process", role, *command, cwd=ROOT)
+        return started(sys.executable, "-m", "tests.helpers.ha_process", role, *command, cwd=ROOT)
     return started(RUN, f"ha-{role}", *command)
 
 

@@ -17,7 +17,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from tests.conformance.store_harm import Harm
-from tests.small_store import facts
+from tests.helpers.small_store import facts
 
 STORES = (
     *(

@@ -21,7 +21,7 @@ from logquarry.log.follow import Followed, Follower
 from logquarry.testing import strategies
 from logquarry.write.index_writer import IndexWriter
 from logquarry.write.queue_writer import parts_of
-from tests.twins import both
+from tests.helpers.twins import both
 
 LEVELS = (1_000, 5_000)
 

@@ -18,8 +18,8 @@ from logquarry.format.rows import ASK_JAVA
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed, Follower
 from logquarry.testing import strategies
-from tests.damage import damaged
-from tests.twins import plain_python
+from tests.helpers.damage import damaged
+from tests.helpers.twins import plain_python
 
 LEVELS = (1_000, 5_000)
 DELAYS = ("0", "1", "2", "3", "-1", "+1", "\u0661", "x", "9" * 9, "9" * 10, "1" * 20, " 1")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from logquarry.errors import LogquarryError, MessageRejected
 from logquarry.format import frame, sys_flag
 from logquarry.message import Message
+from tests.helpers.twins import both
 from tests.property.test_put_many_twins import FILE_SIZE, NOW, Log, ints, strings
-from tests.twins import both
 
 Row = dict[str, Any]
 

@@ -11,9 +11,9 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.places import runs_at
 from logquarry.log.walk import DamagedSpan, LogEnd, LogReader, Run
 from logquarry.testing import strategies
-from tests.damage import damaged
-from tests.stores import MemoryFileSystem, Told, frames_told, layout_of, told
-from tests.twins import plain_python
+from tests.helpers.damage import damaged
+from tests.helpers.memory_stores import MemoryFileSystem, Told, frames_told, layout_of, told
+from tests.helpers.twins import plain_python
 
 
 def walk(

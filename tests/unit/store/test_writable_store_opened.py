@@ -21,9 +21,9 @@ from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import sys_flag
 from logquarry.repair.verify import verify_store
 from logquarry.store import services
-from tests.faulty_disk import ENOSPC, FaultyDisk
-from tests.processes import run
-from tests.small_store import NOW, bodies, config, facts, opened
+from tests.helpers.failing_disk import ENOSPC, FaultyDisk
+from tests.helpers.python_process import run
+from tests.helpers.small_store import NOW, bodies, config, facts, opened
 
 
 # ------------------------------------------------------------------------------ open and close

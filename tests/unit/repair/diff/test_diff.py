@@ -13,7 +13,7 @@ from logquarry.format import frame
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.diff.diff import compare_stores
 from logquarry.repair.diff.store_diff import StoreDiff
-from tests.small_store import NOW, config, opened
+from tests.helpers.small_store import NOW, config, opened
 
 SIZE = 16_384
 
