@@ -106,7 +106,7 @@ class StoreReads(ABC):
 
     @property
     def has_abort(self) -> bool:
-        """Whether the store is in use, or was not closed in order."""
+        """Whether the store is in use, or was not shut down cleanly."""
         return self.layout.has_abort
 
     @property
