@@ -1,4 +1,4 @@
-"""The state that all parts of a store share, and its threads.
+"""The health and the refusals of a store, and the base class of its threads (``ServiceThread``).
 
 - :class:`RunningFlags`: reasons why the store takes no messages now. Reads continue.
 - :class:`Health`: whether the store may still be written and read. After a failed sync, the

@@ -1,4 +1,4 @@
-"""What users call for delivery, transactions and ``config/``; the services do the work."""
+"""The writer's API for delayed delivery, transactions and ``config/``."""
 
 from __future__ import annotations
 
