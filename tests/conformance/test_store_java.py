@@ -215,7 +215,7 @@ def test_the_real_store_goes_on_and_we_after_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 def test_a_java_opener_of_our_live_store_costs_no_message(flush: str, tmp_path: Path) -> None:
-    """It acts before the lock refuses it (reliability.md, rule 1)."""
+    """RocketMQ recovers before it checks the lock (reliability.md, fault 3)."""
     require_oracle()
     root = tmp_path / "store"
     config = lq.StoreConfig.from_mapping(PARAMS | {"flushDiskType": flush})

@@ -61,7 +61,7 @@ def note_what_is_there(store: StoreWriter, work: Workload, mark: Mark) -> None:
         found
         for found in work.model.check(seen, must=mark.durable)
         # Text with bytes of 0 is a finding, and never a reason to drop a frame (reliability.md,
-        # rule 6): behind the durable mark a torn frame whose body is whole is kept as it is.
+        # fault 6): behind the durable mark a torn frame whose body is whole is kept as it is.
         if found.kind is not Wrong.TORN
     ]
     assert not wrong, explain(wrong)

@@ -411,7 +411,7 @@ def test_opening_that_fails_behind_the_engine(
 
 
 def test_what_others_delete_comes_back(tmp_path: Path) -> None:
-    """As a Java store does that is opened on ours (reliability.md, rule 1)."""
+    """A Java store that is opened on ours deletes files before the lock refuses it."""
     with opened(tmp_path) as store:
         for number in range(150):
             store.put(lq.Message("t", b"%d" % number, keys=f"k{number}"))

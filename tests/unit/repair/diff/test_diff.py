@@ -1,4 +1,4 @@
-"""``logquarry.compare``: what is a divergence, and what only a store that is behind."""
+"""``logquarry.repair.diff``: which differences diverge, and which are only a store that lags."""
 
 from __future__ import annotations
 

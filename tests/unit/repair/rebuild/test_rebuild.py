@@ -1,4 +1,4 @@
-"""``logquarry.store.rebuild``: epochs, gaps, what cannot be placed, swaps and interrupts."""
+"""``logquarry.repair.rebuild``: epochs, gaps, what cannot be placed, swaps and interrupts."""
 
 from __future__ import annotations
 
