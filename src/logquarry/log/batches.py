@@ -1,4 +1,4 @@
-"""Turns the walk's events into record batches and messages: damage policy, filters, columns.
+"""Turns the walk's events into Arrow batches or messages: applies on_damage and the filters.
 
 :func:`ahead` prepares the next item on a second thread: kernels release the GIL.
 """

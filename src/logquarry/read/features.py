@@ -1,4 +1,4 @@
-"""Determines the features of RocketMQ that the files of a store show.
+"""Detects the features of a store (RocketMQ 5: batch queues, RocksDB, timers) and its version.
 
 RocketMQ 5 stores carry files that this library reads but cannot write, and files that it does not
 read at all. :class:`StoreFeatures` names each of them with its evidence; :mod:`.fence` decides from

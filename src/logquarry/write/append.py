@@ -3,7 +3,7 @@
 Follows ``CommitLog.asyncPutMessage(s)`` of 4.9.3. :meth:`CommitLogWriter._put_common` holds the
 whole of a common put, from the message to its bytes in the log. Messages with properties that the
 store acts on (a delay, WAIT, further queues), batches and dialect 3.1 take the longer path through
-:mod:`logquarry.write.encode` and :meth:`.LogAppender.append`.
+:mod:`logquarry.write.encode` and :meth:`LogAppender.append`.
 
 Guarantees: a put that raises has not put its message into the log.
 """
@@ -138,7 +138,7 @@ class CommitLogWriter(LogAppender):
     def _put_common(self, message: Message) -> PutResult | None:
         """Put a message without properties that the store acts on: the whole put in one function.
 
-        It takes 35 % less time than :meth:`.MessageEncoder.encode` and :meth:`append`, which take
+        It takes 35 % less time than :meth:`MessageEncoder.encode` and :meth:`append`, which take
         every message and write the same bytes (test_put_many_twins.py).
 
         Returns:

@@ -1,1 +1,1 @@
-"""Recovers a store after a crash: reads it, makes a plan, then applies the plan."""
+"""Recovers a store after a crash: check at opening, plan, apply; and RocketMQ's own rules."""
