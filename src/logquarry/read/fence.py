@@ -55,8 +55,8 @@ _REFUSED: Final = {
     names.CONTROLLER: _LOG,
     names.LOG_PATH: _EACH,
 }
-"""Feature -> the actions that it forbids. A log outside of ``commitlog/`` forbids every action but salvage
-(:mod:`logquarry.log.log_place`)."""
+"""Feature -> the actions that it forbids. A log outside of ``commitlog/`` forbids every action but
+salvage (:mod:`logquarry.log.log_place`)."""
 
 _HARM: Final = {
     names.BATCH_QUEUES: "The broker would not start: it finds queues of 20-byte entries where "
