@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden_data import unpack_golden
+from tests.helpers.golden_data import unpack_golden
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background ignores interrupts, and every process that the

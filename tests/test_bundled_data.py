@@ -5,7 +5,7 @@ from __future__ import annotations
 import lzma
 from pathlib import Path
 
-from tests.golden_data import unpack
+from tests.helpers.golden_data import unpack
 from tools.bundle_demo import TARGET, bundle
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from logquarry.protocol import ha, remoting
-from tests.cli.helpers import run
 from tests.conformance import test_append_vectors
+from tests.helpers.command import run
 from tools import docs_tables
 
 ROOT = Path(__file__).parent.parent

@@ -4,7 +4,7 @@ Run from the project's root:
 
     python -m tools.mutation_sample record             which test reaches which line: once a tree
     python -m tools.mutation_sample run                200 mutants, seed 1, one at a time
-    python -m tools.mutation_sample run -n 40 --group store=store/put --jobs 2
+    python -m tools.mutation_sample run -n 40 --group store=write --jobs 2
     python -m tools.mutation_sample show               the table of a run, and what survived
 
 A mutant is a small change inside a function (tools/mutants.py). It is killed if a test fails, hangs
@@ -51,9 +51,8 @@ from tools.mutants import Mutant, mutants_of
 ROOT: Final = Path(__file__).resolve().parent.parent
 SOURCE: Final = "src/logquarry"
 _GROUPS: Final = {
-    "store": ["store"],
-    # Where these are moved to repair/, that folder alone is there.
-    "repair": ["repair", "verify", "compare", "salvage", "store/recovery", "store/rebuild"],
+    "store": ["store", "read", "write", "disk"],
+    "repair": ["repair"],
     "format": ["format"],
     "spark": ["spark"],
 }

@@ -1,4 +1,4 @@
-"""Settings of a store: its file sizes and formats, and the tuning of its operation.
+"""Settings of a store (``MessageStoreConfig``, ``broker.conf``): file sizes, formats, tuning.
 
 Names are ``MessageStoreConfig``'s in snake_case. RocketMQ's own spellings (``broker.conf``, JSON)
 are parsed here and nowhere else. Configurations are frozen; to change one, make a new object

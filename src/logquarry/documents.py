@@ -1,4 +1,4 @@
-"""JSON documents of objects: each member is an attribute, by default each field of a dataclass."""
+"""Makes JSON documents of objects: by default, each field of a dataclass becomes a member."""
 
 from __future__ import annotations
 

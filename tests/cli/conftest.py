@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.small_store import harm, make_small_store
+from tests.helpers.hostile_store import harm, make_small_store
 
 
 @pytest.fixture
 def small_store(tmp_path: Path) -> Path:
-    """See :mod:`tests.cli.small_store`."""
+    """See :mod:`tests.helpers.hostile_store`."""
     return make_small_store(tmp_path / "small")
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import logquarry as lq
 from logquarry.bench import scan
-from tests.cli.helpers import run
-from tests.small_store import SMALL
+from tests.helpers.command import run
+from tests.helpers.small_store import SMALL
 
 
 def test_bench_scan(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from logquarry.log import json_lines
-from tests.cli.helpers import jsonl, run
+from tests.helpers.command import jsonl, run
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

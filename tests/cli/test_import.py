@@ -19,9 +19,9 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format import sys_flag
 from logquarry.ingest import json_lines
 from logquarry.write.put_many import ManyWriter
-from tests.cli.helpers import jsonl, run
-from tests.ingest_helpers import export_parquet, exported_lines, kept
-from tests.small_store import NOW, SMALL
+from tests.helpers.command import jsonl, run
+from tests.helpers.exports import export_parquet, exported_lines, kept
+from tests.helpers.small_store import NOW, SMALL
 
 SETTINGS = {
     "mappedFileSizeCommitLog": 65_536,

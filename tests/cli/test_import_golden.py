@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.helpers import run
 from tests.conformance.golden_facts import SOUND
-from tests.ingest_helpers import export_parquet, exported_lines, kept
+from tests.helpers.command import run
+from tests.helpers.exports import export_parquet, exported_lines, kept
 
 STORES = (
     *SOUND,

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.helpers import expected_messages, run
 from tests.conformance.golden_facts import SOUND
+from tests.helpers.command import expected_messages, run
 
 
 def info(store: Path, *options: object, code: int = 0) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from logquarry.log import columns, json_lines
 from logquarry.log.columns import Decoding
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
-from tests.cli.helpers import expected_messages, jsonl, run
-from tests.cli.small_store import EVIL_TOPIC as EVIL
-from tests.cli.small_store import FIRST_TIME as BASE
+from tests.helpers.command import expected_messages, jsonl, run
+from tests.helpers.hostile_store import EVIL_TOPIC as EVIL
+from tests.helpers.hostile_store import FIRST_TIME as BASE
 
 
 def numbers(*arguments: object) -> list[int]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.helpers import jsonl, same_as_golden
 from tests.conformance.golden_facts import SOUND
+from tests.helpers.command import jsonl, same_as_golden
 
 RECOVERED = [
     "clean-restart/prepad",

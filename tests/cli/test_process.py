@@ -18,8 +18,8 @@ from click.testing import CliRunner
 
 from logquarry.cli.main import app
 from logquarry.testing.builder import fill
-from tests.cli.helpers import run
-from tests.cli.small_store import EVIL_TOPIC
+from tests.helpers.command import run
+from tests.helpers.hostile_store import EVIL_TOPIC
 
 COMMAND = [sys.executable, "-c", "from logquarry.cli.main import main; main()"]
 

@@ -13,9 +13,9 @@ import pytest
 from click.testing import Result
 
 import logquarry as lq
-from tests.cli.helpers import run
-from tests.cli.small_store import EVIL_TOPIC
-from tests.small_store import facts, opened
+from tests.helpers.command import run
+from tests.helpers.hostile_store import EVIL_TOPIC
+from tests.helpers.small_store import facts, opened
 
 COUNT = 40
 

@@ -18,9 +18,9 @@ from logquarry.cli.output import Output
 from logquarry.cli.replication import _Line
 from logquarry.format import broker_config
 from logquarry.replication import HaMaster, SlaveStatus
-from tests.cli.helpers import run
 from tests.cli.test_process import COMMAND
-from tests.replication_pair import fill, log_bytes, opened
+from tests.helpers.command import run
+from tests.helpers.replication import fill, log_bytes, opened
 
 SIZES = {
     "mappedFileSizeCommitLog": 65_536,

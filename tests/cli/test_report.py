@@ -17,9 +17,9 @@ from logquarry.report.page import Page, Table, Tile, render, script_json
 from logquarry.report.survey import MOST_BINS, PERCENTILES, Survey, bin_size, survey
 from logquarry.store.message_store import MessageStore
 from logquarry.store.overview import overview
-from tests.cli.helpers import expected_messages, run
-from tests.cli.small_store import HOSTILE
-from tests.store_maker import StoreMaker
+from tests.helpers.command import expected_messages, run
+from tests.helpers.hostile_store import HOSTILE
+from tests.helpers.store_maker import StoreMaker
 
 MOST_BYTES = 1_500_000
 
@@ -101,14 +101,9 @@ def test_page(golden: Path, tmp_path: Path, store: str) -> None:
     assert page.count("<script") == page.count("</script>")
     for line in markup.splitlines():
         assert "None" not in line and "nan" not in line.lower().split()
-
-
-def test_page_says_what_is_there(golden: Path, tmp_path: Path) -> None:
-    target = tmp_path / "report.html"
-    run("report", golden / "unclean" / "crc-middle" / "store", "--html", target, "--quiet")
-    page = target.read_text("utf-8")
-    assert "bad_body_crc" in page and "<dd>173" in page and "<td>UnC</td>" in page
-    assert re.search(r"1 damaged place", page)
+    if store == "unclean/crc-middle/store":
+        assert "bad_body_crc" in page and "<dd>173" in page and "<td>UnC</td>" in page
+        assert re.search(r"1 damaged place", page)
 
 
 def test_charts_can_be_drawn(golden: Path) -> None:
@@ -138,7 +133,7 @@ def test_charts_of_many_things_stay_small() -> None:
 
 def test_hostile_text_is_escaped(small_store: Path, tmp_path: Path) -> None:
     target = tmp_path / "report.html"
-    run("report", small_store, "--html", target)
+    run("report", small_store, "--html", target, "--quiet")
     page = target.read_text("utf-8")
     assert not set(page) & {"\x1b", "\x07", "\x7f", "\x9b", "\u202e"}
     specs = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page)

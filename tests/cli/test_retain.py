@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from tests.cli.helpers import run
-from tests.small_store import facts, opened
+from tests.helpers.command import run
+from tests.helpers.small_store import facts, opened
 
 COUNT = 200
 

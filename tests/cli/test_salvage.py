@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from logquarry.testing.builder import StoreBuilder
-from tests.cli.helpers import jsonl, run
-from tests.small_store import facts
+from tests.helpers.command import jsonl, run
+from tests.helpers.small_store import facts
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from logquarry.repair.recover.rocketmq import plan_rocketmq
 def differences(
     store: Path, recovered: Path, facts: dict[str, Any] | None, config: StoreConfig
 ) -> Iterator[str]:
-    """Opens ``store`` with RocketMQ's rules, and tells what is not as in ``recovered``.
+    """Open ``store`` with RocketMQ's rules, and yield each difference from ``recovered``.
 
     Args:
         store: a copy of what was before; is changed.

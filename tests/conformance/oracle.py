@@ -18,7 +18,7 @@ _ANSWER_SECONDS = 60
 
 
 def require_oracle(run: Path = RUN) -> None:
-    """Skip the test where the real store cannot be run; build it where it can."""
+    """Skip the test if RocketMQ cannot be run here; otherwise build it."""
     if shutil.which("mvn") is None or shutil.which("java") is None:
         pytest.skip("no Maven and JDK to run the real store with")
     built = subprocess.run(

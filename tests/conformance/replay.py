@@ -60,7 +60,7 @@ class Clock:
 
 
 class OurLog:
-    """A log of ours alone: no flush, no queues."""
+    """Only this library's log: no flush, no queues."""
 
     def __init__(self, root: Path, params: Mapping[str, Any], settle: Settle | None = None) -> None:
         self.root = root

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.golden_data import unpack
+from tests.helpers.golden_data import unpack
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq5.tar.xz"
 

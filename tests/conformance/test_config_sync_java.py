@@ -12,9 +12,9 @@ import pytest
 import logquarry as lq
 from logquarry.format import broker_config
 from logquarry.replication import ConfigServer, ConfigSyncOptions, sync_config
-from tests.config_pair import real_config
 from tests.conformance.oracle import RUN, Master, require_oracle, started
-from tests.replication_pair import PATIENCE_SECONDS, opened
+from tests.helpers.broker_config import real_config
+from tests.helpers.replication import PATIENCE_SECONDS, opened
 
 pytestmark = pytest.mark.java
 
@@ -25,7 +25,7 @@ PATIENT = ConfigSyncOptions(timeout=PATIENCE_SECONDS)
 
 @contextmanager
 def broker(*arguments: str | Path) -> Iterator[Master]:
-    """The real broker of ConfigBroker.java, which says that it is ready."""
+    """The real broker of ConfigBroker.java, once it is ready."""
     require_oracle()
     target = RUN.parent / "target"
     opened_up = ("java.nio", "sun.nio.ch", "java.lang", "java.util")

@@ -59,7 +59,7 @@ def dialect31(scenario: Scenario) -> StoreConfig:
 
 
 class Replay:
-    """A store of ours that gets the inputs of a golden one."""
+    """A store of this library that gets the inputs of a golden one."""
 
     def __init__(self, root: Path, scenario: Scenario) -> None:
         self.root = root
@@ -165,7 +165,7 @@ def test_a_rebuild_makes_the_same_index(golden: Path, tmp_path: Path) -> None:
 
 
 def test_a_message_larger_than_a_file_is_refused(golden: Path, tmp_path: Path) -> None:
-    """QUIRK: RocketMQ says PUT_OK, blanks two files, and its queue points at a blank."""
+    """QUIRK: RocketMQ returns PUT_OK, blanks two files, and its queue points at a blank."""
     scenario = Scenario(golden / "v3-blank/larger-than-file")
     config, refused = dialect31(scenario), []
     with StoreWriter.start(tmp_path / "store", config=config) as store:

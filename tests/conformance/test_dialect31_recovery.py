@@ -49,7 +49,7 @@ WRONG = (
 
 
 class Log:
-    """What the messages of a golden store say of its transactions, as the oracle wrote them."""
+    """The transactions of a golden store, by the messages that the oracle wrote."""
 
     def __init__(self, messages: list[dict[str, Any]]) -> None:
         self.prepared: dict[int, dict[str, Any]] = {}
@@ -176,7 +176,7 @@ def test_a_store_that_rocketmq_recovered_is_set_right(
 
 
 def test_ends_that_rocketmq_passed_over(golden: Path, tmp_path: Path) -> None:
-    """Its table says otherwise than its log, though it was closed in order: the log counts."""
+    """After a clean shutdown the table contradicts the log: the log counts."""
     scenario = Scenario(golden / "v3-transactions-odd")
     root = tmp_path / "store"
     shutil.copytree(scenario.store, root)

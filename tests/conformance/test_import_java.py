@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.helpers import run
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.oracle import require_oracle
 from tests.conformance.test_store_java import (
@@ -15,7 +14,8 @@ from tests.conformance.test_store_java import (
     check_reads_alike,
     dumped,
 )
-from tests.ingest_helpers import export_parquet
+from tests.helpers.command import run
+from tests.helpers.exports import export_parquet
 
 pytestmark = pytest.mark.java
 

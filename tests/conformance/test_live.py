@@ -24,7 +24,7 @@ def free_port() -> int:
 
 
 def fill(running: Master, stop: threading.Event, rounds: list[int]) -> None:
-    """Append until told to stop, and not for ever."""
+    """Append until the test stops it, for a bounded time."""
     while not stop.is_set() and len(rounds) < MOST_ROUNDS:
         running.ask(f"fill {MESSAGES} 900 {len(rounds)}")
         rounds.append(MESSAGES)

@@ -12,9 +12,9 @@ import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.repair.recover.open_check import find_store
 from logquarry.repair.recover.plan import RecoveryMode
-from tests.cli.helpers import run
 from tests.conformance.golden_facts import LOG_GONE, SOUND, WITH_LOG, Scenario
 from tests.conformance.test_replay import files_below
+from tests.helpers.command import run
 
 REFUSED = ("cq-wrong-size", "log-wrong-size")
 """RocketMQ does not start on these."""

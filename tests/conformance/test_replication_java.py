@@ -24,7 +24,7 @@ from logquarry.replication import HaMaster
 from tests.conformance.oracle import RUN, Master, require_oracle, started
 from tests.conformance.test_live import free_port
 from tests.conformance.test_store_java import write_random
-from tests.replication_pair import eventually, log_bytes
+from tests.helpers.replication import eventually, log_bytes
 
 pytestmark = pytest.mark.java
 
@@ -34,10 +34,10 @@ MANY = int(os.environ.get("LOGQUARRY_HA_MESSAGES", "200000"))
 
 
 def side(kind: str, role: str, where: str, folder: Path, params: Path) -> Master:
-    """A master or slave of ours, or RocketMQ's."""
+    """A master or slave, of this library or of RocketMQ."""
     command: list[str | Path] = [where, folder, "--params", params]
     if kind == "ours":
-        return started(sys.executable, "-m", "tests.ha_process", role, *command, cwd=ROOT)
+        return started(sys.executable, "-m", "tests.helpers.ha_process", role, *command, cwd=ROOT)
     return started(RUN, f"ha-{role}", *command)
 
 
@@ -152,7 +152,7 @@ Slaves = Callable[[], int]
 
 
 def situations(port: int, put: Put, connected: Slaves, end: Callable[[], int]) -> list[str]:
-    """What becomes of puts while slaves come, are silent, acknowledge, fall behind and go."""
+    """Put statuses while slaves connect, are silent, acknowledge, fall behind and disconnect."""
     told = [put(10, True), put(10, False)]
     with socket.create_connection(("127.0.0.1", port)) as wire:
         eventually(lambda: connected() == 1)

@@ -61,7 +61,7 @@ def files_of(root: Path) -> set[str]:
 
 
 def check_reads_what_stayed(scenario: Scenario) -> None:
-    """As check_reads_alike, with what the two have to say of queues whose messages are gone."""
+    """As check_reads_alike, also for queues whose messages were deleted."""
     with lq.MessageStore.open(scenario.store, config=scenario.config) as store:
         read_side.test_log_offsets(scenario, store)
         read_side.test_single_messages(scenario, store)
@@ -118,7 +118,7 @@ def test_the_real_store_reads_what_stayed(tmp_path: Path, hours: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_real_store_deletes_the_same(tmp_path: Path) -> None:
-    """Its rules and ours, where a file's time on the disk is that of its last message."""
+    """RocketMQ's rules and ours agree if a file's modification time is that of its last message."""
     require_oracle()
     now = int(time.time() * 1_000)
     real, ours = tmp_path / "real", tmp_path / "ours"

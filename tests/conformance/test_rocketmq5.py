@@ -23,7 +23,6 @@ from logquarry.read.features import find_features
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify.verify import verify_store
-from tests.cli.helpers import run
 from tests.conformance.golden_facts import SOUND, WITH_LOG
 from tests.conformance.rocketmq5 import (
     ELSEWHERE,
@@ -39,6 +38,7 @@ from tests.conformance.rocketmq5 import (
     state_of,
     unpack_rocketmq5,
 )
+from tests.helpers.command import run
 
 RULES = lq.RetentionRules(keep_bytes=0)
 UNDERSTOOD = sorted(name for name in REFUSED if not REFUSED[name])

@@ -40,7 +40,7 @@ def seeds() -> range:
 
 
 def java_recovers(folder: Path, params: dict[str, Any]) -> dict[str, Any] | None:
-    """What the real store says of ``folder/harmed``, which it leaves as ``folder/java``.
+    """RocketMQ's answers for ``folder/harmed``, which it recovers as ``folder/java``.
 
     Where it ends with an error, or waits for ever, it does not load. None where it does, and then
     cannot read its messages.

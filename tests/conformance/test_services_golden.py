@@ -57,7 +57,7 @@ def test_delivery_has_the_same_bytes(golden: Path, tmp_path: Path) -> None:
 def test_what_a_broker_delivered_and_did_not_note_is_not_delivered_again(
     golden: Path, tmp_path: Path
 ) -> None:
-    """Its file says 8 and 16 of 10 and 20."""
+    """Its file has offsets 8 and 16, of 10 and 20."""
     scenario = Scenario(golden / "delay-deliver")
     root = tmp_path / "store"
     shutil.copytree(scenario.store, root)
@@ -129,7 +129,7 @@ def broker(golden: Path) -> list[lq.StoredMessage]:
 def test_transactions_have_the_frames_of_a_broker(
     broker: list[lq.StoredMessage], tmp_path: Path
 ) -> None:
-    """The halves that a real client sent, committed, rolled back and checked by ours."""
+    """This library commits, rolls back and checks the half messages that a real client sent."""
     halves = [m for m in broker if m.topic == HALF_TOPIC]
     commits = {m.prepared_transaction_offset: m for m in broker if m.frame.sys_flag & 8}
     first = [m for m in halves if "TRANSACTION_CHECK_TIMES" not in m.properties]

@@ -96,7 +96,7 @@ def delivered(store: lq.MessageStore) -> list[lq.StoredMessage]:
 
 
 def test_delayed_messages_change_hands(tmp_path: Path) -> None:
-    """Ours, then theirs, then ours again, each delivering what the other left."""
+    """This library, the broker, and this library again each deliver what the other left."""
     require_oracle()
     root, twin = tmp_path / "store", tmp_path / "twin"
     for path in (root, twin):
@@ -182,7 +182,7 @@ def test_transactions_that_ended_leave_nothing_for_a_broker(
 
 
 def test_open_transactions_change_hands(tmp_path: Path) -> None:
-    """The broker finds what ours left open, and ours what the broker put back."""
+    """The broker finds our open transactions, and we find those that it put back."""
     require_oracle()
     root = tmp_path / "store"
     with lq.MessageStore.open(root, mode="rw", config=CONFIG) as store:

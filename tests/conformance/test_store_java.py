@@ -102,7 +102,7 @@ def run(*arguments: str | Path, timeout: int = 600) -> subprocess.CompletedProce
 
 
 def dumped(folder: Path, params: dict[str, Any]) -> Scenario:
-    """What the real store says of a copy of ``folder/store``."""
+    """RocketMQ's answers for a copy of ``folder/store``."""
     (folder / "params.json").write_text(json.dumps(params))
     done = run("dump", folder / "store", "--params", folder / "params.json", "--out", folder)
     assert done.returncode == 0, done.stderr
@@ -110,7 +110,7 @@ def dumped(folder: Path, params: dict[str, Any]) -> Scenario:
 
 
 def check_reads_alike(scenario: Scenario, *, ends_with_blank: bool = False) -> None:
-    """All that the real store says of a store, ours says too.
+    """This library gives all answers that RocketMQ gives for a store.
 
     A log whose last file is full ends with that file for us, and where its blank begins for Java.
     """
@@ -215,7 +215,7 @@ def test_the_real_store_goes_on_and_we_after_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 def test_a_java_opener_of_our_live_store_costs_no_message(flush: str, tmp_path: Path) -> None:
-    """It acts before the lock refuses it (reliability.md, rule 1)."""
+    """RocketMQ recovers before it checks the lock (reliability.md, fault 3)."""
     require_oracle()
     root = tmp_path / "store"
     config = lq.StoreConfig.from_mapping(PARAMS | {"flushDiskType": flush})

@@ -11,7 +11,7 @@ import pytest
 import logquarry as lq
 from tests.conformance.oracle import master, require_oracle
 from tests.conformance.test_live import MESSAGES, fill, free_port
-from tests.stream_drive import Stream
+from tests.helpers.stream import Stream
 
 READS = 25
 

@@ -61,7 +61,7 @@ def note_what_is_there(store: StoreWriter, work: Workload, mark: Mark) -> None:
         found
         for found in work.model.check(seen, must=mark.durable)
         # Text with bytes of 0 is a finding, and never a reason to drop a frame (reliability.md,
-        # rule 6): behind the durable mark a torn frame whose body is whole is kept as it is.
+        # fault 6): behind the durable mark a torn frame whose body is whole is kept as it is.
         if found.kind is not Wrong.TORN
     ]
     assert not wrong, explain(wrong)
@@ -78,7 +78,7 @@ def recovered(root: Path, config: lq.StoreConfig, model: ModelStore) -> None:
 def check_closed(
     root: Path, config: lq.StoreConfig, model: ModelStore, mark: Mark, *, is_exact: bool = True
 ) -> list[str]:
-    """What is wrong with a store that says it was closed in order: nothing may be."""
+    """Violations in a store that was shut down cleanly; there may be none."""
     with lq.MessageStore.open(root, config=config) as store:
         if not store.layout.commit_log.files and not mark.acked:
             return []
@@ -97,7 +97,7 @@ def check_closed(
 def _check_checkpoint(
     root: Path, store: lq.MessageStore, model: ModelStore, seen: Seen
 ) -> list[str]:
-    """The checkpoint never says more than what is on the disk.
+    """The checkpoint never covers more than the disk has.
 
     Messages of the very millisecond do not count: others of it may come after a flush.
     """
@@ -142,7 +142,7 @@ def _is_queued(root: Path, config: lq.StoreConfig, put: Put) -> bool:
 
 
 def _check_mark(store: lq.MessageStore, model: ModelStore, seen: Seen) -> list[str]:
-    """The durable mark, where it speaks of this log, never says more than what is on the disk."""
+    """The durable offset, if it belongs to this log, is never above what the disk has."""
     mark = store.layout.durable_end
     present = {message.body for message in seen.log}
     return [

@@ -30,7 +30,7 @@ _RECOVERIES: Final[Mapping[RecoveryMode, int]] = {"safe": 90, "rocketmq": 30}
 
 NOT_MISSED: Final[Mapping[str, str]] = {
     "fsync * make_file": "a later fdatasync of the file brings its size along; until then nothing "
-    "counts on it. Kept as reliability.md's rule 2 has it",
+    "counts on it. Kept so that a file's size is durable before its first frame",
     "sync_folder .logquarry/names *": "second names only serve while another program deletes files",
     "fdatasync checkpoint *": "an older checkpoint is true too: recovery starts earlier",
     "fdatasync .logquarry *": "a lower mark is true too, and one that speaks of another checkpoint "
@@ -51,7 +51,7 @@ NOT_MISSED: Final[Mapping[str, str]] = {
     "fdatasync commitlog * _Work._extend": "zeros that are not there are added again, and "
     "sync_files comes before anything says that it is done",
     "fdatasync commitlog * _Work._zero": "sync_files comes before anything says that it is done, "
-    "and no message is written until then. Kept as reliability.md's rule 7 has it",
+    "and no message is written until then. Kept so that cut bytes are zeros before the next write",
     "fdatasync consumequeue * clear_from QueueTable": "likewise: what is written behind it is made "
     "from the log again if the recovery begins again",
     "fdatasync consumequeue * _Work._mend_queues_and_index": "sync_files does it again, before the "
@@ -89,7 +89,7 @@ NOT_MISSED: Final[Mapping[str, str]] = {
 
 
 class Missed(NamedTuple):
-    """What noticed that a sync was gone: after how many crashes, and what it said."""
+    """The first violation without a sync: after how many crash images, and its reason."""
 
     crashes: int
     said: str

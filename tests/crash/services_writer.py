@@ -53,7 +53,7 @@ Say = Callable[[str], None]
 
 
 def decide(transaction: OpenTransaction) -> str:
-    """What the listener says of a transaction, by its number; some it does not know at once."""
+    """The listener's answer for a transaction, by its number; some answers are UNKNOWN at first."""
     number = number_of(transaction.message.body)
     if transaction.check_times < number % 4:
         return "unknown"
@@ -195,14 +195,14 @@ class ServicesOrder(Order):
             super().hear(line)
 
     def add(self, other: ServicesOrder) -> None:
-        """What another one told, too."""
+        """Add the lines of another process."""
         for kind, found in other.told.items():
             self.told[kind] |= found
         self.got += other.got
         self.expired += other.expired
 
     def count(self, kind: str) -> int:
-        """How often something was told."""
+        """How often a line was printed."""
         return len(self.told[kind] if kind in self.told else getattr(self, kind))
 
 

@@ -105,7 +105,7 @@ class Victim:
         return [finding.kind for finding in found if finding.severity == "damage"]
 
     def _read_queue(self, store: lq.MessageStore, topic: str, queue_id: int) -> None:
-        """A read of a queue gives its messages, or says why not."""
+        """A read of a queue gives its messages, or an error."""
         bodies = {put.body for put in self.model.puts}
         with contextlib.suppress(StoreError):
             low, high = store.queue_offsets(topic, queue_id)

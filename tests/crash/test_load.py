@@ -24,7 +24,7 @@ from logquarry.store.message_store import StoreWriter
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
 from tests.crash.ladder import IS_BY_HAND, SEED, count, told
-from tests.small_store import config
+from tests.helpers.small_store import config
 
 ROWS = 40
 LOAD = LoadId("job", 7)

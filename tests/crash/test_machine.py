@@ -23,8 +23,8 @@ from tests.crash.checks import check_image
 from tests.crash.ladder import SEED, count, told
 from tests.crash.workload import Workload, settings
 from tests.crash.writer import SETTINGS, message_of
-from tests.processes import run
-from tests.small_store import facts
+from tests.helpers.python_process import run
+from tests.helpers.small_store import facts
 
 
 # ------------------------------------------------------------------------------- a second opener

@@ -56,7 +56,7 @@ def check_files(root: Path) -> None:
 def check_consumed(
     before: dict[tuple[str, int], int], after: dict[tuple[str, int], int], order: ServicesOrder
 ) -> None:
-    """What came in one life of the process, beside what the offsets said before and say now."""
+    """Compare the messages of one life of the process with the offsets before and after it."""
     came: dict[tuple[str, int], list[int]] = defaultdict(list)
     for got in order.got:
         came[got.topic, got.queue_id].append(got.queue_offset)

@@ -38,7 +38,7 @@ CONFIG: Final[dict[str, Any]] = {
 
 
 def decide(transaction: OpenTransaction) -> str:
-    """What the listener says, by the number: some it does not know at once."""
+    """The listener's answer, by the number; some answers are UNKNOWN at first."""
     number = int(transaction.message.body)
     if transaction.check_times < number % 3:
         return "unknown"

@@ -85,7 +85,7 @@ class Workload:
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether a put says that the message is on the disk."""
+        """Whether PUT_OK means that the message is on the disk."""
         return self.config.flush_disk_type == "SYNC_FLUSH"
 
     def observe(self, disk: FaultyDisk) -> Callable[[str], None]:

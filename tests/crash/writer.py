@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def serve(orders: Iterable[str], child: Callable[[dict[str, Any]], None]) -> None:
-    """Fork a child for each order, and tell when it is gone."""
+    """Fork a child for each order, and print a line when it has ended."""
     os.write(1, b"ready\n")
     for line in orders:
         pid = os.fork()
@@ -176,7 +176,7 @@ class Writer:
     def order(
         self, root: Path, number: int, settings: dict[str, Any], stop: Callable[[Order], bool]
     ) -> Order:
-        """Have a store written until ``stop`` says that the child is to be killed."""
+        """Have a store written until ``stop`` returns true; then kill the child."""
         return self.order_of(Order(), root, number, settings, stop)
 
     def order_of(
@@ -206,7 +206,7 @@ class Writer:
         raise AssertionError("the writer has ended")
 
     def lines(self, pause: float = 60.0) -> Iterator[str]:
-        """What it says; an empty line whenever it says nothing for a while."""
+        """The lines that it prints; an empty line after each pause."""
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
         while True:

@@ -74,7 +74,7 @@ class Bench:
 
     @contextmanager
     def harmed(self, rng: random.Random) -> Iterator[list[str]]:
-        """The store with one to three harms, told in words. Afterwards it is whole again."""
+        """Damage the store in one to three ways, and yield them in words; restore it afterwards."""
         told: list[str] = []
         touched: set[str] = set()
         try:

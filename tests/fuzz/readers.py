@@ -37,7 +37,7 @@ class TooSlow(Exception):
 
 @contextmanager
 def time_bound(seconds: float) -> Iterator[None]:
-    """Ends what takes too long. Kernels cannot be interrupted: for those there is pytest's."""
+    """Limit the time of a read. Kernels cannot be interrupted: pytest's timeout covers them."""
 
     def too_slow(number: int, place: FrameType | None) -> None:
         raise TooSlow(f"more than {seconds} s")
@@ -52,8 +52,10 @@ def time_bound(seconds: float) -> Iterator[None]:
 
 
 def read_everything(root: Path, rng: random.Random) -> None:
-    """Asks a store all there is to ask. Only errors of ours may come, and none where bytes alone
-    are wrong and damage is skipped."""
+    """Call every reading method of a store.
+
+    Only documented errors may be raised, and none if bytes alone are wrong and damage is skipped.
+    """
     with suppress(LogquarryError):
         layout = StoreLayout.open(root)
         _config(layout)

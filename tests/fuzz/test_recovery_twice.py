@@ -17,7 +17,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from tests.conformance.store_harm import Harm
-from tests.small_store import facts
+from tests.helpers.small_store import facts
 
 STORES = (
     *(
@@ -43,7 +43,7 @@ def seeds() -> range:
 
 
 def settings(params: dict[str, Any], scenario: str) -> lq.StoreConfig:
-    """The sizes of a golden store, as RocketMQ was told them."""
+    """The file sizes of a golden store, from RocketMQ's settings."""
     sizes = {
         "mapped_file_size_commit_log": ("mappedFileSizeCommitLog", "mapedFileSizeCommitLog"),
         "mapped_file_size_consume_queue": (
@@ -66,7 +66,7 @@ def files_of(root: Path, folder: str) -> list[Path]:
 
 
 def mix_up(root: Path, rng: random.Random) -> str:
-    """Files renamed, lost, cut, swapped, copied over one another; ``abort`` comes or goes."""
+    """Files renamed, lost, cut, swapped, copied over one another; ``abort`` is added or removed."""
     here = files_of(root, rng.choice(FOLDERS))
     others = files_of(root, rng.choice(FOLDERS))
     if not here or not others:

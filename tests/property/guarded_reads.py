@@ -22,7 +22,7 @@ from logquarry.read.consume_queue import UNIT_DTYPE
 from logquarry.read.get_kernel import LogAtHand
 from logquarry.read.get_message import TransferLimits
 from logquarry.testing import strategies
-from tests.small_log import FRAMES, small_log
+from tests.helpers.small_log import FRAMES, small_log
 
 PAGE = mmap.PAGESIZE
 PROT_NONE, PROT_READ_WRITE = 0, 3

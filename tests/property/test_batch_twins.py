@@ -15,7 +15,7 @@ from logquarry.message import Message
 from logquarry.testing import strategies
 from logquarry.write.encode import MessageEncoder
 from logquarry.write.encode_batch import encode_batch
-from tests.twins import both
+from tests.helpers.twins import both
 
 CONFIG = StoreConfig(max_message_size=1_000)
 ENCODER = MessageEncoder(CONFIG, lambda: 7)

@@ -18,8 +18,8 @@ from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
 from logquarry.message import JSON_NAMES, StoredMessage
 from logquarry.testing import strategies
-from tests.small_log import small_log
-from tests.twins import both, sound_rows
+from tests.helpers.small_log import small_log
+from tests.helpers.twins import both, sound_rows
 
 DEFAULT_LEVELS_MS = delay.parse_levels(delay.DEFAULT_LEVELS)
 

@@ -12,8 +12,8 @@ from logquarry.log.codec import Window
 from logquarry.log.columns import Decoding
 from logquarry.log.exact_properties import ExactProperties
 from logquarry.log.schema import EXACT_PROPERTIES
-from tests.store_maker import StoreMaker
-from tests.twins import both, sound_rows
+from tests.helpers.store_maker import StoreMaker
+from tests.helpers.twins import both, sound_rows
 
 NAMES = ("properties", EXACT_PROPERTIES.name)
 

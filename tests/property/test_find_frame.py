@@ -14,8 +14,8 @@ from logquarry.format.rows import NEED_MORE, REACHED_STOP
 from logquarry.log import codec
 from logquarry.log.codec import Window
 from logquarry.testing import strategies
-from tests.small_log import FRAMES, small_log
-from tests.twins import both
+from tests.helpers.small_log import FRAMES, small_log
+from tests.helpers.twins import both
 
 MAGIC = MAGIC_V1.to_bytes(4, "big")
 

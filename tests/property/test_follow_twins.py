@@ -21,13 +21,13 @@ from logquarry.log.follow import Followed, Follower
 from logquarry.testing import strategies
 from logquarry.write.index_writer import IndexWriter
 from logquarry.write.queue_writer import parts_of
-from tests.twins import both
+from tests.helpers.twins import both
 
 LEVELS = (1_000, 5_000)
 
 
 def as_values(run: Followed) -> dict[str, Any]:
-    """What a run says, as values that compare."""
+    """The requests of a run, as values that compare."""
     said: dict[str, Any] = {}
     for field in fields(run.requests):
         value = getattr(run.requests, field.name)

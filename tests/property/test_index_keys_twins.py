@@ -11,7 +11,7 @@ from logquarry.format.frame import Frame
 from logquarry.log.codec import Window
 from logquarry.log.follow import index_keys
 from logquarry.testing import strategies
-from tests.twins import both, sound_rows
+from tests.helpers.twins import both, sound_rows
 
 
 def found(window: Window) -> list[list[int]]:

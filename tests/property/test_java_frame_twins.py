@@ -18,8 +18,8 @@ from logquarry.format.rows import ASK_JAVA
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed, Follower
 from logquarry.testing import strategies
-from tests.damage import damaged
-from tests.twins import plain_python
+from tests.helpers.damage import damaged
+from tests.helpers.twins import plain_python
 
 LEVELS = (1_000, 5_000)
 DELAYS = ("0", "1", "2", "3", "-1", "+1", "\u0661", "x", "9" * 9, "9" * 10, "1" * 20, " 1")
@@ -28,7 +28,7 @@ Told = tuple[object, ...]
 
 
 def told(request: JavaRequest) -> Told:
-    """What goes to queues and index, as values that compare."""
+    """The dispatch requests, as values that compare."""
     kind = request.sys_flag & sys_flag.TRANSACTION_MASK
     keys: list[str] = []
     if kind != sys_flag.TRANSACTION_ROLLBACK and request.properties is not None:
@@ -83,7 +83,7 @@ def plainly(data: bytes, *, check_crc: bool) -> list[Told]:
 
 
 def quickly(data: bytes, base: int, *, check_crc: bool) -> list[Told]:
-    """The same with the kernels, which ask Java's check only where they stop."""
+    """The same with the kernels, which use Java's check only where they stop."""
     follower = Follower(LEVELS, most_frames=3, check_crc=check_crc, as_java=True)
     view, at = memoryview(data), 0
     found: list[Told] = []

@@ -11,7 +11,7 @@ from logquarry.log import columns, json_lines
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
 from logquarry.testing import strategies
-from tests.twins import both, sound_rows
+from tests.helpers.twins import both, sound_rows
 
 
 def _lines(window: Window, rows: Rows, decoding: Decoding) -> list[str]:

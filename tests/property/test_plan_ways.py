@@ -14,7 +14,7 @@ from logquarry.config import StoreConfig
 from logquarry.errors import StoreUnavailable
 from logquarry.repair.recover.safe import SafePlan, plan_safe
 from tests.conformance.golden_facts import SOUND, UNCLEAN, Scenario
-from tests.damage import damaged
+from tests.helpers.damage import damaged
 from tests.property.test_rebuild_ways import CONFIG, STORES
 
 _ALONE = 1 << 40

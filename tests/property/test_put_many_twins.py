@@ -26,7 +26,7 @@ from logquarry.write.append import CommitLogWriter
 from logquarry.write.encode import MessageEncoder
 from logquarry.write.put_many import ManyWriter
 from logquarry.write.put_result import PutResult
-from tests.twins import both
+from tests.helpers.twins import both
 
 FILE_SIZE = 700
 NOW = 1_700_000_000_000

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from logquarry.errors import LogquarryError, MessageRejected
 from logquarry.format import frame, sys_flag
 from logquarry.message import Message
+from tests.helpers.twins import both
 from tests.property.test_put_many_twins import FILE_SIZE, NOW, Log, ints, strings
-from tests.twins import both
 
 Row = dict[str, Any]
 
@@ -76,7 +76,7 @@ def batches_of(rows: list[Row], cut: int) -> list[pa.RecordBatch]:
 
 
 def copied(rows: list[Row], least: int | None, cut: int, **settings: Any) -> Any:
-    """What comes into the log, whose results have to say the same."""
+    """The bytes in the log; the results must agree with them."""
     with tempfile.TemporaryDirectory() as root:
         log = Log(root, **settings)
         told: list[Any] = []

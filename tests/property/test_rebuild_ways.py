@@ -19,8 +19,8 @@ from logquarry.repair.rebuild.build import RebuildReport
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.spark import rebuilding
 from tests.conformance.golden_facts import SOUND, WITH_LOG, Scenario
-from tests.damage import damaged
-from tests.store_maker import StoreMaker
+from tests.helpers.damage import damaged
+from tests.helpers.store_maker import StoreMaker
 
 T = TypeVar("T")
 R = TypeVar("R")

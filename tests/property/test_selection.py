@@ -23,7 +23,7 @@ from logquarry.message import StoredMessage
 from logquarry.read import selection
 from logquarry.read.log_end import log_bound
 from logquarry.read.selection import Selection, filter_of, plan_read, read_in_order, read_part
-from tests.stores import MemoryFileSystem
+from tests.helpers.memory_stores import MemoryFileSystem
 
 STORES = [
     "batch/store",

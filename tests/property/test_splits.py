@@ -13,9 +13,9 @@ from logquarry.log.splits import LogExtent, LogSplit, log_extent, plan_splits, s
 from logquarry.log.walk import LogReader
 from logquarry.read.log_end import sound_bound
 from logquarry.testing import strategies
-from tests.damage import damaged
-from tests.small_log import small_log
-from tests.stores import Told, layout_of, told
+from tests.helpers.damage import damaged
+from tests.helpers.memory_stores import Told, layout_of, told
+from tests.helpers.small_log import small_log
 
 
 def by_walk(layout: StoreLayout, bound: int | None) -> list[Told]:

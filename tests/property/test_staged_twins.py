@@ -16,8 +16,8 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.write.encode import MessageEncoder
 from logquarry.write.log_appender import require_fit
 from logquarry.write.staged_put import StagedFrames, StagedWriter, find_staged
+from tests.helpers.twins import both
 from tests.property.test_put_many_twins import NOW, Log, fields
-from tests.twins import both
 
 
 def staged(messages: Sequence[Message], log: Log) -> tuple[list[Message], StagedFrames, list[int]]:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from logquarry.errors import CorruptFrame
 from logquarry.spark.tasks import plan_tasks, read_batches
-from tests.damage import damaged
-from tests.store_maker import StoreMaker
-from tests.stream_drive import Stream
+from tests.helpers.damage import damaged
+from tests.helpers.store_maker import StoreMaker
+from tests.helpers.stream import Stream
 
 Places = list[tuple[str, int]]
 COLUMNS = "broker,physical_offset,body"

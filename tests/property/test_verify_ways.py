@@ -20,9 +20,9 @@ from logquarry.repair.audit.runs import FrameFacts, runs_ahead
 from logquarry.repair.verify import verify, verify_store
 from logquarry.repair.verify.findings import VerifyReport
 from logquarry.repair.verify.sound_parts import SoundParts, SoundReader
-from tests.damage import damaged
-from tests.store_maker import StoreMaker
-from tests.twins import both
+from tests.helpers.damage import damaged
+from tests.helpers.store_maker import StoreMaker
+from tests.helpers.twins import both
 
 
 def made() -> dict[str, bytes]:

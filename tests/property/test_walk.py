@@ -11,9 +11,9 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.places import runs_at
 from logquarry.log.walk import DamagedSpan, LogEnd, LogReader, Run
 from logquarry.testing import strategies
-from tests.damage import damaged
-from tests.stores import MemoryFileSystem, Told, frames_told, layout_of, told
-from tests.twins import plain_python
+from tests.helpers.damage import damaged
+from tests.helpers.memory_stores import MemoryFileSystem, Told, frames_told, layout_of, told
+from tests.helpers.twins import plain_python
 
 
 def walk(
@@ -113,7 +113,7 @@ def event_ends_log(event: object) -> bool:
 def test_files_that_go_or_shrink_after_they_were_listed(
     log: strategies.Log, data: st.DataObject
 ) -> None:
-    """A live broker deletes what expired: what was there comes, and nothing hangs or raises."""
+    """A live broker deletes expired files: the walk gives the rest, without a hang or an error."""
     least = data.draw(st.sampled_from([None, 100]))
     files = MemoryFileSystem(log.named_files(), least=least)
     layout = StoreLayout(files, StoreConfig(mapped_file_size_commit_log=log.file_size))

@@ -16,8 +16,8 @@ from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, SIZE, TABLE_FU
 from logquarry.log import codec
 from logquarry.log.codec import Window
 from logquarry.testing import strategies
-from tests.small_log import FRAMES, small_log
-from tests.twins import both, scanned, walked
+from tests.helpers.small_log import FRAMES, small_log
+from tests.helpers.twins import both, scanned, walked
 
 
 def assert_same_scan(data: bytes, base: int, *, check_crc: bool = True) -> None:

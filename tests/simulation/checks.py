@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Held(NamedTuple):
-    """A message that was acknowledged, and has to be where it was."""
+    """An acknowledged message, which must stay at its offset."""
 
     start: int
     data: bytes

@@ -89,7 +89,7 @@ def _few_bytes() -> AbstractContextManager[Any]:
 
 
 def _still_there() -> AbstractContextManager[Any]:
-    """A slave that is gone counts on."""
+    """A slave that has disconnected still counts."""
     return mock.patch.object(ReplicaWait, "slave_went", lambda self: None)
 
 
@@ -119,7 +119,7 @@ def _skips() -> AbstractContextManager[Any]:
 
 
 def _never_ahead() -> AbstractContextManager[Any]:
-    """The slave takes it as it comes that its master is elsewhere."""
+    """The slave accepts that its master is at another offset."""
     return mock.patch.object(Replica, "_ahead", lambda *_: None)
 
 
@@ -140,7 +140,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
 
 
 def first_found(mutation: Mutation, seeds: Iterable[int]) -> tuple[int, Violation] | None:
-    """The first seed that finds a fault, and what it says."""
+    """The first seed that finds a bug, and the violation."""
     with mutation():
         for seed in seeds:
             try:

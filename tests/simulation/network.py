@@ -334,7 +334,7 @@ class Network:
         near._later(arrived)
 
     def _twice(self, near: SimSocket, room: int) -> None:
-        """The connecting comes twice: a second one says what the first one says at first."""
+        """Connect twice: the second connection repeats the first bytes of the first one."""
         ghost = SimSocket(self, lambda: None, room)
         self._reach(ghost, room)
         first = bytearray()

@@ -104,7 +104,7 @@ class Simulation:
         self.world.after(rng.choice((5 * MS, self._pause, SECOND)), self._put)
 
     def _rest(self) -> None:
-        """From here on nothing goes wrong."""
+        """Inject no more faults."""
         self.is_over = self.network.is_calm = True
         self.master.failing_syncs = 0
         rng = self.world.rng

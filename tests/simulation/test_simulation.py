@@ -51,7 +51,7 @@ def test_a_seed_is_one_run() -> None:
 
 
 def test_what_is_only_in_memory_is_lost() -> None:
-    """RocketMQ's way to acknowledge does not keep what it says, and that is seen."""
+    """RocketMQ's way to acknowledge loses acknowledged messages, and the simulator finds that."""
     with pytest.raises(Violation, match=r"seed \d+ at .*is acknowledged, and on no slave's disk"):
         for seed in range(1, SEEDS + 1):
             run(seed, acknowledge="received")

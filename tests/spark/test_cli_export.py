@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 from logquarry.cli.spark import SparkTrouble, session
 from logquarry.spark.jobs import run_tasks
 from logquarry.testing.builder import fill
-from tests.cli.helpers import jsonl, run
-from tests.cli.small_store import harm, make_small_store
+from tests.helpers.command import jsonl, run
+from tests.helpers.hostile_store import harm, make_small_store
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 

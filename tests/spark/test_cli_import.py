@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.helpers import jsonl, run
-from tests.ingest_helpers import kept
+from tests.helpers.command import jsonl, run
+from tests.helpers.exports import kept
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 

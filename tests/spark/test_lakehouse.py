@@ -15,9 +15,9 @@ import pytest
 import logquarry as lq
 from logquarry.errors import CorruptFrame
 from logquarry.spark.lakehouse.export import export_delta, export_iceberg
-from tests.cli.helpers import run
-from tests.cli.small_store import harm, make_small_store
-from tests.lake_drive import KINDS, Lake
+from tests.helpers.command import run
+from tests.helpers.hostile_store import harm, make_small_store
+from tests.helpers.lake import KINDS, Lake
 from tests.spark.golden_rows import golden_messages, sound_stores
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import verify_store
 from logquarry.spark.export import export_parquet
 from logquarry.spark.repair import verify_stores
-from tests.object_storage import Options, put_stores, s3_server
+from tests.helpers.s3_server import Options, put_stores, s3_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,9 +12,9 @@ import pytest
 from logquarry.errors import UsageError
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.spark.rebuilding import rebuild_on_spark, rebuild_stores
-from tests.cli.helpers import run
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.test_dialect31 import dialect31
+from tests.helpers.command import run
 from tests.property.test_rebuild_ways import made
 
 if TYPE_CHECKING:

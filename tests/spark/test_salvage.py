@@ -13,7 +13,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify import verify_store
 from logquarry.spark.repair import salvage_stores
-from tests.cli.helpers import run
+from tests.helpers.command import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

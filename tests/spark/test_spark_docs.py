@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.store_maker import StoreMaker
+from tests.helpers.store_maker import StoreMaker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,8 +17,8 @@ from pyspark.errors import StreamingQueryException
 
 from logquarry.errors import CorruptFrame, LogquarryError, UsageError
 from logquarry.spark.errors import explain
+from tests.helpers.store_maker import StoreMaker
 from tests.spark.golden_rows import golden_messages, rows_by_broker
-from tests.store_maker import StoreMaker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

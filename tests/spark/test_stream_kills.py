@@ -21,7 +21,7 @@ import logquarry as lq
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import verify_store
 from tests.crash.ladder import SEED, count, told
-from tests.lake_drive import Lake
+from tests.helpers.lake import Lake
 from tests.spark.killing import Killable
 
 KILLS = count(3)

@@ -11,7 +11,7 @@ import pytest
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import verify_store
 from logquarry.spark.repair import verify_stores
-from tests.cli.helpers import run
+from tests.helpers.command import run
 from tests.spark.golden_rows import sound_stores
 
 if TYPE_CHECKING:

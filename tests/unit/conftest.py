@@ -1,3 +1,3 @@
-from tests import profiles
+from tests.helpers import hypothesis_profiles
 
-profiles.load()
+hypothesis_profiles.load()

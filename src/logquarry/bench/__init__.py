@@ -1,1 +1,1 @@
-"""Benchmarks of ``logquarry bench``: writing, reading, checking and recovering stores."""
+"""What ``logquarry bench`` measures: writing, reading, checking and recovering stores."""

@@ -1,4 +1,4 @@
-"""Writes state table and redo log: the dispatcher passes them the log's transactions."""
+"""Writes the state table and redo log of 3.x, from the transactions that are dispatched."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The files that a writer keeps: disk port, locks, small files, mapped files."""
+"""The files that a writer keeps: disk port, syncs, locks, threads, mapped files, config files."""

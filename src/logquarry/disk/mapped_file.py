@@ -1,4 +1,4 @@
-"""One mapped file of the log or of a queue (``MappedFile``), and the buffers in front of it.
+"""One mapped file of the log or of a queue (``MappedFile``), and ``TransientStorePool``.
 
 ::
 

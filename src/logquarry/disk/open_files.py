@@ -1,4 +1,4 @@
-"""Reading parts of many store files, and keeping pages of maps in memory.
+"""Keeps the most recently read store files open, and keeps pages of maps in memory (mlock).
 
 :class:`OpenFiles` keeps the files open that were read last. The functions on pages call the C
 library, whose calls release the GIL; the methods of ``mmap`` objects do not, and populating a

@@ -1,4 +1,4 @@
-"""The folders of a queue of files, and second names that protect the log's files.
+"""Finds the folders of a queue of files, and protects the log by second names (hard links).
 
 :class:`QueueFolders` finds and places files (``MultiPathMappedFileQueue``). :class:`NameGuard`
 protects files against a Java store that is opened on a store in use: the lock refuses it, but only

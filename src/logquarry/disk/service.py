@@ -1,11 +1,10 @@
-"""The state that all parts of a store share, and its threads.
+"""The health and the refusals of a store, and the base class of its threads (``ServiceThread``).
 
 - :class:`RunningFlags`: reasons why the store takes no messages now. Reads continue.
 - :class:`Health`: whether the store may still be written and read. After a failed sync, the
   contents of the disk are unknown: the kernel marks the pages clean, and the next sync reports
-  success. So the first failure ends writing for good (reliability.md, rule 4): all waiters and
-  later writes fail, nothing is synced again, reads continue. Opening the store again reads the
-  disk's contents.
+  success. So the first failure ends writing for good: all waiters and later writes fail, nothing
+  is synced again, reads continue. Opening the store again reads the disk's contents.
 - :class:`Flag` and :class:`Done`: one thread waits for them, another sets them. They are bare
   locks: ``threading.Event`` is written in Python, so Ctrl-C inside it can leave its lock taken, and
   then the other thread waits for ever.

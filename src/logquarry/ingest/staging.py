@@ -274,7 +274,7 @@ class Stager:
         return part
 
     def _outgoing_reference(self, batch: pa.RecordBatch, refused: dict[int, str]) -> Outgoing:
-        """Encode one message at a time; the twin of :func:`outgoing`."""
+        """Encode one message at a time; the reference of :func:`outgoing_kernel`."""
         odd: dict[int, Encoded] = {}
         sizes = np.zeros(batch.num_rows, np.int64)
         for number in range(batch.num_rows):

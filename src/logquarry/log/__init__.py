@@ -1,1 +1,1 @@
-"""The commit log on files: the store's layout, the walk over frames, and frames as columns."""
+"""The commit log in bulk: the files of a store, the walk over frames, filters, Arrow columns."""

@@ -1,4 +1,4 @@
-"""From the walk's events to record batches and messages: damage policy, filters, columns.
+"""Turns the walk's events into Arrow batches or messages: applies on_damage and the filters.
 
 :func:`ahead` prepares the next item on a second thread: kernels release the GIL.
 """

@@ -1,4 +1,4 @@
-"""Bulk operations over log bytes, each as a reference in Python and a compiled kernel.
+"""Walks, checks and searches frames in bytes of the log: reference in Python, and kernels.
 
 The reference loops over :mod:`logquarry.format.frame`; the kernels are in
 :mod:`logquarry.format.kernels` (numba). ``LOGQUARRY_KERNELS=off`` selects the reference; without

@@ -1,4 +1,4 @@
-"""Dispatch requests of frames (RocketMQ's ``DispatchRequest``) and their index keys, as arrays."""
+"""Reads what the dispatcher needs of each frame (``DispatchRequest``, index keys), as arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of the log's files: windows, the end of the data, and the search for frames."""
+"""Maps the bytes of the log's files, finds the end of the data, and searches for frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames found apart from the walk: by other threads or machines, or at given offsets.
+"""Reads frames at given offsets, and merges runs read by other threads or machines into a walk.
 
 :func:`guided` merges runs of frames that others found (guesses) into the walk over the log. A frame
 names its place, so any part of a log can be read apart from the rest. But only the walk

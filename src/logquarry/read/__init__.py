@@ -1,1 +1,1 @@
-"""Reads single messages and parts of a store: by queue offset, by key, by time, by filter."""
+"""The read path: get, query by key or time, plans of filtered reads, and the end of the log."""

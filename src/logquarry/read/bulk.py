@@ -1,4 +1,4 @@
-"""Reads many messages of a store in physical order: as objects, or as Arrow batches."""
+"""``scan`` and ``to_arrow``: reads many messages in physical order, as objects or Arrow batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads single frames of the commit log, and finds the log's end.
+"""Reads single frames of the commit log by physical offset; has the start and end of the log.
 
 To read many messages, use :class:`logquarry.log.walk.LogReader`.
 """

@@ -1,10 +1,10 @@
-"""Determines what a store consists of: the features of RocketMQ that its files show.
+"""Detects the features of a store (RocketMQ 5: batch queues, RocksDB, timers) and its version.
 
 RocketMQ 5 stores carry files that this library reads but cannot write, and files that it does not
 read at all. :class:`StoreFeatures` names each of them with its evidence; :mod:`.fence` decides from
 them which calls a store allows.
 
-What is looked at: the names in the store's root, ``config/``, ``consumequeue/`` and a few folders
+It reads: the names in the store's root, ``config/``, ``consumequeue/`` and a few folders
 below; ``config/topics.json``; the checkpoint; up to 64 frames that queues point to; the last 256
 entries of the newest index file with the frames that they point to; and for pending timers the
 used pages of ``timerwheel``. No file of the log is read as a whole.

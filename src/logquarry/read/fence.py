@@ -54,7 +54,8 @@ _REFUSED: Final = {
     names.CONTROLLER: _LOG,
     names.LOG_PATH: _EACH,
 }
-"""Feature -> what it forbids. A log outside of ``commitlog/`` forbids all (``files.log_place``)."""
+"""Feature -> what it forbids. A log outside of ``commitlog/`` forbids every action but salvage
+(:mod:`logquarry.log.log_place`)."""
 
 _HARM: Final = {
     names.BATCH_QUEUES: "The broker would not start: it finds queues of 20-byte entries where "

@@ -3,16 +3,16 @@
 A store that this library wrote has a durable offset (:mod:`logquarry.format.durable_mark`). The log
 reaches at least up to it, also after a crash, and a break before it is damage.
 
-A store without a durable offset that was closed in order (no ``abort``) has dispatched every
+A store without a durable offset that was shut down cleanly (no ``abort``) has dispatched every
 message, so the log reaches at least to the end of the last message in any queue. Bytes after that
-are stale frames of an earlier recovery, unless they continue in an unbroken chain (`formats.md`,
-Stale frames).
+are stale frames of an earlier recovery, unless they continue in an unbroken chain (verify.md,
+"Where the log ends").
 
 QUIRK: the queues may be stale too. When RocketMQ's recovery finds a bad frame, it deletes all later
 files of the log, but cuts the file with the bad frame, and the queues, in memory only: sound frames
-and sound entries stay after the cut. So a break of the chain in the *last* file of a closed store
-is the log's end (:func:`sound_bound`). A break in an earlier file is damage, because the recovery
-would have deleted the later files.
+and sound entries stay after the cut. So a break of the chain in the *last* file of a cleanly shut
+down store is the log's end (:func:`sound_bound`). A break in an earlier file is damage, because the
+recovery would have deleted the later files.
 
 :class:`LogFrontier` follows the log for readers that poll for new messages and must never read
 bytes that turn out to be no message:
@@ -20,8 +20,9 @@ bytes that turn out to be no message:
 - with a durable offset: up to that offset;
 - if a process has the store open, or may have: up to the last whole frame of the chain. An
   incomplete frame is read again at the next call;
-- if the store was not closed in order and no process has it open: up to the last frame;
-- if it was closed in order: as far as the queues name messages, and on while the chain is unbroken.
+- if the store was not shut down cleanly and no process has it open: up to the last frame;
+- if it was shut down cleanly: as far as the queues name messages, and on while the chain is
+  unbroken.
 
 A call costs a listing of the log's folder and the bytes written since the last call.
 """

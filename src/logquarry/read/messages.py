@@ -1,4 +1,4 @@
-"""Messages that are checked when they are read, and decoded when their fields are used.
+"""The messages of a get: their CRC is checked at once, their fields are decoded on first use.
 
 :func:`read_message` serves gets without the kernel: it checks the common frame (4.9.3's magic, IPv4
 hosts) with one ``struct`` call and its CRC, and leaves all others to the reference codec.

@@ -1,4 +1,4 @@
-"""Messages and bytes by topic, their time range, and damage: the summary of a read."""
+"""Summarizes stores on Spark: messages and bytes by topic, their time range, and damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the transactions in a store ended: committed, rolled back, put back, or still open.
+"""Lists the transactions of a store (``info --transactions``): committed, rolled back, open.
 
 In a store of 4.x, a half message waits in RMQ_SYS_TRANS_HALF_TOPIC. An op message
 (RMQ_SYS_TRANS_OP_HALF_TOPIC, tag ``d``, the half's queue offset as its body) marks it as ended. A

@@ -1,4 +1,4 @@
-"""The reading half of a store that this process writes.
+"""The read API of a store that this process writes.
 
 Log and queues are read from the writer's own files, so a get finds a message as soon as it is
 dispatched, without listing folders. Scans and queries read the files as any other process would,

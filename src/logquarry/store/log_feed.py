@@ -1,4 +1,4 @@
-"""The log of a store that is written, as bytes: what replication reads, appends and vouches for."""
+"""The log as bytes for replication: reads them for slaves, appends those of a master."""
 
 from __future__ import annotations
 

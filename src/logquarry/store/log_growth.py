@@ -1,4 +1,4 @@
-"""After an append: who is woken, and how a put's flush and replica are settled.
+"""Wakes dispatcher, flush service and replication after an append, and settles the put.
 
 ::
 

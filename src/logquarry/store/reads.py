@@ -1,4 +1,4 @@
-"""What every open store can be asked, whether it is open for reading or for writing.
+"""The read API of every open store: get, query, scan, offsets, state. Reader and writer share it.
 
 :mod:`logquarry.store.reader` answers from the files, :mod:`logquarry.store.writer` from the files
 as this process writes them.
@@ -106,7 +106,7 @@ class StoreReads(ABC):
 
     @property
     def has_abort(self) -> bool:
-        """Whether the store is in use, or was not closed in order."""
+        """Whether the store is in use, or was not shut down cleanly."""
         return self.layout.has_abort
 
     @property

@@ -1,4 +1,4 @@
-"""What users call for delivery, transactions and ``config/``; the services do the work."""
+"""The writer's API for delayed delivery, transactions and ``config/``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ServiceCalls(ABC):
         """Deliver the delayed messages that are due by the store's clock, now.
 
         Returns:
-            How many. They are in the log; queues follow (:meth:`wait_dispatched`).
+            How many. They are in the log; queues follow (:meth:`BaseWriter.wait_dispatched`).
 
         Raises:
             StoreUnavailable: if one could not be put. The next call continues with it.

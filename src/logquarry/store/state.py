@@ -47,7 +47,7 @@ class StateSource(Protocol):
 
     @property
     def has_abort(self) -> bool:
-        """Whether it is in use, or was not closed in order."""
+        """Whether it is in use, or was not shut down cleanly."""
 
     @property
     def min_offset(self) -> int:

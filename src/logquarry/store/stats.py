@@ -1,4 +1,4 @@
-"""What a store object did since it was opened: counts, times, rates (``StoreStatsService``).
+"""Counts the calls of an open store: puts, gets, times, rates (``StoreStatsService``).
 
 Each thread counts in its own object, so that a put takes no lock; :meth:`StatsRecorder.snapshot`
 sums them up. :mod:`logquarry.store.state` has what the store holds.

@@ -8,9 +8,9 @@
                                    |
                                  readers
 
-Opening takes the lock, reads what the folder holds, makes ``abort``, and only then changes anything
-(reliability.md, rule 1). Closing runs the other way round, and deletes ``abort`` only if the next
-opening has nothing to recover.
+Opening takes the lock, reads what the folder holds, makes ``abort``, and only then changes
+anything. Closing runs in the opposite order, and deletes ``abort`` only if the next opening has
+nothing to recover.
 """
 
 from __future__ import annotations
@@ -401,6 +401,6 @@ class StoreEngine:
                 return False
             self._abort.remove()
         except StoreError as error:
-            logger.error("%s: not closed in order: %s", self.root, error)
+            logger.error("%s: not shut down cleanly: %s", self.root, error)
             return False
         return True

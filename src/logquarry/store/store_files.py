@@ -165,8 +165,9 @@ class StoreFiles:
 class Housekeeping(Service):
     """Once a second: restores ``abort`` and index files that another program deleted.
 
-    A Java store that is opened on this one fails at the lock, but only after it has acted
-    (reliability.md, rule 1): when it closes, it deletes ``abort``, and index files before that.
+    A Java store that is opened on this one fails at the lock, but only after it has acted: RocketMQ
+    recovers before it takes the lock. When it closes, it deletes ``abort``, and index files before
+    that.
 
     Args:
         abort: the file ``abort``.

@@ -1,1 +1,1 @@
-"""The write path: frames into the log, flush waits, dispatch to consume queues and index."""
+"""The write path: put, frames into the log, flush, and dispatch to consume queues and index."""

@@ -3,7 +3,7 @@
 Follows ``CommitLog.asyncPutMessage(s)`` of 4.9.3. :meth:`CommitLogWriter._put_common` holds the
 whole of a common put, from the message to its bytes in the log. Messages in whose properties the
 store acts on something (a delay, WAIT, further queues), batches and dialect 3.1 take the longer
-way over :mod:`logquarry.write.encode` and :meth:`.LogAppender.append`.
+way over :mod:`logquarry.write.encode` and :meth:`LogAppender.append`.
 
 Guarantees: a put that raises has not put its message into the log.
 """
@@ -138,7 +138,7 @@ class CommitLogWriter(LogAppender):
     def _put_common(self, message: Message) -> PutResult | None:
         """Put a message in whose properties the store acts on nothing: the whole way in one place.
 
-        It takes 35 % less time than :meth:`.MessageEncoder.encode` and :meth:`append`, which take
+        It takes 35 % less time than :meth:`MessageEncoder.encode` and :meth:`append`, which take
         every message and write the same bytes (test_put_many_twins.py).
 
         Returns:

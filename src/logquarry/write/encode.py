@@ -1,4 +1,4 @@
-"""From a message to its frame, as far as that is possible before the log's lock is taken.
+"""Encodes a message to its frame, except for the fields that only the log's lock can give.
 
 Follows ``DefaultMessageStore.checkMessage``, the first half of ``CommitLog.asyncPutMessage`` and
 ``MessageExtEncoder`` of 4.9.3, in their order: the first check that fails gives the status. The

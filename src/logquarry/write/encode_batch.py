@@ -1,4 +1,4 @@
-"""From a batch to its frames: messages of one topic and queue, all of them or none.
+"""Encodes a batch to its frames: messages of one topic and queue, all of them or none.
 
 Follows ``DefaultMessageStore.checkMessages``, ``CommitLog.asyncPutMessages`` and the batch form of
 ``MessageExtEncoder.encode`` of 4.9.3. A batch comes in the wire form that clients send

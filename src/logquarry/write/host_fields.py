@@ -1,4 +1,4 @@
-"""The fields of a frame that hosts and SYSFLAG determine."""
+"""Computes and packs the fields of a frame that depend on hosts (IPv4, IPv6) and SYSFLAG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks many messages column by column, and makes the table from which a kernel writes frames.
+"""Checks the messages of a bulk put column by column, and makes the table for the kernel.
 
 Common messages become rows of :mod:`logquarry.format.put_rows`: the store changes nothing in their
 properties, and no check fails. Every other message is odd: the encoder of single puts (the

@@ -10,7 +10,7 @@ from logquarry.disk.allocate import AllocateMappedFileService
 from logquarry.disk.mapped_file import TransientStorePool
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
-from tests.faulty_disk import EIO, ENOSPC, FaultyDisk
+from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk
 
 SIZE = 4096
 

@@ -10,7 +10,7 @@ from logquarry.disk.config_file import ConfigFile, ConsumerOffsets
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.errors import StoreUnavailable
 from logquarry.format import broker_config
-from tests.faulty_disk import EIO, ENOSPC, FaultyDisk, StoppedDisk
+from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk, StoppedDisk
 
 Offsets = dict[int, int]
 

@@ -12,7 +12,7 @@ from logquarry.disk.disk import LocalDisk
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
 from logquarry.testing.faulty_disk import FaultyDisk as ModelDisk
-from tests.faulty_disk import EIO, ENOSPC, FaultyDisk
+from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from logquarry.disk.locks import AbortFile, StoreLock
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
 from logquarry.log.layout import StoreLayout
-from tests.faulty_disk import EIO, FaultyDisk
-from tests.processes import run
+from tests.helpers.failing_disk import EIO, FaultyDisk
+from tests.helpers.python_process import run
 
 
 def test_the_lock_is_as_javas(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from logquarry.disk.mapped_file import PAGE_SIZE, MappedFile, TransientStorePool
 from logquarry.errors import StoreUnavailable
-from tests.faulty_disk import EIO, FaultyDisk
+from tests.helpers.failing_disk import EIO, FaultyDisk
 
 SIZE = 8 * PAGE_SIZE
 

@@ -7,7 +7,7 @@ import pytest
 from logquarry.disk.mapped_file import MappedFile, TransientStorePool
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile, StoreUnavailable, UsageError
-from tests.faulty_disk import EIO, ENOSPC, FaultyDisk
+from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk
 
 SIZE = 4096
 

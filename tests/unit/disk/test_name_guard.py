@@ -12,7 +12,7 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreUnavailable
 from logquarry.testing.faulty_disk import FaultyDisk as ModelDisk
-from tests.faulty_disk import FaultyDisk
+from tests.helpers.failing_disk import FaultyDisk
 
 SIZE = 4096
 

@@ -12,7 +12,7 @@ from logquarry.errors import UsageError
 from logquarry.format import delay, java, properties
 from logquarry.format.delay import SCHEDULE_TOPIC
 from tests.conformance.golden_facts import SOUND, Scenario
-from tests.java_truth import vectors
+from tests.helpers.java_vectors import vectors
 
 LEVELS = delay.parse_levels(delay.DEFAULT_LEVELS)
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.format import fastjson
-from tests.java_truth import vectors
+from tests.helpers.java_vectors import vectors
 
 
 def keys_as_numbers(value: Any) -> Any:

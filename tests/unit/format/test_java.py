@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.format import java, properties
-from tests.java_truth import vectors
+from tests.helpers.java_vectors import vectors
 
 
 @pytest.mark.parametrize(("text", "expected"), vectors("hash"))

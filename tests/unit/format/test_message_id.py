@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from logquarry.errors import UsageError
 from logquarry.format import java, message_id
 from logquarry.testing import strategies
-from tests.java_truth import vectors
+from tests.helpers.java_vectors import vectors
 
 
 @pytest.mark.parametrize(("address", "expected"), vectors("ip"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from logquarry.format import properties
 from logquarry.testing import strategies
-from tests.java_truth import vectors
+from tests.helpers.java_vectors import vectors
 
 
 def string2message_properties(text: str) -> dict[str, str]:

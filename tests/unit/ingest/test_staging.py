@@ -20,8 +20,8 @@ from logquarry.ingest.staging import LoadPlan, Staged, Stager, place_rows
 from logquarry.store.load.ledger import Ledger, LoadId
 from logquarry.store.load.segment import Segment, SegmentReader
 from logquarry.store.message_store import StoreWriter
-from tests.small_store import config
-from tests.twins import both
+from tests.helpers.small_store import config
+from tests.helpers.twins import both
 
 LOAD = LoadId("job", 1)
 

@@ -19,7 +19,7 @@ from logquarry.log.columns import Decoding
 from logquarry.log.filters import MessageFilter
 from logquarry.log.walk import Run
 from logquarry.testing import strategies
-from tests.twins import both, plain_python, sound_rows
+from tests.helpers.twins import both, plain_python, sound_rows
 
 KIB = 1 << 10
 SIZES = (40, 40, 30, 0, 300, 1, 99, 1)

@@ -16,7 +16,7 @@ from logquarry.log.codec import Window
 from logquarry.log.columns import Decoding
 from logquarry.log.filters import MessageFilter
 from logquarry.testing import strategies
-from tests.twins import both, sound_rows
+from tests.helpers.twins import both, sound_rows
 
 ITEMS = (
     Frame(topic=b"orders", queue_id=0, queue_offset=5, store_timestamp=100, body=b"alpha beta",

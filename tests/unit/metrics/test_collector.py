@@ -13,7 +13,7 @@ import logquarry as lq
 from logquarry.errors import UsageError
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.clock import FakeClock
-from tests.small_store import NOW, config
+from tests.helpers.small_store import NOW, config
 
 
 def parsed(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

@@ -10,7 +10,7 @@ from logquarry.errors import CorruptFrame, MessageNotFound
 from logquarry.log.layout import StoreLayout
 from logquarry.read.commit_log import CommitLog
 from logquarry.store.message_store import MessageStore
-from tests.store_maker import StoreMaker
+from tests.helpers.store_maker import StoreMaker
 
 SIZE = 1000
 

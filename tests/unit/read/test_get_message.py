@@ -16,7 +16,7 @@ from logquarry.message import StoredMessage
 from logquarry.read.get_message import GetMessageStatus, TransferLimits, get_message
 from logquarry.read.messages import LazyMessage, read_message
 from logquarry.store.message_store import MessageStore
-from tests.store_maker import StoreMaker
+from tests.helpers.store_maker import StoreMaker
 
 FOUND = GetMessageStatus.FOUND
 NO_MATCHED = GetMessageStatus.NO_MATCHED_MESSAGE

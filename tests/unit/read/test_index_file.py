@@ -14,7 +14,7 @@ from logquarry.format import index, java
 from logquarry.format.index import IndexShape
 from logquarry.log.layout import StoreLayout
 from logquarry.read.index import Index
-from tests.store_maker import IndexMaker
+from tests.helpers.store_maker import IndexMaker
 
 TIME = 1_700_000_000_000
 

@@ -10,7 +10,7 @@ from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER, QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.read.log_end import consume_queues, last_entries, log_bound, sound_bound
-from tests.store_maker import StoreMaker
+from tests.helpers.store_maker import StoreMaker
 
 
 @pytest.fixture

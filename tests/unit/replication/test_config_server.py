@@ -17,8 +17,8 @@ from logquarry.protocol.remoting import RemotingCommand, RequestCode
 from logquarry.replication import ConfigServer, ConfigServerOptions, config_server
 from logquarry.replication.config_server import FAST_PORT, REQUESTS
 from logquarry.replication.wire import Surroundings
-from tests.config_pair import Client, asking, config_bytes, real_config, versioned, write
-from tests.replication_pair import eventually
+from tests.helpers.broker_config import Client, asking, config_bytes, real_config, versioned, write
+from tests.helpers.replication import eventually
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from logquarry.replication import (
     config_server,
     sync_config,
 )
-from tests.config_pair import config_bytes, real_config, versioned, write
-from tests.replication_pair import PATIENCE_SECONDS, eventually, make_certificate, opened
+from tests.helpers.broker_config import config_bytes, real_config, versioned, write
+from tests.helpers.replication import PATIENCE_SECONDS, eventually, make_certificate, opened
 
 FILES = ["topics.json", "consumerOffset.json", "delayOffset.json", "subscriptionGroup.json"]
 PATIENT = ConfigSyncOptions(timeout=PATIENCE_SECONDS)

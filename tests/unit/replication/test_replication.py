@@ -21,7 +21,7 @@ from logquarry.replication.replica import Replica
 from logquarry.replication.wire import Surroundings
 from logquarry.store.log_feed import LogFeed
 from logquarry.write.put_result import PutStatus
-from tests.replication_pair import (
+from tests.helpers.replication import (
     QUICK,
     SIZES,
     eventually,

@@ -20,7 +20,7 @@ from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
 from logquarry.replication.master import _Slave
 from logquarry.store.log_feed import LogFeed
 from logquarry.write.put_result import PutStatus
-from tests.replication_pair import QUICK, eventually, fill, log_bytes, opened
+from tests.helpers.replication import QUICK, eventually, fill, log_bytes, opened
 
 SLAVE = SlaveOptions(times=QUICK, first_pause=0.01, longest_pause=0.02)
 

@@ -23,8 +23,8 @@ from logquarry.spark.output import MANIFEST, SUCCESS, ExportCommit, OutputFolder
 from logquarry.spark.parquet import write_task
 from logquarry.spark.summary import Summary
 from logquarry.spark.tasks import plan_tasks
-from tests.cli.helpers import run
-from tests.lake_drive import KINDS, Lake, run_here
+from tests.helpers.command import run
+from tests.helpers.lake import KINDS, Lake, run_here
 from tests.unit.spark.test_lakehouse import bodies, numbers, put
 
 pytest.importorskip("deltalake")

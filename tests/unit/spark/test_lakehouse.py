@@ -17,8 +17,8 @@ from logquarry.spark.lakehouse.delta import Delta
 from logquarry.spark.lakehouse.iceberg import Iceberg
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.output import OutputFolder
-from tests.cli.small_store import EVIL_TOPIC, FIRST_TIME, harm, make_small_store
-from tests.lake_drive import KINDS, Lake, run_here
+from tests.helpers.hostile_store import EVIL_TOPIC, FIRST_TIME, harm, make_small_store
+from tests.helpers.lake import KINDS, Lake, run_here
 
 pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")

@@ -13,7 +13,7 @@ from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.spark.decode import parse_decode_options
 from logquarry.spark.lakehouse.delta import Delta
 from logquarry.spark.lakehouse.iceberg import Iceberg
-from tests.lake_drive import KINDS, Lake
+from tests.helpers.lake import KINDS, Lake
 
 pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import logquarry as lq
-from tests.lake_drive import KINDS, Lake
+from tests.helpers.lake import KINDS, Lake
 
 pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
@@ -39,7 +39,7 @@ FOLLOWER = """
 import sys
 from pathlib import Path
 from logquarry.spark.decode import parse_decode_options
-from tests.lake_drive import Lake
+from tests.helpers.lake import Lake
 kind, dest, store, follow = sys.argv[1:]
 Lake(kind, Path(dest)).export(
     Path(store),

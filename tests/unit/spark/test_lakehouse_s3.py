@@ -12,8 +12,8 @@ from pyarrow import fs as pafs
 import logquarry as lq
 from logquarry.errors import UsageError
 from logquarry.spark.lakehouse.export import delta_export, iceberg_export
-from tests.lake_drive import run_here
-from tests.object_storage import Options, s3_server
+from tests.helpers.lake import run_here
+from tests.helpers.s3_server import Options, s3_server
 
 pytest.importorskip("moto")
 pytest.importorskip("deltalake")

@@ -11,7 +11,7 @@ import pytest
 from logquarry.spark.lakehouse import runs
 from logquarry.spark.lakehouse.table import CommitUnknown
 from logquarry.spark.output import OutputFolder
-from tests.lake_drive import Lake
+from tests.helpers.lake import Lake
 from tests.unit.spark.test_lakehouse import bodies, numbers, put
 
 DeltaTable = pytest.importorskip("deltalake").DeltaTable

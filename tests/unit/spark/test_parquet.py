@@ -21,7 +21,7 @@ from logquarry.spark.options import ReadOptions
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import TaskResult, check_partition_columns, file_stem, write_task
 from logquarry.spark.tasks import ReadTask, plan_tasks, read_batches
-from tests.store_maker import FIRST_TIME, StoreMaker
+from tests.helpers.store_maker import FIRST_TIME, StoreMaker
 
 DAY_MS = 86_400_000
 

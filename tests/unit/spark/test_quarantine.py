@@ -18,9 +18,9 @@ from logquarry.spark.options import parse_read_options
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.quarantine import Quarantine
 from logquarry.spark.tasks import plan_tasks, read_batches
-from tests.small_store import facts
+from tests.helpers.small_store import facts
+from tests.helpers.store_maker import StoreMaker
 from tests.spark.golden_rows import harmed_stores, whole_messages
-from tests.store_maker import StoreMaker
 
 
 def read(store: Path, folder: Path, **options: str) -> tuple[list[int], DamageLog]:

@@ -13,7 +13,7 @@ from logquarry.log.filters import MessageFilter
 from logquarry.log.layout import StoreLayout
 from logquarry.spark.stream import admission
 from logquarry.spark.stream.admission import Backlog, boundary, by_bytes, by_rows, shared
-from tests.store_maker import StoreMaker
+from tests.helpers.store_maker import StoreMaker
 
 
 def store(root: Path, count: int, *, seed: int = 1) -> tuple[StoreLayout, list[tuple[int, int]]]:

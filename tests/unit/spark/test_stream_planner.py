@@ -22,10 +22,10 @@ from logquarry.log.layout import StoreLayout
 from logquarry.read import log_end
 from logquarry.spark.stream.admission import START
 from logquarry.spark.tasks import plan_tasks, read_batches
-from tests.small_store import facts, opened
+from tests.helpers.small_store import facts, opened
+from tests.helpers.store_maker import FIRST_TIME, StoreMaker
+from tests.helpers.stream import Stream
 from tests.spark.golden_rows import golden_messages, harmed_stores, sound_stores, whole_messages
-from tests.store_maker import FIRST_TIME, StoreMaker
-from tests.stream_drive import Stream
 
 
 def places_of(messages: list[dict[str, Any]], broker: str = "store") -> list[tuple[str, int]]:

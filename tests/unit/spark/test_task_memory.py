@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from logquarry.testing.builder import fill
-from tests.task_memory import WORKS
+from tests.helpers.task_memory import WORKS
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells of anonymous memory"
@@ -67,7 +67,7 @@ class Worker:
 
     def __init__(self, work: str, store: Path, out: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.task_memory", work, str(store), str(out)],
+            [sys.executable, "-m", "tests.helpers.task_memory", work, str(store), str(out)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

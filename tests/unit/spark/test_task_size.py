@@ -19,8 +19,8 @@ from logquarry.spark.rebuilding import rebuild_on_spark
 from logquarry.spark.repair import verify_stores
 from logquarry.spark.stream.planner import Limits, StreamPlanner
 from logquarry.spark.tasks import ReadTask, plan_tasks, read_batches
-from tests.lake_drive import Lake
-from tests.store_maker import StoreMaker
+from tests.helpers.lake import Lake
+from tests.helpers.store_maker import StoreMaker
 
 MOST = 16 << 10
 """Most bytes of any pickled task."""

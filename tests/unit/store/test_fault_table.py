@@ -22,8 +22,8 @@ from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import verify_store
 from logquarry.store.message_store import StoreWriter
-from tests.faulty_disk import EIO, ENOSPC, FaultyDisk
-from tests.small_store import bodies, config, opened
+from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk
+from tests.helpers.small_store import bodies, config, opened
 
 COUNT = 60
 

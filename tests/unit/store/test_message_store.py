@@ -26,7 +26,7 @@ from logquarry.errors import (
 from logquarry.format import frame, queue_entry
 from logquarry.read.get_message import GetMessageStatus
 from logquarry.store.message_store import MessageStore
-from tests.store_maker import FIRST_TIME, StoreMaker
+from tests.helpers.store_maker import FIRST_TIME, StoreMaker
 
 
 @pytest.fixture

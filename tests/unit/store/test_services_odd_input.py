@@ -16,8 +16,8 @@ from logquarry.store.message_store import StoreWriter
 from logquarry.store.transaction.checks import CheckReport
 from logquarry.store.transaction.transaction import Transaction
 from logquarry.testing.clock import FakeClock
-from tests.consumer_stores import fill, numbers, saved
-from tests.transaction_stores import NOW, TIMEOUT, Listener, bodies, leave, message, opened
+from tests.helpers.consumer_stores import fill, numbers, saved
+from tests.helpers.transaction_stores import NOW, TIMEOUT, Listener, bodies, leave, message, opened
 
 
 @pytest.fixture

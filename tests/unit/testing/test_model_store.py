@@ -11,7 +11,7 @@ import logquarry as lq
 from logquarry.errors import UsageError
 from logquarry.testing.clock import FakeClock
 from logquarry.testing.model_store import ModelStore, Seen, SeenMessage, Wrong
-from tests.small_store import config
+from tests.helpers.small_store import config
 
 KEY = ("orders", 0)
 

@@ -15,8 +15,8 @@ from logquarry.log.batches import BAD_COMPRESSION, DamageLog, OnDamage
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.tasks import plan_tasks, read_batches
 from logquarry.store.message_store import MessageStore
-from tests.cli.helpers import run
-from tests.store_maker import StoreMaker
+from tests.helpers.command import run
+from tests.helpers.store_maker import StoreMaker
 
 BODIES = (zlib.compress(b"one"), b"no zlib", zlib.compress(b"three"))
 

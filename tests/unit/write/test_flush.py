@@ -21,7 +21,7 @@ from logquarry.write.flush import (
     GroupCommitService,
 )
 from logquarry.write.flush_wait import PutWait, ThreadWait
-from tests.faulty_disk import EIO, FaultyDisk
+from tests.helpers.failing_disk import EIO, FaultyDisk
 
 SIZE = 1 << 20
 

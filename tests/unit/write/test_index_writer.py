@@ -14,8 +14,8 @@ from logquarry.disk.page_file import CheckpointFile
 from logquarry.format import index
 from logquarry.format.index import HEADER, IndexHeader, IndexShape
 from logquarry.write.index_writer import IndexFileWriter, IndexKeeper, IndexWriter, next_name
-from tests.faulty_disk import FaultyDisk
-from tests.store_maker import IndexMaker
+from tests.helpers.failing_disk import FaultyDisk
+from tests.helpers.store_maker import IndexMaker
 
 SHAPE = IndexShape(slots=5, entries=8)
 NOON = 1_700_000_000_000

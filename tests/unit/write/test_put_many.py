@@ -17,7 +17,7 @@ from logquarry.message import Message
 from logquarry.write import put_many as put_many_module
 from logquarry.write.put_many import ManyWriter
 from logquarry.write.put_result import PutStatus
-from tests.twins import plain_python
+from tests.helpers.twins import plain_python
 from tests.unit.write.test_append import Log
 
 

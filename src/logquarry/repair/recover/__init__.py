@@ -1,1 +1,1 @@
-"""Recovers a store after a crash: looks, plans, then applies."""
+"""Recovers a store after a crash: check at opening, plan, apply; and RocketMQ's own rules."""

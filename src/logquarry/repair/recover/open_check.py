@@ -4,7 +4,8 @@ A store that was shut down cleanly and whose log and queues agree is opened as i
 store needs a recovery first (:mod:`logquarry.repair.recover.safe`).
 
 The log ends behind the last message that the queues point to, and the frames that follow it without
-a break. Bytes behind this end are stale frames of an earlier recovery (formats.md, Stale frames).
+a break. Frames behind this end are stale frames of an earlier recovery (reliability.md, "Where the
+log ends").
 """
 
 from __future__ import annotations

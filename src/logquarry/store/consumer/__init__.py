@@ -1,1 +1,1 @@
-"""Consumer groups: subscriptions, offsets, and the assignment of queues to consumers."""
+"""Consumer groups: consumers, tag and SQL92 filters, offsets, and the assignment of queues."""

@@ -1,4 +1,4 @@
-"""Offsets of consumer groups: where a group starts in a queue, and estimates of lost offsets."""
+"""Consumer offsets: where a group starts in a queue, and estimates after the file is lost."""
 
 from __future__ import annotations
 

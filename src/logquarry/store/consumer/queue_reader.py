@@ -1,4 +1,4 @@
-"""How consumers read the queues of an open store."""
+"""Reads the queues of an open store for consumers: the implementations of ``source``'s port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All consumers of one store: their groups and offsets, and the periodic write of the offsets."""
+"""All consumers of one store: makes them, forms their groups, and saves offsets periodically."""
 
 from __future__ import annotations
 

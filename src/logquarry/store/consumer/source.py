@@ -1,4 +1,4 @@
-"""The port through which consumers read queues, and waiting for new messages.
+"""The port through which consumers read queues, and their wait for new messages.
 
 If this process writes the store, the dispatcher signals new messages. If another process writes
 it, the waiting consumer polls: ever less often while nothing arrives, and so rarely relative to the

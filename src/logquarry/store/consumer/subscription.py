@@ -1,4 +1,4 @@
-"""Subscriptions of consumer groups, and the messages that a group sends back."""
+"""What a group subscribes to (tags or SQL92), and its retry and dead-letter messages."""
 
 from __future__ import annotations
 

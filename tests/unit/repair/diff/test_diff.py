@@ -1,4 +1,4 @@
-"""``logquarry.compare``: what is a divergence, and what only a store that is behind."""
+"""``logquarry.repair.diff``: which differences diverge, and which are only a store that lags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from logquarry.format import frame
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.diff.diff import compare_stores
 from logquarry.repair.diff.store_diff import StoreDiff
-from tests.small_store import NOW, config, opened
+from tests.helpers.small_store import NOW, config, opened
 
 SIZE = 16_384
 

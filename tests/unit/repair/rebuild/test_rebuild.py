@@ -1,4 +1,4 @@
-"""``logquarry.store.rebuild``: epochs, gaps, what cannot be placed, swaps and interrupts."""
+"""``logquarry.repair.rebuild``: epochs, gaps, what cannot be placed, swaps and interrupts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from logquarry.repair.rebuild.queue_files import QueueFiles
 from logquarry.repair.rebuild.rebuild import finish_into, rebuild
 from logquarry.repair.verify import verify_store
 from logquarry.write.queue_writer import QueuePart, units_of
-from tests.faulty_disk import ENOSPC, FaultyDisk, StoppedDisk
-from tests.small_store import NOW, bodies, config, facts, opened
-from tests.store_maker import StoreMaker
+from tests.helpers.failing_disk import ENOSPC, FaultyDisk, StoppedDisk
+from tests.helpers.small_store import NOW, bodies, config, facts, opened
+from tests.helpers.store_maker import StoreMaker
 
 ROOM = 10
 KEY = ("t", 0)

@@ -22,7 +22,7 @@ from logquarry.repair.rebuild.build import Builder, BuildJob, Built, build_here
 from logquarry.repair.rebuild.rebuild import finish_into, rebuild
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.units import Progress
-from tests.store_maker import StoreMaker
+from tests.helpers.store_maker import StoreMaker
 
 NAMES = ("consumequeue", "index")
 

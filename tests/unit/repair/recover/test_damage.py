@@ -11,7 +11,7 @@ import logquarry as lq
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.audit.log import KnownBounds, LogAudit
 from logquarry.testing.builder import StoreBuilder
-from tests.small_store import config, opened
+from tests.helpers.small_store import config, opened
 
 COUNT = 60
 FILE_SIZE = 16_384

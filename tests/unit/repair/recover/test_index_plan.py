@@ -11,7 +11,7 @@ import logquarry as lq
 from logquarry.format import index
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.recover.plan import IndexPlan, plan_index
-from tests.small_store import config, opened
+from tests.helpers.small_store import config, opened
 
 SHAPE = index.IndexShape(50, 200)
 END = 1 << 30

@@ -17,8 +17,8 @@ import logquarry as lq
 from logquarry.disk.disk import LocalDisk
 from logquarry.repair.recover.apply import disk_json
 from logquarry.store.message_store import StoreWriter
-from tests.faulty_disk import StoppedDisk
-from tests.small_store import NOW, config, opened
+from tests.helpers.failing_disk import StoppedDisk
+from tests.helpers.small_store import NOW, config, opened
 
 COUNT = 20
 

@@ -9,7 +9,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
-from tests.small_store import bodies, config, facts, opened
+from tests.helpers.small_store import bodies, config, facts, opened
 
 SIZE = 16_384
 COUNT = 120

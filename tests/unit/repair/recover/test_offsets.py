@@ -10,7 +10,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.format import frame
-from tests.small_store import bodies, config, opened
+from tests.helpers.small_store import bodies, config, opened
 
 COUNT = 40
 POSITION = frame.HEAD.offsets["queue_offset"]

@@ -12,7 +12,7 @@ import pytest
 import logquarry as lq
 from logquarry.disk.disk import LocalDisk
 from logquarry.errors import StoreUnavailable
-from tests.small_store import bodies, config, facts, opened
+from tests.helpers.small_store import bodies, config, facts, opened
 
 COUNT = 60
 PARTS = ("commitlog", "consumequeue", "index")

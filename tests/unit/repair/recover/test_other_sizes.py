@@ -10,7 +10,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreUnavailable, UsageError
-from tests.small_store import bodies, config, facts, opened
+from tests.helpers.small_store import bodies, config, facts, opened
 
 COUNT = 60
 

@@ -14,8 +14,8 @@ from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.recover.plan import StepKind
 from logquarry.testing.builder import StoreBuilder
-from tests.faulty_disk import StoppedDisk
-from tests.small_store import bodies, config, facts, opened
+from tests.helpers.failing_disk import StoppedDisk
+from tests.helpers.small_store import bodies, config, facts, opened
 
 COUNT = 60
 

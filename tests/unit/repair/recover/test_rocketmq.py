@@ -18,7 +18,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq, recover_as_rocketmq
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.faulty_disk import FaultyDisk
-from tests.store_maker import StoreMaker
+from tests.helpers.store_maker import StoreMaker
 
 SIZES: dict[str, Any] = {
     "mapped_file_size_commit_log": 4096,

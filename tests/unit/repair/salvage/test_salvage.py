@@ -21,9 +21,9 @@ from logquarry.repair.audit.queue_offsets import QueueNotes
 from logquarry.repair.salvage.losses import merged, ranges_of
 from logquarry.repair.salvage.salvage import Salvaged, salvage
 from logquarry.repair.verify import verify_store
-from tests.damage import damaged
-from tests.small_store import config, facts, opened
-from tests.store_maker import FIRST_TIME, StoreMaker
+from tests.helpers.damage import damaged
+from tests.helpers.small_store import config, facts, opened
+from tests.helpers.store_maker import FIRST_TIME, StoreMaker
 
 COMMIT, ROLLBACK, PREPARED = 8, 12, 4
 

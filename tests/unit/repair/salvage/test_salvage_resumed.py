@@ -12,8 +12,8 @@ from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.salvage.salvage import salvage, settle
 from logquarry.repair.verify import verify_store
-from tests.small_store import facts
-from tests.store_maker import StoreMaker
+from tests.helpers.small_store import facts
+from tests.helpers.store_maker import StoreMaker
 
 
 class Killed(BaseException):

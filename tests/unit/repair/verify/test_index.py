@@ -12,7 +12,7 @@ from logquarry.config import StoreConfig
 from logquarry.format import index, java, sys_flag
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import Finding, verify_store
-from tests.store_maker import StoreMaker
+from tests.helpers.store_maker import StoreMaker
 
 SHAPE = index.IndexShape(16, 50)
 CONFIG = StoreConfig(max_hash_slot_num=16, max_index_num=50)

@@ -10,7 +10,7 @@ import logquarry as lq
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import Finding, VerifyReport, verify_store
 from logquarry.testing.builder import StoreBuilder
-from tests.store_maker import StoreMaker
+from tests.helpers.store_maker import StoreMaker
 
 
 def check(root: Path) -> VerifyReport:

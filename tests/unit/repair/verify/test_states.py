@@ -18,8 +18,8 @@ from logquarry.log.layout import DAMAGE, DURABLE, INTENT, LOADS, StoreLayout
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify import verify_store
 from logquarry.repair.verify.findings import VerifyReport
-from tests.small_store import config, opened
-from tests.store_maker import FIRST_TIME, StoreMaker
+from tests.helpers.small_store import config, opened
+from tests.helpers.store_maker import FIRST_TIME, StoreMaker
 
 
 def check(root: Path, **settings: int) -> VerifyReport:
@@ -91,7 +91,7 @@ def test_a_queue_that_lacks_what_the_checkpoint_knows_is_damage(
 @pytest.mark.parametrize("milliseconds", [80, 300])
 def test_a_writer_that_was_killed_leaves_no_damage(tmp_path: Path, milliseconds: int) -> None:
     code = (
-        "import sys; from pathlib import Path; from tests.small_store import opened\n"
+        "import sys; from pathlib import Path; from tests.helpers.small_store import opened\n"
         "import logquarry as lq\n"
         "store = opened(Path(sys.argv[1]), mapped_file_size_commit_log=1 << 20)\n"
         "print(flush=True)\n"

@@ -17,9 +17,9 @@ from logquarry.store.consumer import consumer as consumer_module
 from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.consumer.source import MOST_AT_ONCE
 from logquarry.store.message_store import StoreWriter
-from tests.consumer_stores import LONG, fill, numbers, saved
-from tests.faulty_disk import EIO, FaultyDisk
-from tests.small_store import opened
+from tests.helpers.consumer_stores import LONG, fill, numbers, saved
+from tests.helpers.failing_disk import EIO, FaultyDisk
+from tests.helpers.small_store import opened
 
 
 @pytest.fixture(name="store")

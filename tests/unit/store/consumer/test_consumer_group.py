@@ -18,8 +18,8 @@ from logquarry.errors import StoreUnavailable
 from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.consumer.group import allocate
 from logquarry.store.message_store import StoreWriter
-from tests.consumer_stores import LONG, fill, numbers, saved
-from tests.small_store import opened
+from tests.helpers.consumer_stores import LONG, fill, numbers, saved
+from tests.helpers.small_store import opened
 
 
 @pytest.fixture(name="store")

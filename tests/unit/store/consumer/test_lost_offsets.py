@@ -11,8 +11,8 @@ import logquarry as lq
 from logquarry.format import broker_config
 from logquarry.message import Message
 from logquarry.testing.clock import FakeClock
-from tests.consumer_stores import numbers, saved
-from tests.small_store import NOW, config
+from tests.helpers.consumer_stores import numbers, saved
+from tests.helpers.small_store import NOW, config
 
 STEP = 1_000
 """Milliseconds between two messages."""

@@ -14,8 +14,8 @@ from logquarry.message import Message, StoredMessage
 from logquarry.store.consumer.subscription import sent_back
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.clock import FakeClock
-from tests.consumer_stores import saved
-from tests.small_store import config, opened
+from tests.helpers.consumer_stores import saved
+from tests.helpers.small_store import config, opened
 
 HOUR = 3_600_000
 RETRY, DEAD = "%RETRY%cg_main", "%DLQ%cg_main"

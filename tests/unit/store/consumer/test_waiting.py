@@ -18,8 +18,8 @@ from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.consumer.registry import _Saver
 from logquarry.store.consumer.source import ToldArrivals
 from logquarry.store.message_store import StoreWriter
-from tests.consumer_stores import LONG, fill, numbers, saved
-from tests.small_store import facts, opened
+from tests.helpers.consumer_stores import LONG, fill, numbers, saved
+from tests.helpers.small_store import facts, opened
 
 
 @pytest.fixture(name="store")

@@ -25,8 +25,8 @@ from logquarry.store.message_store import StoreWriter
 from logquarry.store.retention import plan as planning
 from logquarry.store.retention.live import RetentionService
 from logquarry.store.retention.rules import DiskUse
-from tests.faulty_disk import FaultyDisk, StoppedDisk
-from tests.small_store import NOW, config, facts
+from tests.helpers.failing_disk import FaultyDisk, StoppedDisk
+from tests.helpers.small_store import NOW, config, facts
 
 COUNT = 300
 STEP = 1_000

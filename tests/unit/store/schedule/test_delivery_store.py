@@ -16,8 +16,8 @@ from logquarry.store.message_store import StoreWriter
 from logquarry.store.schedule.delivery import DeliveryService, Put
 from logquarry.store.schedule.progress import MARK_FILE, UNKNOWN, DelayProgress, Progress
 from logquarry.testing.clock import FakeClock
-from tests.faulty_disk import ENOSPC, FaultyDisk, StoppedDisk
-from tests.small_store import config as small_config
+from tests.helpers.failing_disk import ENOSPC, FaultyDisk, StoppedDisk
+from tests.helpers.small_store import config as small_config
 
 NOW = 1_700_000_000_000
 

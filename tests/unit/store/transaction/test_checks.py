@@ -16,7 +16,7 @@ from logquarry.store.transaction.checks import CheckReport, OpenTransaction
 from logquarry.store.transaction.half import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
 from logquarry.testing.clock import FakeClock
 from logquarry.write.put_result import PutResult
-from tests.transaction_stores import (
+from tests.helpers.transaction_stores import (
     NOW,
     TIMEOUT,
     Listener,

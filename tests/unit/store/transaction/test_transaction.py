@@ -12,7 +12,7 @@ import logquarry as lq
 from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
 from logquarry.store.transaction.half import OP_TOPIC
 from logquarry.testing.clock import FakeClock
-from tests.transaction_stores import (
+from tests.helpers.transaction_stores import (
     NOW,
     TIMEOUT,
     Listener,

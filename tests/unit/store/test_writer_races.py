@@ -15,8 +15,8 @@ from logquarry.errors import StoreUnavailable
 from logquarry.store import store_engine
 from logquarry.write import append
 from logquarry.write.flush_wait import Asked
-from tests.faulty_disk import FaultyDisk
-from tests.small_store import bodies, opened
+from tests.helpers.failing_disk import FaultyDisk
+from tests.helpers.small_store import bodies, opened
 
 SECONDS = 60
 

@@ -17,8 +17,8 @@ import logquarry as lq
 from logquarry.errors import StoreError, StoreUnavailable
 from logquarry.read.get_message import GetMessageStatus
 from logquarry.repair.verify import verify_store
-from tests.processes import run
-from tests.small_store import bodies, config, opened
+from tests.helpers.python_process import run
+from tests.helpers.small_store import bodies, config, opened
 
 # ------------------------------------------------------------------------------------ processes
 OPEN = """

@@ -111,7 +111,7 @@ def _staged(store: Path, plan: LoadPlan, load: LoadId, size: int) -> Staged:
 
 
 def _load(store: Path, out: Path, size: int) -> None:
-    """What was staged comes into the log."""
+    """Append the staged messages to the log."""
     plan = plan_load(LoadPlan(path=str(out), config=_config()))
     load = LoadId("job", 1)
     segments = by_broker([_staged(store, plan, load, size)])[0]

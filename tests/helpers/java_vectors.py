@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_PATH = Path(__file__).parent / "data" / "java_vectors.jsonl"
+_PATH = Path(__file__).parents[1] / "data" / "java_vectors.jsonl"
 
 
 @cache

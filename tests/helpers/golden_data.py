@@ -5,7 +5,7 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
-ARCHIVE = Path(__file__).parent / "data" / "golden.tar.xz"
+ARCHIVE = Path(__file__).parents[1] / "data" / "golden.tar.xz"
 
 
 def unpack(archive: Path, target: Path) -> None:

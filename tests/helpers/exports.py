@@ -11,7 +11,7 @@ from logquarry.spark.options import ReadOptions
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import write_task
 from logquarry.spark.tasks import plan_tasks
-from tests.cli.helpers import run
+from tests.helpers.command import run
 
 Message = dict[str, Any]
 

@@ -13,7 +13,7 @@ from logquarry.store.half_messages import transactions
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.transaction.checks import OpenTransaction
 from logquarry.testing.clock import FakeClock
-from tests.small_store import config as small_config
+from tests.helpers.small_store import config as small_config
 
 NOW = 1_700_000_000_000
 TIMEOUT = 6_000

@@ -16,7 +16,7 @@ from logquarry.read.log_queues import RetainedCounter, UnitCount, count_units
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.overview import count_log, overview
 from logquarry.store.state import DelayLevel, GroupLag, TopicStats
-from tests.small_store import NOW, config
+from tests.helpers.small_store import NOW, config
 
 FILE = 16_384
 

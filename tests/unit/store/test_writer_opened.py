@@ -21,9 +21,9 @@ from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import sys_flag
 from logquarry.repair.verify import verify_store
 from logquarry.store import services
-from tests.faulty_disk import ENOSPC, FaultyDisk
-from tests.processes import run
-from tests.small_store import NOW, bodies, config, facts, opened
+from tests.helpers.failing_disk import ENOSPC, FaultyDisk
+from tests.helpers.python_process import run
+from tests.helpers.small_store import NOW, bodies, config, facts, opened
 
 
 # ------------------------------------------------------------------------------ open and close
@@ -411,7 +411,7 @@ def test_opening_that_fails_behind_the_engine(
 
 
 def test_what_others_delete_comes_back(tmp_path: Path) -> None:
-    """As a Java store does that is opened on ours (reliability.md, rule 1)."""
+    """A Java store that is opened on ours deletes files before the lock refuses it."""
     with opened(tmp_path) as store:
         for number in range(150):
             store.put(lq.Message("t", b"%d" % number, keys=f"k{number}"))

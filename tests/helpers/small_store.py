@@ -7,7 +7,7 @@ from typing import Any
 
 import logquarry as lq
 from logquarry.store.message_store import StoreWriter
-from tests.faulty_disk import FaultyDisk
+from tests.helpers.failing_disk import FaultyDisk
 
 NOW = 1_700_000_000_000
 SMALL: dict[str, Any] = {

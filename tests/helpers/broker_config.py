@@ -10,7 +10,7 @@ from pathlib import Path
 from logquarry.protocol import remoting
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, RequestCode
 from logquarry.replication import ConfigServer
-from tests.replication_pair import PATIENCE_SECONDS
+from tests.helpers.replication import PATIENCE_SECONDS
 
 
 def real_config(golden: Path, root: Path) -> Path:

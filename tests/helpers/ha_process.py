@@ -2,8 +2,8 @@
 
 ::
 
-    python -m tests.ha_process master PORT DIR --role SYNC_MASTER --params FILE
-    python -m tests.ha_process slave HOST:PORT DIR --params FILE
+    python -m tests.helpers.ha_process master PORT DIR --role SYNC_MASTER --params FILE
+    python -m tests.helpers.ha_process slave HOST:PORT DIR --params FILE
 """
 
 from __future__ import annotations

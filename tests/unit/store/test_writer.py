@@ -23,8 +23,8 @@ from logquarry.store.message_store import StoreWriter
 from logquarry.write import dispatcher
 from logquarry.write.dispatcher import MessageArrival
 from logquarry.write.put_result import PutStatus
-from tests.faulty_disk import EIO, ENOSPC, FaultyDisk
-from tests.small_store import bodies, opened
+from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk
+from tests.helpers.small_store import bodies, opened
 
 
 @pytest.fixture(name="store")
