@@ -121,7 +121,7 @@ SLAVE: Final = Transitions(
 
 
 # ----------------------------------------------------------------- messages, settings and events
-REPORT: Final = Layout("report", Field("offset", "q", "end of what the slave has; 0: nothing"))
+REPORT: Final = Layout("report", Field("offset", "q", "end offset of the slave's log; 0: empty"))
 HEADER: Final = Layout(
     "transfer header",
     Field("offset", "q", "physical offset of the data's first byte"),

@@ -72,7 +72,7 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     ),
     "state_table_stale": (
         "note",
-        "state table as RocketMQ leaves it: no entry without a group, missed ends, new numbers",
+        "state table with RocketMQ's own errors: missing entries, missed ends, restarted numbers",
     ),
     "redo_log_wrong": ("damage", "the redo log of 3.x does not match the log"),
     "bad_config": ("damage", "an invalid file in config/"),
