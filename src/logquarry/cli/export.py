@@ -91,7 +91,7 @@ _OPTIONS = (
 
 
 class TableFlags(NamedTuple):
-    """The values of the options of :func:`table_flags`, not yet parsed."""
+    """The unparsed values of the options of :func:`table_flags`."""
 
     follow: bool = False
     interval: float | None = None

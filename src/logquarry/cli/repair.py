@@ -1,4 +1,4 @@
-"""``logquarry recover``, ``rebuild`` and ``salvage``: repair a store, or copy what is sound."""
+"""``logquarry recover``, ``rebuild`` and ``salvage``: repair a store, or copy its sound part."""
 
 from __future__ import annotations
 

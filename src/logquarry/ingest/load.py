@@ -1,4 +1,4 @@
-"""Commits a load of many tasks to one store or several: all rows exactly once, or none.
+"""Commits a load of many tasks to one or several stores: all rows exactly once, or none.
 
 For one store, its intent makes the load atomic (:mod:`logquarry.store.load.loading`). With several
 stores, a crash may leave the load in some of them only. So one document first decides for all

@@ -47,7 +47,7 @@ from logquarry.write.outgoing_arrow import (
 Int64 = npt.NDArray[np.int64]
 
 NO_WORD: Final = -(1 << 32)
-"""Stands for the hash of a text without words."""
+"""Takes the place of the hash of a text without words."""
 _SPACE: Final = " "
 
 

@@ -51,7 +51,7 @@ class TableRequest(NamedTuple):
     Attributes:
         code: the request code.
         table: the table.
-        nothing: RocketMQ's remark in the answer of a broker that has no such table.
+        nothing: RocketMQ's remark in the answer if the broker has no such table.
     """
 
     code: RequestCode
@@ -87,7 +87,7 @@ class _Found(NamedTuple):
     """The content of a table's file.
 
     Attributes:
-        signatures: of the file and of its backup when they were read.
+        signatures: signatures of the file and of its backup at the time of the read.
         document: the content; None if there is none to serve.
         is_spoilt: whether a file exists that cannot be served.
         is_sure: whether all reads succeeded. A failed read may succeed the next time with the same
@@ -124,7 +124,7 @@ class ConfigAnswers:
             return [encode(command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark))]
         found = self._found(request.table)
         if found.document is None:
-            # A peer need not know what is wrong with the file.
+            # Do not send the peer the reason why the file is invalid.
             name = request.table.file
             remark = f"{name} cannot be served" if found.is_spoilt else request.nothing
             return [encode(command.answer(ResponseCode.SYSTEM_ERROR, remark=remark))]

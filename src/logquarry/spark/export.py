@@ -76,7 +76,7 @@ def export_parquet(
 
     Read them with ``spark.read.parquet(dest)``. The rows of a file are in physical order. With
     ``partition_by`` the files are in folders ``topic=.../day=...`` and still contain these columns.
-    Ctrl-C leaves ``dest`` unchanged, except during the commit: then it takes effect after it.
+    Ctrl-C leaves ``dest`` unchanged. During the commit, Ctrl-C takes effect after the commit.
 
     Args:
         spark: a session; its workers must reach the stores and ``dest`` under the same paths.
@@ -170,7 +170,7 @@ def read_options(
     Args:
         stores: a path, URL or glob, or several.
         options: as the user gave them.
-        is_stream: whether each export continues the last one.
+        is_stream: whether each export continues the export before.
         takes_kafka: whether the table may be the one of Spark's Kafka source.
 
     Raises:
@@ -242,7 +242,7 @@ def check_apart(dest: str, locations: Iterable[str]) -> None:
     """Check that destination and stores do not overlap.
 
     Raises:
-        UsageError: if one contains the other.
+        UsageError: if the destination contains a store, or a store contains the destination.
     """
     for location in set(locations):
         if f"{dest}/".startswith(f"{location}/") or f"{location}/".startswith(f"{dest}/"):

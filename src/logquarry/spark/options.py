@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Given:
-    """The options that the user gave, by lower-case name; Kafka's names are replaced by ours."""
+    """The user's options by lower-case name; Kafka's names are replaced by logquarry's."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._values: dict[str, str] = {}
@@ -338,7 +338,7 @@ DEFAULT_BATCH_BYTES: Final = 3 << 20
 """Bytes of log in one Arrow batch; measured, see docs/performance.md."""
 
 Schema = Literal["native", "kafka"]
-"""The table that shows messages: ours (native), or the one of Spark's Kafka source."""
+"""The columns of a message: logquarry's (native), or those of Spark's Kafka source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,7 +347,7 @@ class ReadOptions:
 
     Attributes:
         paths: paths, URLs and globs of stores.
-        schema: the table that shows messages.
+        schema: the columns of a message; see Schema.
         include_headers: whether Kafka's table has the column headers.
         columns: columns in order; None for all.
         wanted: the filter for messages.

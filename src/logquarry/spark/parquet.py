@@ -52,7 +52,7 @@ _DICTIONARY: Final = (
     "prepared_transaction_offset", "tags", "tags_code",
 )  # fmt: skip
 _DICTIONARY_PATHS: Final = {"properties": "properties.key_value.key"}
-# Columns with minimum and maximum by row group, because queries ask for ranges; not keys, bodies.
+# Columns with minimum and maximum by row group, for queries over ranges; without keys and bodies.
 _STATISTICS: Final = (
     "broker", "topic", "queue_id", "queue_offset", "physical_offset", "store_timestamp",
     "born_timestamp", "tags",
@@ -413,13 +413,13 @@ def _parted(
         codes = codes * count + own
     order = np.argsort(codes, kind="stable")
     cuts = np.flatnonzero(np.diff(codes[order])) + 1
-    # A take from a chunked column would join the chunks again for each part.
+    # A ``take`` from a chunked column would join the chunks again for each part.
     together = rows.combine_chunks()
     for indices in np.split(order, cuts):
         part = together if len(indices) == len(rows) else together.take(pa.array(indices))
         values = tuple(_partition_value(part, name) for name in partition_by)
         yield values, part
-        # Free the part before the next is made.
+        # Free the part before the next part is made.
         del part
 
 

@@ -3,7 +3,7 @@
 Verify: a task reads a part of a log or one index file and returns a few numbers for each run of
 sound frames (:mod:`logquarry.repair.verify.sound_parts`). The driver then verifies each store, and
 skips what the tasks found sound, so its findings are the same as without Spark. It reads only
-damage, the ends of files, and entries that no frame accounts for.
+damage, the ends of files, and entries without a frame.
 
 Salvage: one task salvages one store.
 """
@@ -149,7 +149,7 @@ def _verify(_: int, task: _VerifyTask) -> tuple[list[SoundRun], bool]:
 
 
 _last: tuple[tuple[str, int], SoundReader] | None = None
-"""The reader of this worker's last task; the next task is often for the same store."""
+"""The reader of this worker's last task; the next task often reads the same store."""
 
 
 def _reader(place: _Place) -> SoundReader:

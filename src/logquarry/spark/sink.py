@@ -335,7 +335,7 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
             batch = context.getLocalProperty(_BATCH_ID)
             if not app or batch is None:
                 raise UsageError("Spark passes no query id and batch number: use a streaming query")
-            # Only tasks know the query's id. The commit gets it from their messages.
+            # Spark gives the query's id only to tasks. The commit reads the id from their messages.
             load = LoadId(app, int(batch))
             return StagedMessage(stage(self._plan, load, context.partitionId(), iterator))
 

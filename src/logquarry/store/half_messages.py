@@ -1,4 +1,4 @@
-"""How the transactions in a store ended: committed, rolled back, put back, or still open.
+"""The outcomes of the transactions in a store: committed, rolled back, put back, or still open.
 
 In a store of 4.x, a half message waits in RMQ_SYS_TRANS_HALF_TOPIC. An op message
 (RMQ_SYS_TRANS_OP_HALF_TOPIC, tag ``d``, the half's queue offset as its body) marks it as ended. A
@@ -48,11 +48,11 @@ class HalfMessage:
 
 @dataclass(slots=True)
 class Transactions:
-    """How the half messages of a store ended.
+    """The outcomes of the half messages of a store.
 
     Attributes:
         committed: a committed message followed.
-        rolled_back: ended, and none followed.
+        rolled_back: ended, and no committed message followed.
         put_back: put back as a new half message by the checker (or given up).
         open: not ended.
         unreadable: entries of the half topic whose message is damaged or deleted.
@@ -66,7 +66,7 @@ class Transactions:
 
 
 def transactions(store: StoreReads) -> Transactions:
-    """Read how the half messages in a store ended."""
+    """Read the outcomes of the half messages in a store."""
     found = _prepared(store) if store.layout.has_state_table else Transactions()
     log = CommitLog(store.layout)
     checked = _checked(store.layout)
@@ -94,7 +94,7 @@ def transactions(store: StoreReads) -> Transactions:
 
 
 def _prepared(store: StoreReads) -> Transactions:
-    """Read from the log how the PREPARED messages of 3.x ended."""
+    """Read the outcomes of the PREPARED messages of 3.x from the log."""
     found = Transactions()
     book = TransactionBook()
     for event in LogReader(store.layout, bound=store.bound).events():

@@ -73,7 +73,7 @@ class IndexOverview:
 
 @dataclass(slots=True)
 class Overview:
-    """What :func:`overview` found.
+    """The result of :func:`overview`.
 
     Attributes:
         state: see :data:`logquarry.store.state.State`.

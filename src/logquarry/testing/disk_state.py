@@ -3,11 +3,12 @@
 A :class:`DiskState` holds the durable and the cached bytes of each file, and the durable names
 and the pending changes of each folder. A crash keeps any part of what is not durable:
 
-- a page of 4 KiB is the old one, the new one, one in between, or torn at a multiple of 512 bytes;
-- a file has its old size, its new size or one in between; bytes without data are zeros;
-- a name that was created, renamed or removed is as before or as after.
+- a page of 4 KiB is the old version, the new version, a version in between, or torn at a multiple
+  of 512 bytes;
+- a file has its old size, its new size or a size in between; bytes without data are zeros;
+- the creation, rename or removal of a name is either done or not done.
 
-A rename never loses the file: a crash may leave both names, but never none.
+A rename never loses the file: a crash may leave both names, and leaves at least one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ fails because the disk is full. Other calls succeed."""
 SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_folder"})
 CHANGES: Final = frozenset({"make_folder", "rename", "link", "unlink"})
 NEED_ROOM: Final = frozenset({"open", "allocate", "write", "make_folder", "rename", "link"}) | SYNCS
-"""Calls that a full disk may refuse."""
+"""Calls that can fail if the disk is full."""
 CALLS: Final = (
     frozenset({"open", "close", "size", "allocate", "map", "read", "write"})
     | SYNCS
@@ -129,7 +130,7 @@ ROOT_ID: Final = 0
 """The number of the root folder."""
 
 _SHARES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""Shares of the data that is not durable which a crash keeps."""
+"""The shares of the data that is not durable that a crash can keep."""
 
 
 class Content(NamedTuple):
@@ -156,7 +157,7 @@ class Effect(NamedTuple):
 
 @dataclass(slots=True)
 class Change:
-    """A change of names that is not durable yet. In a rename the new name comes first."""
+    """A change of names that is not durable yet. In a rename the new name is first."""
 
     effects: list[Effect]
     is_rename: bool = False
@@ -183,7 +184,7 @@ class CrashImage:
         for name in self.folders:
             os.mkdir(f"{root}/{name}")  # noqa: PTH102
         for name, data in self.files.items():
-            # os, not pathlib: tests write thousands of images, and pathlib doubles the time.
+            # Use os, not pathlib: tests write thousands of images, and pathlib doubles the time.
             descriptor = os.open(f"{root}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             try:
                 os.write(descriptor, data)
@@ -224,11 +225,11 @@ class DiskState:
         return _image(names, {key: _crashed(c, share, rng) for key, c in self.contents.items()})
 
     def killed(self) -> CrashImage:
-        """The disk after the death of the process alone: all of its writes."""
+        """The disk after the process died without a power cut: it has all writes."""
         return _image(self.live, {key: c.live for key, c in self.contents.items()})
 
     def synced(self) -> CrashImage:
-        """The durable data only."""
+        """The disk with only its durable data."""
         return _image(
             self.durable, {key: content.durable for key, content in self.contents.items()}
         )

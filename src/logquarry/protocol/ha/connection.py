@@ -107,7 +107,7 @@ class MasterConnection:
             reason = f"it reports physical offset {offset}, and was sent bytes up to {self._next}"
             self._violated(reason, events)
         if self.acknowledged is None or offset > self.acknowledged:
-            # A lower report does not take an acknowledgement back.
+            # A lower report does not revoke an acknowledgement.
             self.acknowledged = offset
             events.append(SlaveAcknowledged(offset, self._since))
 
@@ -166,12 +166,14 @@ class MasterConnection:
             reason = f"the slave sent no report for {self._times.housekeeping_ms} ms"
             return [ConnectionEnded(reason)]
         if self.state is MasterState.TRANSFERRING:
-            # At once when all is sent for the first time: the slave learns where the log ends.
+            # Send a heartbeat at once when all is sent for the first time: it gives the slave the
+            # log's end.
             first = not self._has_caught_up and self._next >= log.max_offset
             if first or now_ms - self._said_ms > self._times.heartbeat_ms:
                 self._said_ms = now_ms
                 if self.transferable(log, now_ms):
-                    # There is more to send, which waits for the slave: a heartbeat would deny it.
+                    # Bytes of the log still wait for the slave's socket: a heartbeat would mean
+                    # that there are none.
                     return []
                 self._has_caught_up = self._has_caught_up or first
                 self._move(MasterInput.SENT)
@@ -234,8 +236,8 @@ class SlaveConnection:
             now_ms: the time.
 
         Raises:
-            ProtocolViolation: if no master would send that; the machine is closed then. Events of
-                the bytes before are in its ``events``.
+            ProtocolViolation: if the bytes are invalid. The connection is closed then. The
+                exception's ``events`` are those of the bytes before the invalid ones.
         """
         if self.state is SlaveState.CLOSED:
             return []

@@ -1,7 +1,7 @@
 """Advances a table step by step: plan a batch, write its files, commit them.
 
-A step needs only the state in the table, so any process can make the next one. Needs no PySpark:
-the caller passes a function that runs the tasks.
+A step needs only the state in the table, so any process can make the next step. This module needs
+no PySpark: the caller passes a function that runs the tasks.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Advance:
 
     # ------------------------------------------------------------------------------------ one step
     def to_what_is_there(self) -> None:
-        """Make the steps end at the end that the logs have now."""
+        """Make the steps stop at the current ends of the logs."""
         self._planner.prepare_available_now()
 
     def step(self) -> bool:
@@ -224,7 +224,7 @@ class Advance:
         return True
 
     def settle(self) -> None:
-        """Commit how far the stores were read, even if the table got no message."""
+        """Commit the offsets up to which the stores were read, even if the table got no message."""
         marks = self._marks(self._at)
         if self._is_ahead(marks) and self._can_decode(()):
             with held():
@@ -265,7 +265,8 @@ class Advance:
     def _commit(self, files: Sequence[TableFile], dead: Sequence[TableFile], marks: Marks) -> None:
         """Commit the dead letters, then the files.
 
-        After a crash between the two, the next run skips the dead letters that its marks cover.
+        After a crash between the two commits, the next run skips the dead letters below the marks
+        of the dead letters' table.
         """
         target = self._target
         if not self._run.name:

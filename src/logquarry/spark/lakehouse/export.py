@@ -74,7 +74,7 @@ class TableOptions:
         partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
         decode: how to decode bodies into the column ``value``; None to keep them as they are. The
             text ``json`` infers the schema from a sample.
-        dead_letters: folder for bodies that cannot be decoded; None for one beside the table.
+        dead_letters: folder for bodies that cannot be decoded; None for a folder beside the table.
         follow: whether to continue with new messages until interrupted.
         interval: with `follow`: seconds between two steps.
         moved: whether a store may have another path than at the last export.

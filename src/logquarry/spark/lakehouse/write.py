@@ -280,7 +280,8 @@ def column_bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]
             if "." in name or statistics is None:
                 continue
             if not statistics.has_min_max:
-                # The column may be all null or have no statistics: do not read it to find out.
+                # The column may be all null or have no statistics: do not read the column to
+                # distinguish the two.
                 unknown.add(name)
                 continue
             low, high = statistics.min_raw, statistics.max_raw

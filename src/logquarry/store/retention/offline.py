@@ -42,7 +42,7 @@ def retain(
 
     Args:
         path: the store's folder.
-        rules: what may be deleted.
+        rules: which log files may be deleted.
         apply: whether to delete the files.
         config: the store's settings; missing sizes are inferred from the files.
         clock: gives the time for computing ages, in milliseconds.
@@ -84,7 +84,7 @@ def retain(
 
 
 def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str | None:
-    """Why no file may be deleted now, None if files may be deleted."""
+    """The reason why no file may be deleted now; None if deletion is possible."""
     unsupported = refusal(layout, Action.RETAIN)
     if unsupported is not None:
         return str(unsupported).removeprefix(f"{layout.root}: ")

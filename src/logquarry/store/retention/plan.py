@@ -44,8 +44,8 @@ class ExpiredFile:
         base: offset of its first byte (its name); 0 for an index file.
         size: its bytes.
         reason: why it is deleted.
-        last_timestamp: for log files, store time in ms of its last message, or of the next message
-            after the file if it has none; else None.
+        last_timestamp: for a log file the store time in ms of its last message, or if it has no
+            message, of the next message after the file; else None.
     """
 
     path: str
@@ -126,7 +126,7 @@ class RetentionPlan:
         queues: files of consume queues, by queue, oldest first.
         index: index files, oldest first.
         transactions: files of 3.x's state table, then of its redo log, oldest first.
-        stays_because: why the first log file that stays does.
+        stays_because: why the first log file that stays is not deleted.
         disk: use of the log's disk, None if unknown.
         messages: for each topic, messages in its queues that are deleted.
         unread: messages among them that consumers have not read.
@@ -320,7 +320,7 @@ class _Planner:
         return time, None
 
     def _time_of(self, file: StoreFile) -> int | None:
-        """The age of a file by the store time of its last message, else of the next message."""
+        """The time from which a file's age counts: of its last message, else of the next one."""
         time = last_time_in(self._layout, file)
         if time is None:
             time = first_time_from(self._layout, file.base + self._log.file_size, self._end)
@@ -354,7 +354,7 @@ class _Planner:
 
     # -------------------------------------------------------------------------- queues and index
     def _expired_queue(self, queue: ConsumeQueue, cut: int) -> tuple[ExpiredFile, ...]:
-        """The leading files of a queue without an entry of a kept message."""
+        """The leading files of a queue that have no entry of a kept message."""
         sequence: FileSequence = queue.sequence
         if len(sequence.files) < 2:
             return ()
@@ -392,7 +392,7 @@ class _Planner:
         return tuple(found)
 
     def _first_kept(self, queue: ConsumeQueue, start: int) -> int:
-        """The first queue offset whose message is at or after a physical offset, else the max."""
+        """The first queue offset whose message is at or after a physical offset; else the end."""
         for first, units in queue.runs(0, queue.max_offset):
             at, chunk = 0, _FIRST_CHUNK
             while at < len(units):

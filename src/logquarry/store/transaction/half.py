@@ -216,7 +216,7 @@ def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
 
 @dataclass(slots=True)
 class _Known:
-    """What was read of one queue.
+    """The part of one queue that was read.
 
     Attributes:
         halves: queue offset up to which half messages were read.

@@ -4,7 +4,7 @@
 
     begin       half message                      the message is not consumed yet
     commit      the message, then an op           in this order: after a crash between the two the
-                                                  next check finds that the half has ended
+                                              next check finds that the half has ended
     rollback    an op
 
 Guarantees: this process commits a message at most once. A check never treats an open half message
@@ -48,7 +48,7 @@ class TransactionState(enum.StrEnum):
 
 
 class Transaction:
-    """One message that is put or not, as a transaction. Made by ``store.transaction``.
+    """A message whose put is committed or rolled back. Made by ``store.transaction``.
 
     A context manager: the start of the block puts the half message. The end of the block rolls the
     transaction back if it was neither committed nor left open, also without an exception. If the
@@ -134,7 +134,7 @@ class Transaction:
             raise UsageError("the transaction has already ended")
         return self.half
 
-    # For the service, with its lock held.
+    # The service calls these methods with its lock held.
     def moved(self, half: Frame) -> None:
         """Record that the half message was put back."""
         self.half = half
