@@ -204,7 +204,7 @@ def record(folder: Path, select: str, jobs: int, tests: Sequence[str]) -> int:
     done = subprocess.run([*command, *tests], cwd=ROOT, env=environment, check=False)
     # Failed tests are not recorded: the exit code 1 is no reason to stop.
     if done.returncode not in (0, 1):
-        print(f"pytest ended with {done.returncode}: the record has a gap", file=sys.stderr)
+        print(f"pytest ended with {done.returncode}: the record is incomplete", file=sys.stderr)
         return 1
     (folder / "tree").write_text(tree_hash(), "utf-8")
     return 0

@@ -180,7 +180,7 @@ class _Chosen:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         result = yield
         if time.monotonic() - self._began > self._seconds:
-            item.session.shouldstop = "the tests of this mutant have taken their time"
+            item.session.shouldstop = "the tests of this mutant have used up their time"
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -311,7 +311,7 @@ def export(
             f"--format {kind} cannot write to stdout: give a folder, or --format jsonl"
         )
     if filters.limit is not None:
-        raise UsageError("--limit is for --format jsonl: Spark's tasks share no count")
+        raise UsageError("--limit is for --format jsonl: Spark's tasks cannot count together")
     from dataclasses import replace
 
     from logquarry.cli import messages, spark

@@ -91,7 +91,7 @@ class LoadSummary:
     Attributes:
         rows: messages that this call appended.
         bytes: bytes of their frames.
-        rejected: rows that went to the dead letters.
+        rejected: rows that were written to the dead letters.
         was_there: whether the load was complete before, so this call appended nothing.
         stores: (end of the log before, end now) by folder of the store.
     """
@@ -184,7 +184,7 @@ def commit_load(
     """Append what all tasks staged to the stores, unless an earlier call did.
 
     Args:
-        plan: where and how to load.
+        plan: target stores and settings of the load.
         load: identity of the load.
         tasks: results of all tasks.
         run: appends to the stores.

@@ -179,7 +179,7 @@ def _signature(path: Path) -> _Signature | None:
 
 # --------------------------------------------------------------------------------------- the server
 FAST_PORT: Final = -2
-"""A RocketMQ slave asks for topics at the broker's port minus 2 (VIP channel)."""
+"""A RocketMQ slave requests topics at the broker's port minus 2 (VIP channel)."""
 _LARGEST_REQUEST: Final = 1 << 16
 _READ: Final = 1 << 14
 _TRIES: Final = 50
@@ -192,7 +192,7 @@ class ConfigServerOptions(ServerOptions):
     Attributes:
         idle_ms: the server closes a connection without a request for this long
             (``serverChannelMaxIdleTimeSeconds``).
-        fast_port: whether to listen also at the port minus 2, where a RocketMQ slave asks for
+        fast_port: whether to listen also at the port minus 2, at which a RocketMQ slave requests
             topics.
     """
 
@@ -347,7 +347,9 @@ def _listeners(sockets: Surroundings, host: str, port: int, *, fast: bool) -> li
     if not fast:
         return [sockets.listen(host, port)]
     if 0 < port <= -FAST_PORT:
-        raise UsageError(f"port {port}: there is no port two below, where slaves ask for topics")
+        raise UsageError(
+            f"port {port}: slaves request topics at the port minus 2, which is no port"
+        )
     tries = 1 if port else _TRIES
     for left in reversed(range(tries)):
         main = sockets.listen(host, port)

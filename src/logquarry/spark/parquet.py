@@ -126,7 +126,7 @@ def write_task(
     """Write the messages of a task below `staging`, in a folder for this attempt.
 
     Raises:
-        CorruptFrame: on damage, as the task's options say.
+        CorruptFrame: on damage, depending on the task's options.
     """
     # A second attempt of the task may run at the same time (speculation).
     attempt = f"{staging}/{number:06d}-{uuid.uuid4().hex[:12]}"

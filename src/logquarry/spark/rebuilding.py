@@ -66,9 +66,9 @@ def rebuild_on_spark(
 ) -> RebuildReport:
     """Rebuild consume queues and index; the files are byte for byte those of :func:`rebuild`.
 
-    The driver builds some queues itself, in the order of the log: those whose queue offsets go
-    back, as after a topic was deleted and created again. It also builds everything of a store that
-    a process has open.
+    If the queue offsets of a queue restart, as after its topic was deleted and recreated, the
+    driver builds the queue itself, in the order of the log. It also builds everything of a store
+    that a process has open.
 
     Args:
         spark: a session; its workers must reach the store, and ``into``, under the same paths.

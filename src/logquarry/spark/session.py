@@ -48,8 +48,8 @@ def get_session(
 
     A new session uses: a Java that runs Spark (see `logquarry.spark.java`), this interpreter for
     the Python workers, UTC, Arrow between Python and the JVM, no web UI and a quiet log. `config`
-    overrides these settings. A running session keeps its settings and takes from `config` those
-    that can change at run time. Under spark-submit, spark-submit sets master and Java.
+    overrides these settings. A running session keeps its settings and takes from `config` the
+    settings that can change at run time. Under spark-submit, spark-submit sets master and Java.
 
     Raises:
         JavaNotFound: if a new session is needed and there is no Java >= 17.

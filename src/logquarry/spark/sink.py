@@ -67,10 +67,10 @@ _MOST_BROKERS: Final = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Where to write and how.
+    """Target and settings of a write.
 
     Attributes:
-        plan: where rows go; no store is opened yet.
+        plan: the target stores; no store is opened yet.
         app: application that the user named; None without one.
         version: number of this load of the application.
         remarks: warnings about options that have no effect.

@@ -64,7 +64,7 @@ class ReadTask:
     Attributes:
         location: path or URL of the store.
         broker: name of the store.
-        plan: how to read; its parts are those of this task only.
+        plan: how to read; it has only the parts of this task.
         options: how to read; see :func:`for_workers`.
         columns: columns to read, in order, of the table that the options name.
         delay_levels_ms: delay of each delay level, which the codes of delayed tags need.
@@ -134,7 +134,7 @@ def plan_tasks(
 
     Args:
         options: what to read.
-        columns: columns to read; None for those of the options.
+        columns: columns to read; None for the columns of the options.
         min_tasks: fewest tasks, if each then has LEAST_SPLIT bytes. ``options.min_partitions`` can
             make smaller tasks (see LEAST_STATED_SPLIT).
 
@@ -318,7 +318,7 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
         damage: collects the damage that the read skips.
 
     Raises:
-        CorruptFrame: on damage, as the options' ``on_damage`` says.
+        CorruptFrame: on damage, depending on the options' ``on_damage``.
         MessageNotFound: if files were deleted since the plan was made, and the options treat that
             as an error.
     """

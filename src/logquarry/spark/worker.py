@@ -49,7 +49,7 @@ def settle() -> None:
 
 
 class QuietErrors:
-    """An error stream that drops one traceback: the one of a worker whose socket the JVM closed.
+    """An error stream that drops the traceback of a worker whose socket the JVM closed.
 
     The JVM closes a worker's socket if the worker was idle for a minute, or if the query has all
     rows that it needs (a limit, `show()`). The worker then finds a broken pipe on exit, and

@@ -27,7 +27,7 @@ class MessageStore(StoreReads):
     """One store directory (``DefaultMessageStore``), open for reading or for writing.
 
     Open one with :meth:`open`, and use it as a context manager. Both kinds of store have the
-    methods of this class; :class:`StoreWriter` has those that write as well.
+    methods of this class; :class:`StoreWriter` also has the methods that write.
 
     Attributes:
         layout: the store's files.

@@ -155,7 +155,7 @@ def _sum_queues(
             row.messages = row.bytes = None
     elif copies:
         names = ", ".join(sorted(set(copies)))
-        found.hint = f"the queues of {names} name messages of other topics; --exact tells"
+        found.hint = f"the queues of {names} name messages of other topics; --exact counts them"
 
 
 def _retained(queue: Queue, min_offset: int, max_offset: int) -> UnitCount:

@@ -127,7 +127,7 @@ class Services:
             self._require_open()
         if not self._is_slave:
             raise UsageError(
-                f"{self._engine.root}: its broker_role is not SLAVE: its config/ is its own"
+                f"{self._engine.root}: its broker_role is not SLAVE: only slaves copy config/"
             )
         with self._lock:
             if self._config_tables is None:
@@ -151,8 +151,11 @@ class Services:
                 master.
         """
         if self._is_slave:
-            # The progress of delivery comes from the master too, and must not be overwritten.
-            raise StoreUnavailable(f"{self._engine.root}: it is a slave: its master delivers")
+            # The slave gets the progress of delivery from the master too; it must not overwrite
+            # that progress.
+            raise StoreUnavailable(
+                f"{self._engine.root}: it is a slave: its master delivers delayed messages"
+            )
         if self._delivery is None:
             # Do not take the lock: the dispatcher may call a listener that uses a service.
             self._store.wait_dispatched()

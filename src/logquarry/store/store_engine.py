@@ -170,7 +170,7 @@ class StoreEngine:
             found = find_store(root, config)
         except NeedsRecovery as error:
             # Keep only the text: the error itself would keep open all files that were read.
-            logger.warning("%s: it has to be recovered: %s", root, str(error))
+            logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root)
             if self._abort.exists:
                 # A file that a crash left with only its second name is part of the store. A file
@@ -236,7 +236,7 @@ class StoreEngine:
             self._dispatched_timestamp = found.recovered.dispatched_timestamp
 
     def _next_offsets(self, found: StoreFound) -> dict[QueueKey, int]:
-        """The offset that comes next in each queue, as the log's writer starts with them."""
+        """The next offset of each queue, with which the log's writer starts."""
         # Opening makes the schedule topic's queues (in memory); existing queues override them.
         levels = range(len(self.config.delay_levels_ms))
         offsets = {(delay.SCHEDULE_TOPIC, level): 0 for level in levels}
@@ -382,7 +382,7 @@ class StoreEngine:
             self.writer.end()
             with self._end:
                 if not self._close_in_order():
-                    logger.error("%s: it has to be recovered when it is opened next", self.root)
+                    logger.error("%s: the next opening has to recover the store", self.root)
 
     def _close_in_order(self) -> bool:
         """Sync everything, and delete ``abort``; returns whether that succeeded."""
@@ -404,6 +404,6 @@ class StoreEngine:
                 return False
             self._abort.remove()
         except StoreError as error:
-            logger.error("%s: not closed in order: %s", self.root, error)
+            logger.error("%s: not shut down cleanly: %s", self.root, error)
             return False
         return True

@@ -205,9 +205,9 @@ class BaseWriter(LiveReads, ServiceCalls):
     def put_many(self, messages: Iterable[Message] | pa.RecordBatch | pa.Table) -> PutManyResult:
         """Put messages of any topics and queues, in order, in bulk.
 
-        The log gets the same bytes as from single puts; store times are those of chunks of about a
-        mebibyte, between which other threads put. All messages are checked before the first is
-        appended. Arrow columns have the names of the fields of
+        The log gets the same bytes as from single puts; all messages of a chunk of about 1 MiB get
+        one store time, and other threads can put between chunks. All messages are checked before
+        the first is appended. Arrow columns have the names of the fields of
         :class:`~logquarry.message.Message`; columns that the store sets (offsets, CRC) are ignored.
 
         Args:

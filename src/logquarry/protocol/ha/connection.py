@@ -63,7 +63,7 @@ class MasterConnection:
         rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
         if rate is not None:
             # At least one portion in each heartbeat interval: a heartbeat between two portions
-            # would tell the slave that it has all of the log.
+            # would mean to the slave that it has all of the log.
             portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
         self._bucket = Bucket(rate, portion, now_ms)
 
@@ -278,7 +278,7 @@ class SlaveConnection:
         if offset < 0 or not 0 <= size <= LARGEST_TRANSFER:
             self._violated(f"a transfer of {size} bytes at physical offset {offset}", events)
         if self.received is None:
-            # The first header, also of a heartbeat, fixes where the master begins.
+            # The first header, also of a heartbeat, sets the offset at which the master begins.
             self.received = offset
         if offset != self.received:
             if size:

@@ -81,7 +81,7 @@ class Done:
         summary: counts of the exported messages, and the damage.
         files: number of files added to the table.
         bytes: bytes of these files.
-        dead_messages: number of bodies that went to the dead letters.
+        dead_messages: number of bodies that were written to the dead letters.
         commits: number of commits.
         is_stopped: whether damage has ended the export (on_damage="stop").
     """
@@ -180,7 +180,7 @@ class Advance:
         """Export the next batch; return whether there was one.
 
         Raises:
-            CorruptFrame: on damage, as the options say.
+            CorruptFrame: on damage, depending on the options.
             StoreUnavailable: if another export has written to the table meanwhile.
             CommitUnknown: if it is unknown whether the commit succeeded.
         """

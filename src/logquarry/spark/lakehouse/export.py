@@ -197,14 +197,14 @@ def export_delta(
         stores: a path, URL or glob, or several.
         dest: folder of the table.
         options: options of the source. ``maxBytesPerTrigger`` and ``maxOffsetsPerTrigger`` limit a
-            commit. Filters and columns must be those of the table's first export.
+            commit. Filters and columns must be the same as in the table's first export.
         table_storage_options: options of `deltalake` for a URL.
         progress: called with (bytes of log done, bytes in total) for each commit.
         on_commit: called after each step with the totals so far.
         **table_options: see :class:`TableOptions`.
 
     Raises:
-        CorruptFrame: on damage, as the options say; the table keeps its last commit.
+        CorruptFrame: on damage, depending on the options; the table keeps its last commit.
         UsageError: if an option is invalid, or differs from the table's first export.
         StoreNotFound: if a path is no store.
         StoreUnavailable: if another export is running in ``dest``.

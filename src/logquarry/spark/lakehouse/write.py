@@ -89,7 +89,7 @@ class TableWriter:
         """Write the messages of a task.
 
         Raises:
-            CorruptFrame: on damage, as the task's options say.
+            CorruptFrame: on damage, depending on the task's options.
         """
         wanted = table_schema(self.columns, is_kafka=self.is_kafka)
         if self.decoder is not None:

@@ -225,7 +225,7 @@ class StreamPlanner:
                 yield (topic, queue_id), queue.max_offset
 
     def _filter(self, broker: str, offset: StreamOffset) -> MessageFilter:
-        """Return the filter of a store; its start conditions come from the offset."""
+        """Return the filter of a store, with the start conditions of the offset."""
         firsts = offset.queues.get(broker, {})
         return replace(
             self._options.wanted,

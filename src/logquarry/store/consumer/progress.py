@@ -48,7 +48,9 @@ class Start:
                 f"start takes earliest, latest, timestamp or a store time in ms, not {start!r}"
             )
         if (start == "timestamp") != (timestamp is not None):
-            raise UsageError('start="timestamp" needs timestamp= (milliseconds), and only it does')
+            raise UsageError(
+                'start="timestamp" needs timestamp= (milliseconds); other starts take none'
+            )
         return cls(str(start), timestamp or 0)
 
 

@@ -99,7 +99,7 @@ def _tokens(expression: str) -> list[_Token]:
         if match is None:
             why = {"'": "a text that does not end", "/": "a comment that does not end"}
             here = expression[at]
-            raise BadFilter(expression, at + 1, why.get(here, f"{here!r} has no meaning here"))
+            raise BadFilter(expression, at + 1, why.get(here, f"{here!r} is not valid here"))
         kind, text = str(match.lastgroup), match[0]
         end = match.end()
         if kind in ("real", "whole") and expression[end : end + 1].isalnum():
@@ -140,7 +140,7 @@ class _Parser:
         return token
 
     def _is_at(self, *texts: str) -> bool:
-        """Whether these signs or keywords come next."""
+        """Whether these signs or keywords are the next tokens."""
         for number, text in enumerate(texts, self._next):
             if number >= len(self._tokens):
                 return False

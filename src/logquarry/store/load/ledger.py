@@ -226,7 +226,7 @@ def read_document(path: Path) -> dict[str, Any] | None:
 
 
 def write_document(disk: Disk, path: Path, document: dict[str, Any]) -> None:
-    """Write a JSON document durably, replacing the one before."""
+    """Write a JSON document durably, replacing the earlier document."""
     disk_json(disk, path, {"written_by": _WRITTEN_BY, **document})
 
 

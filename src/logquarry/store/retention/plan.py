@@ -271,7 +271,7 @@ class _Planner:
         log = self._log
         if not log.files:
             return (), "there is no log"
-        # The last file is the one with the last message; files created in advance come after it.
+        # The last file is the one with the last message; files created in advance follow it.
         last = log.index_of(max(self._end - 1, log.start))
         found: list[ExpiredFile] = []
         for number, file in enumerate(log.files):
@@ -308,7 +308,7 @@ class _Planner:
             return None, None
         time = self._time_of(file)
         if time is None:
-            return None, "no message shows its age"
+            return None, "its age is unknown: it and the log after it have no message"
         age = self._now - time
         stored = f"its last message was stored {text.time_text(time)}"
         if age < limit:
@@ -348,7 +348,7 @@ class _Planner:
             return disk, f"the disk is {disk.ratio:.1%} full; {most:.1%} are allowed"
         freed = freed_bytes(self._root / file.path)
         if not freed:
-            return disk, "it has a second name elsewhere: deleting it frees nothing"
+            return disk, "it has a second name (hard link): deleting it frees no space"
         reasons.append(f"the disk is {disk.ratio:.1%} full, more than {most:.1%}")
         return disk.without(freed), None
 

@@ -163,7 +163,7 @@ class RetentionRules:
         if self.keep_bytes is not None and not self.keep_bytes >= 0:
             raise UsageError(f"the bytes to keep are {self.keep_bytes}, and must not be negative")
         if self.most_files is not None and self.most_files < 1:
-            raise UsageError(f"the most files are {self.most_files}, and must be at least 1")
+            raise UsageError(f"most_files is {self.most_files}; it must be at least 1")
 
     def to_json(self) -> dict[str, Any]:
         """The rules as a JSON document."""

@@ -16,10 +16,10 @@ rules are RocketMQ's, in its order, unless they would lose messages:
 - Half messages that were checked ``most_checks`` times, or are older than the retention, are moved
   to TRANS_CHECK_MAX_TIME_TOPIC. (RocketMQ counts immune ones too, and moves them unchecked.)
 
-Guarantees, also after a crash: a committed half message is not committed again, and one that was
-put back is checked once. For that, the first check after the opening reads the log for commits and
-for half messages that were put back. The progress is saved after a sync of the log, so that it
-never passes a half message whose successor may be lost.
+Guarantees, also after a crash: a committed half message is not committed again, and a half message
+that was put back is checked once. For that, the first check after the opening reads the log for
+commits and for half messages that were put back. The progress is saved after a sync of the log, so
+that it never passes a half message whose successor may be lost.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class _Round:
 
     Attributes:
         start: queue offset of the first half message.
-        next: queue offset of the next half message to check; those before it are finished.
+        next: queue offset of the next half message to check; all half messages before it are
+            finished.
         ops: queue offset of each half message that an op names -> queue offsets of the ops.
         old: half messages before ``start`` that ops name.
         op_start: queue offset of the first op.

@@ -275,7 +275,7 @@ def _is_another(known: _Known, halves: Queue, ops: Queue | None) -> bool:
 
 
 def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) -> None:
-    """Read new messages; halves first, because an op comes after its half."""
+    """Read new messages; halves first, because an op is put after its half."""
     stop = halves.max_offset
     for at, entry in halves.entries(max(known.halves, halves.min_offset), stop):
         half = None if entry.is_filler else frame_at(entry.physical_offset)

@@ -4,7 +4,7 @@
 
     begin       half message                      the message is not consumed yet
     commit      the message, then an op           in this order: after a crash between the two the
-                                              next check finds that the half has ended
+                                                  next check finds that the half has ended
     rollback    an op
 
 Guarantees: this process commits a message at most once. A check never treats an open half message
