@@ -201,7 +201,7 @@ def named_values(words: Sequence[str]) -> dict[str, str] | None:
 
 
 def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
-    """Run the export on Spark, and note what it added."""
+    """Run the export on Spark, and report the added messages in a note."""
     from logquarry.cli import spark
 
     follow = export.options.follow

@@ -181,7 +181,7 @@ def commit_load(
     run: RunAppends = append_here,
     disk: Disk | None = None,
 ) -> LoadSummary:
-    """Append what all tasks staged to the stores, unless an earlier call did.
+    """Append the segments of all tasks to the stores, unless an earlier call did.
 
     Args:
         plan: target stores and settings of the load.
@@ -204,7 +204,7 @@ def commit_load(
 def discard_load(
     plan: LoadPlan, load: LoadId, tasks: Sequence[Staged | None], disk: Disk | None = None
 ) -> None:
-    """Remove what tasks staged for a load that is cancelled, unless the load is decided.
+    """Remove the staged files of a load that is cancelled, unless the load is decided.
 
     Raises:
         StoreUnavailable: if another load holds the lock for more than 30 seconds.

@@ -171,7 +171,7 @@ class Staged:
         partition: number of the task; rows are loaded in this order.
         segments: (number of the broker, segment) for each segment.
         rejected: number of rows that were written to the dead letters.
-        dead_letters: name of the staged file of dead letters; None without one.
+        dead_letters: name of the staged file of dead letters; None without dead letters.
     """
 
     load: LoadId
@@ -245,7 +245,7 @@ class Stager:
         self._seen += rows.num_rows
 
     def finish(self) -> Staged:
-        """Sync all files and return what was staged."""
+        """Sync all files and return the result of the task."""
         segments = tuple((b, writer.finish()) for b, writer in sorted(self._writers.items()))
         name, rejected = None, 0
         if self._dead is not None:

@@ -3,8 +3,8 @@
 The server answers RocketMQ's four requests for tables, and refuses every other request: no peer can
 change the store. It reads a file again only after the file has changed.
 
-A peer gets its next answer only after the previous one is sent, and the server reads nothing more
-from a peer while an answer is pending. So a peer never costs more memory than one request.
+A peer gets its next answer only after the previous answer is sent. While an answer is pending, the
+server reads no more bytes from that peer. So a peer never costs more memory than one request.
 """
 
 from __future__ import annotations
@@ -347,9 +347,7 @@ def _listeners(sockets: Surroundings, host: str, port: int, *, fast: bool) -> li
     if not fast:
         return [sockets.listen(host, port)]
     if 0 < port <= -FAST_PORT:
-        raise UsageError(
-            f"port {port}: slaves request topics at the port minus 2, which is no port"
-        )
+        raise UsageError(f"port {port}: there is no port two below, at which slaves request topics")
     tries = 1 if port else _TRIES
     for left in reversed(range(tries)):
         main = sockets.listen(host, port)

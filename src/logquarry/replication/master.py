@@ -256,7 +256,7 @@ class HaMaster(Server[_Slave]):
         return True
 
     def _tick(self, slave: _Slave, log: LogRange, now: int) -> bool:
-        """Do what is due. Return whether the connection continues."""
+        """Do the work that is due. Return whether the connection continues."""
         return self._heard(slave, slave.machine.tick(log, now))
 
     def _read(self, slave: _Slave) -> None:

@@ -70,7 +70,7 @@ class Replica:
         self._floor = 0
         self._last: int | None = None
         self._has_beaten = self._has_come = False
-        # Dispatch ends between two frames, and never before an unchecked one.
+        # Dispatch ends between two frames, at the latest before the first unchecked frame.
         self.checked = min(feed.dispatched_offset, feed.wrote_offset)
         self.position = feed.wrote_offset
         feed.vouch(self.checked)

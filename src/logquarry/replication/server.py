@@ -1,7 +1,7 @@
 """A server for many connections: listening, admission of peers, start and end.
 
 One thread serves all connections with a selector. If ``max_connections`` are open, a new peer
-replaces one that has sent no request yet. :class:`~logquarry.replication.master.HaMaster` and
+replaces a peer that has sent no request yet. :class:`~logquarry.replication.master.HaMaster` and
 :class:`~logquarry.replication.config_server.ConfigServer` add their protocols.
 """
 

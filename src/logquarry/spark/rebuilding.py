@@ -67,8 +67,8 @@ def rebuild_on_spark(
     """Rebuild consume queues and index; the files are byte for byte those of :func:`rebuild`.
 
     If the queue offsets of a queue restart, as after its topic was deleted and recreated, the
-    driver builds the queue itself, in the order of the log. It also builds everything of a store
-    that a process has open.
+    driver builds the queue itself, in the order of the log. If a process has a store open, the
+    driver builds all queues and the index of that store.
 
     Args:
         spark: a session; its workers must reach the store, and ``into``, under the same paths.

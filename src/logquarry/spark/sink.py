@@ -300,13 +300,13 @@ class RocketMQWriter(DataSourceArrowWriter):
             return StagedMessage(stage(self._plan, self._load, context.partitionId(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Append what all tasks staged."""
+        """Append the segments of all tasks."""
         ignore_hang_ups()
         with without_traceback():
             _commit(self._plan, self._load, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove what the tasks staged."""
+        """Remove the files that the tasks staged."""
         ignore_hang_ups()
         _discard(self._plan, self._load, messages)
 
@@ -340,7 +340,7 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
             return StagedMessage(stage(self._plan, load, context.partitionId(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        """Append what all tasks staged."""
+        """Append the segments of all tasks."""
         ignore_hang_ups()
         with without_traceback():
             loads = {message.staged.load for message in _staged_messages(messages)}
@@ -352,7 +352,7 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
                 _commit(self._plan, load, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        """Remove what the tasks staged."""
+        """Remove the files that the tasks staged."""
         ignore_hang_ups()
         for load in {message.staged.load for message in _staged_messages(messages)}:
             _discard(self._plan, load, messages)

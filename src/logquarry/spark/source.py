@@ -1,6 +1,6 @@
 """The data source `rocketmq`: reads stores as DataFrames, as a batch or as a stream.
 
-Options, not filters pushed down by Spark, choose what is read (see `RocketMQReader`). The readers
+Options, not filters pushed down by Spark, select the messages (see `RocketMQReader`). The readers
 decode only the columns of the schema, and check the CRC of a body only if the column `body` is
 among them.
 """

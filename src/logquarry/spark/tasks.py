@@ -401,8 +401,8 @@ def certain_events(
 ) -> Iterator[Event]:
     """Yield the events of a log that was complete up to `stop` when the batch was planned.
 
-    An end or a torn tail before `stop` is therefore damage: LOST_END. The next batch reads
-    everything after `stop`.
+    An end or a torn tail before `stop` is therefore damage: LOST_END. The next batch reads all
+    bytes after `stop`.
 
     Args:
         events: the reader's events, from any place before `stop` on.

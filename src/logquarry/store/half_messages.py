@@ -35,7 +35,7 @@ from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_
 
 @dataclass(frozen=True, slots=True)
 class HalfMessage:
-    """An open half message, or a PREPARED one of 3.x with its number in the state table."""
+    """An open half message, or a PREPARED message of 3.x with its number in the state table."""
 
     queue_id: int
     queue_offset: int

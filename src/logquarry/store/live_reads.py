@@ -130,7 +130,7 @@ class LiveReads(StoreReads):
         return self._getter.kernel.get
 
     def _new_layout(self) -> StoreLayout:
-        # A new one for each use: a layout keeps its listing, and threads must not share it.
+        # Make a new layout for each use: a layout keeps its listing, and threads must not share it.
         layout = StoreLayout(self.layout.filesystem, self.config)
         layout.writer_end = self.bound
         return layout

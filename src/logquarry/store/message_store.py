@@ -82,8 +82,8 @@ class MessageStore(StoreReads):
 
         Args:
             path: the folder that holds ``commitlog/``.
-            mode: ``"r"`` reads only. ``"rw"`` writes too: it locks the store, and makes one if the
-                folder is empty or missing.
+            mode: ``"r"`` reads only. ``"rw"`` writes too: it locks the store, and makes a store if
+                the folder is empty or missing.
             config: settings that the files do not contain, or that you want to change.
             clock: returns store times in milliseconds, for writing.
             broker: the ``broker`` of each message (default: the folder's name).

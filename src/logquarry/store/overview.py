@@ -33,7 +33,7 @@ QueueKey = tuple[str, int]
 
 @dataclass(slots=True)
 class QueueOverview:
-    """One queue. ``messages`` and ``bytes`` count what is still in the log; None: unknown."""
+    """One queue. ``messages`` and ``bytes`` count messages still in the log; None: unknown."""
 
     topic: str
     queue_id: int
@@ -179,7 +179,7 @@ def _owns_messages(log: CommitLog, queue: Queue) -> bool:
 
 
 def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -> str | None:
-    """Why the queues do not determine the bytes; None if they do.
+    """The reason why the queues do not determine the bytes; None if they do.
 
     They do if their messages fill the log, except for the blanks at the ends of files. Each blank
     is smaller than the largest message and the eight bytes after it.

@@ -119,7 +119,7 @@ class StoreReads(ABC):
         """The checkpoint, None if there is none.
 
         Raises:
-            CorruptFile: if it is too short to be one.
+            CorruptFile: if the file is too short for a checkpoint.
         """
         try:
             return self.layout.read_checkpoint()
@@ -300,8 +300,8 @@ class StoreReads(ABC):
     ) -> list[StoredMessage]:
         """Messages by key, in the order of the log, as RocketMQ's ``queryMessage`` gives them.
 
-        If more than ``max_count`` messages match, you get the newest ones. You never get more than
-        ``max_msgs_num_batch``. If the store has no usable index, the whole log is read.
+        If more than ``max_count`` messages match, you get the newest messages. You never get more
+        than ``max_msgs_num_batch``. If the store has no usable index, the whole log is read.
 
         Args:
             topic: the topic.
@@ -397,7 +397,7 @@ class StoreReads(ABC):
             keys: words of keys.
             since: earliest store time in milliseconds.
             until: store time at which to stop.
-            on_damage: what to do about damage.
+            on_damage: policy at damage, as for :meth:`scan`.
             damage: a list that collects the damage.
             decompress: whether bodies are decompressed.
 

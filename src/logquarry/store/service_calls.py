@@ -68,7 +68,7 @@ class ServiceCalls(ABC):
 
         Args:
             message: the message. It cannot be delayed.
-            group: the producer group that a broker would ask, if the message has no PGROUP.
+            group: the producer group for a broker's check, if the message has no PGROUP.
 
         Raises:
             UsageError: at the block's beginning, if the message cannot be part of a transaction.

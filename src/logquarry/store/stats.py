@@ -303,7 +303,7 @@ class StatsRecorder:
         return total
 
     def sample(self) -> None:
-        """Note the counts for the rates; one thread calls this about once a second."""
+        """Sample the counts for the rates; one thread calls this about once a second."""
         entry = self._entry(self._total())
         self._samples.append(entry)
         # Keep the last sample before the longest window.

@@ -8,8 +8,8 @@
                                    |
                                  readers
 
-Opening takes the lock, reads what the folder holds, makes ``abort``, and only then changes anything
-(reliability.md, rule 1). Closing runs the other way round, and deletes ``abort`` only if the next
+Opening takes the lock, reads the folder, makes ``abort``, and only then changes files
+(reliability.md, rule 1). Closing takes the reverse order, and deletes ``abort`` only if the next
 opening has nothing to recover.
 """
 
@@ -385,7 +385,7 @@ class StoreEngine:
                     logger.error("%s: the next opening has to recover the store", self.root)
 
     def _close_in_order(self) -> bool:
-        """Sync everything, and delete ``abort``; returns whether that succeeded."""
+        """Sync all files, and delete ``abort``; return whether that succeeded."""
         # A put must not wait for a slave that stops listening.
         self.replicas.end()
         self.retention.end()

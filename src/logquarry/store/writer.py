@@ -114,7 +114,7 @@ class BaseWriter(LiveReads, ServiceCalls):
 
     # ------------------------------------------------------------------------------------ write
     def put(self, message: Message) -> PutResult:
-        """Put one message, and wait for flush and replica if the settings and its WAIT ask for it.
+        """Put one message, and wait for flush and replica if settings and its WAIT request it.
 
         Returns:
             The message's offsets, and whether it is on the disk and at the replica.

@@ -1,7 +1,8 @@
 """Faults of disk calls, and the crash images that a power cut may leave of a disk.
 
 A :class:`DiskState` holds the durable and the cached bytes of each file, and the durable names
-and the pending changes of each folder. A crash keeps any part of what is not durable:
+and the pending changes of each folder. A crash keeps an arbitrary part of the data that is not
+durable:
 
 - a page of 4 KiB is the old version, the new version, a version in between, or torn at a multiple
   of 512 bytes;
@@ -115,7 +116,7 @@ class Faults:
             self.is_stopped = True
             raise Stopped
         is_half = False
-        # Each fault must count this call, also if an earlier one raises.
+        # Each fault must count this call, even if an earlier fault raises.
         for fault in [fault for fault in self._faults if fault.hits(kind)]:
             if fault.error != SHORT:
                 raise OSError(fault.error, os.strerror(fault.error))

@@ -36,7 +36,7 @@ class MasterConnection:
     Args:
         now_ms: the time in milliseconds, of a monotonic clock.
         times: heartbeat and housekeeping intervals.
-        limits: limits on what the master sends.
+        limits: limits on the bytes that the master sends.
 
     Attributes:
         state: the current state.
@@ -298,7 +298,7 @@ class SlaveConnection:
         raise ProtocolViolation(f"the master sends {reason}", events=events)
 
     def report(self, offset: int, now_ms: int) -> None:
-        """Acknowledge all bytes before an offset. The same offset again sends nothing.
+        """Acknowledge all bytes before an offset. A second call with the same offset sends nothing.
 
         Args:
             offset: at least :attr:`reported`, at most :attr:`received`.
@@ -353,7 +353,7 @@ class Bucket:
     def __init__(self, rate: int | None, portion: int, now_ms: int) -> None:
         self._rate = rate
         self._portion = portion
-        # In thousandths of a byte, so that rounding loses nothing.
+        # Count thousandths of a byte, so that rounding loses nothing.
         self._held = 1_000 * portion
         self._filled_ms = now_ms
 

@@ -54,7 +54,7 @@ RunTasks = Callable[[Sequence[ReadTask], Work], list[TableResult]]
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What to export, and where.
+    """Source and destination of an export.
 
     Attributes:
         table: table of the messages.

@@ -38,7 +38,7 @@ DEFAULT_INTERVAL: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class TableSummary:
-    """The result of an export to a table: what it added.
+    """The result of an export to a table: the counts of this call.
 
     Attributes:
         location: folder of the table.
@@ -72,7 +72,7 @@ class TableOptions:
 
     Attributes:
         partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
-        decode: how to decode bodies into the column ``value``; None to keep them as they are. The
+        decode: how to decode bodies into the column ``value``; None to leave bodies undecoded. The
             text ``json`` infers the schema from a sample.
         dead_letters: folder for bodies that cannot be decoded; None for a folder beside the table.
         follow: whether to continue with new messages until interrupted.
@@ -105,7 +105,7 @@ class TableExport:
     options: TableOptions
 
     def check(self) -> None:
-        """Check stores and destination without changing anything.
+        """Check stores and destination; change no file.
 
         Raises:
             UsageError: if the destination holds other files, or overlaps with a store.

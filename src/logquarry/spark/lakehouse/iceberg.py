@@ -57,7 +57,7 @@ class Iceberg:
         folder: folder of the table's files.
         identifier: ``NAMESPACE.TABLE``.
         catalog: properties of the catalog, as for `pyiceberg`; its configuration file adds missing
-            ones (``name`` selects the catalog there). None for SQLite.
+            properties (``name`` selects the catalog in that file). None for SQLite.
         catalog_file: file of the SQLite catalog.
     """
 

@@ -1,4 +1,4 @@
-"""Offsets of a stream, and how much of the log one batch takes: at most so many bytes or messages.
+"""Offsets of a stream, and the end of one batch by a limit of bytes or of messages.
 
 Spark writes the offset into its checkpoint::
 
@@ -37,7 +37,7 @@ Queue = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOffset:
-    """How far a stream has read.
+    """The offsets up to which a stream has read.
 
     Attributes:
         brokers: physical offset by broker; nothing of other brokers has been read.

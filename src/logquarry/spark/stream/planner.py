@@ -1,4 +1,4 @@
-"""Plans the batches of a stream: which offsets a batch covers, and the tasks that read it.
+"""Plans the batches of a stream: the offsets of a batch, and the tasks that read it.
 
 One planner serves one query on the driver while the query runs. Its caches save time only: a
 restarted query gets the same offsets from its checkpoint.
@@ -167,7 +167,7 @@ class StreamPlanner:
 
     # ------------------------------------------------------------------------------ stores, filters
     def _layouts(self) -> dict[str, StoreLayout]:
-        """Open the stores that exist now; new ones may appear under a glob."""
+        """Open the stores that exist now; new stores may appear under a glob."""
         options = self._options
         found = stores_by_name(options.paths, options.storage_options)
         return {

@@ -1,4 +1,4 @@
-"""One consumer of a group: reads messages from its queues and commits the handled ones.
+"""One consumer of a group: reads messages from its queues and commits the handled messages.
 
 A message counts as handled when the caller requests the next one. So a message that was returned
 and not handled is returned again (at least once). After a crash the messages handled since the last
@@ -215,7 +215,7 @@ class Consumer:
                 return
 
     def _give(self, found: _Found) -> Iterator[StoredMessage]:
-        """Yield messages one by one; each is handled when the next one is requested."""
+        """Yield messages one by one; a message counts as handled at the request of the next."""
         slot = found.slot
         slot.given = 1
         for position, message in zip(found.positions, found.messages, strict=True):
@@ -342,7 +342,7 @@ class Consumer:
         self._is_disturbed = True
 
     def _share(self) -> bool:
-        """Release queues assigned to others now and claim free ones; returns whether any."""
+        """Release queues assigned to others, claim free queues; return whether it claimed any."""
         group = self._group
         self._look_again_at = time.monotonic() + _NEW_QUEUES_SECONDS
         self._shared_version = group.version

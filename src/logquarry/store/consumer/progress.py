@@ -73,7 +73,7 @@ class _Beginning:
 
 
 class Progress:
-    """The offsets of all groups of one store, including estimates of lost ones.
+    """The offsets of all groups of one store, including estimates of lost offsets.
 
     Args:
         offsets: the committed offsets.

@@ -99,7 +99,7 @@ def _tokens(expression: str) -> list[_Token]:
         if match is None:
             why = {"'": "a text that does not end", "/": "a comment that does not end"}
             here = expression[at]
-            raise BadFilter(expression, at + 1, why.get(here, f"{here!r} is not valid here"))
+            raise BadFilter(expression, at + 1, why.get(here, f"{here!r} has no meaning here"))
         kind, text = str(match.lastgroup), match[0]
         end = match.end()
         if kind in ("real", "whole") and expression[end : end + 1].isalnum():

@@ -8,7 +8,7 @@
 
 Each file is written whole under a temporary name, synced and renamed before the next step. An
 application numbers its loads upwards, like Delta Lake's ``txnAppId`` and ``txnVersion``: a version
-that is not above the last one is already in the log.
+that is not above the last version is already in the log.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ class RetentionService(Service):
         self._use = use
 
     def due(self) -> RetentionRules | None:
-        """The rules that apply now, None for nothing to do."""
+        """The rules that apply now; None if there is nothing to delete."""
         config = self._config
         found = self._use(self._root / COMMIT_LOG)
         return rules_due(

@@ -267,7 +267,7 @@ class _Planner:
 
     # -------------------------------------------------------------------------------------- log
     def _expired(self, disk: DiskUse | None) -> tuple[tuple[ExpiredFile, ...], str]:
-        """The log files to delete, and why the next one stays."""
+        """The log files to delete, and the reason why the next file stays."""
         log = self._log
         if not log.files:
             return (), "there is no log"

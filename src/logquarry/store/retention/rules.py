@@ -117,7 +117,7 @@ def freed_bytes(path: Path) -> int:
 # The rules, and when a running store applies them
 #
 # A log file is deleted only if *all* given rules allow it, so that adding a rule never deletes
-# more. (RocketMQ deletes what has expired, and more if the disk is full.)
+# more. (RocketMQ deletes all expired files, and more files if the disk is full.)
 
 HOUR_MS: Final = 3_600_000
 FORCIBLY_RATIO: Final = 0.85

@@ -80,7 +80,7 @@ def unread(
     delivered = {level - 1: offset for level, offset in levels.items()}
     groups = {group for _, group in consumed} - {GROUP}
     readers = {name: offsets for name, offsets in consumed.items() if name[1] in groups}
-    # A group that consumes anything consumes its retry topic too.
+    # Each consumer group also consumes its retry topic.
     readers = {(RETRY_PREFIX + group, group): {} for group in groups} | readers
     readers[delay.SCHEDULE_TOPIC, DELAYED] = delivered
     by_topic: dict[str, list[int]] = defaultdict(list)

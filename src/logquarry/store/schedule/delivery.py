@@ -60,7 +60,7 @@ _MS: Final = 1_000
 
 
 class Put(NamedTuple):
-    """The result of a put: the number of appended messages, and why not all were."""
+    """The result of a put: the number of appended messages, and why the others failed."""
 
     appended: int
     error: StoreUnavailable | MessageRejected | None
@@ -300,7 +300,7 @@ class DelayedDelivery:
         return times
 
     def _deliver(self, due: list[_Due]) -> tuple[int, int]:
-        """Put due messages, as many as one call may hold.
+        """Put due messages, at most as many as one put call takes.
 
         Returns:
             The number of delivered messages, and of finished ones (delivered or skipped).
@@ -386,8 +386,9 @@ class DelayedDelivery:
 # The thread that delivers while a store is open (``ScheduleMessageService``)
 
 _INTERVAL_MS: Final = 100
-"""How often the queues are checked (``DELAY_FOR_A_WHILE``). A fixed interval, because the clock may
-be set while the thread sleeps."""
+"""Interval of the checks of the queues (``DELAY_FOR_A_WHILE``). A fixed interval, because the clock
+may be set while the thread sleeps.
+"""
 _BETWEEN_SAVES: Final = 20_000
 """Most deliveries between two checks whether to save the progress."""
 

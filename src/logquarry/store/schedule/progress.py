@@ -1,4 +1,4 @@
-"""The message that delivers a delayed one (``messageTimeup``), and the progress of the delivery.
+"""Makes the message that delivers a delayed message (``messageTimeup``), and saves the progress.
 
 The delivery puts the message to the topic and queue in REAL_TOPIC and REAL_QID, with the same body,
 flags, born time, hosts and properties, including DELAY; the put ignores DELAY. So the log shows

@@ -11,15 +11,16 @@ TRANSACTION_CHECK_TIMES one higher, before it calls the listener; so the progres
 rules are RocketMQ's, in its order, unless they would lose messages:
 
 - The check calls the listener for half messages older than the timeout, or than their
-  CHECK_IMMUNITY_TIME_IN_SECONDS. Younger half messages with that property are put back; younger
-  ones without it make the check stop there.
+  CHECK_IMMUNITY_TIME_IN_SECONDS. A younger half message with that property is put back. At a
+  younger half message without it the check stops.
 - Half messages that were checked ``most_checks`` times, or are older than the retention, are moved
-  to TRANS_CHECK_MAX_TIME_TOPIC. (RocketMQ counts immune ones too, and moves them unchecked.)
+  to TRANS_CHECK_MAX_TIME_TOPIC. (RocketMQ counts immune half messages too, and moves them
+  unchecked.)
 
 Guarantees, also after a crash: a committed half message is not committed again, and a half message
 that was put back is checked once. For that, the first check after the opening reads the log for
 commits and for half messages that were put back. The progress is saved after a sync of the log, so
-that it never passes a half message whose successor may be lost.
+a power cut cannot lose the copy of a half message that the progress has passed.
 """
 
 from __future__ import annotations

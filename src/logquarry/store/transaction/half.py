@@ -202,7 +202,7 @@ def given_up(half: Frame) -> Message:
 # Counting open half messages from the files of a store
 
 FrameAt = Callable[[int], Frame | None]
-"""Reads the message at a physical offset, None if there is no sound one."""
+"""Reads the message at a physical offset; None if there is no sound message."""
 
 
 def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
