@@ -471,7 +471,7 @@ class HaSlave:
             self._wake.force()
 
     def _acknowledge(self, offset: int) -> None:
-        """Report an offset to the master, at most the end of the bytes received on this connection."""
+        """Report an offset to the master, at most the end of this connection's bytes."""
         with self._use:
             machine, wire = self._machine, self._wire
             if machine is None or wire is None or machine.received is None:
