@@ -1,8 +1,9 @@
 # make help lists the targets: the text after ## in the line of each.
 # ARGS="..." is passed on to pytest or to the benchmarks.
 
-# The first Python >= 3.11 that runs: a name on PATH may be the shim of a version that is not there,
-# and a Python without ensurepip cannot make a virtual environment. Set PYTHON=... to choose.
+# The first Python >= 3.11 that runs: a name on PATH may be the shim of a version that is not
+# installed, and a Python without ensurepip cannot make a virtual environment. Set PYTHON=... to
+# choose.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.14 python3 python; do \
 	if $$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	then echo $$p; break; fi; done)
@@ -12,12 +13,12 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Tests on Spark share one session that uses all cores: they run in one process, after the others.
 # (xdist's groups would do it in one call, but with pytest 9.2 xdist 3.8 ignores them.)
 PYTEST := $(BIN)/python -m pytest
-# Tests are compiled once, wherever the environment would have it done by each process again.
+# Let Python write compiled tests to disk; otherwise each process would compile them again.
 unexport PYTHONDONTWRITEBYTECODE
-# The long ones stand side by side: whoever has no tests left takes some of those that have.
+# worksteal: a worker without tests takes some tests of a busy worker.
 PARALLEL := $(PYTEST) -n 3 --dist worksteal
 QUICK := not slow and not java and not root and not cluster
-# No test selected is an error, unless ARGS narrowed the choice.
+# If no test is selected, that is an error, unless ARGS narrowed the selection.
 OR_NONE := $(if $(ARGS),|| [ $$? -eq 5 ])
 
 .PHONY: help demo test test-slow test-root test-java test-cluster crash check bench clean

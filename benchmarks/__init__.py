@@ -1,1 +1,1 @@
-"""Benchmarks, as `make bench` runs them."""
+"""The benchmarks that `make bench` runs."""

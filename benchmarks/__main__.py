@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other: ``python -m benchmarks`` (``make bench``)."""
+"""Run all benchmarks, one after the other: ``python -m benchmarks`` (``make bench``)."""
 
 from __future__ import annotations
 

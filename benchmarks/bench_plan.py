@@ -1,9 +1,10 @@
-"""How long the driver plans, of how many files: a fleet that only pretends to have its bytes.
+"""Measure how long Spark's driver takes to plan a read of many files.
 
     python -m benchmarks.bench_plan --brokers 100 --files 10000
 
-Each broker has so many log files of a gibibyte, all of which say their size and hold nothing but
-the first frame of each file, and four consume queues that know of the last message.
+A simulated file system holds the stores: each broker has ``--files`` log files of 1 GiB and four
+consume queues. A log file reports its full size and contains only its first frame. A queue has the
+entry of the last message.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Pretended(AbstractFileSystem):  # type: ignore[misc]
     cachable = False
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """What is in a folder."""
+        """Return the entries of a folder."""
         found = self._entries(self._strip_protocol(path).strip("/").split("/"))
         if found is None:
             raise FileNotFoundError(path)
@@ -51,7 +52,7 @@ class Pretended(AbstractFileSystem):  # type: ignore[misc]
 
     @staticmethod
     def _entries(parts: list[str]) -> Mapping[str, int] | None:
-        """Name to bytes, 0 for folders."""
+        """Return the size of each entry by name; 0 for a folder."""
         brokers, files, *rest = parts
         match rest:
             case []:
@@ -71,7 +72,7 @@ class Pretended(AbstractFileSystem):  # type: ignore[misc]
         return None
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """One file or folder."""
+        """Return the description of one file or folder."""
         stripped = self._strip_protocol(path).strip("/")
         folder, _, name = stripped.rpartition("/")
         if self._entries(stripped.split("/")) is not None:
@@ -86,7 +87,7 @@ class Pretended(AbstractFileSystem):  # type: ignore[misc]
 
 
 class _File(AbstractBufferedFile):  # type: ignore[misc]
-    """A file of zeros behind what it begins with."""
+    """A file that begins with some bytes and continues with zeros."""
 
     def __init__(self, folder: Pretended, path: str, mode: str) -> None:
         super().__init__(folder, path, mode, size=folder.info(path)["size"], cache_type="none")
@@ -122,7 +123,7 @@ def _message(offset: int) -> bytes:
 
 
 def main() -> None:
-    """Plan, and tell how long it took."""
+    """Plan the read, and print the duration."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--brokers", type=int, default=100)
     parser.add_argument("--files", type=int, default=10_000)

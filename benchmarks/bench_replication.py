@@ -1,13 +1,13 @@
-"""Replication on loopback, ours and RocketMQ's: ``python -m benchmarks.bench_replication``.
+"""Compare replication with RocketMQ's on loopback: ``python -m benchmarks.bench_replication``.
 
-Two questions, each side in processes of its own, by the same commands:
+Two measurements; both sides run in separate processes and take the same commands:
 
-- how quickly a new slave gets a log that its master has, from the first byte that it has on;
-- how many messages a second a SYNC_MASTER takes, 64 of which wait for the slave at any time: in
-  Java 64 threads, with us as many threads, or one and its futures.
+- bytes a second that a new slave receives of an existing log, from its first byte on;
+- messages a second that a SYNC_MASTER takes while 64 puts wait for the slave: in Java from 64
+  threads; in logquarry from 64 threads, or from one thread with 64 futures.
 
-RocketMQ's slave acknowledges what is in memory. Ours acknowledges what is on the disk, and is also
-timed the other way.
+RocketMQ's slave acknowledges bytes in memory. Our slave acknowledges bytes on the disk; a further
+measurement lets it acknowledge bytes in memory too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WAITERS = 64
 
 # ----------------------------------------------------------------------- one side, as a process
 def serve(arguments: Sequence[str]) -> None:
-    """A master or slave of ours with the commands of ``oracle/run ha-master`` and ``ha-slave``."""
+    """Run our master or slave with the commands of ``oracle/run ha-master`` and ``ha-slave``."""
     kind, where, folder, params = arguments[:4]
     config = lq.StoreConfig.from_mapping(json.loads(Path(params).read_text()))
     if kind == "master":
@@ -118,7 +118,7 @@ def _with_threads(store: lq.StoreWriter, count: int, waiters: int, size: int) ->
 
 # ------------------------------------------------------------------------------------- timing
 class Side:
-    """A process that takes commands."""
+    """A child process that takes commands on stdin."""
 
     def __init__(self, *command: str | Path) -> None:
         self._process = subprocess.Popen(
@@ -145,7 +145,7 @@ class Side:
         return document
 
     def end(self) -> None:
-        """End it, whatever it does."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
 
@@ -154,7 +154,7 @@ class Side:
 def pair(
     kind: str, work: Path, master: Path, params: Path, how: str
 ) -> Iterator[tuple[Side, Side]]:
-    """A master over a folder, and a new slave."""
+    """Start a master for a folder, and a new slave."""
     port = _free_port()
     copy = work / "slave"
     shutil.rmtree(copy, ignore_errors=True)
@@ -184,7 +184,7 @@ def _free_port() -> int:
 
 
 def throughput(kind: str, work: Path, master: Path, params: Path, end: int) -> float:
-    """Bytes a second from the first look at which the slave has any to the one where it has all."""
+    """Bytes a second, from the first poll that finds bytes at the slave until it has all."""
     with pair(kind, work, master, params, "async") as (_, slave):
         first: tuple[float, int] | None = None
         while True:
@@ -201,14 +201,14 @@ def throughput(kind: str, work: Path, master: Path, params: Path, end: int) -> f
 def sync_puts(
     kind: str, work: Path, params: Path, count: int, body: int, threads: bool
 ) -> dict[str, float]:
-    """Messages a second, after as many to warm up."""
+    """Messages a second, measured after a warm-up with half as many messages."""
     master = work / "sync-master"
     shutil.rmtree(master, ignore_errors=True)
     with pair(kind, work, master, params, "sync") as (side, _):
         while not side.ask("status").get("connections"):
             time.sleep(0.05)
         word = " threads" if threads else ""
-        # The first put waits for the first word of RocketMQ's slave.
+        # The first put waits until RocketMQ's slave has sent its first report.
         time.sleep(7 if kind == "java" else 0.5)
         side.ask(f"load {count // 2} {_WAITERS} {body}{word}")
         seconds = float(side.ask(f"load {count} {_WAITERS} {body}{word}")["seconds"])
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def measure(work: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """All figures; the best of some rounds, which take turns."""
+    """Return all figures; each is the best of some rounds. The kinds alternate."""
     sizes = {
         "mappedFileSizeCommitLog": 1 << 30,
         "mappedFileSizeConsumeQueue": 6_000_000,

@@ -1,7 +1,6 @@
-"""Reading a 2 GiB log on one thread, against what the project asks of itself.
+"""Measure reading a 2 GiB log on one thread, and print the project's goals beside it.
 
-The same as ``logquarry bench scan``; the store stays in the system's temporary folder for the
-next time.
+It runs ``logquarry bench scan``. The store stays in the system's temporary folder for the next run.
 """
 
 from __future__ import annotations

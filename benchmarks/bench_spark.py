@@ -1,6 +1,6 @@
-"""Spark over a store against Spark over Parquet: ``python -m benchmarks.bench_spark --store DIR``.
+"""Compare Spark on a store with Spark on Parquet: ``python -m benchmarks.bench_spark --store DIR``.
 
-Two questions, each answered with both sides in one run, best of some rounds:
+Two comparisons; each measures both sides in one run and takes the best of some rounds:
 
 - a query that uses every column, over the source and over uncompressed Parquet of the same rows;
 - an export to zstd Parquet, by the workers and by Spark's own writer over the source.
@@ -30,7 +30,7 @@ _QUERY = (
 
 
 def best(rounds: int, work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of the quickest of some rounds, and what the last one gave."""
+    """Return the seconds of the fastest round, and the result of the last round."""
     seconds, result = float("inf"), None
     for _ in range(rounds):
         start = time.perf_counter()
@@ -40,7 +40,7 @@ def best(rounds: int, work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measure(store: Path, work: Path, rounds: int, master: str) -> dict[str, Any]:
-    """All figures for one store; ``work`` gets the Parquet files."""
+    """Return all figures for one store; the Parquet files are written into ``work``."""
     spark = get_session(master=master)
     source = spark.read.format("rocketmq").load(str(store))
     plain = work / "plain"
@@ -50,7 +50,7 @@ def measure(store: Path, work: Path, rounds: int, master: str) -> dict[str, Any]
     query = [text.format(columns=columns) for text in _QUERY]
     by_source = by_parquet = float("inf")
     for _ in range(rounds):
-        # In turn: what the JVM compiles for the one is not always good for the other.
+        # The two kinds alternate: code that the JVM compiles for one may be slow for the other.
         ours, rows = best(1, lambda: source.selectExpr(*query).collect())
         theirs, same = best(1, lambda: parquet.selectExpr(*query).collect())
         if rows != same:

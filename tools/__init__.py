@@ -1,1 +1,1 @@
-"""Scripts for work on this repository; nothing here is installed."""
+"""Scripts for work on this repository; the package does not contain them."""

@@ -57,7 +57,7 @@ _FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
 
 
 def formats() -> str:
-    """docs/formats.md."""
+    """Return the text of docs/formats.md."""
     parts = ["# File formats", "All numbers are big-endian."]
     for title, layouts, text in _FORMATS:
         if title:
@@ -71,7 +71,7 @@ def formats() -> str:
 
 
 def verify() -> str:
-    """docs/verify.md with a new table of kinds."""
+    """Return docs/verify.md with a new table of finding kinds."""
     text = (DOCS / "verify.md").read_text("utf-8")
     before, rest = text.split("<!-- kinds -->\n", 1)
     _, after = rest.split("<!-- end -->", 1)

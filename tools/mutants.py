@@ -1,8 +1,8 @@
-"""Mutants of Python source: small changes that a good test should notice.
+"""Makes mutants of Python source: small changes that a good test should detect.
 
-Only code inside functions is changed: statements at the level of a module or class run once at
-import, so no test can be said to reach them. Annotations, decorators, defaults, docstrings,
-f-strings and calls of a logger are left alone.
+Only code inside functions is changed: statements of a module or class run once at import, so no
+single test reaches them. Annotations, decorators, defaults, docstrings, f-strings and calls of a
+logger do not change.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Mutant:
     Attributes:
         path: the file, relative to the project's root.
         function: qualified name of the function that is changed.
-        first_line: where that function begins, decorators included.
+        first_line: first line of that function or of its decorators.
         operator: kind of the change.
         line: first line of the changed code.
         column: its first byte in that line.
         end_line: last line of the changed code.
-        end_column: the byte behind it.
+        end_column: the byte after the changed code in its last line.
         before: the code that is replaced.
         after: the code that replaces it.
     """
@@ -71,14 +71,14 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """Names the mutant among all of one tree."""
+        """The mutant's name, unique in one source tree."""
         return f"{self.path}:{self.line}:{self.column} {self.operator}"
 
     def applied(self, source: str) -> str:
-        """The source of the file with the change.
+        """Return the source of the file with the change.
 
         Raises:
-            ValueError: if `source` is not the text that the mutant was made of.
+            ValueError: if `source` differs from the text from which the mutant was made.
         """
         data = source.encode()
         starts = [0]
@@ -92,7 +92,7 @@ class Mutant:
 
 
 def mutants_of(root: Path, path: str) -> list[Mutant]:
-    """All mutants of a file, in the order of its lines."""
+    """Return all mutants of a file, in the order of its lines."""
     source = (root / path).read_text("utf-8")
     found = list(_Finder(path, source).mutants())
     return sorted(found, key=lambda m: (m.line, m.column, m.end_line, m.end_column, m.operator))
@@ -225,7 +225,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST | str]]:
 
 
 def _is_deletable(node: ast.AST) -> bool:
-    """A call whose result is dropped, or an assignment to a part of something."""
+    """Whether a statement is a call with unused result, or assigns to an attribute or item."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Call | ast.Await)
     if isinstance(node, ast.Assign):
@@ -234,7 +234,7 @@ def _is_deletable(node: ast.AST) -> bool:
 
 
 def _is_text_operation(node: ast.BinOp) -> bool:
-    """Formatting or joining of texts: the change would be a TypeError, whatever the tests do."""
+    """Whether this formats or joins texts: its change would be a TypeError in every test."""
     for side in (node.left, node.right):
         if isinstance(side, ast.JoinedStr):
             return True

@@ -2,23 +2,23 @@
 
 Run from the project's root:
 
-    python -m tools.mutation_sample record             which test reaches which line: once a tree
+    python -m tools.mutation_sample record             which test reaches which line: once per tree
     python -m tools.mutation_sample run                200 mutants, seed 1, one at a time
     python -m tools.mutation_sample run -n 40 --group store=write --jobs 2
     python -m tools.mutation_sample show               the table of a run, and what survived
 
-A mutant is a small change inside a function (tools/mutants.py). It is killed if a test fails, hangs
-or crashes, and survives if all tests pass that reach its line, or as many as its time allows, the
-fastest first. A mutant that no test reaches is counted apart. Each group of packages gives the same
-number of mutants; the seed and the tree decide which. Mutants run in a copy of the tree, and
-`run` goes on where it was interrupted.
+A mutant is a small change inside a function (tools/mutants.py). The tests that reach its line run,
+the fastest first, as many as its time allows. The mutant is killed if a test fails, hangs or
+crashes; it survives if all of them pass. A mutant that no test reaches is counted separately. Each
+group of packages gives the same number of mutants; the seed and the tree determine the choice.
+Mutants run in a copy of the tree, and an interrupted `run` continues with the next mutant.
 
 Tests run with the kernels on. A mutant inside a kernel is compiled for its run: with
 LOGQUARRY_KERNELS=off no test would execute it, and the twin tests compare each kernel with the
-reference. The reference needs no second run either: the tests that reach it are known.
+reference. The reference needs no second run either: `record` knows the tests that reach it.
 
-Not seen are lines that run only in a child process or in Spark's workers, and tests that are slow
-or need Spark, Java or root (choose others with `record --select`).
+`record` does not see lines that run only in a child process or in Spark's workers. It leaves out
+tests that are slow or need Spark, Java or root (choose other tests with `record --select`).
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ _COMPILED: Final = ("format/kernels/", "format/native.py")
 _QUICK: Final = "not slow and not java and not root and not cluster and not spark"
 _TEST_SECONDS: Final = 60
 _START_SECONDS: Final = 120
-"""How long pytest may take to start and to collect on a busy machine."""
+"""Seconds that pytest may take to start and to collect on a busy machine."""
 _COMPILE_SECONDS: Final = 240
 _KILLED: Final = ("killed", "timeout", "crash")
 
 
 # -------------------------------------------------------------------------------------- the sample
 def files_of(groups: Mapping[str, Sequence[str]], root: Path = ROOT) -> dict[str, list[str]]:
-    """The files of each group; a file in the folders of two belongs to the longer path."""
+    """Return the files of each group; of two groups' folders, the longer path gets a file."""
     homes = sorted(
         ((folder, name) for name, folders in groups.items() for folder in folders),
         key=lambda home: -len(home[0]),
@@ -83,7 +83,7 @@ def files_of(groups: Mapping[str, Sequence[str]], root: Path = ROOT) -> dict[str
 
 
 def sample(groups: Mapping[str, Sequence[str]], count: int, seed: int) -> list[Mutant]:
-    """`count` mutants, the same number of each group as far as that goes."""
+    """Draw `count` mutants, the same number from each group if the groups are large enough."""
     chosen: list[Mutant] = []
     for place, (name, files) in enumerate(files_of(groups).items()):
         share = count // len(groups) + (place < count % len(groups))
@@ -96,7 +96,7 @@ def sample(groups: Mapping[str, Sequence[str]], count: int, seed: int) -> list[M
 
 
 def tree_hash(root: Path = ROOT) -> str:
-    """A hash of the source and the tests: results and records of another tree do not count."""
+    """Return a hash of source and tests: results and records of another tree are invalid."""
     digest = hashlib.sha256()
     for folder in (SOURCE, "tests"):
         for path in sorted((root / folder).rglob("*.py")):
@@ -107,7 +107,7 @@ def tree_hash(root: Path = ROOT) -> str:
 # ------------------------------------------------------------------------------- which tests reach
 @dataclass
 class Record:
-    """What `record` found out, for some mutants."""
+    """The results of `record` for some mutants."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     by_line: dict[tuple[str, int], set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -116,7 +116,7 @@ class Record:
 
     @classmethod
     def read(cls, folder: Path, mutants: Iterable[Mutant]) -> Record:
-        """Read the files of a folder, and keep what concerns the mutants."""
+        """Read the files of a folder, and keep the lines of the mutants."""
         found = cls()
         wanted: dict[str, set[int]] = defaultdict(set)
         for mutant in mutants:
@@ -149,12 +149,12 @@ class Record:
         else:
             lines = range(mutant.line, mutant.end_line + 1)
             tests = set().union(*(self.by_line.get((path, line), ()) for line in lines))
-            # The recording of a function ends early: maybe its line came later.
+            # The recording of a function ends early: the test may have reached the line later.
             tests = tests or self.by_function.get((path, mutant.first_line), set())
         return sorted(tests, key=lambda test: (self.seconds[test], test))
 
     def _tests_of_kernel(self, mutant: Mutant) -> set[str]:
-        """Those that call a kernel from Python that uses the function; all where that is open."""
+        """The tests that call from Python a kernel that uses the function; all tests if unknown."""
         name = mutant.function.rpartition(".")[2]
         callers = kernel_callers()
         users, known = {name}, set[str]()
@@ -168,7 +168,7 @@ class Record:
 
 
 def kernel_callers(root: Path = ROOT) -> dict[str, set[str]]:
-    """By a function's name, the names of the functions in the kernels that mention it."""
+    """Return by a function's name the names of the functions in the kernels that mention it."""
     found: dict[str, set[str]] = defaultdict(set)
     for path in _compiled_files(root):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -201,9 +201,9 @@ def record(folder: Path, select: str, jobs: int, tests: Sequence[str]) -> int:
     command += ["--hypothesis-seed=0"]
     command += ["-n", str(jobs), "--dist", "worksteal"] if jobs > 1 else ["-n", "0"]
     done = subprocess.run([*command, *tests], cwd=ROOT, env=environment, check=False)
-    # Tests that fail are not used: 1 is no reason to stop.
+    # Failed tests are not recorded: the exit code 1 is no reason to stop.
     if done.returncode not in (0, 1):
-        print(f"pytest ended with {done.returncode}: the record has a gap", file=sys.stderr)
+        print(f"pytest ended with {done.returncode}: the record is incomplete", file=sys.stderr)
         return 1
     (folder / "tree").write_text(tree_hash(), "utf-8")
     return 0
@@ -215,8 +215,8 @@ class Copy:
     """A copy of the tree, in which one mutant runs at a time.
 
     Attributes:
-        root: where it is.
-        sound: tests that are known to pass in the copy without a mutant, and those that do not.
+        root: folder of the copy.
+        sound: by test, whether it passes without a mutant; only tests that ran without one.
     """
 
     root: Path
@@ -224,7 +224,7 @@ class Copy:
 
     @classmethod
     def make(cls, root: Path) -> Copy:
-        """Copy the files that git knows or would know, and the compiled kernels."""
+        """Copy the files that git tracks or could track, and the compiled kernels."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=ROOT,
@@ -239,7 +239,7 @@ class Copy:
             source, target = ROOT / name, root / name
             if source.is_file() and not source.is_symlink():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                # With its time: numba compares that with the one in its cache.
+                # Keep the modification time: numba compares it with the time in its cache.
                 shutil.copy2(source, target)
         made = cls(root)
         code = "import logquarry; print(logquarry.__file__)"
@@ -257,16 +257,17 @@ class Copy:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of processes that run the copy."""
+        """The environment of processes that run the copy."""
         path = f"{self.root / 'src'}{os.pathsep}{self.root}"
-        # A compiled file of an earlier mutant must not stand for this one.
+        # Python must not use a compiled file of an earlier mutant for this mutant.
         return os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> dict[str, Any]:
         """Run the tests on a mutant.
 
-        A test that kills it must pass without it: one that fails anyway (it needs something that
-        the copy lacks, or the machine is too busy) is left out, and the mutant runs again.
+        A test that kills the mutant must pass without the mutant. If the test fails without it too
+        (it needs a file that the copy lacks, or the machine is too busy), leave the test out, and
+        run the mutant again.
         """
         tests = [test for test in tests if self.sound.get(test, True)]
         while True:
@@ -303,7 +304,7 @@ class Copy:
         return self.root / SOURCE / "format/kernels/__pycache__"
 
     def _hide_compiled(self) -> Path:
-        """Have the kernels compiled: numba does not know which of them use the changed one."""
+        """Make numba compile all kernels: it does not know which of them use the changed kernel."""
         hidden = self.root / "kernels-of-the-tree"
         self._kernel_cache.mkdir(exist_ok=True)
         self._kernel_cache.rename(hidden)
@@ -333,7 +334,7 @@ class Copy:
     def _pytest(
         self, command: Sequence[str], choice: Path, outcome: Path, seconds: float
     ) -> int | None:
-        """The exit code; None after the time limit."""
+        """Run pytest. Return its exit code; None after the time limit."""
         environment = self.environment | {
             reached_lines.CHOICE: str(choice),
             reached_lines.OUTCOME: str(outcome),
@@ -356,7 +357,7 @@ class Copy:
             except subprocess.TimeoutExpired:
                 return None
             finally:
-                # With the processes that its tests have started.
+                # Also kill the processes that its tests have started.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -373,13 +374,13 @@ def _verdict(code: int | None, found: Mapping[str, Any]) -> dict[str, Any]:
             "ran": found["ran"],
             "all_ran": found["ran"] == found["chosen"],
         }
-    # Errors of collection, of the interpreter, a signal: the change was noticed.
+    # An error of collection or of the interpreter, or a signal: the tests detected the change.
     return {"status": "crash", "code": code}
 
 
 @dataclass
 class Run:
-    """Mutants with their results, kept in a file."""
+    """The results by mutant, stored in a file."""
 
     file: Path
     settings: dict[str, Any]
@@ -388,7 +389,7 @@ class Run:
 
     @classmethod
     def load(cls, file: Path, settings: dict[str, Any]) -> Run:
-        """Go on with a file of the same settings; a file of others is refused."""
+        """Continue with the file's results; reject a file with other settings."""
         if not file.exists():
             return cls(file, settings, {})
         document = json.loads(file.read_text("utf-8"))
@@ -397,7 +398,7 @@ class Run:
         return cls(file, settings, document["mutants"])
 
     def add(self, mutant: Mutant, result: dict[str, Any]) -> None:
-        """Keep a result."""
+        """Add a result, and write the file."""
         with self.lock:
             self.results[mutant.name] = asdict(mutant) | result
             text = json.dumps({"settings": self.settings, "mutants": self.results}, indent=1)
@@ -487,7 +488,7 @@ def _groups(given: Sequence[str] | None) -> dict[str, list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Record, run or show."""
+    """Run the command ``record``, ``run`` or ``show``."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.mutation_sample",
         description=__doc__,

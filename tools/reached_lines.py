@@ -1,14 +1,14 @@
 """A pytest plugin that records which lines each test executes, and one that runs chosen tests.
 
-``-p tools.reached_lines`` with REACHED_LINES_TO=FOLDER appends one JSON object a test to a file of
-that folder (one file a process, so that it works with xdist). With REACHED_LINES_CHOICE=FILE only
-the tests that the file lists run, in its order.
+``-p tools.reached_lines`` with REACHED_LINES_TO=FOLDER appends one JSON object for each test to a
+file in that folder (one file for each process, so that it works with xdist). With
+REACHED_LINES_CHOICE=FILE only the tests that the file lists run, in its order.
 
-Only lines of src/logquarry inside functions count, in all threads of the test's process. A child
-process is not seen. To stay affordable the recording of a function ends, for the rest of a test,
-when a few calls have shown no new line: a line that only the hundredth call reaches may be missed,
-which is why the functions that a test enters are recorded too. Compiled kernels have no lines: of
-those the functions count that Python calls.
+Only lines of src/logquarry inside functions count, in all threads of the test's process; child
+processes are not recorded. To save time, the recording of a function ends for the rest of a test
+when a few calls in a row have reached no new line. So a line that only the hundredth call reaches
+may be missed; therefore the functions that a test enters are recorded too. Of compiled kernels,
+which have no lines, the functions that Python calls are recorded.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ OUTCOME: Final = "REACHED_LINES_OUTCOME"
 _CALLS_WITHOUT_NEW: Final = 5
 _EVENTS_WITHOUT_NEW: Final = 2_000
 _MOST_MEMORY: Final = 6 << 30
-"""Bytes that a mutant may take: one that grows without end must not take the machine with it."""
+"""Bytes of memory that a mutant may use: endless growth must not stop the machine."""
 
 
 class _Reached:
-    """What one test reaches."""
+    """The lines and functions that one test reaches."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -77,7 +77,7 @@ class _Reached:
         return on_line
 
     def document(self) -> dict[str, Any]:
-        """Lines and functions by file, and the kernels."""
+        """Return lines and functions by file, and the kernels."""
         lines: dict[str, set[int]] = {}
         functions: dict[str, set[int]] = {}
         for code, found in list(self.lines.items()):
@@ -180,7 +180,7 @@ class _Chosen:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         result = yield
         if time.monotonic() - self._began > self._seconds:
-            item.session.shouldstop = "the tests of this mutant have taken their time"
+            item.session.shouldstop = "the tests of this mutant have used up their time"
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -198,11 +198,11 @@ class _Chosen:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register what the environment asks for."""
+    """Register the plugins that the environment variables request."""
     choice, folder = os.environ.get(CHOICE), os.environ.get(RECORD)
     if choice:
         resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
         config.pluginmanager.register(_Chosen(Path(choice), Path(os.environ[OUTCOME])))
-    # With xdist the workers record: the process that starts them runs no test.
+    # With xdist only the workers record: the process that starts them runs no test.
     if folder and (hasattr(config, "workerinput") or not config.getoption("numprocesses", None)):
         config.pluginmanager.register(_Recorder(Path(folder), config.rootpath))

@@ -1,12 +1,12 @@
-"""Traces the main paths of the data: how many calls, files and hops each takes.
+"""Traces the main paths of the data, and counts the calls, files and hops of each path.
 
 Run from the project's root: ``python -m tools.trace_paths``. ``--list PATH`` prints the files and
-the calls of one path in their order, ``--check`` fails if a path is above its mark.
+the calls of one path in their order, ``--check`` fails if a path exceeds its limits (column mark).
 
-A call is each time that the interpreter enters a function of src/logquarry in the main thread; a
-generator counts again when it is resumed. Bodies of modules do not count. A hop is a call into
-another file than that of the call before. Each path runs once in a warm-up, in a folder of its own,
-so that imports and the compilation of kernels are not part of the figures.
+The tool counts a call when the main thread enters a function of src/logquarry, or resumes a
+generator. Bodies of modules do not count. A hop is a call into another file than the call
+before. Each path first runs once as a warm-up in a separate folder, so that the figures do not
+contain imports and the compilation of kernels.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TORN_BYTES = 40
 
 
 class Call(NamedTuple):
-    """One call: where its function stands, and how deep below the first one."""
+    """One call: file and line of its function, and its depth below the first call."""
 
     file: str
     line: int
@@ -59,13 +59,13 @@ class Trace:
 
     @property
     def hops(self) -> int:
-        """Calls into another file than that of the call before."""
+        """Number of calls into another file than the call before."""
         pairs = zip(self.calls, self.calls[1:], strict=False)
         return sum(one.file != next_.file for one, next_ in pairs)
 
 
 class TracedPath(NamedTuple):
-    """A path of the data: what prepares and runs it, and the marks that it has to keep.
+    """A path of the data: its preparation, its action, and its limits.
 
     `prepared` makes a store in an empty folder and yields the action to trace.
     """
@@ -116,7 +116,7 @@ def _message(number: int) -> lq.Message:
 
 
 def _filled_store(folder: Path, count: int = 8) -> Path:
-    """A store that was closed, with some messages."""
+    """Make a closed store with some messages."""
     root = folder / "store"
     with lq.MessageStore.open(root, mode="rw", config=_CONFIG) as store:
         for number in range(count):
@@ -141,7 +141,7 @@ def _put_many(folder: Path) -> Iterator[Callable[[], object]]:
 
 @contextmanager
 def _get(folder: Path) -> Iterator[Callable[[], object]]:
-    """A get after the first one, which opens the queue."""
+    """Trace the second get; the first get opens the queue."""
     with lq.MessageStore.open(_filled_store(folder), mode="rw") as store:
         store.wait_dispatched()
         store.get("orders", 0, offset=0)
@@ -150,7 +150,7 @@ def _get(folder: Path) -> Iterator[Callable[[], object]]:
 
 @contextmanager
 def _spark_rows(folder: Path) -> Iterator[Callable[[], object]]:
-    """What Spark's driver and its tasks call, without a JVM."""
+    """Trace the calls of Spark's driver and its tasks, without a JVM."""
     from logquarry.spark.source import RocketMQDataSource
 
     root = _filled_store(folder)
@@ -182,7 +182,7 @@ def _open_rw(folder: Path) -> Iterator[Callable[[], object]]:
 
 @contextmanager
 def _recover(folder: Path) -> Iterator[Callable[[], object]]:
-    """A store after a power cut: it was not closed, and the end of the last frame is missing."""
+    """Make a store after a power cut: it was not closed, and the last frame's end is missing."""
     root = _filled_store(folder)
     with lq.MessageStore.open(root) as store:
         end = max(message.physical_offset + message.size for message in store.scan())
@@ -219,7 +219,7 @@ def trace_path(path: TracedPath) -> Trace:
 
 
 def is_kept(path: TracedPath, found: Trace) -> bool:
-    """Whether a trace keeps the marks of its path."""
+    """Whether a trace is within the limits of its path."""
     max_files = path.max_files or len(found.files)
     max_calls = path.max_calls or len(found.calls)
     return len(found.files) <= max_files and len(found.calls) <= max_calls
@@ -275,13 +275,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--list", choices=PATHS, metavar="PATH", help="print the files and calls of one path"
     )
     parser.add_argument(
-        "--check", action="store_true", help="exit with 1 if a path is above its mark"
+        "--check", action="store_true", help="exit with 1 if a path exceeds its limits"
     )
     given = parser.parse_args(arguments)
     unknown = sorted(set(given.paths) - PATHS.keys())
     if unknown:
         parser.error(f"no such path: {', '.join(unknown)} (there are {', '.join(PATHS)})")
-    # A recovery warns of each step; here that is part of the plan.
+    # Hide warnings: a recovery warns of each step, and here the recovery is intended.
     logging.getLogger("logquarry").setLevel(logging.ERROR)
     if given.list is not None:
         print(_listing(trace_path(PATHS[given.list])))

@@ -233,7 +233,7 @@ STORE_COMMANDS: Final = (
     *map(_command, _BATCH),
     *map(_recovery_command, ("recover", "rebuild", "verify")),
 )
-"""All commands of the group but ``scan``."""
+"""All commands of the group except ``scan``."""
 
 
 # -------------------------------------------------------------------------------- group and scan
@@ -379,7 +379,7 @@ def parse_range(word: str) -> tuple[int, int]:
     """Parse ``256-1024`` or ``256`` into the smallest and the largest body size.
 
     Raises:
-        UsageError: if the word is no range, or exceeds 4 MiB.
+        UsageError: if the text is no range, or exceeds 4 MiB.
     """
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", word, re.ASCII)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)

@@ -91,7 +91,7 @@ _OPTIONS = (
 
 
 class TableFlags(NamedTuple):
-    """The values of the options of :func:`table_flags`, not yet parsed."""
+    """The unparsed values of the options of :func:`table_flags`."""
 
     follow: bool = False
     interval: float | None = None
@@ -201,7 +201,7 @@ def named_values(words: Sequence[str]) -> dict[str, str] | None:
 
 
 def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
-    """Run the export on Spark, and note what it added."""
+    """Run the export on Spark, and report the added messages in a note."""
     from logquarry.cli import spark
 
     follow = export.options.follow
@@ -311,7 +311,7 @@ def export(
             f"--format {kind} cannot write to stdout: give a folder, or --format jsonl"
         )
     if filters.limit is not None:
-        raise UsageError("--limit is for --format jsonl: Spark's tasks share no count")
+        raise UsageError("--limit is for --format jsonl: Spark's tasks cannot count together")
     from dataclasses import replace
 
     from logquarry.cli import messages, spark

@@ -95,7 +95,8 @@ def _run(
     from logquarry.signals import held
     from logquarry.store.message_store import StoreWriter
 
-    # An interrupt waits until the current piece is in, so that the count of messages is right.
+    # An interrupt waits until the current piece is in the store, so that the count of messages is
+    # right.
     with held() as waiting, StoreWriter.start(store, config=settings) as opened:
         with out.progress("checking", in_bytes=True) as progress:
             checked = check_source(opened, source, progress=progress, pause=waiting.check)

@@ -1,4 +1,4 @@
-"""``logquarry info``, ``stats`` and ``report``: what a store holds.
+"""``logquarry info``, ``stats`` and ``report``: show the contents of a store.
 
 ``info`` reads the files and can count the whole log. ``stats`` gives the numbers that monitoring
 needs, also beside a running writer. ``report`` draws one HTML page.

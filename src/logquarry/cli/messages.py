@@ -217,7 +217,7 @@ class MessageReader:
                 progress(run.end - start, max(run.end, stop) - start)
 
     def _likely_end(self) -> int:
-        """The log's end by its queues: the files may have much empty room after it."""
+        """The log's end according to the queues: the files may have much empty space after it."""
         from logquarry.read.log_end import consume_queues, last_entries
 
         entries = last_entries(self.layout, consume_queues(self.layout))
@@ -271,7 +271,7 @@ def limited(runs: Iterator[Run], limit: int | None) -> Iterator[Run]:
 
 
 def report_damage(out: Output, spans: Sequence[DamagedSpan], on_damage: OnDamage) -> None:
-    """Write to stderr which damage the reader met, and what it did there.
+    """Write to stderr which damage the reader found, and whether it skipped it or stopped.
 
     Args:
         out: the command's output.

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _LEAST_PLAUSIBLE_MS: Final = 10**11
-"""A time below it is before 1973: probably seconds were passed for milliseconds."""
+"""A lower time is before 1973: probably the user passed seconds, not milliseconds."""
 
 store = click.argument("store", metavar="STORE")
 config = click.option(
@@ -110,7 +110,7 @@ class LocalFolder(click.ParamType):  # type: ignore[type-arg]
 
 
 class Filters(NamedTuple):
-    """The values of the options of :func:`filters`, not yet parsed."""
+    """The unparsed values of the options of :func:`filters`."""
 
     topic: tuple[str, ...] = ()
     queue: tuple[str, ...] = ()
@@ -198,7 +198,7 @@ def offset_range(word: str) -> tuple[int, int]:
     """Parse ``A:B``, ``A:``, ``:B`` or ``A`` as a half-open range of queue offsets.
 
     Raises:
-        UsageError: if the word is no range.
+        UsageError: if the text is no range.
     """
     from logquarry.format import java
 
@@ -218,7 +218,7 @@ def time_ms(option: str, word: str) -> int:
     """Parse a time in milliseconds or as ISO 8601; warn if it is probably in seconds.
 
     Raises:
-        UsageError: if the word is no time.
+        UsageError: if the text is no time.
     """
     try:
         found = text.time_ms(word)

@@ -121,7 +121,8 @@ class Output:
 
     def json(self, document: Any) -> None:
         """Write one JSON document in ASCII: names from a store must not control a terminal."""
-        # First as text, to repair file names; then again, to escape what is not ASCII.
+        # Encode first as text, to repair file names; then again, to escape characters that are not
+        # ASCII.
         whole = _with_names(json.dumps(document, ensure_ascii=False))
         self.jsonl([json.dumps(json.loads(whole), indent=2)])
 
@@ -151,13 +152,13 @@ class Output:
 
     # ------------------------------------------------------------------------------------- notes
     def note(self, message: str) -> None:
-        """Write a note to stderr; not with ``--quiet``."""
+        """Write a note to stderr, unless ``--quiet`` is given."""
         if not self.quiet:
             sys.stdout.flush()
             sys.stderr.write(message + "\n")
 
     def warn(self, message: str) -> None:
-        """Write a warning to stderr; not with ``--quiet``."""
+        """Write a warning to stderr, unless ``--quiet`` is given."""
         self.note(_styled("warning: ", "yellow", sys.stderr) + message)
 
     def status_line(self) -> StatusLine:
@@ -175,8 +176,8 @@ class Output:
         Args:
             what: the label of the bar.
             in_bytes: whether the unit is the byte; else the bar counts items.
-            beside_data: whether the command prints data meanwhile. If stdout is a terminal too,
-                there is no bar then.
+            beside_data: whether the command prints data while the bar is shown. If so, there is no
+                bar if stdout is a terminal too.
         """
         is_hidden = self.quiet or not sys.stderr.isatty()
         if is_hidden or (beside_data and sys.stdout.isatty()):

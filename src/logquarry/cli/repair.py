@@ -1,4 +1,4 @@
-"""``logquarry recover``, ``rebuild`` and ``salvage``: repair a store, or copy what is sound."""
+"""``logquarry recover``, ``rebuild`` and ``salvage``: repair a store, or copy its sound part."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NAMES: Final = {"consumequeue": "consume queues", "index": "index"}
 def recover(
     store: str, mode: RecoveryMode, apply: bool, as_json: bool, config: str | None, quiet: bool
 ) -> None:
-    """Show what a store needs after a crash, or do it.
+    """Show the repairs that a store needs after a crash, or do them.
 
     Without --apply, recover prints the steps and changes nothing. It never deletes a file of the
     store: it moves files to STORE/.logquarry/quarantine/. Stop the broker first: no process may

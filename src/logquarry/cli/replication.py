@@ -111,7 +111,7 @@ def client_tls(
 
 
 def show_status(out: Output, waiting: Held, line: Callable[[], str | None]) -> None:
-    """Show a status line until the line ends or an interrupt arrives.
+    """Show a status line until ``line`` returns None or an interrupt arrives.
 
     Args:
         out: the command's output.
@@ -194,8 +194,8 @@ def replicate(
 ) -> None:
     """Follow a master's log into a store, until Ctrl-C.
 
-    The master is a RocketMQ 4.9 broker or logquarry serve-master. Its files of the log must have
-    the same size as those of STORE: if that is not 1 GiB, pass mappedFileSizeCommitLog with
+    The master is a RocketMQ 4.9 broker or logquarry serve-master. The files of its log must have
+    the same size as the log files of STORE: if that is not 1 GiB, pass mappedFileSizeCommitLog with
     --config. After Ctrl-C, a broker or logquarry can open STORE for writing.
 
     Exit code 4 if STORE is ahead of its master or has other bytes, or if a process has it open.
@@ -315,7 +315,7 @@ class _Line:
     "--listen-config",
     metavar="HOST:PORT",
     help="Address from which slaves copy config/ (topics, offsets): 127.0.0.1:10911. A RocketMQ "
-    "slave asks for topics two ports below, so that port is opened too.  [default: none]",
+    "slave requests topics at the port minus 2, so that is opened too.  [default: none]",
 )
 @click.option(
     "--full-history",

@@ -104,7 +104,7 @@ def export(
     options: ReadOptions | None = None,
     partition_by: Sequence[str] = (),
 ) -> ExportSummary:
-    """Export to Parquet with a progress bar, and note what was written."""
+    """Export to Parquet with a progress bar, and report the written files in a note."""
     from logquarry.spark.export import export_parquet
 
     with out.progress("exporting", in_bytes=True) as progress:

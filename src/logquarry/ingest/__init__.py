@@ -1,1 +1,1 @@
-"""Brings messages into stores: imports of exported files, and loads of Spark's rows."""
+"""Adds messages to stores: imports of exported files, and loads of Spark's rows."""

@@ -17,7 +17,7 @@ from logquarry.message import JSON_NAMES
 from logquarry.write.message_rules import utf8
 
 CHUNK_BYTES: Final = 8 << 20
-"""Bytes of lines in memory at a time, unless one line is longer."""
+"""Approximate bytes of lines in memory at a time; one line can be longer."""
 
 _BASE64: Final = "properties_base64"
 _KNOWN: Final = frozenset((*JSON_NAMES, _BASE64))
@@ -45,7 +45,7 @@ def read_lines(file: SourceFile) -> Iterator[Rows]:
     """Yield the messages of a file in batches; empty lines are skipped.
 
     Raises:
-        BadRow: for the first line that is no message of an export.
+        BadRow: for the first line that is not an exported message.
     """
     with open(file.path, "rb") as source:  # noqa: PTH123
         first = 1

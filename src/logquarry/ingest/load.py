@@ -1,4 +1,4 @@
-"""Commits a load of many tasks to one store or several: all rows exactly once, or none.
+"""Commits a load of many tasks to one or several stores: all rows exactly once, or none.
 
 For one store, its intent makes the load atomic (:mod:`logquarry.store.load.loading`). With several
 stores, a crash may leave the load in some of them only. So one document first decides for all
@@ -91,7 +91,7 @@ class LoadSummary:
     Attributes:
         rows: messages that this call appended.
         bytes: bytes of their frames.
-        rejected: rows that went to the dead letters.
+        rejected: rows that were written to the dead letters.
         was_there: whether the load was complete before, so this call appended nothing.
         stores: (end of the log before, end now) by folder of the store.
     """
@@ -181,10 +181,10 @@ def commit_load(
     run: RunAppends = append_here,
     disk: Disk | None = None,
 ) -> LoadSummary:
-    """Append what all tasks staged to the stores, unless an earlier call did.
+    """Append the segments of all tasks to the stores, unless an earlier call did.
 
     Args:
-        plan: where and how to load.
+        plan: target stores and settings of the load.
         load: identity of the load.
         tasks: results of all tasks.
         run: appends to the stores.
@@ -204,7 +204,7 @@ def commit_load(
 def discard_load(
     plan: LoadPlan, load: LoadId, tasks: Sequence[Staged | None], disk: Disk | None = None
 ) -> None:
-    """Remove what tasks staged for a load that is cancelled, unless the load is decided.
+    """Remove the staged files of a load that is cancelled, unless the load is decided.
 
     Raises:
         StoreUnavailable: if another load holds the lock for more than 30 seconds.

@@ -14,7 +14,7 @@ from logquarry.ingest.rows import Rows, SourceFile
 from logquarry.log import exact_properties, schema
 
 CHUNK_BYTES: Final = 8 << 20
-"""Approximate bytes of rows that are put at a time."""
+"""Approximate bytes of rows in one put."""
 
 _MOST_ROWS: Final = 1 << 16
 _EXACT: Final = schema.EXACT_PROPERTIES.name
@@ -81,7 +81,7 @@ def _read(file: SourceFile, opened: pq.ParquetFile, exact: Any) -> Iterator[Rows
 
 
 def _batch_rows(opened: pq.ParquetFile) -> int:
-    """Return the rows in about CHUNK_BYTES, by the average row of the widest row group."""
+    """Return how many rows have about CHUNK_BYTES, by the row group with the largest rows."""
     groups = [opened.metadata.row_group(i) for i in range(opened.metadata.num_row_groups)]
     width = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
     return int(min(_MOST_ROWS, max(1, CHUNK_BYTES // max(width, 1))))

@@ -241,7 +241,7 @@ def _host_bytes(word: str, wide: bool) -> bytes:
 
 # ----------------------------------------------------------------------------------------- bodies
 def _check_bodies(rows: Rows, flags: Int64) -> None:
-    """Check bodies: by their CRC, or if there is none, by decompressing compressed ones.
+    """Check bodies by their CRC; without a CRC, decompress the compressed bodies.
 
     An export with ``--decompress`` has decompressed bodies, but SYSFLAG keeps the compressed bit.
     """
@@ -281,5 +281,5 @@ def _first_wrong(body: pa.Array, crcs: Int64) -> int | None:
 
 
 def first_bad(values: Sequence[Any], is_bad: Callable[[Any], bool]) -> int:
-    """Return the index of the first bad value; there must be one."""
+    """Return the index of the first bad value; there must be a bad value."""
     return next(number for number, value in enumerate(values) if is_bad(value))

@@ -47,7 +47,7 @@ from logquarry.write.outgoing_arrow import (
 Int64 = npt.NDArray[np.int64]
 
 NO_WORD: Final = -(1 << 32)
-"""Stands for the hash of a text without words."""
+"""Takes the place of the hash of a text without words."""
 _SPACE: Final = " "
 
 
@@ -130,7 +130,7 @@ _NEEDED: Final = ("topic", "body")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """Where and how to load rows. Picklable.
+    """Target stores and settings of a load. Picklable.
 
     Attributes:
         path: the store; with several brokers, the folder of their stores.
@@ -138,7 +138,8 @@ class LoadPlan:
         queues: queues of each topic in each store, for rows without a queue id.
         config: settings of the stores, as the user gave them.
         sizes: `config` with the file sizes of the existing stores.
-        on_rejected: whether a row that no store accepts ends the load or goes to `dead_letters`.
+        on_rejected: whether a row that no store accepts ends the load or is written to
+            `dead_letters`.
         dead_letters: folder for rejected rows.
     """
 
@@ -169,8 +170,8 @@ class Staged:
         load: identity of the load.
         partition: number of the task; rows are loaded in this order.
         segments: (number of the broker, segment) for each segment.
-        rejected: number of rows that went to the dead letters.
-        dead_letters: name of the staged file of dead letters; None without one.
+        rejected: number of rows that were written to the dead letters.
+        dead_letters: name of the staged file of dead letters; None without dead letters.
     """
 
     load: LoadId
@@ -244,7 +245,7 @@ class Stager:
         self._seen += rows.num_rows
 
     def finish(self) -> Staged:
-        """Sync all files and return what was staged."""
+        """Sync all files and return the result of the task."""
         segments = tuple((b, writer.finish()) for b, writer in sorted(self._writers.items()))
         name, rejected = None, 0
         if self._dead is not None:

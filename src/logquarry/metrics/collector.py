@@ -228,14 +228,14 @@ def prometheus_text(store: MessageStore, node_id: str | None = None) -> str:
 
 
 def _counts(store: MessageStore | StoreWriter) -> bool:
-    """Return whether the store counts its operations: only one open for writing does."""
+    """Return whether the store counts its operations, which needs it to be open for writing."""
     from logquarry.store.message_store import StoreWriter
 
     return isinstance(store, StoreWriter)
 
 
 def _buckets(counts: Sequence[int], bounds: Sequence[int]) -> list[tuple[str, float]]:
-    """Return cumulative counts as (upper bound, count of values up to it)."""
+    """Return cumulative counts as (upper bound, number of values up to this bound)."""
     found: list[tuple[str, float]] = []
     total = 0
     for bound, count in zip([*map(str, map(float, bounds)), "+Inf"], counts, strict=True):

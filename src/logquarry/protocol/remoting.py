@@ -9,7 +9,7 @@ configured. :class:`RemotingReader` reads both; :func:`encode` writes JSON, whic
 An answer has the ``opaque`` of its request, and the lowest bit of ``flag`` set.
 
 The commands do not depend on how the network cuts the bytes. Invalid bytes raise
-:class:`~logquarry.errors.ProtocolViolation` as soon as the reader can know. The reader checks a
+:class:`~logquarry.errors.ProtocolViolation` as soon as the reader detects them. The reader checks a
 frame's length first, and buffers at most one frame.
 """
 

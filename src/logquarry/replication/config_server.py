@@ -3,8 +3,8 @@
 The server answers RocketMQ's four requests for tables, and refuses every other request: no peer can
 change the store. It reads a file again only after the file has changed.
 
-A peer gets its next answer only after the previous one is sent, and the server reads nothing more
-from a peer while an answer is pending. So a peer never costs more memory than one request.
+A peer gets its next answer only after the previous answer is sent. While an answer is pending, the
+server reads no more bytes from that peer. So a peer never costs more memory than one request.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TableRequest(NamedTuple):
     Attributes:
         code: the request code.
         table: the table.
-        nothing: RocketMQ's remark in the answer of a broker that has no such table.
+        nothing: RocketMQ's remark in the answer if the broker has no such table.
     """
 
     code: RequestCode
@@ -87,7 +87,7 @@ class _Found(NamedTuple):
     """The content of a table's file.
 
     Attributes:
-        signatures: of the file and of its backup when they were read.
+        signatures: signatures of the file and of its backup at the time of the read.
         document: the content; None if there is none to serve.
         is_spoilt: whether a file exists that cannot be served.
         is_sure: whether all reads succeeded. A failed read may succeed the next time with the same
@@ -124,7 +124,7 @@ class ConfigAnswers:
             return [encode(command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark))]
         found = self._found(request.table)
         if found.document is None:
-            # A peer need not know what is wrong with the file.
+            # Do not send the peer the reason why the file is invalid.
             name = request.table.file
             remark = f"{name} cannot be served" if found.is_spoilt else request.nothing
             return [encode(command.answer(ResponseCode.SYSTEM_ERROR, remark=remark))]
@@ -179,7 +179,7 @@ def _signature(path: Path) -> _Signature | None:
 
 # --------------------------------------------------------------------------------------- the server
 FAST_PORT: Final = -2
-"""A RocketMQ slave asks for topics at the broker's port minus 2 (VIP channel)."""
+"""A RocketMQ slave requests topics at the broker's port minus 2 (VIP channel)."""
 _LARGEST_REQUEST: Final = 1 << 16
 _READ: Final = 1 << 14
 _TRIES: Final = 50
@@ -192,7 +192,7 @@ class ConfigServerOptions(ServerOptions):
     Attributes:
         idle_ms: the server closes a connection without a request for this long
             (``serverChannelMaxIdleTimeSeconds``).
-        fast_port: whether to listen also at the port minus 2, where a RocketMQ slave asks for
+        fast_port: whether to listen also at the port minus 2, at which a RocketMQ slave requests
             topics.
     """
 
@@ -347,7 +347,7 @@ def _listeners(sockets: Surroundings, host: str, port: int, *, fast: bool) -> li
     if not fast:
         return [sockets.listen(host, port)]
     if 0 < port <= -FAST_PORT:
-        raise UsageError(f"port {port}: there is no port two below, where slaves ask for topics")
+        raise UsageError(f"port {port}: there is no port two below, at which slaves request topics")
     tries = 1 if port else _TRIES
     for left in reversed(range(tries)):
         main = sockets.listen(host, port)

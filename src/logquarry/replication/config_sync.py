@@ -75,7 +75,7 @@ class ConfigSyncStatus(NamedTuple):
         master: host:port of the master's broker.
         times: number of copies.
         last: result of the last copy; None before the first.
-        trouble: what is wrong now; empty if nothing is.
+        trouble: why the last copy failed; empty if it succeeded.
         has_ended: whether the copying failed and does not continue.
     """
 
@@ -219,7 +219,7 @@ class ConfigSync:
         self.close()
 
     def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.disk.lifetime`."""
+        """Close the socket in a forked child; see :mod:`logquarry.disk.lifetime`."""
         connection = self._connection
         if connection is not None:
             with contextlib.suppress(OSError):
@@ -309,6 +309,6 @@ class ConfigSync:
         try:
             if self._tables.take(request.table, answer.body):
                 written.append(name)
-        # The decoders check their input; this is in case one misses something a master sends.
+        # The decoders check their input; this catches invalid input that a decoder does not detect.
         except (ValueError, TypeError, RecursionError) as error:
             problems.append(f"{name}: the master's file is invalid: {error}")

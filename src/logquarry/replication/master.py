@@ -231,7 +231,7 @@ class HaMaster(Server[_Slave]):
         return wait
 
     def _send(self, slave: _Slave, log: LogRange, now: int) -> bool:
-        """Send at most _TURN bytes of the log. Return whether more could be sent at once."""
+        """Send at most _TURN bytes of the log. Return whether more bytes can be sent now."""
         machine, wire = slave.machine, slave.wire
         if not wire.send(()):
             return False
@@ -256,7 +256,7 @@ class HaMaster(Server[_Slave]):
         return True
 
     def _tick(self, slave: _Slave, log: LogRange, now: int) -> bool:
-        """Do what is due. Return whether the connection continues."""
+        """Do the work that is due. Return whether the connection continues."""
         return self._heard(slave, slave.machine.tick(log, now))
 
     def _read(self, slave: _Slave) -> None:
@@ -302,7 +302,7 @@ class HaMaster(Server[_Slave]):
         is_silent = slave.machine.state is MasterState.AWAITING_REQUEST
         return "it sent no report" if is_silent else None
 
-    # Puts learn of a slave before status() shows it, so that a put never misses a listed slave.
+    # Register the slave for puts before status() shows it, so that a put counts each listed slave.
     def _came(self, slave: _Slave) -> None:
         if slave.wire.is_ready:
             self._feed.replicas.slave_came()

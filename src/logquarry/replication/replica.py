@@ -70,7 +70,7 @@ class Replica:
         self._floor = 0
         self._last: int | None = None
         self._has_beaten = self._has_come = False
-        # Dispatch ends between two frames, and never before an unchecked one.
+        # Dispatch ends between two frames, at the latest before the first unchecked frame.
         self.checked = min(feed.dispatched_offset, feed.wrote_offset)
         self.position = feed.wrote_offset
         feed.vouch(self.checked)
@@ -86,7 +86,7 @@ class Replica:
             StoreUnavailable: if the log cannot be synced.
         """
         self._has_beaten = self._has_come = False
-        # Check at once what an earlier run left undispatched, also if no master is reachable.
+        # Check now the bytes that an earlier run did not dispatch, even if no master is reachable.
         self.check()
         wrote = self._feed.wrote_offset
         if not wrote:
@@ -97,7 +97,7 @@ class Replica:
         self._feed.sync()
         last = self._last_frame()
         # At least one complete frame with its times: a blank may be equal in all logs.
-        # Do not reach into an earlier file than needed: the master may have deleted it.
+        # Do not request bytes of an earlier file unless necessary: the master may have deleted it.
         first = last - last % self._feed.file_size
         start = min(last, max(first, wrote - self._overlap))
         self.position = max(1, self._feed.min_offset, self._floor, start)
@@ -217,7 +217,8 @@ class Replica:
             room = size - self.checked % size
             data = self._feed.select(self.checked)
             if room < BLANK_LAYOUT.size and data is not None:
-                # Too few bytes for a blank. RocketMQ never leaves so few; other writers may.
+                # The rest is too small for a blank. RocketMQ never leaves so few bytes; other
+                # writers may.
                 if len(data) < room:
                     return
                 self.checked += room
@@ -262,8 +263,9 @@ class Replica:
             LogsDiverged: if this log is longer, and the master has nothing more to send.
         """
         if offset < self._feed.wrote_offset and self._has_beaten:
-            # QUIRK: after seconds of silence RocketMQ sends a heartbeat first, also if data
-            # follows: at the start, and if the slave was slow. After two in a row nothing follows.
+            # QUIRK: after seconds of silence RocketMQ sends a heartbeat first, even if data
+            # follows: at the start, and if the slave was slow. After two heartbeats in a row no
+            # data follows.
             self._ahead(offset)
         wrote = self._feed.wrote_offset
         # An empty slave may begin at the end of the master's log, at the start of a file.
@@ -271,7 +273,7 @@ class Replica:
         self._has_beaten = True
 
     def elsewhere(self, offset: int) -> None:
-        """Process that the master's log begins or ends at an offset, and lacks the requested one.
+        """React to a master whose log lacks the requested offset; it begins or ends at ``offset``.
 
         Returns normally if another connection may succeed.
 

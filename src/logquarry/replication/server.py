@@ -1,7 +1,7 @@
 """A server for many connections: listening, admission of peers, start and end.
 
 One thread serves all connections with a selector. If ``max_connections`` are open, a new peer
-replaces one that has sent no request yet. :class:`~logquarry.replication.master.HaMaster` and
+replaces a peer that has sent no request yet. :class:`~logquarry.replication.master.HaMaster` and
 :class:`~logquarry.replication.config_server.ConfigServer` add their protocols.
 """
 
@@ -90,8 +90,8 @@ class ServerOptions:
 
     Attributes:
         max_connections: most connections at the same time.
-        allow: addresses or networks that may connect ("10.0.0.0/8"); None for all that reach the
-            port. The default address, 127.0.0.1, is reachable only from this machine.
+        allow: addresses or networks that may connect ("10.0.0.0/8"); None for all peers. The
+            default address, 127.0.0.1, is reachable only from this machine.
         tls: TLS settings; None for no TLS.
     """
 
@@ -253,7 +253,7 @@ class Server(ABC, Generic[P]):
         self._wake.close()
 
     def _turn(self) -> Waits:
-        """Do what is due, and wait for the next event."""
+        """Do all work that is due, and wait for the next event."""
         wait = self._serve_all()
         found = yield self._selector, max(0, wait) / 1_000
         for key, mask in found:
@@ -266,7 +266,7 @@ class Server(ABC, Generic[P]):
 
     @abstractmethod
     def _serve_all(self) -> int:
-        """Do what is due for all peers. Return the next wait in ms."""
+        """Do the work that is due for all peers. Return the next wait in ms."""
 
     @abstractmethod
     def _read(self, peer: P) -> None:

@@ -110,7 +110,7 @@ class SlaveStatus(NamedTuple):
         acknowledged: last acknowledged physical offset; None if it is not connected.
         received_bytes: bytes of the log received since the start.
         connections: number of connections since the start.
-        has_all: whether it has all of the master's log, by the master's last message.
+        has_all: whether it has all of the master's log, according to the master's last message.
         trouble: why it is not connected, or has ended; empty if nothing is wrong.
         has_ended: whether it has failed and does not continue.
     """
@@ -371,7 +371,7 @@ class HaSlave:
         return min(max(0, wait), _LONGEST_WAIT_MS)
 
     def _hear(self, found: Found, wire: Wire, machine: SlaveConnection) -> bool:
-        """Read, and do what is due. Return whether the connection continues."""
+        """Read, and do the work that is due. Return whether the connection continues."""
         for key, ready in found:
             if key.fileobj is self._wake:
                 self._wake.take()
@@ -431,7 +431,8 @@ class HaSlave:
         try:
             return all(self._goes_on_after(event) for event in events)
         finally:
-            # Once for all events: most of the cost of a check does not depend on its bytes.
+            # Check once for all events: most of the cost of a check does not depend on the number
+            # of bytes.
             replica.check()
 
     def _goes_on_after(self, event: SlaveEvent) -> bool:
@@ -470,7 +471,7 @@ class HaSlave:
             self._wake.force()
 
     def _acknowledge(self, offset: int) -> None:
-        """Report an offset to the master, limited to what this connection has received."""
+        """Report an offset to the master, at most the end of this connection's bytes."""
         with self._use:
             machine, wire = self._machine, self._wire
             if machine is None or wire is None or machine.received is None:
@@ -479,7 +480,7 @@ class HaSlave:
             if offset <= machine.reported:
                 return
             if wire.wants_write:
-                # The master does not read now. Report the latest offset once it does.
+                # The socket takes no bytes now. Report the latest offset when it does.
                 self._owes_sync = True
                 return
             machine.report(offset, self._surroundings.now_ms())

@@ -1,7 +1,7 @@
 """Non-blocking sockets with or without TLS, and the waiting for them.
 
-Master and slave are generators that yield what they wait for. :func:`drive` waits with a selector
-of the system; a simulation advances its own clock instead.
+Master and slave are generators that yield the selectors that they wait for. :func:`drive` waits
+with a selector of the system; a simulation advances its own clock instead.
 """
 
 from __future__ import annotations

@@ -45,11 +45,11 @@ _TOPIC_COLOURS: Final = (BLUE, ORANGE, GREEN, SKY, PURPLE, RED)
 _MOST_LINES: Final = 5
 _NO_TAG: Final = "(no tag)"
 _DELIVERED: Final = "delivered"
-_WAITING: Final = "not delivered, by delayOffset.json"
+_WAITING: Final = "not delivered (delayOffset.json)"
 
 
 def figures(found: Survey, pending: Mapping[int, int] | None = None) -> list[Figure]:
-    """Make the charts of a survey, without those that would be empty.
+    """Make the charts of a survey; charts that would be empty are left out.
 
     Args:
         found: the survey.
@@ -329,10 +329,10 @@ def _delays(found: Survey, pending: Mapping[int, int]) -> Figure | None:
     total = sum(found.delay_levels.values())
     title = f"{plural(total, 'delayed message')}"
     if waiting:
-        title += f", {count_text(waiting)} of them not delivered by delayOffset.json"
+        title += f", {count_text(waiting)} of them not delivered (delayOffset.json)"
     return Figure(
         title,
-        "Messages in the schedule topic by delay level. delayOffset.json says which are delivered; "
+        "Messages in the schedule topic by delay level. delayOffset.json gives the delivered ones; "
         "a broker writes it every ten seconds, so it may be behind.",
         finished(chart),
     )

@@ -212,7 +212,7 @@ def _damage_of(found: Survey, files: Sequence[FileUse]) -> list[dict[str, Any]]:
 
 
 def _shown_files(files: Sequence[FileUse]) -> Sequence[FileUse]:
-    """All files; if there are more than MOST_FILES, the damaged ones and the last ones."""
+    """All files; if there are more than MOST_FILES, the damaged files and the last files."""
     if len(files) <= MOST_FILES:
         return files
     damaged = [file for file in files if file.damaged][:MOST_FILES]

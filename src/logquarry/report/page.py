@@ -1,7 +1,7 @@
 """The report of a store as one HTML file with charts, tables and the script that draws the charts.
 
 All text from a store is escaped, in the markup and in the JSON of the script. A content security
-policy forbids the page to load anything.
+policy prevents the page from loading other files.
 """
 
 from __future__ import annotations

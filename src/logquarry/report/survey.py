@@ -106,7 +106,7 @@ class Survey:
         return sum(self.messages.values())
 
     def latency_ms(self, percentile: float) -> int:
-        """The latency (store time minus born time) that ``percentile`` percent do not exceed."""
+        """The latency (store time minus born time) of a percentile, 0 to 100."""
         counted = int(self._latencies.sum())
         if percentile >= 100 or counted == 0:
             return self._slowest
@@ -154,7 +154,7 @@ def survey(
 
 
 def bin_size(span_ms: int) -> int:
-    """The smallest usual bin width with which MOST_BINS bins cover a span, in milliseconds."""
+    """The smallest usual width (ms) of a bin with which MOST_BINS bins cover a span."""
     # A damaged or hostile store time can make a span of any length: then use the exact width.
     least = -(-span_ms // MOST_BINS)
     return next((size for size in _BIN_SIZES_MS if size >= least), least)

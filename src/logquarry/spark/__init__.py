@@ -61,7 +61,7 @@ _JOBS = {
     "summarize": "export",
     "verify_stores": "repair",
 }
-"""Name of each job: its module, which is imported when the job is first used."""
+"""Module of each job by the job's name; it is imported when the job is first used."""
 
 
 def __getattr__(name: str) -> Any:

@@ -159,7 +159,7 @@ _NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of the manifest whose name tells the place of its rows."""
+    """A file of the manifest whose name contains the place of its rows."""
 
     entry: Mapping[str, Any]
     place: str
@@ -216,7 +216,7 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
     manifest = _manifest(folder)
     for name, is_folder in folder.names():
         if is_folder and name.startswith(TEMPORARY):
-            # Left by a run that crashed: a running one would hold the lock.
+            # A run that crashed left it: a running compaction or export would hold the lock.
             folder.remove_folder(name)
     staging = TEMPORARY + uuid.uuid4().hex[:12]
     chosen = list(_chosen(_files(folder, manifest), target_size))
@@ -323,7 +323,7 @@ def _task(
     folder: OutputFolder, staging: str, group: Sequence[_File], known: Sequence[str]
 ) -> MergeTask:
     first, last = group[0], int(group[-1].entry["last_offset"])
-    # A new name: an earlier merge may have begun with the same file and its name still be in use.
+    # A new name: an earlier merge may have begun with the same file and still use its name.
     name = f"{first.kind}.{first.first:020d}.to.{last:020d}"
     path = f"{first.place}/{name}".lstrip("/")
     taken = [file[len(path) + 1 :] for file in known if file.startswith(f"{path}.")]
@@ -360,7 +360,7 @@ def _new_manifest(
 
 
 # ----------------------------------------------------------------------------- Delta and Iceberg
-# The new files replace the old ones in one commit. An export may append meanwhile, because the
+# The new files replace the old files in one commit. An export may append meanwhile, because the
 # compaction touches only files that the table had before. The old files stay for older versions of
 # the table; the table's own cleaning (vacuum, expire_snapshots) removes them.
 _WORDS: Final = re.compile(r"part-.*-[0-9]{20}-")
@@ -442,8 +442,8 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
         with held():
             table.replace(before.values(), added)
     except TableUnchanged:
-        # After any other error the commit may have succeeded (a lost answer, Ctrl-C after it), so
-        # the files stay.
+        # After any other error (a lost answer, Ctrl-C after the commit) the commit may have
+        # succeeded, so the files stay.
         _remove(table, made)
         raise
     return Compaction(

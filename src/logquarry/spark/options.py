@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Given:
-    """The options that the user gave, by lower-case name; Kafka's names are replaced by ours."""
+    """The user's options by lower-case name; Kafka's names are replaced by logquarry's."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._values: dict[str, str] = {}
@@ -75,7 +75,7 @@ class Given:
             raise UsageError(f"{self._spelling[name.lower()]}: {error}") from error
 
     def refuse_ends(self) -> None:
-        """Reject the options that set where a read ends: a stream has no end.
+        """Reject the options that set the end of a read: a stream has no end.
 
         Raises:
             UsageError: if the user gave one of them.
@@ -338,16 +338,16 @@ DEFAULT_BATCH_BYTES: Final = 3 << 20
 """Bytes of log in one Arrow batch; measured, see docs/performance.md."""
 
 Schema = Literal["native", "kafka"]
-"""The table that shows messages: ours (native), or the one of Spark's Kafka source."""
+"""The columns of a message: logquarry's (native), or those of Spark's Kafka source."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What to read and how. Picklable.
+    """The source and the settings of a read. Picklable.
 
     Attributes:
         paths: paths, URLs and globs of stores.
-        schema: the table that shows messages.
+        schema: the columns of a message; see Schema.
         include_headers: whether Kafka's table has the column headers.
         columns: columns in order; None for all.
         wanted: the filter for messages.
@@ -396,7 +396,7 @@ class ReadOptions:
 
     @property
     def is_kafka(self) -> bool:
-        """Whether the table is the one of Spark's Kafka source."""
+        """Whether the columns are those of Spark's Kafka source."""
         return self.schema == "kafka"
 
     def check_names(self, names: Iterable[str]) -> tuple[str, ...]:

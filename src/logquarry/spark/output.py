@@ -80,7 +80,7 @@ class OutputFolder:
         """Lock the folder until the descriptor is closed; None if it is in an object store.
 
         Take the lock before you list the folder: the files that another export commits after the
-        listing would stay beside the new ones.
+        listing would stay beside the new files.
 
         Raises:
             StoreUnavailable: if another export holds the lock.
@@ -259,7 +259,7 @@ class ExportCommit:
             )
         for name, is_folder in names.items():
             if is_folder and name.startswith(TEMPORARY):
-                # Left by an export that crashed: a running one would hold the lock.
+                # An export that crashed left it: a running export would hold the lock.
                 self._folder.remove_folder(name)
         self._folder.make(self._staging)
 
@@ -312,7 +312,7 @@ class ExportCommit:
         folder.remove(INTENT)
 
     def _ours(self) -> frozenset[str]:
-        """Return the files that earlier exports put here or were about to."""
+        """Return the files that earlier exports put here or intended to put here."""
         found: set[str] = set()
         for name in (MANIFEST, INTENT):
             try:
@@ -374,7 +374,7 @@ class CompactionIntent:
     Attributes:
         staging: folder of the new files, below the destination.
         moves: (staged path, final path) of each new file.
-        removed: paths of the files that the new ones replace.
+        removed: paths of the files that the new files replace.
         manifest: manifest of the folder after the compaction.
     """
 
@@ -440,14 +440,14 @@ def finish_compaction(folder: OutputFolder) -> bool:
 def _checked(
     folder: OutputFolder, plan: Any
 ) -> tuple[str, list[tuple[str, str]], list[str], dict[str, Any]]:
-    """Return the parts of an intent; reject an invalid one, because files are removed by it."""
+    """Return the parts of an intent; reject an invalid intent, which could remove other files."""
     try:
         staging, manifest = plan["staging"], dict(plan["manifest"])
         moves = [(str(staged), str(path)) for staged, path in plan["moves"]]
         removed = [written_path(folder, INTENT, path) for path in plan["removed"]]
         if not isinstance(staging, str) or not re.fullmatch(f"{TEMPORARY}[0-9a-f]+", staging):
             raise ValueError(f"staging {staging!r}")
-        # The new manifest is staged there even if no file is moved.
+        # The new manifest is staged in this folder even if no file is moved.
         written_path(folder, INTENT, f"{staging}/{_OUR_ENDING}")
         for staged, path in moves:
             written_path(folder, INTENT, path)

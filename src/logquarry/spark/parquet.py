@@ -52,7 +52,7 @@ _DICTIONARY: Final = (
     "prepared_transaction_offset", "tags", "tags_code",
 )  # fmt: skip
 _DICTIONARY_PATHS: Final = {"properties": "properties.key_value.key"}
-# Columns with minimum and maximum by row group, because queries ask for ranges; not keys, bodies.
+# Columns with minimum and maximum by row group, for queries over ranges; without keys and bodies.
 _STATISTICS: Final = (
     "broker", "topic", "queue_id", "queue_offset", "physical_offset", "store_timestamp",
     "born_timestamp", "tags",
@@ -126,7 +126,7 @@ def write_task(
     """Write the messages of a task below `staging`, in a folder for this attempt.
 
     Raises:
-        CorruptFrame: on damage, as the task's options say.
+        CorruptFrame: on damage, depending on the task's options.
     """
     # A second attempt of the task may run at the same time (speculation).
     attempt = f"{staging}/{number:06d}-{uuid.uuid4().hex[:12]}"
@@ -259,7 +259,7 @@ class PartedFiles:
     def add(self, rows: pa.Table) -> None:
         """Write rows, which need ``physical_offset`` and the columns of the form."""
         for values, part in _parted(rows, self._form.partition_by):
-            # Put the file last: the first one is closed when too many are open.
+            # Move the file to the end of the dict: if too many files are open, the first is closed.
             file = self._open.pop(values, None) or self._begin(values)
             self._open[values] = file
             file.add(part)
@@ -357,7 +357,7 @@ def writer_settings(schema: pa.Schema) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------ names
 def file_stem(task: ReadTask) -> str:
-    """Return the name of a task's file without its ending; the same part has the same name.
+    """Return the name of a task's file without its ending; it depends only on the task's part.
 
     ``part-BROKER.OFFSET`` for a range of the log, ``part-BROKER.TOPIC.QUEUE.OFFSET`` for a range of
     a queue (with its first queue offset), ``part-BROKER.at.OFFSET`` for single places.
@@ -413,13 +413,13 @@ def _parted(
         codes = codes * count + own
     order = np.argsort(codes, kind="stable")
     cuts = np.flatnonzero(np.diff(codes[order])) + 1
-    # A take from a chunked column would join the chunks again for each part.
+    # A ``take`` from a chunked column would join the chunks again for each part.
     together = rows.combine_chunks()
     for indices in np.split(order, cuts):
         part = together if len(indices) == len(rows) else together.take(pa.array(indices))
         values = tuple(_partition_value(part, name) for name in partition_by)
         yield values, part
-        # Free the part before the next is made.
+        # Free the part before the next part is made.
         del part
 
 

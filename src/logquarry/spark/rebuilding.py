@@ -47,7 +47,7 @@ _NOTES: Final = "rebuilt"
 """Folder in the sidecar of ``into``: one note for each store that names its source."""
 _STAGES: Final = 3
 _AT_ONCE: Final = 8
-"""Stores at once: while the driver works on one, tasks work on others."""
+"""Most stores at the same time: while the driver works on one store, tasks work on others."""
 
 
 def rebuild_on_spark(
@@ -66,9 +66,9 @@ def rebuild_on_spark(
 ) -> RebuildReport:
     """Rebuild consume queues and index; the files are byte for byte those of :func:`rebuild`.
 
-    The driver builds some queues itself, in the order of the log: those whose queue offsets go
-    back, as after a topic was deleted and created again. It also builds everything of a store that
-    a process has open.
+    If the queue offsets of a queue restart, as after its topic was deleted and recreated, the
+    driver builds the queue itself, in the order of the log. If a process has a store open, the
+    driver builds all queues and the index of that store.
 
     Args:
         spark: a session; its workers must reach the store, and ``into``, under the same paths.
@@ -132,7 +132,7 @@ def rebuild_stores(
         config: settings that the files of a store do not contain.
         split_size: most bytes of log in one task.
         resume: with ``into``: continue an interrupted call and skip stores that are complete. Notes
-            in ``into`` tell which store each folder belongs to.
+            in ``into`` record to which store each folder belongs.
         progress: called with (bytes done, total); each log counts three times.
 
     Returns:
@@ -226,7 +226,7 @@ class _Sums:
 
 @dataclass(frozen=True, slots=True)
 class _Local:
-    """A run of frames that the guided read of the tasks missed; the driver reads it itself."""
+    """A run of frames that the tasks did not read; the driver reads it."""
 
     run: Run
     summary: FoundRun
@@ -256,7 +256,7 @@ class _SparkBuild:
 
     def run(self) -> Built:
         job = self._job
-        # No task makes these folders if no entry belongs into them.
+        # If a folder gets no entry, no task makes it.
         for name in job.names:
             job.disk.make_folders(job.folder / name)
         parts_of_log = list(tiles(job.layout, self._split_size))

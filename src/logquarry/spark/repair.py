@@ -2,8 +2,8 @@
 
 Verify: a task reads a part of a log or one index file and returns a few numbers for each run of
 sound frames (:mod:`logquarry.repair.verify.sound_parts`). The driver then verifies each store, and
-skips what the tasks found sound, so its findings are the same as without Spark. It reads only
-damage, the ends of files, and entries that no frame accounts for.
+skips the parts that the tasks found sound, so its findings are the same as without Spark. It reads
+only damage, the ends of files, and entries without a frame.
 
 Salvage: one task salvages one store.
 """
@@ -149,7 +149,7 @@ def _verify(_: int, task: _VerifyTask) -> tuple[list[SoundRun], bool]:
 
 
 _last: tuple[tuple[str, int], SoundReader] | None = None
-"""The reader of this worker's last task; the next task is often for the same store."""
+"""The reader of this worker's last task; the next task often reads the same store."""
 
 
 def _reader(place: _Place) -> SoundReader:
@@ -197,7 +197,7 @@ def salvage_stores(
         spark: a session; its workers must reach the stores, and `into`, under the same paths.
         stores: a path, URL or glob, or several.
         into: folder for the new stores, each in a folder named after its broker; None to only
-            report what would be saved.
+            report the messages that would be saved.
         include_stale: whether to save stale frames (behind the log's end) too.
         config: settings that the files of a store do not contain.
         storage_options: options for the file system of a URL.

@@ -1,4 +1,4 @@
-"""Makes a Spark session with the data source `rocketmq`, on a machine not prepared for Spark.
+"""Makes a Spark session with the data source `rocketmq`; the machine needs no setup for Spark.
 
 Imports pyspark only inside functions, so importing this module is cheap.
 """
@@ -24,8 +24,8 @@ _DEFAULTS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 
-# Unix sockets between workers and the JVM cost the kernel half as much as TCP and open no port. A
-# worker whose connection the JVM closes then finds a broken pipe, which our daemon does not print.
+# Unix sockets between workers and the JVM cost the kernel half as much as TCP and open no port. If
+# the JVM closes a connection, the worker gets a broken pipe; our daemon does not print that error.
 _WORKERS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "logquarry.spark.daemon",
@@ -48,8 +48,8 @@ def get_session(
 
     A new session uses: a Java that runs Spark (see `logquarry.spark.java`), this interpreter for
     the Python workers, UTC, Arrow between Python and the JVM, no web UI and a quiet log. `config`
-    overrides these settings. A running session keeps its settings and takes from `config` those
-    that can change at run time. Under spark-submit, spark-submit sets master and Java.
+    overrides these settings. A running session keeps its settings and takes from `config` the
+    settings that can change at run time. Under spark-submit, spark-submit sets master and Java.
 
     Raises:
         JavaNotFound: if a new session is needed and there is no Java >= 17.
@@ -83,7 +83,7 @@ def get_session(
 
 
 def register(spark: SparkSession) -> None:
-    """Register the source `rocketmq` in `spark`; calling it again does no harm."""
+    """Register the source `rocketmq` in `spark`; a second call changes nothing."""
     from logquarry.spark.source import RocketMQDataSource
 
     spark.dataSource.register(RocketMQDataSource)

@@ -67,10 +67,10 @@ _MOST_BROKERS: Final = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Where to write and how.
+    """Target and settings of a write.
 
     Attributes:
-        plan: where rows go; no store is opened yet.
+        plan: the target stores; no store is opened yet.
         app: application that the user named; None without one.
         version: number of this load of the application.
         remarks: warnings about options that have no effect.
@@ -300,13 +300,13 @@ class RocketMQWriter(DataSourceArrowWriter):
             return StagedMessage(stage(self._plan, self._load, context.partitionId(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Append what all tasks staged."""
+        """Append the segments of all tasks."""
         ignore_hang_ups()
         with without_traceback():
             _commit(self._plan, self._load, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove what the tasks staged."""
+        """Remove the files that the tasks staged."""
         ignore_hang_ups()
         _discard(self._plan, self._load, messages)
 
@@ -335,12 +335,12 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
             batch = context.getLocalProperty(_BATCH_ID)
             if not app or batch is None:
                 raise UsageError("Spark passes no query id and batch number: use a streaming query")
-            # Only tasks know the query's id. The commit gets it from their messages.
+            # Spark gives the query's id only to tasks. The commit reads the id from their messages.
             load = LoadId(app, int(batch))
             return StagedMessage(stage(self._plan, load, context.partitionId(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        """Append what all tasks staged."""
+        """Append the segments of all tasks."""
         ignore_hang_ups()
         with without_traceback():
             loads = {message.staged.load for message in _staged_messages(messages)}
@@ -352,7 +352,7 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
                 _commit(self._plan, load, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        """Remove what the tasks staged."""
+        """Remove the files that the tasks staged."""
         ignore_hang_ups()
         for load in {message.staged.load for message in _staged_messages(messages)}:
             _discard(self._plan, load, messages)

@@ -1,6 +1,6 @@
 """The data source `rocketmq`: reads stores as DataFrames, as a batch or as a stream.
 
-Options, not filters pushed down by Spark, choose what is read (see `RocketMQReader`). The readers
+Options, not filters pushed down by Spark, select the messages (see `RocketMQReader`). The readers
 decode only the columns of the schema, and check the CRC of a body only if the column `body` is
 among them.
 """
@@ -48,7 +48,7 @@ FORMAT = "rocketmq"
 
 
 class RocketMQDataSource(DataSource):
-    """The class behind `spark.read.format("rocketmq")` and its three siblings.
+    """The class behind `format("rocketmq")` of `read`, `readStream`, `write` and `writeStream`.
 
     `load` checks that the stores exist, unless the user gives a schema. The first query on a
     DataFrame plans its tasks; later queries on the same DataFrame reuse that plan.
@@ -140,7 +140,7 @@ class RocketMQReader(DataSourceReader):
 
         with without_traceback():
             tasks = plan_tasks(self._options, self._columns)
-        # From an empty list PySpark makes the same single partition of None.
+        # For an empty list PySpark makes the same single partition of None.
         return [InputPartition(task) for task in tasks] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -201,7 +201,7 @@ def _retyped(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _as_map(array: pa.MapArray, kind: pa.MapType) -> pa.Array:
-    """Make a map array of type `kind`, which differs only in whether values may be null.
+    """Make a map array of type `kind`; the types differ only in whether values may be null.
 
     A cast gives the same result, but takes longer than all other work on the batch.
     """
@@ -284,7 +284,7 @@ def _type(text: str) -> types.DataType:
 
 
 def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
-    """Return the columns of a schema that the user may have written, in our spelling.
+    """Return the columns of a schema in logquarry's spelling; the user may have written the schema.
 
     Raises:
         UsageError: if the table has no such column, or its type differs.
@@ -384,7 +384,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Make the query end at the end that the logs have now."""
+        """Make the query stop at the current ends of the logs."""
         with without_traceback():
             self._planner.prepare_available_now()
 

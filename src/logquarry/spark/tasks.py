@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOST_END: Final = "lost_end"
-"""Kind of damage: bytes that the log had when a stream's batch was planned, but has no longer."""
+"""Kind of damage: bytes that the log has lost since a stream's batch was planned."""
 
 LARGEST_SPLIT = 128 << 20
 """Most bytes of a task, unless the user gives a split size."""
 LEAST_SPLIT = 16 << 20
-"""Fewest bytes of a task by default: starting a smaller one costs more than running it."""
+"""Fewest bytes of a task by default: starting a smaller task costs more than running it."""
 _TASKS_A_CORE = 4
 LEAST_STATED_SPLIT = 64 << 10
-"""Fewest bytes of a task that the user can ask for: such a task is nearly all overhead."""
+"""Fewest bytes of a task that the user can request: such a task is nearly all overhead."""
 FEW_TASKS = 1_000
-"""The user may always ask for this many tasks, however small they become."""
+"""The user may always request this many tasks, even if they are very small."""
 MOST_TASKS = 100_000
 """Most tasks of one read: the driver keeps a few kilobytes for each."""
 MOST_PARTS = 256
@@ -64,12 +64,12 @@ class ReadTask:
     Attributes:
         location: path or URL of the store.
         broker: name of the store.
-        plan: how to read; its parts are those of this task only.
+        plan: how to read; it has only the parts of this task.
         options: how to read; see :func:`for_workers`.
         columns: columns to read, in order, of the table that the options name.
         delay_levels_ms: delay of each delay level, which the codes of delayed tags need.
         certain_to: for a stream only: physical offset up to which the log was complete when the
-            batch was planned. The task reads nothing after it.
+            batch was planned. The task reads no byte after this offset.
     """
 
     location: str
@@ -115,7 +115,7 @@ def check_brokers(options: ReadOptions, brokers: Sequence[str]) -> None:
     """Check that the options name only known brokers.
 
     Raises:
-        UsageError: if an option names another one.
+        UsageError: if an option names an unknown broker.
     """
     for name, limit in (("startingOffsets", options.start), ("endingOffsets", options.stop)):
         for broker in limit.brokers:
@@ -134,7 +134,7 @@ def plan_tasks(
 
     Args:
         options: what to read.
-        columns: columns to read; None for those of the options.
+        columns: columns to read; None for the columns of the options.
         min_tasks: fewest tasks, if each then has LEAST_SPLIT bytes. ``options.min_partitions`` can
             make smaller tasks (see LEAST_STATED_SPLIT).
 
@@ -159,7 +159,8 @@ def plan_tasks(
     size = max(options.split_size or _split_size(whole, min_tasks), _least_split(whole))
     plans = [_plan(store, options, size) for store in stores]
     lengths = [sum(part.length for part in plan.parts) for plan in plans]
-    # The plans know how much is read: less than the size of the files, which may be nearly empty.
+    # The plans give the number of bytes to read: fewer than the files have, which may be nearly
+    # empty.
     even = -(-sum(lengths) // max(options.min_partitions, 1))
     stated = min(options.split_size or size, even)
     least = _least_split(sum(lengths))
@@ -256,7 +257,7 @@ def _packed(plan: ReadPlan, size: int) -> Iterator[ReadPlan]:
 
 
 def for_workers(options: ReadOptions) -> ReadOptions:
-    """Drop from the options what each task's plan contains already, to keep tasks small."""
+    """Drop the options that each task's plan contains already, to keep tasks small."""
     nothing = OffsetLimit()
     return replace(options, paths=(), start=nothing, stop=nothing, wanted=MessageFilter())
 
@@ -265,7 +266,7 @@ def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> Non
     """Check that retention has not deleted the wanted start (Kafka's failOnDataLoss).
 
     Raises:
-        MessageNotFound: if it has, and `fail` is true; otherwise it is logged.
+        MessageNotFound: if the start was deleted and `fail` is true; otherwise this is logged.
     """
     start, oldest = selection.start_offset, layout.commit_log.start
     if start is not None and layout.commit_log.files and start < oldest:
@@ -317,7 +318,7 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
         damage: collects the damage that the read skips.
 
     Raises:
-        CorruptFrame: on damage, as the options' ``on_damage`` says.
+        CorruptFrame: on damage, depending on the options' ``on_damage``.
         MessageNotFound: if files were deleted since the plan was made, and the options treat that
             as an error.
     """
@@ -400,8 +401,8 @@ def certain_events(
 ) -> Iterator[Event]:
     """Yield the events of a log that was complete up to `stop` when the batch was planned.
 
-    An end or a torn tail before `stop` is therefore damage: LOST_END. The next batch reads
-    everything after `stop`.
+    An end or a torn tail before `stop` is therefore damage: LOST_END. The next batch reads all
+    bytes after `stop`.
 
     Args:
         events: the reader's events, from any place before `stop` on.

@@ -30,7 +30,7 @@ def in_worker() -> bool:
 
 _tasks = 0
 _LOADING = 3
-"""The first tasks of a worker import its modules; later tasks add few objects."""
+"""Number of tasks: the first tasks of a worker import its modules; later tasks add few objects."""
 
 
 def settle() -> None:
@@ -49,7 +49,7 @@ def settle() -> None:
 
 
 class QuietErrors:
-    """An error stream that drops one traceback: the one of a worker whose socket the JVM closed.
+    """An error stream that drops the traceback of a worker whose socket the JVM closed.
 
     The JVM closes a worker's socket if the worker was idle for a minute, or if the query has all
     rows that it needs (a limit, `show()`). The worker then finds a broken pipe on exit, and
@@ -83,7 +83,7 @@ _HIDE = "SPARK_HIDE_TRACEBACK"
 
 @contextmanager
 def without_traceback() -> Iterator[None]:
-    """In a worker, hide the traceback of our exceptions: the user reads their text first."""
+    """In a worker, hide the traceback of our exceptions, so that the user sees only their text."""
     try:
         yield
     except LogquarryError:

@@ -35,7 +35,7 @@ from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_
 
 @dataclass(frozen=True, slots=True)
 class HalfMessage:
-    """An open half message, or a PREPARED one of 3.x with its number in the state table."""
+    """An open half message, or a PREPARED message of 3.x with its number in the state table."""
 
     queue_id: int
     queue_offset: int
@@ -48,11 +48,11 @@ class HalfMessage:
 
 @dataclass(slots=True)
 class Transactions:
-    """How the half messages of a store ended.
+    """The outcomes of the half messages of a store.
 
     Attributes:
         committed: a committed message followed.
-        rolled_back: ended, and none followed.
+        rolled_back: ended, and no committed message followed.
         put_back: put back as a new half message by the checker (or given up).
         open: not ended.
         unreadable: entries of the half topic whose message is damaged or deleted.
@@ -66,7 +66,7 @@ class Transactions:
 
 
 def transactions(store: StoreReads) -> Transactions:
-    """Read how the half messages in a store ended."""
+    """Read the outcomes of the half messages in a store."""
     found = _prepared(store) if store.layout.has_state_table else Transactions()
     log = CommitLog(store.layout)
     checked = _checked(store.layout)
@@ -94,7 +94,7 @@ def transactions(store: StoreReads) -> Transactions:
 
 
 def _prepared(store: StoreReads) -> Transactions:
-    """Read from the log how the PREPARED messages of 3.x ended."""
+    """Read the outcomes of the PREPARED messages of 3.x from the log."""
     found = Transactions()
     book = TransactionBook()
     for event in LogReader(store.layout, bound=store.bound).events():

@@ -41,11 +41,11 @@ class LiveReads(StoreReads):
         self._engine = engine
         self._health = engine.health
         self._recorder = engine.recorder
-        # The log asks for layouts from its start on.
+        # The log may request a layout when it is made.
         self.layout, self.config = layout, layout.config
         self._live_log = LiveLog(engine.log, self._new_layout)
         super().__init__(layout, self._live_log, broker=broker)
-        # Looked up once, for all gets.
+        # Look these up once, for all gets.
         self._live_queues = engine.queues.live
 
     def _require_open(self) -> None:
@@ -60,7 +60,7 @@ class LiveReads(StoreReads):
 
     @property
     def bound(self) -> int | None:
-        """The log's end if bytes of an earlier log stand after it; else None: there is no bound."""
+        """The log's end if bytes of an earlier log follow it; else None: there is no bound."""
         return self._engine.log.max_offset if self._engine.files.keeps_tails else None
 
     @property
@@ -74,7 +74,7 @@ class LiveReads(StoreReads):
         return tuple(self._engine.queues.keys())
 
     def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue, None if the store has none of that name."""
+        """One queue; None if the store does not have it."""
         self._require_open()
         try:
             return self._engine.queues.get(topic, queue_id)
@@ -130,7 +130,7 @@ class LiveReads(StoreReads):
         return self._getter.kernel.get
 
     def _new_layout(self) -> StoreLayout:
-        # A new one for each use: a layout keeps its listing, and threads must not share it.
+        # Make a new layout for each use: a layout keeps its listing, and threads must not share it.
         layout = StoreLayout(self.layout.filesystem, self.config)
         layout.writer_end = self.bound
         return layout

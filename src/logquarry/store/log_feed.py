@@ -19,8 +19,9 @@ _ADOPT_SECONDS = 1.0
 class LogFeed:
     """The log of an open store, for replication. Any thread may use it.
 
-    Bytes of another store's log may end inside a frame. :meth:`vouch` says up to where they are
-    whole frames; only those are dispatched, and only those stay when the store is opened again.
+    Bytes of another store's log may end inside a frame. :meth:`vouch` sets the offset up to which
+    they are whole frames; only these frames are dispatched, and only these frames stay when the
+    store is opened again.
 
     Args:
         files: the store's files.
@@ -29,7 +30,7 @@ class LogFeed:
         dispatching: the dispatcher's thread.
         growth: wakes the services and replicas that follow the log.
         replicas: the slaves, and the puts that wait for them.
-        flags: say whether the store was closed.
+        flags: whether the store was closed.
 
     Attributes:
         replicas: as given.
@@ -67,14 +68,14 @@ class LogFeed:
 
     @property
     def min_offset(self) -> int:
-        """Where the first file begins; 0 without files."""
+        """Physical offset at which the first file begins; 0 without files."""
         return max(0, self._log.min_offset)
 
     @property
     def max_offset(self) -> int:
-        """Where the bytes end that can be read and sent on.
+        """Physical offset up to which bytes can be read and sent to other slaves.
 
-        Bytes that a slave took and has not checked yet are not among them: opening the store again
+        It excludes bytes that a slave has appended but not checked yet: opening the store again
         may cut them off, and a slave of this slave would then be ahead of its master.
         """
         end, vouched = self._log.max_offset, self._dispatcher.limit
@@ -82,12 +83,12 @@ class LogFeed:
 
     @property
     def wrote_offset(self) -> int:
-        """Where the written bytes end."""
+        """Physical offset at which the written bytes end."""
         return self._log.wrote_offset
 
     @property
     def dispatched_offset(self) -> int:
-        """Where the dispatched frames end."""
+        """Physical offset at which the dispatched frames end."""
         return self._dispatcher.offset
 
     def select(self, offset: int) -> memoryview | None:
@@ -135,7 +136,7 @@ class LogFeed:
         return self._writer.append_data(offset, data)
 
     def append_and_wake(self, offset: int, data: bytes | memoryview) -> bool:
-        """The same, and wake the dispatcher, the flush service and the followers."""
+        """Append bytes, and wake the dispatcher, the flush service and the followers."""
         taken = self.append_data(offset, data)
         if taken:
             self._growth.wake_all()
@@ -151,13 +152,13 @@ class LogFeed:
         self._growth.wake()
 
     def keep(self, durably: bool) -> None:
-        """Note how far the vouched bytes are on the disk, so that they stay at the next opening.
+        """Save the offset up to which vouched bytes are durable; the next opening keeps them.
 
         Args:
             durably: whether the note is synced too, so that it survives a power cut. Sound frames
                 do not need that.
         """
-        # The durable offset moves with a sync of the log, which may have come before the vouching.
+        # A sync of the log moves the durable offset, and may have run before the vouching.
         self.note_flushed(self._log.flushed_offset)
         if durably:
             self._files.durable.sync()
@@ -171,7 +172,7 @@ class LogFeed:
         self._files.durable.move(offset)
 
     def adopt(self) -> None:
-        """Read from the bytes of :meth:`append_data` which queue offsets come next.
+        """Read the next queue offsets from the bytes that :meth:`append_data` appended.
 
         Raises:
             StoreUnavailable: if the bytes end inside a frame: no put may follow them.
@@ -188,7 +189,7 @@ class LogFeed:
                     f"{self._files.root}: the log ends within a message of another store: its rest "
                     "has to come first",
                 )
-            # If more bytes have come since, the put is refused.
+            # If more bytes were appended since, the put is refused.
             self._writer.adopt(end, self._files.queues.next_offsets)
 
     def cut_unvouched(self) -> None:

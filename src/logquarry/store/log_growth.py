@@ -22,10 +22,10 @@ class Wakeable(Protocol):
     """A flag that is set when the log has grown (:class:`~logquarry.disk.service.Flag`)."""
 
     def is_unset(self) -> bool:
-        """Whether it has to be set. Each put asks this, so it must be quick."""
+        """Whether the flag has to be set. Each put calls this, so it must be fast."""
 
     def set(self) -> None:
-        """The log has grown."""
+        """Set the flag: the log has grown."""
 
 
 class LogGrowth:
@@ -57,13 +57,13 @@ class LogGrowth:
     def _set(self, followers: tuple[Wakeable, ...]) -> None:
         self._followers = followers
         dispatch, flush = self._dispatching.flag, self._flushing.flag
-        # The flags of each message in the log, and those of a put that waits for nothing.
+        # The flags to set for each message, and the flags to set for a put that does not wait.
         self._after_append = followers if dispatch is None else (dispatch, *followers)
         self._after_put = self._after_append if flush is None else (*self._after_append, flush)
 
     def wake(self) -> None:
         """Wake the dispatcher and the followers: the log has grown."""
-        # Usually the flag is set already, and asking costs less than setting it.
+        # Usually the flag is set already; checking it costs less than setting it.
         for flag in self._after_append:
             if flag.is_unset():
                 flag.set()
@@ -85,7 +85,7 @@ class LogGrowth:
         return self._wait.settle(result, wait, asked)
 
     def settle_now(self, result: PutResult, wait: bool) -> PutResult:
-        """The same for a store in which no put waits."""
+        """Settle a put in a store in which no put waits."""
         for flag in self._after_put:
             if flag.is_unset():
                 flag.set()

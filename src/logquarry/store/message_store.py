@@ -27,7 +27,7 @@ class MessageStore(StoreReads):
     """One store directory (``DefaultMessageStore``), open for reading or for writing.
 
     Open one with :meth:`open`, and use it as a context manager. Both kinds of store have the
-    methods of this class; :class:`StoreWriter` has those that write as well.
+    methods of this class; :class:`StoreWriter` also has the methods that write.
 
     Attributes:
         layout: the store's files.
@@ -82,10 +82,10 @@ class MessageStore(StoreReads):
 
         Args:
             path: the folder that holds ``commitlog/``.
-            mode: ``"r"`` reads only. ``"rw"`` writes too: it locks the store, and makes one if the
-                folder is empty or missing.
-            config: settings that the files do not tell, or that you want to change.
-            clock: gives store times in milliseconds, for writing.
+            mode: ``"r"`` reads only. ``"rw"`` writes too: it locks the store, and makes a store if
+                the folder is empty or missing.
+            config: settings that the files do not contain, or that you want to change.
+            clock: returns store times in milliseconds, for writing.
             broker: the ``broker`` of each message (default: the folder's name).
             storage_options: options of the file system, for a URL.
 
@@ -114,7 +114,7 @@ class StoreWriter(BaseWriter, MessageStore):
 
 
 class _NeedsWriter:
-    """A method of the writer, on a reader: raises an error that says how to open the store."""
+    """A method of the writer, on a reader: raises an error with the right way to open the store."""
 
     def __get__(self, store: StoreReader | None, kind: type[StoreReader]) -> _NeedsWriter:
         if store is None:

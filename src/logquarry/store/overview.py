@@ -33,7 +33,7 @@ QueueKey = tuple[str, int]
 
 @dataclass(slots=True)
 class QueueOverview:
-    """One queue. ``messages`` and ``bytes`` count what is still in the log; None: unknown."""
+    """One queue. ``messages`` and ``bytes`` count messages still in the log; None: unknown."""
 
     topic: str
     queue_id: int
@@ -73,7 +73,7 @@ class IndexOverview:
 
 @dataclass(slots=True)
 class Overview:
-    """What :func:`overview` found.
+    """The result of :func:`overview`.
 
     Attributes:
         state: see :data:`logquarry.store.state.State`.
@@ -155,7 +155,7 @@ def _sum_queues(
             row.messages = row.bytes = None
     elif copies:
         names = ", ".join(sorted(set(copies)))
-        found.hint = f"the queues of {names} name messages of other topics; --exact tells"
+        found.hint = f"the queues of {names} name messages of other topics; --exact counts them"
 
 
 def _retained(queue: Queue, min_offset: int, max_offset: int) -> UnitCount:
@@ -179,7 +179,7 @@ def _owns_messages(log: CommitLog, queue: Queue) -> bool:
 
 
 def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -> str | None:
-    """Why the queues do not determine the bytes; None if they do.
+    """The reason why the queues do not determine the bytes; None if they do.
 
     They do if their messages fill the log, except for the blanks at the ends of files. Each blank
     is smaller than the largest message and the eight bytes after it.

@@ -1,8 +1,9 @@
 """A store that is open for reading: its log, queues and index, read from the files.
 
 The reader makes, locks and changes nothing, so it can run beside a live broker. It lists the
-folders when it opens the store, and again on :meth:`BaseReader.refresh` or when you ask for more
-than it knows of. Queues without files are made from the log, in memory.
+folders when it opens the store, and again on :meth:`BaseReader.refresh` or when you request an
+offset beyond the files that it knows. If a store has no queue files, the reader makes the queues
+from the log, in memory.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class ReadOnlyStore(StoreUnavailable, AttributeError):
 
 
 class BaseReader(StoreReads):
-    """What :class:`~logquarry.store.message_store.StoreReader` does.
+    """The methods of :class:`~logquarry.store.message_store.StoreReader`.
 
     One object serves one thread.
     """
@@ -86,8 +87,9 @@ class BaseReader(StoreReads):
     def refresh(self) -> None:
         """List the folders again: a live broker appends messages and deletes expired files.
 
-        The reader does this without being asked when you ask for more than it knows of. If it made
-        the queues from the log, you have to call this yourself, because it reads the log again.
+        The reader calls this automatically if you request an offset beyond the files that it knows.
+        If it made the queues from the log, you have to call this yourself, because it reads the log
+        again.
         """
         self._require_open()
         self.layout.refresh()
@@ -100,7 +102,7 @@ class BaseReader(StoreReads):
             queue.refresh()
 
     def stats(self) -> StoreStats:
-        """What the store holds now, in ``state``. A reader does not count its own work."""
+        """The store's current contents, in ``state``. A reader does not count its own work."""
         self._require_open()
         from logquarry.store.stats import StatsRecorder
 
@@ -117,13 +119,13 @@ class BaseReader(StoreReads):
         """Physical offset at which the log ends."""
         self._require_open()
         if not self.has_queue_files:
-            # The walk that makes the queues finds the end on its way.
+            # The walk that makes the queues finds the log's end too.
             return self._found.log_queues[1]
         return self._log.max_offset
 
     @property
     def bound(self) -> int | None:
-        """How far a walk over the log goes (:func:`sound_bound`); None if there is no bound."""
+        """Where a walk over the log ends (:func:`sound_bound`); None if there is no bound."""
         return self._found.bound
 
     def _log_reader(self) -> LogReader:
@@ -151,7 +153,7 @@ class BaseReader(StoreReads):
         return tuple(sorted({*self.layout.queue_names, *self._found.log_queues[0]}))
 
     def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue, None if the store has none of that name."""
+        """One queue; None if the store does not have it."""
         self._require_open()
         if not self._found.has_queue_files:
             return self._found.log_queues[0].get((topic, queue_id))
@@ -167,7 +169,7 @@ class BaseReader(StoreReads):
 
     def _file_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         found = self._queues.get((topic, queue_id))
-        # Only names that a listing gave become paths.
+        # Only names from a listing are used in paths.
         if found is None and (topic, queue_id) in self.layout.queue_names:
             found = self._queues[topic, queue_id] = ConsumeQueue(
                 self.layout,
@@ -220,7 +222,7 @@ class BaseReader(StoreReads):
         return result
 
     def _may_have_grown(self, queue: Queue | None, offset: int) -> bool:
-        """Whether a writer may have added that offset since the files were listed."""
+        """Whether a writer may have added an offset since the files were listed."""
         if queue is None:
             return True
         if offset < queue.max_offset or not isinstance(queue, ConsumeQueue):
@@ -239,7 +241,7 @@ class BaseReader(StoreReads):
 
 
 class _Found:
-    """What the reader found in the files, each when first needed; a refresh replaces it."""
+    """The reader's cached results, each read when first needed; a refresh replaces this object."""
 
     def __init__(self, store: BaseReader) -> None:
         self._store = store

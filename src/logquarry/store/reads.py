@@ -1,7 +1,7 @@
 """The read API of every open store: get, query, scan, offsets, state. Reader and writer share it.
 
-:mod:`logquarry.store.reader` answers from the files, :mod:`logquarry.store.writer` from the files
-as this process writes them.
+:mod:`logquarry.store.reader` reads the files; :mod:`logquarry.store.writer` reads the open files
+that this process writes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class StoreReads(ABC):
 
     @abstractmethod
     def stats(self) -> StoreStats:
-        """What the store holds now, and what this object did: see :class:`StoreStats`."""
+        """The store's current contents, and this object's counts: see :class:`StoreStats`."""
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +119,7 @@ class StoreReads(ABC):
         """The checkpoint, None if there is none.
 
         Raises:
-            CorruptFile: if it is too short to be one.
+            CorruptFile: if the file is too short for a checkpoint.
         """
         try:
             return self.layout.read_checkpoint()
@@ -129,7 +129,7 @@ class StoreReads(ABC):
 
     @property
     def features(self) -> StoreFeatures:
-        """What the store consists of: kinds of queues, RocksDB, timers, the writer's version.
+        """The features of the store: kinds of queues, RocksDB, timers, the writer's version.
 
         Read from the files at each call; docs/rocketmq-5.md lists what each feature forbids.
         """
@@ -153,7 +153,7 @@ class StoreReads(ABC):
     @property
     @abstractmethod
     def bound(self) -> int | None:
-        """How far a walk over the log goes; None if there is no bound."""
+        """Physical offset at which a walk over the log ends; None if there is no bound."""
 
     def message_at(self, physical_offset: int) -> StoredMessage:
         """The message that starts at a physical offset. Its CRC is checked.
@@ -217,7 +217,7 @@ class StoreReads(ABC):
 
     @abstractmethod
     def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue, None if the store has none of that name."""
+        """One queue; None if the store does not have it."""
 
     def _readable_queue(self, topic: str, queue_id: int) -> Queue | None:
         """One queue; raises UnsupportedStore if it cannot be read by queue offset."""
@@ -245,14 +245,14 @@ class StoreReads(ABC):
             topic: the topic.
             queue_id: the queue.
             offset: queue offset of the first message.
-            max_count: most messages; the settings ``max_transfer_...`` cap them too, and no
-                answer crosses the end of a queue file. If there is a message, the answer has at
+            max_count: most messages; the settings ``max_transfer_...`` limit them too, and a result
+                does not cross the end of a queue file. If there is a message, the result has at
                 least one.
             tag: a subscription: ``paid``, ``paid || sent``; None or ``*`` for all.
 
         Raises:
-            CorruptFrame: if the first message is damaged. Damage further on ends the answer
-                before it.
+            CorruptFrame: if the first message is damaged. At later damage the result ends before
+                it.
         """
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
@@ -284,7 +284,7 @@ class StoreReads(ABC):
         return getter
 
     def _release_bytes(self) -> None:
-        """Release the views of files that gets keep at hand."""
+        """Release the views of files that gets keep open."""
         for getter in self._getters:
             getter.release()
 
@@ -300,8 +300,8 @@ class StoreReads(ABC):
     ) -> list[StoredMessage]:
         """Messages by key, in the order of the log, as RocketMQ's ``queryMessage`` gives them.
 
-        If there are more than ``max_count``, you get the newest ones, and never more than
-        ``max_msgs_num_batch``. If the store has no usable index, the whole log is read.
+        If more than ``max_count`` messages match, you get the newest messages. You never get more
+        than ``max_msgs_num_batch``. If the store has no usable index, the whole log is read.
 
         Args:
             topic: the topic.
@@ -393,11 +393,11 @@ class StoreReads(ABC):
             columns: the columns, in their order (default: all of
                 :data:`logquarry.log.schema.COLUMNS`). Other columns are not decoded; the CRC of
                 bodies is checked only if ``body`` is among the columns.
-            tags: as for :meth:`scan`, like the arguments that follow.
+            tags: as for :meth:`scan`, like the arguments after it.
             keys: words of keys.
             since: earliest store time in milliseconds.
             until: store time at which to stop.
-            on_damage: what to do about damage.
+            on_damage: policy at damage, as for :meth:`scan`.
             damage: a list that collects the damage.
             decompress: whether bodies are decompressed.
 
@@ -440,12 +440,11 @@ class StoreReads(ABC):
         """A consumer of a group: an iterator over the messages that the group has not had yet.
 
         One consumer of the group gets each message at least once. A message counts as handled when
-        you ask for the next one. The store writes the offsets of handled messages to
+        you request the next one. The store writes the offsets of handled messages to
         ``config/consumerOffset.json`` every ``flush_consumer_offset_interval``, when the consumer
-        or the store is closed, and at
-        :meth:`~logquarry.store.consumer.consumer.Consumer.commit`. A store that is open for
-        reading writes nothing: its groups continue from the file's offsets, and keep their own in
-        memory.
+        or the store is closed, and at :meth:`~logquarry.store.consumer.consumer.Consumer.commit`. A
+        store that is open for reading writes nothing: its groups continue from the file's offsets,
+        and keep their own in memory.
 
         Consumers of one group in this process share the queues. The group also consumes its retry
         topic.
@@ -491,7 +490,7 @@ class StoreReads(ABC):
 
     @property
     def _consumers(self) -> Consumers:
-        # Two of them would give a queue to two consumers.
+        # Two such objects would assign a queue to two consumers.
         with self._consumers_lock:
             if self._has_closed_consumers:
                 # The store may take minutes to close; a consumer made meanwhile would never end.
@@ -501,7 +500,7 @@ class StoreReads(ABC):
             return self._made_consumers
 
     def _close_consumers(self) -> None:
-        """End all consumers, for good. A close that was interrupted calls this a second time."""
+        """End all consumers permanently. A close that was interrupted calls this a second time."""
         with self._consumers_lock:
             self._has_closed_consumers = True
             consumers = self._made_consumers

@@ -19,7 +19,7 @@ DEFAULT_PRODUCER_GROUP: Final = "logquarry"
 
 
 class ServiceCalls(ABC):
-    """The methods of an open store that its services answer."""
+    """The methods of an open store that its services carry out."""
 
     _services: Services
 
@@ -43,10 +43,12 @@ class ServiceCalls(ABC):
         """Deliver the delayed messages that are due by the store's clock, now.
 
         Returns:
-            How many. They are in the log; queues follow (:meth:`BaseWriter.wait_dispatched`).
+            The number of messages. They are in the log; the dispatcher adds them to queues later
+            (:meth:`wait_dispatched`).
 
         Raises:
-            StoreUnavailable: if one could not be put. The next call continues with it.
+            StoreUnavailable: if a message could not be put. The next call continues with that
+                message.
         """
         self._require_open()
         return self._services.deliver_due()
@@ -61,12 +63,12 @@ class ServiceCalls(ABC):
                 t.commit()
 
         The block's beginning puts a half message. At its end, a transaction that was not committed
-        is rolled back, with or without an exception. A check ends those that a crash leaves open
-        (:meth:`start_transaction_checks`).
+        is rolled back, with or without an exception. A check ends transactions that a crash leaves
+        open (:meth:`start_transaction_checks`).
 
         Args:
             message: the message. It cannot be delayed.
-            group: the producer group that a broker would ask, if the message has no PGROUP.
+            group: the producer group for a broker's check, if the message has no PGROUP.
 
         Raises:
             UsageError: at the block's beginning, if the message cannot be part of a transaction.
@@ -84,10 +86,11 @@ class ServiceCalls(ABC):
                 returns ``"commit"``, ``"rollback"`` or ``"unknown"``.
 
         Returns:
-            What was done.
+            The counts of the check.
 
         Raises:
-            StoreUnavailable: if a message could not be put. The next check continues with it.
+            StoreUnavailable: if a message could not be put. The next check continues with that
+                message.
         """
         self._require_open()
         return self._services.check_transactions(listener)

@@ -46,7 +46,7 @@ _PATIENCE_SECONDS: Final = 60.0
 
 
 class ServedStore(Protocol):
-    """What services use of a store, besides its engine."""
+    """The methods of a store that the services use, besides its engine."""
 
     @property
     def broker(self) -> str:
@@ -57,16 +57,16 @@ class ServedStore(Protocol):
         """The log, for reads of single frames."""
 
     def put(self, message: Message) -> PutResult:
-        """Put a message, and wait as it asks for."""
+        """Put a message, and wait for flush and replica if its properties request it."""
 
     def append(self, message: Message) -> tuple[PutResult, PutFuture]:
-        """Append a message: where it stands, and the future of its settled result."""
+        """Append a message; return its result, and the future of its settled result."""
 
     def append_many(self, messages: Sequence[Message]) -> PutManyResult:
         """Append messages, and wait for nothing."""
 
     def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue, None if there is none of that name."""
+        """One queue; None if there is no such queue."""
 
     def queues(self) -> tuple[QueueKey, ...]:
         """Topic and number of each queue."""
@@ -127,7 +127,7 @@ class Services:
             self._require_open()
         if not self._is_slave:
             raise UsageError(
-                f"{self._engine.root}: its broker_role is not SLAVE: its config/ is its own"
+                f"{self._engine.root}: its broker_role is not SLAVE: only slaves copy config/"
             )
         with self._lock:
             if self._config_tables is None:
@@ -147,13 +147,17 @@ class Services:
         """Delivers delayed messages.
 
         Raises:
-            StoreUnavailable: if the store is a slave, which has what its master delivers.
+            StoreUnavailable: if the store is a slave, which gets the delivered messages from its
+                master.
         """
         if self._is_slave:
-            # The progress of delivery comes from the master too, and must not be overwritten.
-            raise StoreUnavailable(f"{self._engine.root}: it is a slave: its master delivers")
+            # The slave gets the progress of delivery from the master too; it must not overwrite
+            # that progress.
+            raise StoreUnavailable(
+                f"{self._engine.root}: it is a slave: its master delivers delayed messages"
+            )
         if self._delivery is None:
-            # Without the lock: the dispatcher may call a listener that uses a service.
+            # Do not take the lock: the dispatcher may call a listener that uses a service.
             self._store.wait_dispatched()
         with self._lock:
             self._require_open()
@@ -167,7 +171,7 @@ class Services:
         levels = engine.config.delay_levels_ms
         log = _DueLog(self._store, engine.log, levels)
         delivery = DelayedDelivery(log, self._deliver, levels, progress)
-        # Save what was found in the log, so that it need not be found again.
+        # Save the progress found in the log, so that the next opening need not search for it.
         delivery.save()
         return delivery
 
@@ -200,7 +204,7 @@ class Services:
                 self._start(self._delivering)
 
     def deliver_due(self) -> int:
-        """Deliver what is due now, and save the progress; returns how many messages."""
+        """Deliver the due messages now, and save the progress; return the number of messages."""
         delivery = self.delivery
         self._store.wait_dispatched()
         count = delivery.deliver(self._engine.clock())

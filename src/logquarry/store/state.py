@@ -1,8 +1,8 @@
-"""What a store holds now: offsets, bytes per topic, consumer lag, disk use, open transactions.
+"""The current state of a store: offsets, bytes per topic, lag, disk use, open transactions.
 
-Any process can read this state, of a store at rest or beside its writer. It is the half of
-RocketMQ's runtime info (``DefaultMessageStore.getRuntimeInfo``) that does not count the work of one
-process; :mod:`logquarry.store.stats` has that.
+Any process can read this state, of a store at rest or beside its writer. It is the part of
+RocketMQ's runtime info (``DefaultMessageStore.getRuntimeInfo``) that does not depend on one
+process; :mod:`logquarry.store.stats` counts the work of one process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from logquarry.store.retention.rules import disk_use
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, HalfCounter
 
 State = Literal["closed", "live", "crashed"]
-"""``closed`` in order; ``live``: a process has it open; ``crashed``: neither of them."""
+"""``closed``: shut down cleanly; ``live``: a process has it open; ``crashed``: neither."""
 
 
 class StateSource(Protocol):
@@ -61,7 +61,7 @@ class StateSource(Protocol):
         """(topic, queue id) of each queue."""
 
     def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue, None if there is none of that name."""
+        """One queue; None if there is no such queue."""
 
 
 def condition(store: StateSource) -> State:
@@ -77,7 +77,7 @@ class TopicStats(NamedTuple):
 
 
 class GroupLag(NamedTuple):
-    """How far a consumer group is behind in one topic.
+    """The lag of a consumer group in one topic.
 
     Attributes:
         group: the group.
@@ -91,12 +91,12 @@ class GroupLag(NamedTuple):
 
 
 class DelayLevel(NamedTuple):
-    """How far the delivery of one delay level is (``scheduleMessageOffset_N``).
+    """The progress of the delivery of one delay level (``scheduleMessageOffset_N``).
 
     Attributes:
         level: the level, from 1.
         delivered: the queue offset that is delivered next.
-        max_offset: one past the last message that waits for its time.
+        max_offset: one past the queue offset of the last delayed message.
     """
 
     level: int
@@ -106,10 +106,10 @@ class DelayLevel(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StoreState:
-    """What a store holds now. ``None``: unknown.
+    """The current state of a store. ``None``: unknown.
 
     Attributes:
-        state: ``closed`` in order, ``live`` (a process has it open) or ``crashed``.
+        state: ``closed`` (shut down cleanly), ``live`` (a process has it open) or ``crashed``.
         min_offset: physical offset where the log begins (``commitLogMinOffset``).
         max_offset: physical offset where it ends (``commitLogMaxOffset``).
         first_timestamp: store time of its first message, in milliseconds.
@@ -156,7 +156,7 @@ class StoreState:
 
 
 class StateReader:
-    """Reads the state of one store, and keeps what makes the next reading cheaper.
+    """Reads the state of one store, and caches data that makes the next reading faster.
 
     Any thread may use it.
 
@@ -176,7 +176,7 @@ class StateReader:
         queues: list[Queue] | None = None,
         behind: tuple[int, int] | None = None,
     ) -> StoreState:
-        """What the store holds now.
+        """Return the store's current state.
 
         Args:
             now: gives the time, in milliseconds.
@@ -221,7 +221,7 @@ def _retained(
 
 
 def _first_timestamp(layout: StoreLayout, start: int) -> int | None:
-    """The store time of the log's first message; None if damage or a blank stands there."""
+    """The store time of the log's first message; None if the log starts with damage or a blank."""
     outcome = CommitLog(layout).outcome_at(start, check_crc=False)
     return outcome.store_timestamp if isinstance(outcome, Frame) else None
 

@@ -1,7 +1,7 @@
 """Counts the calls of an open store: puts, gets, times, rates (``StoreStatsService``).
 
 Each thread counts in its own object, so that a put takes no lock; :meth:`StatsRecorder.snapshot`
-sums them up. :mod:`logquarry.store.state` has what the store holds.
+sums them up. :mod:`logquarry.store.state` has the state of the store.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Rates(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StoreStats:
-    """What a store object did.
+    """The counts, times and rates of a store object.
 
     Attributes:
-        seconds: since it was opened.
+        seconds: seconds since it was opened.
         put_messages: messages that were put; each message of a batch counts.
         put_bytes: their bytes in the log.
         put_failed: puts that were refused (``putMessageFailedTimes``).
@@ -87,7 +87,7 @@ class StoreStats:
             frames. A batch counts as messages of equal size.
         delays: by topic, delivered messages by their delay since they were born
             (:class:`Delays`).
-        state: what the store holds now; empty after the store was closed.
+        state: the store's current state; empty after the store was closed.
     """
 
     seconds: float
@@ -143,7 +143,7 @@ class _Sample(NamedTuple):
 
 
 class _Counts:
-    """What one thread did."""
+    """The counts of one thread."""
 
     __slots__ = (
         "failed",
@@ -163,7 +163,8 @@ class _Counts:
         self.longest = 0.0
         self.lock_longest_ms = 0.0
         self.times = [0] * len(BUCKETS)
-        # The first class is not counted: it is the rest of all messages.
+        # The first class is not counted: it is computed as the number of all messages minus the
+        # other classes.
         self.sizes = [0] * (len(SIZES) + 1)
         # Messages and bytes by topic.
         self.topics: dict[str, list[int]] = {}
@@ -197,7 +198,7 @@ class _Counts:
 
 
 class StatsRecorder:
-    """Counts what a store does. Any thread may use it."""
+    """Counts the puts and gets of a store. Any thread may use it."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -210,7 +211,7 @@ class StatsRecorder:
 
     def put(self, topic: str, result: PutResult, seconds: float) -> None:
         """Count a put whose message is in the log."""
-        # All counts in one function: a call takes longer than a count.
+        # This one function adds all counts: a further call would take longer than the counting.
         try:
             counts: _Counts = self._own.counts
         except AttributeError:
@@ -302,7 +303,7 @@ class StatsRecorder:
         return total
 
     def sample(self) -> None:
-        """Note the counts for the rates; one thread calls this about once a second."""
+        """Sample the counts for the rates; one thread calls this about once a second."""
         entry = self._entry(self._total())
         self._samples.append(entry)
         # Keep the last sample before the longest window.
@@ -358,7 +359,7 @@ def _rates(samples: list[_Sample], now: _Sample, which: int) -> Rates:
 
 
 def _rate(samples: list[_Sample], now: _Sample, which: int, window: int) -> float:
-    """Rate since the last sample that is at least as old as the window, else since the first."""
+    """The rate since the newest sample that has the window's age, else since the first."""
     since = samples[0]
     for sample in samples:
         if sample[0] > now[0] - window:

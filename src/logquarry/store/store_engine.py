@@ -1,4 +1,4 @@
-"""The parts of a store that is written: how they start, how they work together, how they end.
+"""The parts of a store that is open for writing: their start, their connections, and their end.
 
 ::
 
@@ -64,7 +64,7 @@ from logquarry.write.flush_wait import FlushWait, ReplicaWait
 logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS: Final = 600.0
-"""How long closing waits for one service: a slow disk may have gigabytes to sync."""
+"""Seconds for which closing waits for one service: a slow disk may have gigabytes to sync."""
 
 
 class StoreEngine:
@@ -82,7 +82,7 @@ class StoreEngine:
         clock: as given.
         disk: as given.
         health: whether the store may be written and read.
-        flags: the reasons why the store takes no messages now.
+        flags: the reasons why the store accepts no messages now.
         files: the store's files.
         log: the log's files.
         queues: the consume queues.
@@ -96,9 +96,9 @@ class StoreEngine:
         recorder: counts puts and gets.
 
     Raises:
-        StoreNotFound: if the folder holds other things.
+        StoreNotFound: if the folder holds other files.
         UnsupportedStore: if writing would harm a feature of the store.
-        StoreUnavailable: if another process has the store open, or if it has to be recovered.
+        StoreUnavailable: if another process has the store open, or if the store needs a recovery.
         CorruptStore: if a file violates the format.
     """
 
@@ -115,7 +115,7 @@ class StoreEngine:
         check_folder(root)
         disk.make_folders(root)
         with ExitStack() as undo:
-            # What ends last, whether the store is closed or its opening fails.
+            # These end last, both when the store is closed and when its opening fails.
             self._end = undo.enter_context(ExitStack())
             self._end.callback(StoreLock(disk, root).release)
             self._abort = AbortFile(disk, root)
@@ -153,7 +153,7 @@ class StoreEngine:
             for service in self._services:
                 service.start()
                 undo.callback(service.stop, _PATIENCE_SECONDS)
-            # It is open: from here on only close() ends it.
+            # The store is open: from here on only close() ends its parts.
             undo.pop_all()
         self.loads = Loads(
             disk, root, self.log, self.writer, self.flush, counted=self.recorder.loaded
@@ -162,19 +162,19 @@ class StoreEngine:
 
     # ------------------------------------------------------------------------------------ start
     def _find(self, config: StoreConfig) -> StoreFound:
-        """Read what the store has, and recover it if that is necessary; makes ``abort``."""
+        """Read the store's files, recover the store if necessary, and make ``abort``."""
         root = self.root
         if config.recovery == "rocketmq":
             return recovered_store(root, config, self.disk, self.clock, self._abort)
         try:
             found = find_store(root, config)
         except NeedsRecovery as error:
-            # Only the text: the error itself would keep open all files that were read.
-            logger.warning("%s: it has to be recovered: %s", root, str(error))
+            # Keep only the text: the error itself would keep open all files that were read.
+            logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root)
             if self._abort.exists:
-                # A file that a crash left with its second name only is part of the store, and a
-                # file that goes to quarantine must not come back by its second name.
+                # A file that a crash left with only its second name is part of the store. A file
+                # that is moved to quarantine must not reappear under its second name.
                 NameGuard(self.disk).restore([root / COMMIT_LOG, root / INDEX])
             plan = plan_safe(root, with_sizes(config, StoreLayout.open(root, config)))
             for line in plan.summary():
@@ -195,7 +195,7 @@ class StoreEngine:
     def _take_back(self) -> None:
         """End an opening that failed: nothing was put, and the store can be opened again."""
         with contextlib.suppress(StoreError):
-            # Without `abort`, what the opening dispatched counts as on the disk.
+            # Without `abort`, the messages that the opening dispatched count as synced.
             for part in self.files.derived():
                 part.flush(0)
             self.files.close()
@@ -236,7 +236,7 @@ class StoreEngine:
             self._dispatched_timestamp = found.recovered.dispatched_timestamp
 
     def _next_offsets(self, found: StoreFound) -> dict[QueueKey, int]:
-        """The offset that comes next in each queue, as the log's writer starts with them."""
+        """The next offset of each queue, with which the log's writer starts."""
         # Opening makes the schedule topic's queues (in memory); existing queues override them.
         levels = range(len(self.config.delay_levels_ms))
         offsets = {(delay.SCHEDULE_TOPIC, level): 0 for level in levels}
@@ -247,7 +247,7 @@ class StoreEngine:
         return offsets
 
     def _make_services(self) -> None:
-        """Make the threads, in the order in which they end, and what puts wait for."""
+        """Make the threads, in the order in which they end, and the object that puts wait for."""
         config, health, files = self.config, self.health, self.files
         if config.broker_role == "SLAVE":
             self.flags.set(Refusal.SLAVE)
@@ -275,7 +275,8 @@ class StoreEngine:
         )
         self._puts_wait = flushing.group is not None or is_replicated
         self.growth = LogGrowth(self._dispatching, flushing.after_put, wait)
-        # What is committed can be dispatched, and what is dispatched can be flushed.
+        # This order matters: committed messages can be dispatched, and dispatched messages can be
+        # flushed.
         self._services: list[Service] = [] if flushing.commit is None else [flushing.commit]
         self._services += [self._dispatching, flushing.log, flushing.queues]
         housekeeping = Housekeeping(self._abort, files.index, self.recorder.sample, health)
@@ -284,7 +285,8 @@ class StoreEngine:
             self._services.append(self.replicas.watch)
 
     def _committed(self) -> None:
-        # Only committed messages can be dispatched: the put's own wake-up came too early.
+        # Only committed messages can be dispatched: when the put woke the dispatcher, its message
+        # was not committed yet.
         self._flushing.log.wakeup()
         self.growth.wake()
 
@@ -301,7 +303,7 @@ class StoreEngine:
         )
 
     def _append_rules(self) -> AppendRules31 | None:
-        """What an append does differently in dialect 3.1; None in another dialect."""
+        """The object that changes appends in dialect 3.1; None in another dialect."""
         table = self.files.transactions
         if table is None:
             return None
@@ -336,13 +338,13 @@ class StoreEngine:
 
     # ---------------------------------------------------------------------------------- at work
     def wait_dispatched(self, offset: int | None, timeout: float | None) -> bool:
-        """See :meth:`logquarry.store.writer.BaseWriter.wait_dispatched`."""
+        """Implements :meth:`logquarry.store.writer.BaseWriter.wait_dispatched`."""
         if offset is None:
             offset = self.log.wrote_offset
         return self._dispatching.wait_dispatched(offset, timeout)
 
     def flush(self) -> int:
-        """See :meth:`logquarry.store.writer.BaseWriter.flush`."""
+        """Sync all files; see :meth:`logquarry.store.writer.BaseWriter.flush`."""
         self.feed.require_open()
         self.log.commit(0)
         self._flushing.queues.flush(0)
@@ -360,7 +362,7 @@ class StoreEngine:
         return any(service.is_current for service in self._services)
 
     def close(self) -> None:
-        """Close the store, in order if that is possible; a second call does nothing.
+        """Close the store, cleanly if that is possible; a second call does nothing.
 
         Raises:
             UsageError: if a listener or a callback of a put calls it: its thread would have to wait
@@ -375,14 +377,15 @@ class StoreEngine:
                 return
             self.flags.set(Refusal.CLOSED)
             # A put that passed the flags a moment ago is refused when it reaches the log. Closing
-            # does not wait for it: it may be a listener's or a callback's, whose thread has to end.
+            # does not wait for that put: a listener or a callback may have called it, whose thread
+            # has to end.
             self.writer.end()
             with self._end:
                 if not self._close_in_order():
-                    logger.error("%s: it has to be recovered when it is opened next", self.root)
+                    logger.error("%s: the next opening has to recover the store", self.root)
 
     def _close_in_order(self) -> bool:
-        """Sync everything, and delete ``abort``; returns whether that succeeded."""
+        """Sync all files, and delete ``abort``; return whether that succeeded."""
         # A put must not wait for a slave that stops listening.
         self.replicas.end()
         self.retention.end()

@@ -1,4 +1,4 @@
-"""The files of a store that is written: opened together, flushed in order, closed together."""
+"""The files of a store open for writing: opened together, flushed in order, closed together."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ _WATCH_INTERVAL_MS: Final = 1_000
 class StoreFiles:
     """The open files of one store.
 
-    If opening one of them fails, those that were opened before are closed.
+    If opening a file fails, the files that were opened before are closed.
 
     Args:
         disk: the disk that they are on.
         root: the store's folder.
-        found: what the store has, with the settings to use.
+        found: the contents of the folder, with the settings to use.
         clock: gives the time, in milliseconds.
 
     Attributes:
         disk: as given.
         root: as given.
         config: the settings, with all sizes.
-        keeps_tails: whether bytes of an earlier log stand after the log's end.
-        pool: buffers for puts before they are committed; None if puts go straight to the files.
+        keeps_tails: whether bytes of an earlier log follow the log's end.
+        pool: buffers for puts before they are committed; None if puts write directly to the files.
         allocator: makes the log's next file ahead of time.
         log: the commit log.
         checkpoint: the checkpoint.
@@ -163,7 +163,7 @@ class StoreFiles:
 
 
 class Housekeeping(Service):
-    """Once a second: restores ``abort`` and index files that another program deleted.
+    """Restores ``abort`` and index files that another program deleted, once a second.
 
     A Java store that is opened on this one fails at the lock, but only after it has acted: RocketMQ
     recovers before it takes the lock. When it closes, it deletes ``abort``, and index files before

@@ -1,7 +1,7 @@
-"""A store that is open for writing: what users call, over :mod:`logquarry.store.store_engine`.
+"""A store that is open for writing: the methods for users, on :mod:`logquarry.store.store_engine`.
 
 A put runs through ``BaseWriter.put``, ``CommitLogWriter.put`` (the message becomes a frame in the
-log) and ``LogGrowth`` (flush and replica are settled).
+log) and ``LogGrowth`` (the put waits for flush and replica).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _monotonic = time.monotonic
 
 
 class BaseWriter(LiveReads, ServiceCalls):
-    """What :class:`~logquarry.store.message_store.StoreWriter` does. Any thread may use it.
+    """The methods of :class:`~logquarry.store.message_store.StoreWriter`. Any thread may use it.
 
     In a forked child every call raises StoreUnavailable.
     """
@@ -60,7 +60,7 @@ class BaseWriter(LiveReads, ServiceCalls):
         super().__init__(engine, layout, broker=broker)
         self._writer = engine.writer
         self._found_time: int | None = None
-        # Looked up once, for all puts.
+        # Look these up once, for all puts.
         self._put = engine.writer.put
         self._count_put = engine.recorder.put
         engine.retention.removed = self._release_removed
@@ -99,7 +99,7 @@ class BaseWriter(LiveReads, ServiceCalls):
             layout = StoreLayout.open(root, engine.config)
             store = cls(engine, layout, broker=root.name if broker is None else broker)
         except BaseException:
-            # The caller gets no store, so this is the last chance to end its threads.
+            # The caller gets no store to close, so end its threads here.
             engine.close()
             raise
         close_at_exit(store)
@@ -114,15 +114,15 @@ class BaseWriter(LiveReads, ServiceCalls):
 
     # ------------------------------------------------------------------------------------ write
     def put(self, message: Message) -> PutResult:
-        """Put one message, and wait for flush and replica if the settings and its WAIT ask for it.
+        """Put one message, and wait for flush and replica if settings and its WAIT request it.
 
         Returns:
-            Where the message stands, and whether it is on the disk and at the replica.
+            The message's offsets, and whether it is on the disk and at the replica.
 
         Raises:
-            StoreUnavailable: if the store takes no messages now. Its ``status`` is RocketMQ's.
-                If a sync failed, the message may or may not be on the disk.
-            MessageRejected: if the store does not take this message.
+            StoreUnavailable: if the store accepts no messages now. The error's ``status`` is
+                RocketMQ's. If a sync failed, the message may or may not be on the disk.
+            MessageRejected: if the store does not accept this message.
         """
         began = _monotonic()
         try:
@@ -150,7 +150,7 @@ class BaseWriter(LiveReads, ServiceCalls):
             return failed_future(error)
 
     def _append(self, message: Message) -> tuple[PutResult, PutFuture]:
-        """Append a message: where it stands, and the future of its settled result."""
+        """Append a message; return its result, and the future of its settled result."""
         began = _monotonic()
         try:
             if self._writer.bar is not None:
@@ -178,14 +178,15 @@ class BaseWriter(LiveReads, ServiceCalls):
         """Put messages of one topic and queue, all of them or none (``putMessages``).
 
         Args:
-            messages: the messages; or else
-            wire: a client's wire form of them (``MessageDecoder.encodeMessages``),
-            message: and what they share; its properties are added to theirs.
+            messages: the messages; or else ``wire`` and ``message``.
+            wire: a client's wire form of the messages (``MessageDecoder.encodeMessages``).
+            message: with ``wire``: the fields that all of them share; its properties are added to
+                theirs.
 
         Raises:
             StoreUnavailable: as for :meth:`put`.
             MessageRejected: likewise.
-            UsageError: if the messages are not of one queue.
+            UsageError: if the messages belong to several queues.
         """
         began = _monotonic()
         try:
@@ -204,21 +205,21 @@ class BaseWriter(LiveReads, ServiceCalls):
     def put_many(self, messages: Iterable[Message] | pa.RecordBatch | pa.Table) -> PutManyResult:
         """Put messages of any topics and queues, in order, in bulk.
 
-        The log gets the same bytes as from single puts; store times are those of chunks of about a
-        mebibyte, between which other threads put. All messages are checked before the first is
-        appended. Arrow columns have the names of the fields of
+        The log gets the same bytes as from single puts; all messages of a chunk of about 1 MiB get
+        one store time, and other threads can put between chunks. All messages are checked before
+        the first is appended. Arrow columns have the names of the fields of
         :class:`~logquarry.message.Message`; columns that the store sets (offsets, CRC) are ignored.
 
         Args:
             messages: the messages, which are all held in memory, or Arrow columns of them.
 
         Returns:
-            Where each message stands, as arrays.
+            The offsets of each message, as arrays.
 
         Raises:
             StoreUnavailable: as for :meth:`put`; ``appended`` is the result for the messages in the
                 log, None if there are none.
-            MessageRejected: if a message is not taken: ``index`` is its number. Nothing is
+            MessageRejected: if a message is not accepted; ``index`` is its number. Nothing is
                 appended.
             UsageError: if a message is invalid. Nothing is appended.
         """
@@ -257,7 +258,7 @@ class BaseWriter(LiveReads, ServiceCalls):
         return self._put_many(lambda: self._many.put_stored(batch, least))
 
     def check_stored(self, batch: pa.RecordBatch) -> None:
-        """Raise what :meth:`put_stored` would raise; see :meth:`ManyWriter.check_stored`."""
+        """Raise the error of :meth:`put_stored`; see :meth:`ManyWriter.check_stored`."""
         self._many.check_stored(batch)
 
     def load_staged(self, load: LoadId, segments: Sequence[Segment], loads: str = LOADS) -> Loaded:
@@ -288,7 +289,7 @@ class BaseWriter(LiveReads, ServiceCalls):
     def append_data(self, offset: int, data: bytes | memoryview) -> bool:
         """Append bytes of another store's log that belong at an offset (``appendToCommitLog``).
 
-        A slave takes them too. They may end inside a frame; then the rest of that frame must come
+        A slave accepts them too. They may end inside a frame; then append the rest of that frame
         before any put.
 
         Returns:
@@ -325,11 +326,13 @@ class BaseWriter(LiveReads, ServiceCalls):
             timeout: in seconds (default: no limit).
 
         Returns:
-            Whether they are; False after the timeout, or if the store was closed.
+            Whether they are in queues and index; False after the timeout, or if the store was
+            closed.
 
         Raises:
-            StoreError: if the log cannot be dispatched; this is the cause.
-            UsageError: if a listener calls it: the dispatcher's thread would wait for itself.
+            StoreError: if the log cannot be dispatched; the error is the cause.
+            UsageError: if a listener calls this method: the dispatcher's thread would wait for
+                itself.
         """
         self._require_open()
         return self._engine.wait_dispatched(offset, timeout)
@@ -358,7 +361,8 @@ class BaseWriter(LiveReads, ServiceCalls):
             apply: whether to delete them.
 
         Raises:
-            StoreUnavailable: if the store is closed, or with ``apply`` takes no writes.
+            StoreUnavailable: if the store is closed, or if ``apply`` is given and the store accepts
+                no writes.
         """
         self._require_open()
         retention = self._engine.retention
@@ -380,7 +384,7 @@ class BaseWriter(LiveReads, ServiceCalls):
         )
 
     def _release_removed(self) -> None:
-        # A view of a deleted file keeps its disk space in use.
+        # Release the views: a view of a deleted file keeps the file's disk space in use.
         self._release_bytes()
         self._live_log.close()
 
@@ -388,8 +392,8 @@ class BaseWriter(LiveReads, ServiceCalls):
     def close(self) -> None:
         """Close the store; a second call does nothing.
 
-        The store takes no more messages; those that it has are dispatched and synced. If that is
-        impossible, ``abort`` stays, and the log names the cause.
+        The store accepts no more messages, and dispatches and syncs its messages. If that is
+        impossible, ``abort`` stays, and a log record names the cause.
 
         Raises:
             UsageError: if a listener of the store or a callback of a put calls it.
@@ -397,7 +401,7 @@ class BaseWriter(LiveReads, ServiceCalls):
         from logquarry.disk.lifetime import was_closed
 
         if not self._health.is_forked:
-            # Refused before any part has ended, and before any thread waits for the caller.
+            # Raise before any part has ended, and before any thread waits for the caller.
             if self._services.is_current or self._engine.is_current:
                 raise UsageError("a listener or callback cannot close the store that calls it")
             self._close_consumers()
@@ -414,7 +418,7 @@ class BaseWriter(LiveReads, ServiceCalls):
         self.layout.refresh()
 
     def stats(self) -> StoreStats:
-        """What this object did since the store was opened (``StoreStatsService``), and its state.
+        """This object's counts since the store was opened (``StoreStatsService``), and its state.
 
         After the store was closed, ``state`` is empty.
         """
@@ -438,7 +442,7 @@ class BaseWriter(LiveReads, ServiceCalls):
 
 
 class _ServedStore:
-    """The store as its services use it (:class:`~logquarry.store.services.ServedStore`)."""
+    """The store's methods for its services (:class:`~logquarry.store.services.ServedStore`)."""
 
     def __init__(self, store: BaseWriter) -> None:
         self._store = store
@@ -471,6 +475,6 @@ class _ServedStore:
         return self._store._log_reader()
 
     def wait_dispatched(self) -> None:
-        # If the log ended inside a frame of another store, the wait would never end.
+        # This raises if the log ends inside a frame of another store: the wait would never end.
         self._store._engine.feed.adopt()
         self._store._engine.wait_dispatched(None, None)

@@ -108,7 +108,7 @@ class StoreBuilder:
         return item
 
     def extend(self, frames: bytes, last_time: int) -> None:
-        """Write encoded frames. The caller adds their queue entries."""
+        """Write encoded frames. The caller adds the queue entries."""
         if frames:
             self._write(frames)
             self.offset += len(frames)
@@ -122,11 +122,11 @@ class StoreBuilder:
         self._roll()
 
     def queue_units(self, topic: str, queue_id: int) -> bytearray:
-        """The bytes of a queue's entries; the caller may append to them."""
+        """The bytes of a queue's entries; the caller may append entries."""
         return self._queues[topic, queue_id]
 
     def queue_start(self, topic: str, queue_id: int, offset: int) -> None:
-        """Let a queue begin above queue offset 0; fillers pad its first file (``fillPreBlank``)."""
+        """Let a queue begin above queue offset 0, after filler entries (``fillPreBlank``)."""
         position = offset * queue_entry.UNIT_SIZE
         base = position // self.queue_file_size * self.queue_file_size
         fillers = (position - base) // queue_entry.UNIT_SIZE

@@ -1,13 +1,15 @@
 """Faults of disk calls, and the crash images that a power cut may leave of a disk.
 
 A :class:`DiskState` holds the durable and the cached bytes of each file, and the durable names
-and the pending changes of each folder. A crash keeps any part of what is not durable:
+and the pending changes of each folder. A crash keeps an arbitrary part of the data that is not
+durable:
 
-- a page of 4 KiB is the old one, the new one, one in between, or torn at a multiple of 512 bytes;
-- a file has its old size, its new size or one in between; bytes without data are zeros;
-- a name that was created, renamed or removed is as before or as after.
+- a page of 4 KiB is the old version, the new version, a version in between, or torn at a multiple
+  of 512 bytes;
+- a file has its old size, its new size or a size in between; bytes without data are zeros;
+- the creation, rename or removal of a name is either done or not done.
 
-A rename never loses the file: a crash may leave both names, but never none.
+A rename never loses the file: a crash may leave both names, and leaves at least one.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ fails because the disk is full. Other calls succeed."""
 SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_folder"})
 CHANGES: Final = frozenset({"make_folder", "rename", "link", "unlink"})
 NEED_ROOM: Final = frozenset({"open", "allocate", "write", "make_folder", "rename", "link"}) | SYNCS
-"""Calls that a full disk may refuse."""
+"""Calls that can fail if the disk is full."""
 CALLS: Final = (
     frozenset({"open", "close", "size", "allocate", "map", "read", "write"})
     | SYNCS
@@ -114,7 +116,7 @@ class Faults:
             self.is_stopped = True
             raise Stopped
         is_half = False
-        # Each fault must count this call, also if an earlier one raises.
+        # Each fault must count this call, even if an earlier fault raises.
         for fault in [fault for fault in self._faults if fault.hits(kind)]:
             if fault.error != SHORT:
                 raise OSError(fault.error, os.strerror(fault.error))
@@ -129,7 +131,7 @@ ROOT_ID: Final = 0
 """The number of the root folder."""
 
 _SHARES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""Shares of the data that is not durable which a crash keeps."""
+"""The shares of the data that is not durable that a crash can keep."""
 
 
 class Content(NamedTuple):
@@ -156,7 +158,7 @@ class Effect(NamedTuple):
 
 @dataclass(slots=True)
 class Change:
-    """A change of names that is not durable yet. In a rename the new name comes first."""
+    """A change of names that is not durable yet. In a rename the new name is first."""
 
     effects: list[Effect]
     is_rename: bool = False
@@ -183,7 +185,7 @@ class CrashImage:
         for name in self.folders:
             os.mkdir(f"{root}/{name}")  # noqa: PTH102
         for name, data in self.files.items():
-            # os, not pathlib: tests write thousands of images, and pathlib doubles the time.
+            # Use os, not pathlib: tests write thousands of images, and pathlib doubles the time.
             descriptor = os.open(f"{root}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             try:
                 os.write(descriptor, data)
@@ -224,11 +226,11 @@ class DiskState:
         return _image(names, {key: _crashed(c, share, rng) for key, c in self.contents.items()})
 
     def killed(self) -> CrashImage:
-        """The disk after the death of the process alone: all of its writes."""
+        """The disk after the process died without a power cut: it has all writes."""
         return _image(self.live, {key: c.live for key, c in self.contents.items()})
 
     def synced(self) -> CrashImage:
-        """The durable data only."""
+        """The disk with only its durable data."""
         return _image(
             self.durable, {key: content.durable for key, content in self.contents.items()}
         )

@@ -1,7 +1,7 @@
 """A disk for tests with injected faults and simulated power cuts.
 
-The files are real, best on a tmpfs, but a sync never reaches the hardware. A model records what is
-durable: the pages of a file when the file is synced, the names of a folder when the folder is. So
+The files are real, best on a tmpfs, but a sync never reaches the hardware. A model records the
+durable data: a file's pages when the file is synced, a folder's names when the folder is synced. So
 one run of a store gives thousands of crash images
 (:class:`~logquarry.testing.disk_state.DiskState`) without a power cut.
 """
@@ -51,7 +51,7 @@ class _File:
 
     def __init__(self, number: int, path: Path, durable: bytes) -> None:
         self.number = number
-        # A descriptor of its own: a copy of the store's would share its lock.
+        # A separate descriptor: a copy of the store's descriptor would share its lock.
         self._reader = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._reader)
         status = os.fstat(self._reader)
@@ -120,7 +120,7 @@ class FaultyDisk(LocalDisk):
     """A local disk below one folder with injected faults. Thread-safe.
 
     The content of the folder at the start is durable. Only this disk should create, rename or
-    delete files in the folder; it notices a foreign change when the name is opened next.
+    delete files in the folder; it detects another program's change when the name is opened next.
 
     Args:
         root: the folder.
@@ -180,7 +180,7 @@ class FaultyDisk(LocalDisk):
     def restart(self) -> None:
         """Simulate a new process with the same page cache. Faults are removed.
 
-        Close the store of the old process first, as far as it closes.
+        Close the store of the old process first; ignore errors of that close.
         """
         with self._lock:
             self.faults.clear()
@@ -344,7 +344,7 @@ class FaultyDisk(LocalDisk):
     # ------------------------------------------------------------------------------- calls
     @contextmanager
     def _call(self, kind: str) -> Iterator[bool]:
-        """Observe and count a call under the lock, and make it fail if a fault says so."""
+        """Observe and count a call under the lock, and make it fail if a fault applies."""
         with self._lock:
             if self.observe is not None and not self.faults.is_stopped:
                 self.observe(kind)
@@ -418,7 +418,8 @@ class FaultyDisk(LocalDisk):
 
     def _sync_names(self, folder: int) -> None:
         for change in self._pending:
-            # A sync of the old folder makes both names of a rename durable: never none of the two.
+            # A sync of the old folder makes both changes of a rename durable: otherwise the file
+            # could lose both names.
             goes = change.is_rename and change.effects[-1].folder == folder
             done = [e for e in change.effects if e.folder == folder or goes]
             for at, name, node in done:
@@ -442,7 +443,7 @@ class FaultyDisk(LocalDisk):
         return file
 
     def _reachable(self) -> dict[int, _File]:
-        """The files with a name now or possibly after a crash. Forgets all others."""
+        """The files that have a name now, or possibly after a crash. Forgets all other files."""
         used = {
             n for names in (*self._names.values(), *self._durable.values()) for n in names.values()
         }

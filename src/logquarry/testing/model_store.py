@@ -79,7 +79,7 @@ class SeenMessage(NamedTuple):
 
     @classmethod
     def of(cls, message: StoredMessage) -> Self:
-        """Make it from a message that was read."""
+        """Make a Seen message from a message that was read."""
         return cls(
             message.topic,
             message.queue_id,
@@ -290,8 +290,8 @@ class ModelStore:
     def survived(self, seen: Seen) -> None:
         """Continue from the content of a recovered store.
 
-        From now on its messages count as durable, because a reader has seen them, and the others
-        must never appear again.
+        From now on the store's messages count as durable, because a reader has seen them. All other
+        messages must never appear again.
         """
         by_body = {message.body: message for message in seen.log}
         self.torn.update(message.body for message in seen.log if message.is_torn)
@@ -407,7 +407,7 @@ class ModelStore:
     def _check_queue(
         self, key: QueueKey, queued: Iterable[SeenMessage], logged: Iterable[SeenMessage]
     ) -> list[Violation]:
-        """Check that a queue has each of its messages in the log once, in order, and no other."""
+        """Check that a queue has each of its messages in the log once, in order, and no more."""
         queued = list(queued)
         wrong = [
             Violation(Wrong.WRONG_TOPIC, f"a read of {key} returned {message}")

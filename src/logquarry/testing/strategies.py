@@ -1,6 +1,6 @@
 """Hypothesis strategies: frames, property strings and whole commit logs, common and unusual.
 
-Use them to test code that reads RocketMQ's bytes. All of them are sound: a reader must accept them.
+Use them to test code that reads RocketMQ's bytes. All results are sound: a reader must accept them.
 To get damage, change the bytes. The module needs the package ``hypothesis``, which logquarry does
 not install.
 """
@@ -183,7 +183,7 @@ def frames(
 
 @st.composite
 def plain_frames(draw: st.DrawFn, *, max_body: int = 64) -> Frame:
-    """Frames that a 4.9.3 broker with IPv4 writes for common clients."""
+    """Frames that a 4.9.3 broker with IPv4 hosts writes for common clients."""
     item = draw(
         frames(
             max_body=max_body,

@@ -36,7 +36,7 @@ class MasterConnection:
     Args:
         now_ms: the time in milliseconds, of a monotonic clock.
         times: heartbeat and housekeeping intervals.
-        limits: limits on what the master sends.
+        limits: limits on the bytes that the master sends.
 
     Attributes:
         state: the current state.
@@ -63,7 +63,7 @@ class MasterConnection:
         rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
         if rate is not None:
             # At least one portion in each heartbeat interval: a heartbeat between two portions
-            # would tell the slave that it has all of the log.
+            # would mean to the slave that it has all of the log.
             portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
         self._bucket = Bucket(rate, portion, now_ms)
 
@@ -107,7 +107,7 @@ class MasterConnection:
             reason = f"it reports physical offset {offset}, and was sent bytes up to {self._next}"
             self._violated(reason, events)
         if self.acknowledged is None or offset > self.acknowledged:
-            # A lower report does not take an acknowledgement back.
+            # A lower report does not revoke an acknowledgement.
             self.acknowledged = offset
             events.append(SlaveAcknowledged(offset, self._since))
 
@@ -166,12 +166,14 @@ class MasterConnection:
             reason = f"the slave sent no report for {self._times.housekeeping_ms} ms"
             return [ConnectionEnded(reason)]
         if self.state is MasterState.TRANSFERRING:
-            # At once when all is sent for the first time: the slave learns where the log ends.
+            # Send a heartbeat at once when all is sent for the first time: it gives the slave the
+            # log's end.
             first = not self._has_caught_up and self._next >= log.max_offset
             if first or now_ms - self._said_ms > self._times.heartbeat_ms:
                 self._said_ms = now_ms
                 if self.transferable(log, now_ms):
-                    # There is more to send, which waits for the slave: a heartbeat would deny it.
+                    # Bytes of the log still wait for the slave's socket: a heartbeat would mean
+                    # that there are none.
                     return []
                 self._has_caught_up = self._has_caught_up or first
                 self._move(MasterInput.SENT)
@@ -234,8 +236,8 @@ class SlaveConnection:
             now_ms: the time.
 
         Raises:
-            ProtocolViolation: if no master would send that; the machine is closed then. Events of
-                the bytes before are in its ``events``.
+            ProtocolViolation: if the bytes are invalid. The connection is closed then. The
+                exception's ``events`` are those of the bytes before the invalid ones.
         """
         if self.state is SlaveState.CLOSED:
             return []
@@ -276,7 +278,7 @@ class SlaveConnection:
         if offset < 0 or not 0 <= size <= LARGEST_TRANSFER:
             self._violated(f"a transfer of {size} bytes at physical offset {offset}", events)
         if self.received is None:
-            # The first header, also of a heartbeat, fixes where the master begins.
+            # The first header, also of a heartbeat, sets the offset at which the master begins.
             self.received = offset
         if offset != self.received:
             if size:
@@ -296,7 +298,7 @@ class SlaveConnection:
         raise ProtocolViolation(f"the master sends {reason}", events=events)
 
     def report(self, offset: int, now_ms: int) -> None:
-        """Acknowledge all bytes before an offset. The same offset again sends nothing.
+        """Acknowledge all bytes before an offset. A second call with the same offset sends nothing.
 
         Args:
             offset: at least :attr:`reported`, at most :attr:`received`.
@@ -351,7 +353,7 @@ class Bucket:
     def __init__(self, rate: int | None, portion: int, now_ms: int) -> None:
         self._rate = rate
         self._portion = portion
-        # In thousandths of a byte, so that rounding loses nothing.
+        # Count thousandths of a byte, so that rounding loses nothing.
         self._held = 1_000 * portion
         self._filled_ms = now_ms
 

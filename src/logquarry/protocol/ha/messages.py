@@ -160,7 +160,7 @@ class HaTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferLimits:
-    """Limits on what a master sends.
+    """Limits on the bytes that a master sends.
 
     Attributes:
         transfer_size: most bytes of data in one transfer (``haTransferBatchSize``).

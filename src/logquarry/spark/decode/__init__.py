@@ -58,7 +58,7 @@ class DecodeOptions:
         return self.schema is None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON form, which must be equal for all exports into one table."""
+        """Return the JSON form; all exports into one table must have the same."""
         digest = None if self.schema is None else hashlib.sha256(self.schema).hexdigest()
         return {"kind": self.kind, "schema_sha256": digest, "message": self.message}
 

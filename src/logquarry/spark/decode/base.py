@@ -154,7 +154,7 @@ def is_column_name(name: str) -> bool:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """Return our type for a type that a table library made from it (large_string, list_view)."""
+    """Return our type for the type that a table library made of it (large_string, list_view)."""
     types = pa.types
     if types.is_struct(kind):
         return pa.struct([(child.name, plain(child.type)) for child in kind])

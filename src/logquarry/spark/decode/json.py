@@ -143,7 +143,7 @@ def parsed(body: bytes) -> dict[str, Any]:
     """Parse a body as a JSON object.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if it is not a JSON object.
         RecursionError: if it is nested too deeply.
     """
     # json.loads on bytes would also accept UTF-16 and UTF-32.

@@ -1,7 +1,7 @@
 """Advances a table step by step: plan a batch, write its files, commit them.
 
-A step needs only the state in the table, so any process can make the next one. Needs no PySpark:
-the caller passes a function that runs the tasks.
+A step needs only the state in the table, so any process can make the next step. This module needs
+no PySpark: the caller passes a function that runs the tasks.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ RunTasks = Callable[[Sequence[ReadTask], Work], list[TableResult]]
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What to export, and where.
+    """Source and destination of an export.
 
     Attributes:
         table: table of the messages.
@@ -81,7 +81,7 @@ class Done:
         summary: counts of the exported messages, and the damage.
         files: number of files added to the table.
         bytes: bytes of these files.
-        dead_messages: number of bodies that went to the dead letters.
+        dead_messages: number of bodies that were written to the dead letters.
         commits: number of commits.
         is_stopped: whether damage has ended the export (on_damage="stop").
     """
@@ -173,14 +173,14 @@ class Advance:
 
     # ------------------------------------------------------------------------------------ one step
     def to_what_is_there(self) -> None:
-        """Make the steps end at the end that the logs have now."""
+        """Make the steps stop at the current ends of the logs."""
         self._planner.prepare_available_now()
 
     def step(self) -> bool:
         """Export the next batch; return whether there was one.
 
         Raises:
-            CorruptFrame: on damage, as the options say.
+            CorruptFrame: on damage, depending on the options.
             StoreUnavailable: if another export has written to the table meanwhile.
             CommitUnknown: if it is unknown whether the commit succeeded.
         """
@@ -224,7 +224,7 @@ class Advance:
         return True
 
     def settle(self) -> None:
-        """Commit how far the stores were read, even if the table got no message."""
+        """Commit the offsets up to which the stores were read, even if the table got no message."""
         marks = self._marks(self._at)
         if self._is_ahead(marks) and self._can_decode(()):
             with held():
@@ -265,7 +265,8 @@ class Advance:
     def _commit(self, files: Sequence[TableFile], dead: Sequence[TableFile], marks: Marks) -> None:
         """Commit the dead letters, then the files.
 
-        After a crash between the two, the next run skips the dead letters that its marks cover.
+        After a crash between the two commits, the next run skips the dead letters below the marks
+        of the dead letters' table.
         """
         target = self._target
         if not self._run.name:

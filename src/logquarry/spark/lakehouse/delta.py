@@ -90,7 +90,7 @@ class Delta:
         return table
 
     def look(self) -> TableState | None:
-        """See :meth:`Table.look`."""
+        """Return the current state; see :meth:`Table.look`."""
         table = self._open()
         if table is None:
             return None
@@ -100,7 +100,7 @@ class Delta:
         return _State(table, document)
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
-        """See :meth:`Table.create`."""
+        """Create the table; see :meth:`Table.create`."""
         from deltalake import DeltaTable, Schema
 
         if _DAY in partition_by:
@@ -117,7 +117,7 @@ class Delta:
             )
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
-        """See :meth:`Table.append`."""
+        """Add files and move marks; see :meth:`Table.append`."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 

@@ -38,7 +38,7 @@ DEFAULT_INTERVAL: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class TableSummary:
-    """The result of an export to a table: what it added.
+    """The result of an export to a table: the counts of this call.
 
     Attributes:
         location: folder of the table.
@@ -72,9 +72,9 @@ class TableOptions:
 
     Attributes:
         partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
-        decode: how to decode bodies into the column ``value``; None to keep them as they are. The
+        decode: how to decode bodies into the column ``value``; None to leave bodies undecoded. The
             text ``json`` infers the schema from a sample.
-        dead_letters: folder for bodies that cannot be decoded; None for one beside the table.
+        dead_letters: folder for bodies that cannot be decoded; None for a folder beside the table.
         follow: whether to continue with new messages until interrupted.
         interval: with `follow`: seconds between two steps.
         moved: whether a store may have another path than at the last export.
@@ -105,7 +105,7 @@ class TableExport:
     options: TableOptions
 
     def check(self) -> None:
-        """Check stores and destination without changing anything.
+        """Check stores and destination; change no file.
 
         Raises:
             UsageError: if the destination holds other files, or overlaps with a store.
@@ -197,14 +197,14 @@ def export_delta(
         stores: a path, URL or glob, or several.
         dest: folder of the table.
         options: options of the source. ``maxBytesPerTrigger`` and ``maxOffsetsPerTrigger`` limit a
-            commit. Filters and columns must be those of the table's first export.
+            commit. Filters and columns must be the same as in the table's first export.
         table_storage_options: options of `deltalake` for a URL.
         progress: called with (bytes of log done, bytes in total) for each commit.
         on_commit: called after each step with the totals so far.
         **table_options: see :class:`TableOptions`.
 
     Raises:
-        CorruptFrame: on damage, as the options say; the table keeps its last commit.
+        CorruptFrame: on damage, depending on the options; the table keeps its last commit.
         UsageError: if an option is invalid, or differs from the table's first export.
         StoreNotFound: if a path is no store.
         StoreUnavailable: if another export is running in ``dest``.

@@ -1,8 +1,8 @@
 """An Iceberg table, with the package `pyiceberg`.
 
-The marks are a property of each snapshot. A commit writes all marks, moved or not, so a rollback to
-an earlier snapshot restores its marks. They are also a property of the table, in case all snapshots
-of exports have expired.
+The marks are a property of each snapshot. A commit writes all marks, also unchanged ones, so a
+rollback to an earlier snapshot restores its marks. They are also a property of the table, in case
+all snapshots of exports have expired.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Iceberg:
         folder: folder of the table's files.
         identifier: ``NAMESPACE.TABLE``.
         catalog: properties of the catalog, as for `pyiceberg`; its configuration file adds missing
-            ones (``name`` selects the catalog there). None for SQLite.
+            properties (``name`` selects the catalog in that file). None for SQLite.
         catalog_file: file of the SQLite catalog.
     """
 
@@ -114,7 +114,7 @@ class Iceberg:
             return None
 
     def look(self) -> TableState | None:
-        """See :meth:`Table.look`."""
+        """Return the current state; see :meth:`Table.look`."""
         if self._file is not None and not self._file.exists():
             # Do not open it: that would create the file.
             return None
@@ -141,7 +141,7 @@ class Iceberg:
             )
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
-        """See :meth:`Table.create`."""
+        """Create the table; see :meth:`Table.create`."""
         from pyiceberg.table import TableProperties
         from pyiceberg.transforms import DayTransform, IdentityTransform
 
@@ -166,7 +166,7 @@ class Iceberg:
                 change.set_properties({TableProperties.DEFAULT_NAME_MAPPING: names})
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
-        """See :meth:`Table.append`."""
+        """Add files and move marks; see :meth:`Table.append`."""
         from pyiceberg.exceptions import CommitFailedException
 
         with self._catalog() as catalog:
@@ -180,8 +180,8 @@ class Iceberg:
                     self._append(table, files, {**found, **marks})
                     return
                 except CommitFailedException as error:
-                    # Another process committed first. Unless that was an export, the marks have
-                    # not moved, and the next try succeeds.
+                    # Another process committed first. If it was not an export, the marks have not
+                    # moved, and the next try succeeds.
                     if not left:
                         raise StoreUnavailable(
                             f"{self.name}: {_TRIES} commits lost against other writers: run again: "
@@ -234,7 +234,7 @@ class Iceberg:
         """Replace files by others with the same rows, in one commit.
 
         Raises:
-            TableUnchanged: if an old file is gone, or other writers commit first each time.
+            TableUnchanged: if an old file is gone, or another writer commits before each try.
             StoreUnavailable: if the catalog fails; the commit may have succeeded.
         """
         from pyiceberg.exceptions import CommitFailedException

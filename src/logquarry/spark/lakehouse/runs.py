@@ -88,13 +88,13 @@ class Run:
         self.name = ""
 
     def give_up(self) -> None:
-        """Remove the files of a commit that has not been and will not be made."""
+        """Remove the files of a commit that was not made and cannot be made later."""
         if self.name:
             self._clear_run(self.name, may_be_on_its_way=False)
             self.name = ""
 
     def leave(self) -> None:
-        """Leave note and files to the next run, which finds out whether the commit was made."""
+        """Keep note and files for the next run, which determines whether the commit was made."""
         self.name = ""
 
     def _clear(self) -> None:

@@ -1,8 +1,8 @@
 """The interface of a table that exports append to, and the document that describes its export.
 
-All rows of a table come from the same filters and columns; with others, an export would leave gaps
-that no reader notices. So the table keeps the document of its first export as a property, and an
-export with another document is rejected.
+All exports into a table use the same filters and columns; an export with others would leave gaps
+that a reader cannot detect. So the table keeps the document of its first export as a property, and
+an export with another document is rejected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _VERSION: Final = 1
-# Only the start of a new export, no condition on later messages.
+# These options set only the start of a new export; they do not filter later messages.
 _STARTS: Final = ("queue_ranges",)
 
 
@@ -180,7 +180,8 @@ class Table(Protocol):
         Args:
             files: files at their final place.
             marks: new values.
-            before: the expected current values of these marks, without missing ones.
+            before: the expected current values of these marks; a mark that does not exist yet is
+                left out.
 
         Raises:
             StoreUnavailable: if a mark differs from `before`; the table is unchanged.
@@ -216,7 +217,7 @@ def check_unmoved(name: str, found: Marks, before: Marks) -> None:
 
 
 def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
-    """Check that a package that makes URLs of paths reaches the same folder.
+    """Check that a package that converts paths to URLs writes to the same folder.
 
     Otherwise it would write to another folder, beside the destination.
 

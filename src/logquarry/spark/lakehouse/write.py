@@ -89,7 +89,7 @@ class TableWriter:
         """Write the messages of a task.
 
         Raises:
-            CorruptFrame: on damage, as the task's options say.
+            CorruptFrame: on damage, depending on the task's options.
         """
         wanted = table_schema(self.columns, is_kafka=self.is_kafka)
         if self.decoder is not None:
@@ -280,7 +280,8 @@ def column_bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]
             if "." in name or statistics is None:
                 continue
             if not statistics.has_min_max:
-                # The column may be all null or have no statistics: do not read it to find out.
+                # The column may be all null or have no statistics: do not read the column to
+                # distinguish the two.
                 unknown.add(name)
                 continue
             low, high = statistics.min_raw, statistics.max_raw

@@ -1,5 +1,5 @@
 """The streaming source without PySpark: offsets, admission and planning of batches.
 
-admission    offsets of a stream, and how much of the log each batch takes
+admission    offsets of a stream, and the end of each batch
 planner      offsets and tasks of the batches of one query
 """

@@ -1,4 +1,4 @@
-"""Offsets of a stream, and how much of the log one batch takes: at most so many bytes or messages.
+"""Offsets of a stream, and the end of one batch by a limit of bytes or of messages.
 
 Spark writes the offset into its checkpoint::
 
@@ -37,14 +37,14 @@ Queue = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOffset:
-    """How far a stream has read.
+    """The offsets up to which a stream has read.
 
     Attributes:
         brokers: physical offset by broker; nothing of other brokers has been read.
         since_ms: smallest store timestamp to read, in milliseconds; None for all.
         queues: first queue offset to read, by broker and queue; other queues are read in full.
         first: start of the query's first batch; None in later offsets. After a failure in the first
-            batch, Spark asks for a start again, and "latest" may have advanced meanwhile.
+            batch, Spark requests the start again, and "latest" may have advanced meanwhile.
     """
 
     brokers: Mapping[str, int] = field(default_factory=dict)
@@ -113,7 +113,7 @@ def _nested(queues: Mapping[Queue, int]) -> dict[str, dict[str, int]]:
 
 
 NEAR: Final = 16 << 20
-"""Bytes that are walked from a known frame; above that, a nearer frame is searched first."""
+"""Most bytes to walk from a known frame; for a longer way, a nearer frame is searched first."""
 MOST_COUNTED: Final = 1 << 30
 """Most bytes of a log in which one batch counts messages: a rare topic may need far more."""
 
@@ -130,7 +130,7 @@ class Backlog:
 
 
 def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
-    """Return where a batch of at most `limit` bytes of log ends, by broker.
+    """Return the physical offset, by broker, at which a batch of at most `limit` bytes of log ends.
 
     The brokers share the limit evenly. If no frame fits into the limit, the batch takes one frame,
     so that the stream advances.
@@ -141,7 +141,7 @@ def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
     for name, log in backlogs.items():
         ends[name] = boundary(log, log.start + shares[name])
         spare -= ends[name] - log.start
-    # Combine the unused rests of the shares; brokers that got nothing come first.
+    # Combine the unused parts of the shares; brokers that got nothing are served first.
     for name in sorted(backlogs, key=lambda name: (ends[name] - backlogs[name].start, name)):
         log = backlogs[name]
         if ends[name] < log.end and spare > 0:
@@ -159,7 +159,7 @@ def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
 def by_rows(
     backlogs: Mapping[str, Backlog], limit: int, wanted: Mapping[str, MessageFilter]
 ) -> dict[str, int]:
-    """Return where a batch of at most `limit` messages ends, by broker.
+    """Return the physical offset, by broker, at which a batch of at most `limit` messages ends.
 
     Args:
         backlogs: the new parts of the logs.

@@ -1,4 +1,4 @@
-"""Plans the batches of a stream: which offsets a batch covers, and the tasks that read it.
+"""Plans the batches of a stream: the offsets of a batch, and the tasks that read it.
 
 One planner serves one query on the driver while the query runs. Its caches save time only: a
 restarted query gets the same offsets from its checkpoint.
@@ -25,7 +25,7 @@ from logquarry.spark.stream.admission import Backlog, StreamOffset, by_bytes, by
 from logquarry.spark.tasks import ReadTask, check_brokers, check_start, even_size, for_workers, lost
 
 _LEVELS_SECONDS: Final = 60.0
-"""How long the delay levels of a store are cached; they are inferred from its schedule queues."""
+"""Seconds for which the inferred delay levels of a store are cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class StreamPlanner:
     def initial(self) -> dict[str, Any]:
         """Return the offset at which a new query starts, in its JSON form.
 
-        Spark asks repeatedly until there are messages; all calls return the first answer, so that
-        "latest" means the latest offset at the start of the query.
+        Spark calls this repeatedly until there are messages; all calls return the first result, so
+        that "latest" means the latest offset at the start of the query.
 
         Raises:
             StoreNotFound: if there is no store.
@@ -155,7 +155,7 @@ class StreamPlanner:
         return [task for found in ranges for task in self._tasks_of(*found, until, size)]
 
     def prepare_available_now(self) -> None:
-        """Make the query end at the end that the logs have now (Trigger.AvailableNow)."""
+        """Make the query stop at the current ends of the logs (Trigger.AvailableNow)."""
         self._targets = {
             broker: self._frontier(broker).end_of(layout)
             for broker, layout in self._layouts().items()
@@ -167,7 +167,7 @@ class StreamPlanner:
 
     # ------------------------------------------------------------------------------ stores, filters
     def _layouts(self) -> dict[str, StoreLayout]:
-        """Open the stores that exist now; new ones may appear under a glob."""
+        """Open the stores that exist now; new stores may appear under a glob."""
         options = self._options
         found = stores_by_name(options.paths, options.storage_options)
         return {
@@ -225,7 +225,7 @@ class StreamPlanner:
                 yield (topic, queue_id), queue.max_offset
 
     def _filter(self, broker: str, offset: StreamOffset) -> MessageFilter:
-        """Return the filter of a store; its start conditions come from the offset."""
+        """Return the filter of a store, with the start conditions of the offset."""
         firsts = offset.queues.get(broker, {})
         return replace(
             self._options.wanted,
@@ -236,7 +236,7 @@ class StreamPlanner:
     def _admitted(
         self, backlogs: Mapping[str, Backlog], limits: Limits, offset: StreamOffset
     ) -> dict[str, int]:
-        """Return where the batch ends, for the brokers that it reads from."""
+        """Return the physical offset at which the batch ends, for each broker that it reads."""
         ends = {broker: log.end for broker, log in backlogs.items()}
         if limits.max_rows is not None:
             wanted = {broker: self._filter(broker, offset) for broker in backlogs}

@@ -1,4 +1,4 @@
-"""One consumer of a group: reads messages from its queues and commits the handled ones.
+"""One consumer of a group: reads messages from its queues and commits the handled messages.
 
 A message counts as handled when the caller requests the next one. So a message that was returned
 and not handled is returned again (at least once). After a crash the messages handled since the last
@@ -29,7 +29,7 @@ from logquarry.write.put_result import PutResult
 logger = logging.getLogger(__name__)
 
 _NEW_QUEUES_SECONDS = 1.0
-"""How often a consumer that always finds messages checks for new queues."""
+"""Interval in which a consumer that always finds messages checks for new queues."""
 _MOST_READS = 64
 """Reads of one queue without a matching message before the next queue gets its turn."""
 
@@ -88,8 +88,8 @@ class Consumer:
 
     Args:
         subscription: the group, the topics and the filter.
-        group: the group that it joins.
-        parts: the parts of the store that it uses.
+        group: the group that the consumer joins.
+        parts: the parts of the store that the consumer uses.
         auto_commit: whether handled messages are committed automatically.
         timeout: seconds without a message after which an iteration ends; None for never.
         max_reconsume_times: how often a message that is sent back is returned again.
@@ -116,16 +116,16 @@ class Consumer:
         self._max_reconsume_times = max_reconsume_times
         self._slots: dict[QueueKey, _Slot] = {}
         self._turns: list[_Slot] = []
-        """The queues in the order of their turns, next one last."""
+        """The queues in the order of their turns; the next queue is last."""
         self._is_closed = False
         self._is_disturbed = False
         self._has_more = False
-        """Whether the last search stopped before it had read everything."""
+        """Whether the last search stopped before it had read all queues to their ends."""
         self._shared_version = -1
         self._look_again_at = 0.0
         self._messages: Iterator[StoredMessage] | None = None
         self._lock = threading.Lock()
-        """Held while the assignment changes: other threads commit the slots."""
+        """The lock for changes of the assignment: other threads commit the slots."""
         group.join(self)
         try:
             self._share()
@@ -156,7 +156,7 @@ class Consumer:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What was wrong with the offset files; empty if they were readable."""
+        """The reason why offset files were unreadable; empty if all were readable."""
         return self._parts.progress.offsets.problems
 
     def position(self, topic: str, queue_id: int) -> int:
@@ -169,7 +169,7 @@ class Consumer:
         return slot.done + slot.given
 
     def lag(self) -> int:
-        """Number of messages that its queues still have, matching or not."""
+        """Number of messages in its queues from its offsets on, matching or not."""
         return sum(
             max(0, self._reader.bounds(*key)[1] - slot.done - slot.given)
             for key, slot in list(self._slots.items())
@@ -215,7 +215,7 @@ class Consumer:
                 return
 
     def _give(self, found: _Found) -> Iterator[StoredMessage]:
-        """Yield messages one by one; each is handled when the next one is requested."""
+        """Yield messages one by one; a message counts as handled at the request of the next."""
         slot = found.slot
         slot.given = 1
         for position, message in zip(found.positions, found.messages, strict=True):
@@ -265,7 +265,7 @@ class Consumer:
             # End the iteration; it must not return messages that it read ahead.
             messages.close()  # type: ignore[attr-defined]
         for slot in list(self._slots.values()):
-            # In this order: a save between the two statements then takes the lower offset.
+            # Keep this order: a save between the two statements then takes the lower offset.
             given, slot.given = slot.given, 0
             slot.done += given
 
@@ -286,7 +286,7 @@ class Consumer:
 
     def _look(self, max_count: int) -> _Found | None:
         """Read messages of the queue whose turn it is, or of the next queue that has some."""
-        # A disturbance from here on invalidates the messages that are read now.
+        # If the assignment changes from here on, the messages that are read now are invalid.
         self._is_disturbed = self._has_more = False
         if self._shared_version != self._group.version or time.monotonic() > self._look_again_at:
             self._share()
@@ -338,11 +338,11 @@ class Consumer:
 
     # ------------------------------------------------------------------------------ assignment
     def disturb(self) -> None:
-        """See :meth:`logquarry.store.consumer.group.Member.disturb`."""
+        """Implements :meth:`logquarry.store.consumer.group.Member.disturb`."""
         self._is_disturbed = True
 
     def _share(self) -> bool:
-        """Release queues assigned to others now and claim free ones; returns whether any."""
+        """Release queues assigned to others, claim free queues; return whether it claimed any."""
         group = self._group
         self._look_again_at = time.monotonic() + _NEW_QUEUES_SECONDS
         self._shared_version = group.version
@@ -354,7 +354,7 @@ class Consumer:
         if not wanted:
             return False
         gained = group.claim(self, wanted)
-        # The other members were told to release the rest.
+        # The group has requested the other members to release the rest.
         progress = self._parts.progress
         with self._lock:
             for key in sorted(gained):

@@ -10,7 +10,7 @@ from logquarry.read.log_queues import QueueKey
 
 
 def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]:
-    """The queues of one member: neighbours, as many as the others have, or one more.
+    """The queues of one member: neighbours. Members differ by at most one queue.
 
     Args:
         queue_ids: the queues of a topic, sorted.
@@ -25,13 +25,13 @@ def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]
 # --------------------------------------------------------------------------------------------------
 # The consumers of one group in one process
 #
-# The assignment changes when a consumer joins or leaves, or a queue appears. A member claims a
-# queue only when it is free: the previous owner releases it between two messages. So no message is
-# with two consumers, and the next owner knows which messages are handled.
+# The assignment changes when a consumer joins or leaves, or a queue appears. A member claims only
+# free queues: the previous owner releases a queue between two messages. So no two consumers have
+# the same message, and the next owner knows which messages are handled.
 
 
 class Member(Protocol):
-    """A consumer as its group sees it."""
+    """The interface of a consumer for its group."""
 
     @property
     def topics(self) -> Sequence[str]:
@@ -117,7 +117,7 @@ class ConsumerGroup:
         self._wake()
 
     def claim(self, member: Member, keys: set[QueueKey]) -> set[QueueKey]:
-        """Claim those of some queues that are free, or that the member already owns."""
+        """Claim the queues that are free, or that the member already owns."""
         with self._lock:
             if member not in self._members:
                 return set()

@@ -24,7 +24,7 @@ STARTS: Final = ("earliest", "latest", "timestamp")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a group without offsets starts. Made by :meth:`of`.
+    """The start of a group without offsets. Made by :meth:`of`.
 
     Attributes:
         at: earliest, latest or timestamp.
@@ -48,19 +48,23 @@ class Start:
                 f"start takes earliest, latest, timestamp or a store time in ms, not {start!r}"
             )
         if (start == "timestamp") != (timestamp is not None):
-            raise UsageError('start="timestamp" needs timestamp= (milliseconds), and only it does')
+            raise UsageError(
+                'start="timestamp" needs timestamp= (milliseconds); other starts take none'
+            )
         return cls(str(start), timestamp or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    """Where a group starts in the queues of one topic in which it has no offset.
+    """The start of a group in the queues of one topic in which it has no offset.
 
     Attributes:
-        queue_ids: the queues that existed at that time. In later queues the group starts at the
-            first message, because the group existed before that message.
+        queue_ids: the queues that existed when the start was fixed. In a queue that is created
+            later the group starts at the first message, because the group existed before that
+            message.
         start: the start in these queues; None for their first messages.
-        saved_at: if the offsets were lost: when they were last written, and the file that shows it.
+        saved_at: if the offsets were lost: the time when they were last written, and the file that
+            shows the time.
     """
 
     queue_ids: frozenset[int]
@@ -69,12 +73,12 @@ class _Beginning:
 
 
 class Progress:
-    """The offsets of all groups of one store, including estimates of lost ones.
+    """The offsets of all groups of one store, including estimates of lost offsets.
 
     Args:
         offsets: the committed offsets.
         reader: reads the store's queues.
-        lost: the remains of lost offsets; None to skip that search.
+        lost: the remains of lost offsets; None to estimate no lost offsets.
     """
 
     def __init__(
@@ -113,7 +117,7 @@ class Progress:
             )
 
     def begin(self, group: str, topics: Sequence[str], start: Start) -> None:
-        """Fix where a group starts in topics without offsets; only the first call counts."""
+        """Fix the start of a group in topics without offsets; only the first call counts."""
         with self._lock:
             for topic in topics:
                 if (group, topic) not in self._beginnings:
@@ -140,7 +144,7 @@ class Progress:
         return _Beginning(queue_ids, start)
 
     def offset(self, group: str, topic: str, queue_id: int) -> int:
-        """The queue offset at which a group continues; commits it if it was not known before."""
+        """Return the queue offset at which a group continues; commit it if it is new."""
         with self._lock:
             known = self.offsets.of(topic, group).get(queue_id)
             if known is not None:
@@ -172,9 +176,9 @@ class Progress:
 # Lost offsets: the remains of ``config/consumerOffset.json``
 #
 # A group whose offsets are lost must not start like a new group: ``latest`` would skip messages,
-# ``earliest`` would repeat all of them. At the last write of the file the group had read about the
-# messages of that time, so it continues a little before them. Whole entries of a torn file are
-# used as they are.
+# ``earliest`` would repeat all of them. At the last write of the file the group had read up to
+# about the messages of that time, so it continues a little before these messages. Whole entries of
+# a torn file are used as they are.
 #
 # Offsets were lost if the file is unreadable (now, or quarantined by an earlier save). They were
 # also lost if there is no offset file at all, and the store knows the group: it sent messages back,
@@ -267,9 +271,9 @@ class LostOffsets:
 
     @property
     def saved_at(self) -> tuple[int, Path] | None:
-        """When offsets were last written before they were lost (in ms), and the file that shows it.
+        """The time (ms) of the last write before offsets were lost, and the file that shows it.
 
-        That is an offset file, or if there is none the newest file in the same folder.
+        The file is an offset file, or if there is none the newest file in the same folder.
         """
         return self._saved_at
 

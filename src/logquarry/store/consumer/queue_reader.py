@@ -34,7 +34,7 @@ from logquarry.write.put_result import PutResult
 
 _NEW_FILES_SECONDS: Final = 1.0
 _PAUSE_PER_REFRESH: Final = 300.0
-"""The pause after listing all folders of a store, in multiples of the time that it took."""
+"""The pause after listing all folders of a store, in multiples of the listing's duration."""
 
 
 class StoreQueues(Protocol):
@@ -44,7 +44,7 @@ class StoreQueues(Protocol):
         """(topic, queue id) of each queue."""
 
     def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue, None if the store has none of that name."""
+        """One queue; None if the store does not have it."""
 
 
 class PolledStore(StoreQueues, Protocol):
@@ -127,7 +127,7 @@ class PolledQueueReader(LiveQueueReader):
         self._refreshed_for = -1
 
     def look(self, topics: Iterable[str]) -> Hashable:
-        """The ends of the queues of some topics; another value if there are new messages."""
+        """The ends of the queues of some topics; the value differs if there are new messages."""
         with self._lock:
             now = time.monotonic()
             if now >= self._refresh_at:
@@ -150,7 +150,7 @@ class PolledQueueReader(LiveQueueReader):
         if queue is not None:
             units = queue.units(max(0, offset), offset + max(LEAST_UNITS, max_count))
             end = int(np.max(units["physical_offset"], initial=-1))
-            # The file of that message is newer than the listing; it has not expired.
+            # The message's file is newer than the listing; the message has not expired.
             if end >= self._getter.log.files.end and end > self._refreshed_for:
                 self._refreshed_for = end
                 self._refresh()

@@ -167,6 +167,6 @@ class _Saver(Service):
         try:
             self._save()
         except StoreError as error:
-            # Raises if the store is poisoned, so that the warning is not repeated for ever.
+            # If the store is poisoned, this raises; otherwise the warning would repeat forever.
             self.health.require_writable()
             logger.warning("consumer offsets not written: %s", error)

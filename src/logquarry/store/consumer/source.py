@@ -1,8 +1,8 @@
 """The port through which consumers read queues, and their wait for new messages.
 
-If this process writes the store, the dispatcher signals new messages. If another process writes
-it, the waiting consumer polls: ever less often while nothing arrives, and so rarely relative to the
-cost of a poll that the polls take next to no processor time.
+If this process writes the store, the dispatcher signals new messages. If another process writes the
+store, a waiting consumer polls. The pauses grow while no message arrives. They are long compared
+with a poll, so polls take almost no processor time.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Arrivals(ABC):
         event = asyncio.Event()
 
         def tell() -> None:
-            # The loop may be closed by now; that must not fail the thread that wakes.
+            # The loop may be closed by now; the thread that wakes must not fail then.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(event.set)
 
@@ -109,7 +109,7 @@ class PolledArrivals(Arrivals):
     """Arrivals of a store that another process writes.
 
     Args:
-        look: polls the store; its result changes when there is something new.
+        look: polls the store; its result changes if there are new messages.
     """
 
     def __init__(self, look: Callable[[], object]) -> None:

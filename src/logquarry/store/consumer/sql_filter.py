@@ -119,7 +119,7 @@ def _order(number: float) -> _Order:
 
 
 def _sign_of(left: str, right: str) -> int:
-    # Texts are only tested for equality, so any order will do.
+    # Texts are only tested for equality, so any order is correct.
     return (left > right) - (left < right)
 
 
@@ -141,7 +141,7 @@ class Node:
 
     Attributes:
         is_condition: whether its value is always true, false or unknown.
-        depth: nodes on the longest path down from here, itself included.
+        depth: nodes on the longest path down from this node, including this node.
     """
 
     is_condition = True

@@ -140,7 +140,7 @@ class _Parser:
         return token
 
     def _is_at(self, *texts: str) -> bool:
-        """Whether these signs or keywords come next."""
+        """Whether these signs or keywords are the next tokens."""
         for number, text in enumerate(texts, self._next):
             if number >= len(self._tokens):
                 return False

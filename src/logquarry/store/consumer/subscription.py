@@ -129,7 +129,8 @@ def sent_back(
     properties[props.DELAY] = str(level)
     if not properties.get(props.ORIGIN_MESSAGE_ID, "").strip():
         properties[props.ORIGIN_MESSAGE_ID] = message.message_id
-    # Encoded here: the order of Java's map depends on how it was filled, here by parsing.
+    # Encode here: the order of Java's map depends on the order of its insertions, here that of the
+    # parser.
     order = java.hash_map_order(properties)
     return Message(
         topic,

@@ -8,7 +8,7 @@
 
 Each file is written whole under a temporary name, synced and renamed before the next step. An
 application numbers its loads upwards, like Delta Lake's ``txnAppId`` and ``txnVersion``: a version
-that is not above the last one is already in the log.
+that is not above the last version is already in the log.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def read_document(path: Path) -> dict[str, Any] | None:
     """Read a JSON document that this module wrote, None if it does not exist.
 
     Raises:
-        CorruptFile: if it is something else.
+        CorruptFile: if the file is not a JSON document of this module.
     """
     try:
         document = json.loads(path.read_bytes())
@@ -226,19 +226,20 @@ def read_document(path: Path) -> dict[str, Any] | None:
 
 
 def write_document(disk: Disk, path: Path, document: dict[str, Any]) -> None:
-    """Write a JSON document durably, replacing the one before."""
+    """Write a JSON document durably, replacing the earlier document."""
     disk_json(disk, path, {"written_by": _WRITTEN_BY, **document})
 
 
 def remove_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None) -> None:
-    """Delete segments, and those of earlier versions of the same application.
+    """Delete the segments of a load, and of earlier versions of the same application.
 
-    Segments that cannot be deleted stay; they will not be loaded.
+    Segments that cannot be deleted stay; no load uses them.
 
     Args:
         folder: ``loads``.
-        load: a load that is in the log, or will never be.
-        names: only these segments of this version; default: all of this and of older versions.
+        load: a load that is in the log, or is never loaded.
+        names: only these segments of this version (default: all segments of this and of older
+            versions).
     """
     own = folder / load.staged
     if names is not None:

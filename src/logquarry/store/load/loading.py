@@ -10,8 +10,8 @@ before any other put (:func:`pending_load`, :meth:`Loads.finish`):
 - If the segments are intact, it finds the part that is in the log and appends the rest. The log
   becomes what it would have become without the crash.
 - If a segment is missing or damaged, but all frames are in the log, only the ledger is written.
-- Else it rolls the load back: it truncates the log to the load's start and keeps the bytes after
-  that in quarantine. The load can then be repeated.
+- Else it rolls the load back: it truncates the log to the load's start and keeps the removed bytes
+  in quarantine. The load can then be repeated.
 
 Readers see all whole messages of the log, also those of an unfinished load.
 """
@@ -56,7 +56,7 @@ class Loaded:
     Attributes:
         rows: messages that this call appended.
         bytes: bytes of their frames.
-        start: the log's end before.
+        start: the log's end before the load.
         end: the log's end now.
         was_there: whether an earlier call had done the load; then this call did nothing.
     """
@@ -190,14 +190,14 @@ class Pending:
 
 
 def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> Pending | None:
-    """Prepare an interrupted load: what to finish once the store is open, None for nothing.
+    """Return the interrupted load to finish once the store is open; None if there is none.
 
-    Call it with the lock held, before anything else of the store is read. If the load cannot be
-    finished it is rolled back here, and the store needs a recovery.
+    Hold the lock, and call this before you read any other part of the store. If the load cannot be
+    finished, this rolls it back, and the store needs a recovery.
 
     Raises:
         CorruptFile: if the intent is unreadable.
-        StoreUnavailable: if the load must be rolled back and cannot be.
+        StoreUnavailable: if the load must be rolled back, but the rollback is impossible.
     """
     ledger = Ledger(disk, root)
     intent = ledger.intent()
@@ -236,7 +236,7 @@ def _is_whole(root: Path, config: StoreConfig, intent: Intent) -> bool:
 
 
 def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent: Intent) -> None:
-    """Truncate the log to a load's start. The recovery that follows adapts queues and index."""
+    """Truncate the log to a load's start. The recovery after it adapts queues and index."""
     layout = StoreLayout.open(root, config)
     settings = with_sizes(config, layout)
     AbortFile(disk, root).make()

@@ -56,7 +56,8 @@ class LiveRetention:
         clock: gives the time in milliseconds.
 
     Attributes:
-        removed: called after log files were deleted, so that holders of their bytes release them.
+        removed: called after log files were deleted, so that holders of their bytes release these
+            bytes.
     """
 
     def __init__(
@@ -83,12 +84,12 @@ class LiveRetention:
         self._clock = clock
         self._working = threading.Lock()
         self._is_ended = False
-        # The log's start when queues and index were last checked.
+        # The log's start at the last check of queues and index.
         self._derived_at = -1
         self.removed: Callable[[], None] = lambda: None
 
     def plan(self, rules: RetentionRules, *, always_derived: bool = True) -> RetentionPlan:
-        """Plan what to delete now. Changes nothing.
+        """Plan which files to delete now. Changes nothing.
 
         Args:
             rules: what may be deleted.
@@ -138,7 +139,7 @@ class LiveRetention:
                     logger.info("%s: deleted: %s", self._root / file.path, file.reason)
                     self._log.remove_first()
             finally:
-                # Also for files deleted before one that failed.
+                # Also for files that were deleted before a deletion failed.
                 self.removed()
             for key, files in plan.queues:
                 self._require_open()
@@ -161,13 +162,13 @@ class LiveRetention:
     def _cut_transactions(self, plan: RetentionPlan) -> None:
         for name in (STATE_TABLE, REDO_LOG):
             gone = [file.base for file in plan.transactions if file.path.startswith(f"{name}/")]
-            # In a store of the other dialect these files are not open, and stay.
+            # In a store of the other dialect these files are not open, so they stay.
             if gone and self._transactions is not None:
                 self._require_open()
                 self._transactions.remove_until(name, gone[-1])
 
     def end(self) -> None:
-        """Refuse further deletions and wait for the current one: the store is closing."""
+        """Refuse further deletions and wait for the current deletion: the store is closing."""
         self._is_ended = True
         with self._working:
             logger.debug("%s: retention has ended", self._root)
@@ -178,7 +179,7 @@ class RetentionService(Service):
 
     Args:
         retention: plans and deletes.
-        config: when to delete what.
+        config: the hours and the rules of deletion.
         root: the store's folder.
         health: health of the store.
         clock: gives the time in milliseconds.
@@ -205,7 +206,7 @@ class RetentionService(Service):
         self._use = use
 
     def due(self) -> RetentionRules | None:
-        """The rules that apply now, None for nothing to do."""
+        """The rules that apply now; None if there is nothing to delete."""
         config = self._config
         found = self._use(self._root / COMMIT_LOG)
         return rules_due(

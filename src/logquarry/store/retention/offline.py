@@ -42,7 +42,7 @@ def retain(
 
     Args:
         path: the store's folder.
-        rules: what may be deleted.
+        rules: which log files may be deleted.
         apply: whether to delete the files.
         config: the store's settings; missing sizes are inferred from the files.
         clock: gives the time for computing ages, in milliseconds.
@@ -84,7 +84,7 @@ def retain(
 
 
 def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str | None:
-    """Why no file may be deleted now, None if files may be deleted."""
+    """The reason why no file may be deleted now; None if deletion is possible."""
     unsupported = refusal(layout, Action.RETAIN)
     if unsupported is not None:
         return str(unsupported).removeprefix(f"{layout.root}: ")
@@ -105,10 +105,10 @@ def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str 
 # Applying a plan
 #
 # The log's files are deleted first, from its start on, and each deletion is synced before the next.
-# So a crash leaves a log that starts later, but never one with a hole. Queues and index follow.
-# Readers and RocketMQ skip their entries before the log's start, so after a crash nothing needs a
-# repair, and the next retention finishes the work. In the opposite order a crash would leave
-# messages in the log that no queue names.
+# So a crash leaves a log that starts later, but never a log with a hole. Then the files of queues
+# and index are deleted. Readers and RocketMQ skip their entries before the log's start, so after a
+# crash nothing needs a repair, and the next retention finishes the work. In the opposite order a
+# crash would leave messages in the log that no queue names.
 #
 # The log's end, the durable offset and the checkpoint do not change.
 

@@ -44,8 +44,8 @@ class ExpiredFile:
         base: offset of its first byte (its name); 0 for an index file.
         size: its bytes.
         reason: why it is deleted.
-        last_timestamp: for log files, store time in ms of its last message, or of the next message
-            after the file if it has none; else None.
+        last_timestamp: for a log file the store time in ms of its last message, or if it has no
+            message, of the next message after the file; else None.
     """
 
     path: str
@@ -126,7 +126,7 @@ class RetentionPlan:
         queues: files of consume queues, by queue, oldest first.
         index: index files, oldest first.
         transactions: files of 3.x's state table, then of its redo log, oldest first.
-        stays_because: why the first log file that stays does.
+        stays_because: why the first log file that stays is not deleted.
         disk: use of the log's disk, None if unknown.
         messages: for each topic, messages in its queues that are deleted.
         unread: messages among them that consumers have not read.
@@ -267,11 +267,11 @@ class _Planner:
 
     # -------------------------------------------------------------------------------------- log
     def _expired(self, disk: DiskUse | None) -> tuple[tuple[ExpiredFile, ...], str]:
-        """The log files to delete, and why the next one stays."""
+        """The log files to delete, and the reason why the next file stays."""
         log = self._log
         if not log.files:
             return (), "there is no log"
-        # The last file is the one with the last message; files created in advance come after it.
+        # The last file is the one with the last message; files created in advance follow it.
         last = log.index_of(max(self._end - 1, log.start))
         found: list[ExpiredFile] = []
         for number, file in enumerate(log.files):
@@ -308,7 +308,7 @@ class _Planner:
             return None, None
         time = self._time_of(file)
         if time is None:
-            return None, "no message shows its age"
+            return None, "its age is unknown: it and the log after it have no message"
         age = self._now - time
         stored = f"its last message was stored {text.time_text(time)}"
         if age < limit:
@@ -320,7 +320,7 @@ class _Planner:
         return time, None
 
     def _time_of(self, file: StoreFile) -> int | None:
-        """The age of a file by the store time of its last message, else of the next message."""
+        """The time from which a file's age counts: of its last message, else of the next one."""
         time = last_time_in(self._layout, file)
         if time is None:
             time = first_time_from(self._layout, file.base + self._log.file_size, self._end)
@@ -348,13 +348,13 @@ class _Planner:
             return disk, f"the disk is {disk.ratio:.1%} full; {most:.1%} are allowed"
         freed = freed_bytes(self._root / file.path)
         if not freed:
-            return disk, "it has a second name elsewhere: deleting it frees nothing"
+            return disk, "it has a second name (hard link): deleting it frees no space"
         reasons.append(f"the disk is {disk.ratio:.1%} full, more than {most:.1%}")
         return disk.without(freed), None
 
     # -------------------------------------------------------------------------- queues and index
     def _expired_queue(self, queue: ConsumeQueue, cut: int) -> tuple[ExpiredFile, ...]:
-        """The leading files of a queue without an entry of a kept message."""
+        """The leading files of a queue that have no entry of a kept message."""
         sequence: FileSequence = queue.sequence
         if len(sequence.files) < 2:
             return ()
@@ -392,7 +392,7 @@ class _Planner:
         return tuple(found)
 
     def _first_kept(self, queue: ConsumeQueue, start: int) -> int:
-        """The first queue offset whose message is at or after a physical offset, else the max."""
+        """The first queue offset whose message is at or after a physical offset; else the end."""
         for first, units in queue.runs(0, queue.max_offset):
             at, chunk = 0, _FIRST_CHUNK
             while at < len(units):

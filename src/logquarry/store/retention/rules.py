@@ -27,7 +27,7 @@ _GROWTH: Final = 8
 def last_time_in(layout: StoreLayout, file: StoreFile) -> int | None:
     """Store time in ms of the last message that starts in a file; None if there is none.
 
-    Usually reads only the last mebibyte of the file: a frame names its own offset, so a walk may
+    Usually reads only the last MiB of the file: a frame contains its own offset, so a walk may
     start anywhere.
     """
     start, stop = file.base, file.base + layout.commit_log.file_size
@@ -87,7 +87,7 @@ class DiskUse:
         return self.used / whole if whole else 0.0
 
     def without(self, freed: int) -> DiskUse:
-        """The use after ``freed`` bytes were freed."""
+        """The use of the disk after ``freed`` bytes were freed."""
         freed = min(freed, self.used)
         return DiskUse(self.used - freed, self.usable + freed)
 
@@ -117,7 +117,7 @@ def freed_bytes(path: Path) -> int:
 # The rules, and when a running store applies them
 #
 # A log file is deleted only if *all* given rules allow it, so that adding a rule never deletes
-# more. (RocketMQ deletes what has expired, and more if the disk is full.)
+# more. (RocketMQ deletes all expired files, and more files if the disk is full.)
 
 HOUR_MS: Final = 3_600_000
 FORCIBLY_RATIO: Final = 0.85
@@ -134,7 +134,8 @@ class RetentionRules:
 
     Attributes:
         older_than_ms: files whose last message was stored at least this long ago.
-        max_disk_ratio: the oldest files, as long as the used part of the disk (0 to 1) is larger.
+        max_disk_ratio: the oldest files, as long as the used part of the disk is larger than this
+            (0 to 1).
         keep_bytes: files before this many newest bytes of the log.
         most_files: at most this many log files at a time.
 
@@ -162,7 +163,7 @@ class RetentionRules:
         if self.keep_bytes is not None and not self.keep_bytes >= 0:
             raise UsageError(f"the bytes to keep are {self.keep_bytes}, and must not be negative")
         if self.most_files is not None and self.most_files < 1:
-            raise UsageError(f"the most files are {self.most_files}, and must be at least 1")
+            raise UsageError(f"most_files is {self.most_files}; it must be at least 1")
 
     def to_json(self) -> dict[str, Any]:
         """The rules as a JSON document."""
@@ -202,7 +203,7 @@ def delete_hours(when: str) -> frozenset[int]:
     """Parse ``deleteWhen``: an hour such as ``04``, or several separated by ``;``.
 
     Raises:
-        UsageError: if one is no hour of a day.
+        UsageError: if a part of the text is no hour of a day.
     """
     hours = [part.strip() for part in when.split(";")]
     if not all(re.fullmatch("[0-9]{1,2}", hour) and int(hour) < _HOURS for hour in hours):
@@ -232,7 +233,7 @@ def rules_due(
     most_files: int,
     zone: tzinfo | None = None,
 ) -> RetentionRules | None:
-    """The rules that a running store applies now, None for none (``CleanCommitLogService``).
+    """Return the rules to apply now; None to delete nothing (``CleanCommitLogService``).
 
     In the hours of ``delete_when``: delete all expired files. At any hour: if the disk is fuller
     than ``max_disk_ratio``, delete expired files until it is not. With ``forcibly``: if the disk is

@@ -2,7 +2,7 @@
 
 Lists the consumer groups, the delivery of delayed messages and the open transactions that still
 need expiring messages. The retention does not wait for them, as in RocketMQ; the plan only reports
-them. If a reader's offset is unknown, all of the expiring messages count as unread.
+them. If the offset of a group is unknown, all of its expiring messages count as unread.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from logquarry.store.consumer.subscription import RETRY_PREFIX
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_by
 
 DELAYED: Final = "(delayed messages that are not delivered)"
-"""In place of a consumer group: the delivery of delayed messages has not read them."""
+"""Replaces the consumer group if the delivery of delayed messages has not read the messages."""
 OPEN: Final = "(transactions that are open)"
-"""In place of a consumer group: half or PREPARED messages of open transactions."""
+"""Replaces the consumer group for half or PREPARED messages of open transactions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def unread(
     delivered = {level - 1: offset for level, offset in levels.items()}
     groups = {group for _, group in consumed} - {GROUP}
     readers = {name: offsets for name, offsets in consumed.items() if name[1] in groups}
-    # A group that consumes anything consumes its retry topic too.
+    # Each consumer group also consumes its retry topic.
     readers = {(RETRY_PREFIX + group, group): {} for group in groups} | readers
     readers[delay.SCHEDULE_TOPIC, DELAYED] = delivered
     by_topic: dict[str, list[int]] = defaultdict(list)

@@ -9,11 +9,12 @@
         v
     put, in bulk                         -> progress: next offset of each level
 
-Guarantees: messages of one level are delivered in the order of its queue, each once. None is
-skipped, except those that cannot be delivered (they are logged, and stay in the log). Messages of
+Guarantees: messages of one level are delivered in the order of its queue, each once. The delivery
+    skips only messages that cannot be delivered (it logs a warning, and they stay in the log).
+    Messages of
 several levels that are due together are delivered in the order of their due times. A failed put is
-repeated by the next call. If the clock was set back, no message waits longer than its level's
-delay: as in RocketMQ, a message due later than now plus its delay is due at once.
+repeated by the next call. If the clock was set back, a message waits at most its level's delay: as
+in RocketMQ, a message due later than now plus its delay is due at once.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ _BYTES_AT_ONCE: Final = 8 << 20
 _LEAST_TAGS_CODE: Final = -(1 << 31)
 """Smaller values are addresses in ConsumeQueueExt, not times."""
 DELAYS_S: Final = (60, 600, 3_600, 12 * 3_600, 24 * 3_600, 3 * 24 * 3_600)
-"""Upper bounds in seconds of the classes of delays, as in RocketMQ 5; one more class has none."""
+"""Upper bounds (s) of the classes of delays, as in RocketMQ 5; a last class has no bound."""
 _MS: Final = 1_000
 
 
 class Put(NamedTuple):
-    """The result of a put: the number of appended messages, and why not all were."""
+    """The result of a put: the number of appended messages, and why the others failed."""
 
     appended: int
     error: StoreUnavailable | MessageRejected | None
@@ -158,7 +159,7 @@ class DelayedDelivery:
 
     # ------------------------------------------------------------------------------------ start
     def _find_offsets(self) -> None:
-        """Find where to continue: at the saved offsets, after deliveries found in the log."""
+        """Find the offsets to continue at: the saved ones, advanced past deliveries in the log."""
         saved = self._progress.load()
         if saved is not None:
             self.offsets = dict(saved.offsets)
@@ -183,10 +184,11 @@ class DelayedDelivery:
             self._find_delivered(saved, min(waiting))
 
     def _find_delivered(self, saved: Progress | None, first: int) -> None:
-        """Skip deliveries found in the log; the first waiting message is at ``first`` in it."""
+        """Skip deliveries found in the log; the first waiting message is at offset ``first``."""
         start, unique = first, True
         if saved is None:
-            # No delivery yet, or the file is lost: then only a log from 0 on shows all.
+            # There was no delivery yet, or the file is lost. Then only a log that starts at 0 shows
+            # all deliveries.
             unique = self._log.start > 0
         elif saved.position != UNKNOWN:
             if saved.position > self._log.end:
@@ -197,7 +199,7 @@ class DelayedDelivery:
             logger.warning("%d delayed messages were already delivered: found in the log", known)
 
     def _waiting(self) -> list[int]:
-        """For each level the physical offset of the first message not known as delivered."""
+        """By level, the physical offset of the first message that is not known to be delivered."""
         found: list[int] = []
         for queue_id in self._log.schedule_queues():
             queue = self._log.schedule_queue(queue_id)
@@ -281,7 +283,7 @@ class DelayedDelivery:
             for at in np.flatnonzero(there).tolist()
         ]
         if count and not found:
-            # Only entries that were never written: skip them.
+            # These are only entries that were never written: skip them.
             self.offsets[level] = start + count
         return found, count == len(units) and start + count < high
 
@@ -298,7 +300,7 @@ class DelayedDelivery:
         return times
 
     def _deliver(self, due: list[_Due]) -> tuple[int, int]:
-        """Put due messages, as many as one call may hold.
+        """Put due messages, at most as many as one put call takes.
 
         Returns:
             The number of delivered messages, and of finished ones (delivered or skipped).
@@ -331,7 +333,8 @@ class DelayedDelivery:
                 failure = refusal
                 passed = passed[: passed.index(taken[count])]
                 break
-            # It can never be delivered; if it were not skipped, all after it would wait for ever.
+            # Skip this message: it can never be delivered, and all messages after it would wait
+            # forever.
             refused = count if count or refusal.index is None else refusal.index
             reasons[taken[refused]] = str(refusal)
             taken = taken[count:refused] + taken[refused + 1 :]
@@ -349,7 +352,7 @@ class DelayedDelivery:
             assert message.born_timestamp is not None
             delays = self.delays.get(message.topic)
             if delays is None:
-                # Replaced, not changed: other threads read the table.
+                # Replace the table and do not change it: other threads read it.
                 self.delays = self.delays | {message.topic: (delays := Delays())}
             delays.add(one.time - message.born_timestamp)
 
@@ -383,8 +386,9 @@ class DelayedDelivery:
 # The thread that delivers while a store is open (``ScheduleMessageService``)
 
 _INTERVAL_MS: Final = 100
-"""How often the queues are checked (``DELAY_FOR_A_WHILE``). A fixed interval, because the clock may
-be set while the thread sleeps."""
+"""Interval of the checks of the queues (``DELAY_FOR_A_WHILE``). A fixed interval, because the clock
+may be set while the thread sleeps.
+"""
 _BETWEEN_SAVES: Final = 20_000
 """Most deliveries between two checks whether to save the progress."""
 

@@ -57,7 +57,7 @@ def due_message(frame: Frame) -> Message:
 # periodically, so after a crash it is outdated. The second file is ours: the log's end at the time
 # when the first file was written. Later deliveries are in the log after that position and can be
 # found there. The second file counts only together with the version of the first file that it was
-# written for; if another program has written the first file since, the position is unknown.
+# written for; if another program has written the first file later, the position is unknown.
 #
 # Order: sync the log, write the second file (with the entry before, which stays valid until the
 # first file is written), write the first file. So the offsets never count a delivery that the log
@@ -76,8 +76,8 @@ class Progress(NamedTuple):
 
     Attributes:
         offsets: delay level -> next queue offset of its queue in the schedule topic.
-        position: physical offset in the log: deliveries before it are counted in ``offsets``, those
-            after it are not; UNKNOWN if not known.
+        position: physical offset in the log: ``offsets`` counts the deliveries before it, and no
+            delivery after it; UNKNOWN if not known.
     """
 
     offsets: dict[int, int]
@@ -111,7 +111,7 @@ class DelayProgress:
     def load(self) -> Progress | None:
         """The saved progress, None if there is none.
 
-        If RocketMQ's file is lost or unreadable, our file has the offsets too.
+        If RocketMQ's file is lost or unreadable, the offsets are taken from our file.
         """
         loaded = self._file.load()
         marks = self._read_marks()
@@ -131,7 +131,7 @@ class DelayProgress:
         """
         saved = self._saved
         is_known = saved is not None and saved.offsets == progress.offsets
-        # A saved position after the log's end is from before a truncation.
+        # A saved position after the log's end was written before a truncation.
         if saved is not None and is_known and 0 <= progress.position - saved.position < _FAR:
             return False
         self._sync_log()
@@ -183,13 +183,13 @@ def _offsets(table: Mapping[str, Any]) -> dict[int, int]:
 # lost and none is delivered twice.
 
 Pending = Callable[[int, int], Iterator[tuple[int, Frame | None]]]
-"""(level, queue offset) -> queue offset and message of each entry of its queue from there on."""
+"""(level, queue offset) -> queue offset and message of each later entry of the level's queue."""
 
 _SCHEDULE_TOPIC: Final = delay.SCHEDULE_TOPIC.encode()
 _NEEDLE: Final = f"{props.DELAY}{props.NAME_VALUE_SEPARATOR}".encode()
 _UNIQUE: Final = f"{props.UNIQ_KEY}{props.NAME_VALUE_SEPARATOR}".encode()
 _LOOK_AHEAD: Final = 256
-"""Most messages that may have been skipped between two deliveries."""
+"""Most messages that the delivery may have skipped between two deliveries."""
 
 
 def advance(
@@ -220,7 +220,7 @@ def advance(
 
 
 class _Waiting:
-    """The messages of one level that are not known as delivered."""
+    """The messages of one level that are not known to be delivered."""
 
     def __init__(self, pending: Iterator[tuple[int, Frame | None]], unique: bool) -> None:
         self._rest = pending
@@ -228,7 +228,7 @@ class _Waiting:
         self._next: list[tuple[int, Message]] = []
 
     def take(self, delivered: Message) -> int | None:
-        """The queue offset of the message that was delivered here; None if there is none.
+        """The queue offset of the waiting message that a frame delivers; None if there is none.
 
         The messages before it are skipped, because the delivery keeps the order.
         """

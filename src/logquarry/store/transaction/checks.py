@@ -8,18 +8,19 @@
 
 A check puts an open half message at the progress offset back as a new half message, with
 TRANSACTION_CHECK_TIMES one higher, before it calls the listener; so the progress can advance. The
-rules are RocketMQ's, in its order, except where that would lose messages:
+rules are RocketMQ's, in its order, unless they would lose messages:
 
 - The check calls the listener for half messages older than the timeout, or than their
-  CHECK_IMMUNITY_TIME_IN_SECONDS. Younger half messages with that property are put back; younger
-  ones without it make the check stop there.
+  CHECK_IMMUNITY_TIME_IN_SECONDS. A younger half message with that property is put back. At a
+  younger half message without it the check stops.
 - Half messages that were checked ``most_checks`` times, or are older than the retention, are moved
-  to TRANS_CHECK_MAX_TIME_TOPIC. (RocketMQ counts immune ones too, and moves them unchecked.)
+  to TRANS_CHECK_MAX_TIME_TOPIC. (RocketMQ counts immune half messages too, and moves them
+  unchecked.)
 
-Guarantees, also after a crash: a committed half message is not committed again, and one that was
-put back is checked once. For that, the first check after the opening reads the log for commits and
-for half messages that were put back. The progress is saved after a sync of the log, so that it
-never passes a half message whose successor may be lost.
+Guarantees, also after a crash: a committed half message is not committed again, and a half message
+that was put back is checked once. For that, the first check after the opening reads the log for
+commits and for half messages that were put back. The progress is saved after a sync of the log, so
+a power cut cannot lose the copy of a half message that the progress has passed.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ class _Round:
 
     Attributes:
         start: queue offset of the first half message.
-        next: queue offset of the next half message to check; those before it are finished.
+        next: queue offset of the next half message to check; all half messages before it are
+            finished.
         ops: queue offset of each half message that an op names -> queue offsets of the ops.
         old: half messages before ``start`` that ops name.
         op_start: queue offset of the first op.
@@ -188,7 +190,7 @@ class TransactionChecks:
         self._broker = broker
         self._lock = threading.Lock()
         self._checker: int | None = None
-        # For each queue, what the first check found about half messages from before the opening.
+        # For each queue, the first check's findings about half messages from before the opening.
         self._before: dict[int, _Before] = {}
 
     def check(self, listener: Listener, now: int) -> CheckReport:
@@ -347,9 +349,10 @@ class TransactionChecks:
             return False
         moved = self._put_back(half, check_times=times + 1)
         if moved is None:
-            # It can still be ended in its place; until then the check does not skip it.
+            # The half message can still be ended at its offset; until then the check does not skip
+            # it.
             return self._ask(half, half, times + 1, listener, report)
-        # From here on the half message that was put back is the one to check.
+        # From here on the check uses the half message that was put back.
         round_.next = offset + 1
         self._ask(half, moved, times + 1, listener, report)
         return True
@@ -365,7 +368,7 @@ class TransactionChecks:
     def _append_half(self, half: Frame, message: Message) -> PutResult | None:
         """Put a copy of a half message; None if the store rejects it.
 
-        The store may have smaller limits now, or no room for one more property.
+        The store may have smaller limits now, or no space for one more property.
         """
         try:
             return self._append(message)[0]
@@ -380,7 +383,7 @@ class TransactionChecks:
     def _ask(
         self, half: Frame, moved: Frame, times: int, listener: Listener, report: CheckReport
     ) -> bool:
-        """Call the listener and do what it decides; returns whether the transaction ended."""
+        """Call the listener and carry out its decision; return whether the transaction ended."""
         try:
             topic, queue_id = halves.destination(half)
         except MessageRejected as error:
@@ -421,7 +424,7 @@ class TransactionChecks:
 
     # ------------------------------------------------------------------------- first check
     def _look_back(self, queue: Queue, round_: _Round, stop: int) -> _Before:
-        """What the log shows about the half messages that are open at the first check."""
+        """Read from the log the outcomes of the half messages that are open at the first check."""
         opened: dict[int, _Identity] = {}
         moved: set[int] = set()
         last: dict[object, int] = {}
@@ -442,7 +445,7 @@ class TransactionChecks:
         return _Before(moved, self._committed(opened) if opened else set())
 
     def _committed(self, opened: dict[int, _Identity]) -> set[int]:
-        """Those of some half messages (by physical offset) that a committed message names.
+        """The half messages among some (by physical offset) that a committed message names.
 
         A committed message may be put again later: sent back by a consumer, delayed, or imported.
         Such a copy still has type COMMIT, but names offset 0 or an offset of another log. So its
@@ -467,7 +470,7 @@ class TransactionChecks:
 
 
 class _Before(NamedTuple):
-    """What the first check found.
+    """The result of the first check's search in the log.
 
     Attributes:
         moved: queue offsets of half messages that were put back later in the queue.
@@ -484,7 +487,7 @@ def _identity(committed: Frame) -> _Identity:
 
 
 def _immunity_ms(values: dict[str, str]) -> int | None:
-    """CHECK_IMMUNITY_TIME_IN_SECONDS in milliseconds, None without one (``getImmunityTime``)."""
+    """CHECK_IMMUNITY_TIME_IN_SECONDS in ms; None without this property (``getImmunityTime``)."""
     text = values.get(props.CHECK_IMMUNITY_TIME)
     seconds = java.NO_NUMBER if text is None else java.digits(text)
     return None if seconds == java.NO_NUMBER else seconds * _MS

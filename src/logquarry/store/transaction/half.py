@@ -202,7 +202,7 @@ def given_up(half: Frame) -> Message:
 # Counting open half messages from the files of a store
 
 FrameAt = Callable[[int], Frame | None]
-"""Reads the message at a physical offset, None if there is no sound one."""
+"""Reads the message at a physical offset; None if there is no sound message."""
 
 
 def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
@@ -216,7 +216,7 @@ def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
 
 @dataclass(slots=True)
 class _Known:
-    """What was read of one queue.
+    """The part of one queue that was read.
 
     Attributes:
         halves: queue offset up to which half messages were read.
@@ -275,7 +275,7 @@ def _is_another(known: _Known, halves: Queue, ops: Queue | None) -> bool:
 
 
 def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) -> None:
-    """Read new messages; halves first, because an op comes after its half."""
+    """Read new messages; halves first, because an op is put after its half."""
     stop = halves.max_offset
     for at, entry in halves.entries(max(known.halves, halves.min_offset), stop):
         half = None if entry.is_filler else frame_at(entry.physical_offset)

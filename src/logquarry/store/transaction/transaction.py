@@ -48,10 +48,10 @@ class TransactionState(enum.StrEnum):
 
 
 class Transaction:
-    """One message that is put or not, as a transaction. Made by ``store.transaction``.
+    """A message whose put is committed or rolled back. Made by ``store.transaction``.
 
     A context manager: the start of the block puts the half message. The end of the block rolls the
-    transaction back if it was neither committed nor left open, also without an exception. If the
+    transaction back, also without an exception, unless it was committed or left open. If the
     process dies in the block, a check ends the transaction.
 
     Attributes:
@@ -81,7 +81,7 @@ class Transaction:
         return props.decode_bytes(self.half.properties).get(props.UNIQ_KEY)
 
     def commit(self) -> PutResult:
-        """Put the message, and wait for flush and replica as the message asks.
+        """Put the message, and wait for flush and replica if the message requests it.
 
         Returns:
             The result of the put.
@@ -134,7 +134,7 @@ class Transaction:
             raise UsageError("the transaction has already ended")
         return self.half
 
-    # For the service, with its lock held.
+    # The service calls these methods with its lock held.
     def moved(self, half: Frame) -> None:
         """Record that the half message was put back."""
         self.half = half
