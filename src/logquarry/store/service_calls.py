@@ -44,7 +44,7 @@ class ServiceCalls(ABC):
 
         Returns:
             The number of messages. They are in the log; the dispatcher adds them to queues later
-            (:meth:`wait_dispatched`).
+            (:meth:`BaseWriter.wait_dispatched`).
 
         Raises:
             StoreUnavailable: if a message could not be put. The next call continues with that

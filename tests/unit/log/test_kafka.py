@@ -99,7 +99,7 @@ def test_only_what_is_needed_is_read(golden: Path) -> None:
         ({"columns": "body"}, "columns: there is no column 'body'; Kafka's are key, value"),
         ({"columns": "key,headers"}, "columns: the column headers needs includeHeaders"),
         ({"columns": "key,key"}, "columns: a column is named twice"),
-        ({"columns": ""}, "columns: names nothing"),
+        ({"columns": ""}, "columns: is empty"),
     ],
 )
 def test_columns_that_are_none(options: dict[str, str], text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -51,7 +52,8 @@ def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.put(lq.Message("t", keys="k"))
     with lq.MessageStore.open(tmp_path, mode="rw") as store:
-        assert store.config == config()
+        # The writer takes the kind of index from the files too.
+        assert store.config == dataclasses.replace(config(), index_tags=False)
         store.put(lq.Message("t"))
     with pytest.raises(lq.errors.CorruptStore):
         opened(tmp_path, mapped_file_size_commit_log=8192)

@@ -157,7 +157,7 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
         StoreUnavailable: if a file was renamed, or belongs to a log with files of another size.
     """
     files = layout.commit_log
-    _check_others(layout)
+    check_renamed(layout)
     size = files.file_size
     if not size:
         return []
@@ -253,7 +253,7 @@ def _check_length(layout: StoreLayout, file: StoreFile) -> None:
         )
 
 
-def _check_others(layout: StoreLayout) -> None:
+def check_renamed(layout: StoreLayout) -> None:
     """Check that no file of the log has a name like ``00000000000000000000.bak``.
 
     Copies of existing files, and of files from before the log's start, are ignored.

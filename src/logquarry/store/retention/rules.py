@@ -16,7 +16,6 @@ from typing import Any, Final
 from logquarry.disk.queue_folders import link_of
 from logquarry.documents import document
 from logquarry.errors import UsageError
-from logquarry.log import columns
 from logquarry.log.layout import StoreFile, StoreLayout
 from logquarry.log.walk import LogReader, Run
 
@@ -57,6 +56,9 @@ def _last_time(layout: StoreLayout, start: int, stop: int, *, resync: bool) -> i
 
 
 def _time(run: Run, at: int) -> int:
+    # Statistics use this module too, and a quick command does not need pyarrow.
+    from logquarry.log import columns
+
     rows = run.rows[at:] if at < 0 else run.rows[at : at + 1]
     return int(columns.fixed_fields(run.window, rows, ("store_timestamp",))["store_timestamp"][0])
 

@@ -391,7 +391,7 @@ def test_an_unfinished_salvage_opens_as_no_store(made: Made, tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         salvage(StoreLayout.open(made.root), tmp_path / "new", pause=pause)
     assert facts(made.root) == before
-    with pytest.raises(StoreNotFound, match="was not finished"):
+    with pytest.raises(StoreNotFound, match="an unfinished salvage is here"):
         StoreLayout.open(tmp_path / "new")
     with pytest.raises(StoreNotFound, match=r"\.salvage"):
         lq.MessageStore.open(tmp_path / "new", mode="rw")
