@@ -109,7 +109,7 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def app() -> None:
-    """Read, check, repair, export and import the message store of an Apache RocketMQ 4.9 broker.
+    """Read, check, repair, export and import the message store of an Apache RocketMQ broker.
 
     No broker is needed. STORE is the folder that holds commitlog/ (the broker's storePathRootDir),
     or a URL. info, messages, verify, diff, stats, report and export work beside a running broker.

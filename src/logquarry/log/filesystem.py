@@ -336,9 +336,12 @@ def local_folder(
     """The local folder that the caller wants to write.
 
     Raises:
-        UsageError: if it is a URL: as a path it would name a folder called ``s3:``.
+        UsageError: if it is a URL: as a path it would name a folder called ``s3:``; or if it is
+            empty, as from an unset variable: it would name the working directory.
     """
     name = without_file_scheme(os.fsdecode(path))
+    if not name:
+        raise UsageError("the path is empty")
     if "://" in name:
         raise UsageError(f"{name}: {refusal}")
     return Path(name).absolute()

@@ -57,6 +57,7 @@ from logquarry.repair.rebuild.build import (
     write_note,
 )
 from logquarry.repair.rebuild.queue_files import QueueFiles
+from logquarry.repair.recover.folder_check import check_file_size
 from logquarry.units import Clock, Progress, now_ms
 
 _BUILD: Final = "rebuild"
@@ -102,7 +103,8 @@ def rebuild(
         StoreNotFound: if there is no store.
         UnsupportedStore: if logquarry cannot build the store's kind of queues or index.
         StoreUnavailable: if a process has the store open (in place), if another process uses
-            ``into``, or if the disk fails or is full; the store is unchanged.
+            ``into``, if the log's files have another size than ``config`` gives, or if the disk
+            fails or is full; the store is unchanged.
         UsageError: if a folder is invalid, or the settings belong to another store.
     """
     root = local_store(path)
@@ -115,6 +117,7 @@ def rebuild(
     for name, action in ((CONSUME_QUEUE, Action.REBUILD_QUEUES), (INDEX, Action.REBUILD_INDEX)):
         if name in names:
             require(layout, action)
+    check_file_size(layout)
     linked = [root / name for name in names if (root / name).is_symlink()]
     if into is None and apply and linked:
         raise UsageError(

@@ -11,6 +11,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Container, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -183,6 +184,40 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
     return found
 
 
+def check_file_size(layout: StoreLayout) -> None:
+    """Check that the log's files can have the size that the settings give. Reads few bytes.
+
+    Raises:
+        StoreUnavailable: if a message lies behind that size, or where another file begins: the
+            settings belong to another store, and most of the log would be read as damage.
+    """
+    files = layout.commit_log
+    if layout.config.mapped_file_size_commit_log is None or not files.file_size:
+        return
+    for file in files.files:
+        _check_length(layout, file)
+    for file, following in pairwise(files.files):
+        if file.base + files.file_size > following.base and _begins_with_own_message(
+            layout, following
+        ):
+            raise _no_place(layout, following)
+
+
+def _begins_with_own_message(layout: StoreLayout, file: StoreFile) -> bool:
+    data = layout.open_file(file.path).window(0, file.size)[: file.size]
+    rows = codec.empty_rows(1)
+    window = Window.of(data, file.base, file.size)
+    return bool(codec.walk(window, 0, len(data), rows, check_crc=True)[0])
+
+
+def _no_place(layout: StoreLayout, file: StoreFile) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{layout.filesystem.full_path(file.path)}: no log file of {layout.commit_log.file_size} "
+        "bytes can have this name, but its messages belong there: give the right size of the log's "
+        "files. Nothing was changed"
+    )
+
+
 def _why_wrong(
     layout: StoreLayout,
     file: StoreFile,
@@ -204,16 +239,12 @@ def _why_wrong(
     is_message = magic % (1 << 32) in (frame.MAGIC_V1, frame.MAGIC_V2)
     if may_be_right and (told == file.base or not is_message or file.base in known):
         return None
-    path = layout.filesystem.full_path(file.path)
     window = Window.of(data, file.base, files.file_size)
     _, code = codec.find_frame(window, 0, len(data), check_crc=True)
     if code == REACHED_STOP or (is_message and told == file.base):
         if may_be_right:
             return None
-        raise StoreUnavailable(
-            f"{path}: no log file of {files.file_size} bytes can have this name, but its messages "
-            "belong there: give the right size of the log's files. Nothing was changed"
-        )
+        raise _no_place(layout, file)
     # If all files were renamed alike, their names do not show where the log begins.
     if told < 0 or (not may_be_right and told % files.file_size != start):
         return None
@@ -224,7 +255,7 @@ def _why_wrong(
         return None
     right = f"{told:0{NAME_DIGITS}d}"
     if all(other.base != told for other in files.files):
-        raise _renamed(path, told)
+        raise _renamed(layout.filesystem.full_path(file.path), told)
     return f"it has the messages of {right}, which exists"
 
 

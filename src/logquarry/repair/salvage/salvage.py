@@ -40,6 +40,7 @@ from logquarry.read.fence import Action, require
 from logquarry.read.log_end import consume_queues
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.recover.apply import apply_safe, disk_json
+from logquarry.repair.recover.folder_check import check_file_size
 from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.salvage.other_files import LeftBehind, carried_names, carry, other_files
 from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
@@ -184,6 +185,7 @@ def salvage(
     if layout.is_live():
         raise StoreUnavailable(f"{layout.root}: a process has the store open and may be writing")
     require(layout, Action.SALVAGE)
+    check_file_size(layout)
     if into is not None:
         check_target(layout, into)
     with bars("reading") as progress:

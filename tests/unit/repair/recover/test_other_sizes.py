@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreUnavailable, UsageError
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.salvage.salvage import salvage
 from tests.helpers.small_store import bodies, config, facts, opened
 
 COUNT = 60
@@ -42,6 +46,24 @@ def test_files_of_the_log_that_are_larger(tmp_path: Path, count: int, size: int)
     lq.recover(root, apply=True, config=config())
     with opened(root) as store:
         assert len(bodies(store)) == count
+
+
+@pytest.mark.parametrize("size", [1_024, 8_192, 32_768, 1 << 20])
+def test_rebuild_and_salvage_refuse_other_sizes_of_log_files(tmp_path: Path, size: int) -> None:
+    """Else a rebuild would leave the messages out of the queues that lie behind the size."""
+    root = tmp_path / "store"
+    written(root)
+    before = facts(root)
+    wrong = config(mapped_file_size_commit_log=size)
+    arguments: tuple[dict[str, Any], ...] = ({}, {"apply": True}, {"into": tmp_path / "into"})
+    for argument in arguments:
+        with pytest.raises(StoreUnavailable, match=rf"{size}.*right size"):
+            rebuild(root, config=wrong, **argument)
+    with pytest.raises(StoreUnavailable, match=rf"{size}.*right size"):
+        salvage(StoreLayout.open(root, wrong), tmp_path / "into")
+    assert facts(root) == before
+    assert not (tmp_path / "into").exists()
+    assert rebuild(root, apply=True, config=config()).messages == COUNT
 
 
 @pytest.mark.parametrize("size", [20, 200, 4_000])
@@ -90,3 +112,17 @@ def test_a_queue_file_of_an_absurd_length(tmp_path: Path) -> None:
     lq.recover(root, apply=True, config=lq.StoreConfig(max_hash_slot_num=50, max_index_num=200))
     with lq.MessageStore.open(root) as store:
         assert len(bodies(store)) == COUNT
+
+
+@pytest.mark.parametrize("path", ["", "file://"])
+def test_an_empty_path_is_not_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    written(tmp_path)
+    before = facts(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="empty"):
+        lq.recover(path, apply=True, config=config())
+    with pytest.raises(UsageError, match="empty"):
+        rebuild(path, apply=True, config=config())
+    assert facts(tmp_path) == before
