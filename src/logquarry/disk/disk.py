@@ -393,7 +393,7 @@ class LocalDisk(Disk):
 
     def map(self, descriptor: int, size: int) -> mmap.mmap:
         """See :meth:`Disk.map`."""
-        # From Python 3.13 on a map needs no descriptor of its own.
+        # From Python 3.13 on a map keeps no second descriptor.
         options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
         mapped = mmap.mmap(descriptor, size, **options)
         if hasattr(mmap, "MADV_DONTFORK"):

@@ -3,9 +3,9 @@
 The replica appends each transfer, and checks every complete frame: magic, lengths, CRC and physical
 offset. A transfer may end inside a frame; the replica does not acknowledge an incomplete frame.
 
-At each connection the slave first requests the end of its own log again, at least its last complete
-frame, and compares it. So it finds out whether its log is a prefix of this master's log; RocketMQ's
-protocol has no request for that. ::
+At each connection the slave requests again the part that its log ends with, at least the last
+complete frame, and compares both. So it finds out whether its log is a prefix of this master's log;
+RocketMQ's protocol has no request for that. ::
 
     master  |=========================================|---- new ----...
     slave   |==========================[== compared ==]

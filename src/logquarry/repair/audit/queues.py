@@ -453,7 +453,7 @@ class SpareEntries:
     ) -> None:
         """Compare the ascending queue offsets of entries with those of their messages.
 
-        A copy has the queue offset of its own topic, which does not concern this queue.
+        The frame of a copy holds the queue offset in its topic, not the one in this queue.
         """
         shifts = np.where(owners == _OWN, queue_offsets - index, 0)
         ways = np.where(shifts != 0, _MOVED, np.where(owners == _FOREIGN, _STRANGE, _FITS))
