@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Final
 
 from logquarry.config import StoreConfig
-from logquarry.errors import StoreNotFound, UnsupportedStore
+from logquarry.errors import UnsupportedStore
 from logquarry.log.layout import StoreLayout
 from logquarry.read import features as names
 from logquarry.read.features import (
@@ -106,19 +105,6 @@ def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
     error = refusal(layout, action, mode=mode)
     if error is not None:
         raise error
-
-
-def require_at(root: Path, config: StoreConfig, action: Action, *, mode: str = "safe") -> None:
-    """:func:`require` for a folder that may hold no store yet.
-
-    Raises:
-        UnsupportedStore: if a feature of the store there forbids the action.
-    """
-    try:
-        layout = StoreLayout.open(root, config)
-    except StoreNotFound:
-        return
-    require(layout, action, mode=mode)
 
 
 def refusal(layout: StoreLayout, action: Action, *, mode: str = "safe") -> UnsupportedStore | None:

@@ -30,17 +30,16 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.locks import AbortFile, StoreLock
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.disk.service import Refusal, RunningFlags, Service
-from logquarry.errors import StoreError, StoreUnavailable, UnsupportedStore, UsageError
+from logquarry.errors import StoreError, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import delay
 from logquarry.log import codec
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import COMMIT_LOG, INDEX, StoreLayout
-from logquarry.log.log_place import LOG_ELSEWHERE
-from logquarry.read.fence import Action, require_at
+from logquarry.read.fence import Action
 from logquarry.read.log_queues import QueueKey, is_lmq
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe
-from logquarry.repair.recover.folder_check import check_entries, check_renamed
+from logquarry.repair.recover.folder_check import check_entries, refusal_to_change
 from logquarry.repair.recover.open_check import (
     NeedsRecovery,
     StoreFound,
@@ -113,12 +112,14 @@ class StoreEngine:
         self.recorder = StatsRecorder()
         self._closing = threading.Lock()
         try:
-            require_at(root, config, Action.WRITE, mode=config.recovery)
-        except UnsupportedStore as error:
-            if error.feature == LOG_ELSEWHERE:
-                # A log whose only files were renamed is not elsewhere: name the files.
-                check_renamed(StoreLayout.open(root, config))
-            raise
+            layout = StoreLayout.open(root, config)
+        except StoreNotFound:
+            # The folder holds no store yet, or other files: check_folder decides.
+            unsupported = None
+        else:
+            unsupported = refusal_to_change(layout, Action.WRITE, mode=config.recovery)
+        if unsupported is not None:
+            raise unsupported
         check_folder(root)
         disk.make_folders(root)
         with ExitStack() as undo:

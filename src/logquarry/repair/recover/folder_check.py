@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreUnavailable, UnsupportedStore
 from logquarry.format import frame, java
 from logquarry.format.rows import REACHED_STOP
 from logquarry.log import codec
@@ -39,6 +39,8 @@ from logquarry.log.layout import (
     StoreLayout,
     quarantine,
 )
+from logquarry.log.log_place import LOG_ELSEWHERE
+from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
 from logquarry.repair.recover.kept_entries import KEPT_ENTRIES
 
@@ -282,6 +284,20 @@ def _check_length(layout: StoreLayout, file: StoreFile) -> None:
             f"{position}, but the size of the log's files is {size}: give the right size. Nothing "
             "was changed"
         )
+
+
+def refusal_to_change(
+    layout: StoreLayout, action: Action, *, mode: str = "safe"
+) -> UnsupportedStore | None:
+    """The refusal of :func:`logquarry.read.fence.refusal`, None if the store allows the action.
+
+    Raises:
+        StoreUnavailable: if the log is missing only because its files were renamed.
+    """
+    found = refusal(layout, action, mode=mode)
+    if found is not None and found.feature == LOG_ELSEWHERE:
+        check_renamed(layout)
+    return found
 
 
 def check_renamed(layout: StoreLayout) -> None:

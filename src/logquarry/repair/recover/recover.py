@@ -17,12 +17,11 @@ from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreUnavailable
 from logquarry.log.filesystem import local_store
 from logquarry.log.layout import ABORT, COMMIT_LOG, DAMAGE, INDEX, StoreLayout
-from logquarry.log.log_place import LOG_ELSEWHERE
-from logquarry.read.fence import Action, refusal
+from logquarry.read.fence import Action
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe
-from logquarry.repair.recover.folder_check import check_entries, check_renamed
+from logquarry.repair.recover.folder_check import check_entries, refusal_to_change
 from logquarry.repair.recover.open_check import find_store
 from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, Step, StepKind
 from logquarry.repair.recover.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
@@ -69,10 +68,7 @@ def recover(
     root = local_store(path)
     settings = config or StoreConfig()
     layout = StoreLayout.open(root, settings)
-    unsupported = refusal(layout, Action.RECOVER, mode=mode)
-    if unsupported is not None and unsupported.feature == LOG_ELSEWHERE:
-        # A log whose only files were renamed is not elsewhere: name the files.
-        check_renamed(layout)
+    unsupported = refusal_to_change(layout, Action.RECOVER, mode=mode)
     if not apply:
         if layout.is_live():
             raise StoreUnavailable(
