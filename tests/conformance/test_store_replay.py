@@ -62,7 +62,9 @@ def test_index_files_have_the_same_content(replayed: tuple[Scenario, Path]) -> N
 def test_the_store_is_closed_in_order(replayed: tuple[Scenario, Path]) -> None:
     _, root = replayed
     names = {path.name for path in root.iterdir()}
-    assert names == {"checkpoint", "commitlog", "consumequeue", "index", "lock", ".logquarry"}
+    parts = {"checkpoint", "commitlog", "consumequeue", "index", "lock", ".logquarry"}
+    assert names == {*parts, "config"}
+    assert {path.name for path in (root / "config").iterdir()} <= {"topics.json", "topics.json.bak"}
     ours = {path.name for path in (root / ".logquarry").rglob("*") if path.is_file()}
     assert ours == {"durable"}
 

@@ -89,20 +89,22 @@ def encode_topics(
     topics: Mapping[str, TopicConfig], *, counter: int = 0, timestamp_ms: int = 0
 ) -> str:
     """Encode the document as a broker does, with its version."""
-    table = {
-        name: {
-            "order": topic.order,
-            "perm": topic.perm,
-            "readQueueNums": topic.read_queues,
-            "topicFilterType": "SINGLE_TAG",
-            "topicName": topic.name,
-            "topicSysFlag": topic.sys_flag,
-            "writeQueueNums": topic.write_queues,
-        }
-        for name, topic in topics.items()
-    }
+    table = {name: topic_entry(topic) for name, topic in topics.items()}
     version = {"counter": counter, "timestamp": timestamp_ms}
     return fastjson.encode({"dataVersion": version, "topicConfigTable": table})
+
+
+def topic_entry(topic: TopicConfig) -> dict[str, Any]:
+    """The entry of a topic in ``topicConfigTable``."""
+    return {
+        "order": topic.order,
+        "perm": topic.perm,
+        "readQueueNums": topic.read_queues,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": topic.name,
+        "topicSysFlag": topic.sys_flag,
+        "writeQueueNums": topic.write_queues,
+    }
 
 
 def decode_topic_document(text: str | bytes) -> dict[str, Any]:

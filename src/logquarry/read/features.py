@@ -23,7 +23,7 @@ from logquarry.errors import StoreNotFound
 from logquarry.format import broker_config, fastjson, java, sys_flag
 from logquarry.format.frame import MAGIC_V2, Frame
 from logquarry.log.filesystem import Entry
-from logquarry.log.layout import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, StoreLayout
+from logquarry.log.layout import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, SIDECAR, StoreLayout
 from logquarry.log.log_place import is_on, setting
 from logquarry.read import timer_wheel
 from logquarry.read.commit_log import CommitLog
@@ -459,8 +459,9 @@ class _Finder:
                 break
         if signs:
             return Writer("5.0.0", "5.4.0", tuple(signs))
-        if f"{broker_config.TOPICS_FILE}" in self._settings:
-            # 5.x writes "attributes" for each topic, and starts a timer wheel by default.
+        if broker_config.TOPICS_FILE in self._settings and SIDECAR not in self._root:
+            # 5.x writes "attributes" for each topic, and starts a timer wheel by default. This
+            # library writes the file too.
             return Writer(None, "5.0.0", (f"{CONFIG}/{broker_config.TOPICS_FILE}",))
         return Writer()
 

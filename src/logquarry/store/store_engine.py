@@ -128,6 +128,7 @@ class StoreEngine:
             self._end.callback(StoreLock(disk, root).release)
             self._abort = AbortFile(disk, root)
             pending = pending_load(root, config, disk, clock)
+            was_unclean = self._abort.exists
             found = self._find(config)
             if not (root / COMMIT_LOG).is_dir():
                 disk.sync_parent(root)
@@ -136,7 +137,7 @@ class StoreEngine:
             # seconds while another thread puts without a pause: each import waits for the GIL.
             codec.kernels()
             self.config = found.config
-            self.files = self._open_files(found)
+            self.files = self._open_files(found, was_unclean)
             self._end.callback(self.files.close)
             undo.callback(self._take_back)
             self.log, self.queues = self.files.log, self.files.queues
@@ -192,9 +193,9 @@ class StoreEngine:
         self._abort.make()
         return found
 
-    def _open_files(self, found: StoreFound) -> StoreFiles:
+    def _open_files(self, found: StoreFound, was_unclean: bool) -> StoreFiles:
         try:
-            return StoreFiles(self.disk, self.root, found, self.clock)
+            return StoreFiles(self.disk, self.root, found, self.clock, was_unclean=was_unclean)
         except BaseException:
             with contextlib.suppress(StoreError):
                 self._abort.remove()
@@ -228,6 +229,8 @@ class StoreEngine:
             self.files.index.guard()
 
     def _grown(self, requests: DispatchRequests, groups: Groups) -> None:
+        if self.files.topics is not None:
+            self.files.topics.note(groups.keys())
         self.listeners.tell(requests, groups)
 
     def _dispatch_rest(self, found: StoreFound) -> None:

@@ -30,6 +30,7 @@ from logquarry.units import Clock
 from logquarry.write.flush import Flushable
 from logquarry.write.index_writer import IndexKeeper
 from logquarry.write.queue_table import QueueTable
+from logquarry.write.topic_table import TopicTable
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class StoreFiles:
         root: the store's folder.
         found: the contents of the folder, with the settings to use.
         clock: gives the time, in milliseconds.
+        was_unclean: whether the store was not shut down cleanly.
 
     Attributes:
         disk: as given.
@@ -60,9 +62,18 @@ class StoreFiles:
         durable: the durable offset.
         index: the index, None if the store keeps none.
         transactions: state table and redo log of dialect 3.1, None in another dialect.
+        topics: the topics in ``config/``; None for a slave, which gets its master's.
     """
 
-    def __init__(self, disk: Disk, root: Path, found: StoreFound, clock: Clock) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        root: Path,
+        found: StoreFound,
+        clock: Clock,
+        *,
+        was_unclean: bool,
+    ) -> None:
         self.disk = disk
         self.root = root
         self.config = config = found.config
@@ -112,6 +123,11 @@ class StoreFiles:
                     disk, root, config, found.transactions, found.log_end
                 )
                 opened.callback(self.transactions.close)
+            self.topics = (
+                None
+                if config.broker_role == "SLAVE"
+                else TopicTable(*(disk, root, clock, self.queues.keys()), was_unclean=was_unclean)
+            )
             self._opened = opened.pop_all()
 
     def _open_pool(self, opened: ExitStack) -> TransientStorePool | None:
@@ -148,7 +164,10 @@ class StoreFiles:
         )
 
     def derived(self) -> Iterator[Flushable]:
-        """The files that are made from the log: queues, transactions, index."""
+        """The files that are made from the log: topics, queues, transactions, index."""
+        if self.topics is not None:
+            # First, so that a broker can serve each queue that is on the disk.
+            yield self.topics
         if self._recovered is not None:
             yield self._recovered.written
         yield from self.queues

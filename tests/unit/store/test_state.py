@@ -128,7 +128,6 @@ def test_the_state_of_a_store_at_rest(tmp_path: Path) -> None:
         # Ages are reckoned by the store's clock.
         assert live.state.reserve_time_ms == 0
     folder = root / "config"
-    folder.mkdir()
     table = {"orders@group": {"0": high - 3}, "gone@other": {"0": 5}}
     (folder / "consumerOffset.json").write_text(json.dumps({"offsetTable": table}))
     (folder / "delayOffset.json").write_text('{"offsetTable":{2:1}}')

@@ -47,6 +47,7 @@ from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
 from logquarry.repair.salvage.write import LogWriter
 from logquarry.signals import held
 from logquarry.units import Progress, now_ms
+from logquarry.write.topic_table import topics_of
 
 REPORT: Final = "salvage.json"
 ORIGINALS: Final = "salvage"
@@ -427,6 +428,10 @@ def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress]
         if not entry.is_dir:
             path = f"{CONFIG}/{entry.name}"
             documents[path] = layout.filesystem.read(path)
+    topics = f"{CONFIG}/{broker_config.TOPICS_FILE}"
+    if topics not in documents:
+        # Lost, or in RocksDB: without it a broker serves no topic of the new store to clients.
+        documents[topics] = broker_config.encode_topics(topics_of(plan.queues)).encode()
     path = f"{CONFIG}/{broker_config.CONSUMER_OFFSET_FILE}"
     if path not in documents:
         return [], documents

@@ -273,14 +273,19 @@ class LostOffsets:
     def saved_at(self) -> tuple[int, Path] | None:
         """The time (ms) of the last write before offsets were lost, and the file that shows it.
 
-        The file is an offset file, or if there is none the newest file in the same folder.
+        The file is an offset file, or if there is none the newest file in the same folder other
+        than the list of topics, which changes when messages are put.
         """
         return self._saved_at
 
     def _find_saved_at(self) -> tuple[int, Path] | None:
         paths = self.files
         if not paths and self._config.is_dir():
-            paths = [path for path in self._config.iterdir() if path.is_file()]
+            paths = [
+                path
+                for path in self._config.iterdir()
+                if path.is_file() and not path.name.startswith(broker_config.TOPICS_FILE)
+            ]
         times = [(time, path) for path in paths if (time := _changed_at(path)) is not None]
         return max(times, default=None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -131,8 +132,7 @@ def test_no_file_at_all(root: Path) -> None:
 
 
 def test_a_group_that_has_sent_back_was_there(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file(root).unlink()
-    file(root).parent.rmdir()
+    shutil.rmtree(file(root).parent)
     with opened(root) as store:
         store.put(Message("%RETRY%g", b"100", properties={"RETRY_TOPIC": "t"}))
         store.wait_dispatched()
