@@ -20,6 +20,7 @@ from logquarry.format import broker_config
 from logquarry.format.broker_config import TopicConfig
 from logquarry.read.log_queues import QueueKey
 from logquarry.units import Clock
+from logquarry.write.dispatcher import queue_name_fault
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +37,14 @@ _NOT_LISTED: Final = ("rmq_sys_", "%LMQ%")
 
 
 def is_listed(topic: str) -> bool:
-    """Whether ``topics.json`` has to list a topic.
+    """Whether ``topics.json`` has to list a topic: one that has queues and is not the broker's.
 
     A broker creates its system topics (``TopicValidator``) at each start, but an entry in the file
     would replace theirs.
     """
-    return topic not in _MADE_BY_BROKERS and not topic.startswith(_NOT_LISTED)
+    if topic in _MADE_BY_BROKERS or topic.startswith(_NOT_LISTED):
+        return False
+    return queue_name_fault(topic) is None
 
 
 def topics_of(queues: Iterable[QueueKey]) -> dict[str, TopicConfig]:

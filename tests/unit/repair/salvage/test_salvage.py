@@ -352,9 +352,13 @@ def test_topics_that_are_no_names_and_no_text_are_kept(tmp_path: Path) -> None:
         ".logquarry",
         "checkpoint",
         "commitlog",
+        "config",
         "consumequeue",
         "index",
     ]
+    # A name that gets no queue is no topic of the list.
+    topics = json.loads((tmp_path / "new/config/topics.json").read_text())["topicConfigTable"]
+    assert list(topics) == ["orders"]
 
 
 def test_the_new_store_goes_on(made: Made, tmp_path: Path) -> None:
