@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
+from logquarry import arguments
 from logquarry.config import StoreConfig
 from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
 from logquarry.format.frame import Frame
 from logquarry.log.filesystem import local_folder
 from logquarry.log.layout import LOADS, StoreLayout
-from logquarry.message import Message, StoredMessage
+from logquarry.message import Message, StoredMessage, require_message, require_messages
 from logquarry.read.consume_queue import Queue
 from logquarry.store.live_reads import LiveReads
 from logquarry.store.service_calls import ServiceCalls
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from logquarry.store.store_engine import StoreEngine
     from logquarry.write.dispatcher import MessageArrival
     from logquarry.write.put_future import PutFuture
-    from logquarry.write.put_many import ManyWriter, PutManyResult
+    from logquarry.write.put_many import ArrowStream, ManyWriter, PutManyResult
     from logquarry.write.put_result import PutResult
 
 _monotonic = time.monotonic
@@ -123,9 +124,11 @@ class BaseWriter(LiveReads, ServiceCalls):
             StoreUnavailable: if the store accepts no messages now. The error's ``status`` is
                 RocketMQ's. If a sync failed, the message may or may not be on the disk.
             MessageRejected: if the store does not accept this message.
+            UsageError: if a number does not fit its field, or ``message`` is no Message.
         """
         began = _monotonic()
         try:
+            topic = message.topic
             if self._writer.bar is not None:
                 self._writer.check_status()
                 self._engine.feed.adopt()
@@ -133,7 +136,11 @@ class BaseWriter(LiveReads, ServiceCalls):
         except LogquarryError:
             self._recorder.put_failed()
             raise
-        self._count_put(message.topic, result, _monotonic() - began)
+        except (AttributeError, TypeError, ValueError):
+            # A put pays for this check only if it failed.
+            require_message(message)
+            raise
+        self._count_put(topic, result, _monotonic() - began)
         return result
 
     def put_async(self, message: Message) -> PutFuture:
@@ -143,6 +150,7 @@ class BaseWriter(LiveReads, ServiceCalls):
         its error. Callbacks of the future run in the thread that syncs, so they must be quick.
         """
         try:
+            require_message(message)
             return self._append(message)[1]
         except LogquarryError as error:
             from logquarry.write.put_future import failed_future
@@ -188,6 +196,12 @@ class BaseWriter(LiveReads, ServiceCalls):
             MessageRejected: likewise.
             UsageError: if the messages belong to several queues.
         """
+        if messages is not None:
+            messages = require_messages(messages, "put_batch")
+        if message is not None:
+            require_message(message, "message")
+        if wire is not None:
+            wire = bytes(arguments.data(wire, "wire"))
         began = _monotonic()
         try:
             if self._writer.bar is not None:
@@ -202,7 +216,9 @@ class BaseWriter(LiveReads, ServiceCalls):
             self._count_put(shared.topic, result, _monotonic() - began)
         return result
 
-    def put_many(self, messages: Iterable[Message] | pa.RecordBatch | pa.Table) -> PutManyResult:
+    def put_many(
+        self, messages: Iterable[Message] | ArrowStream | pa.RecordBatch
+    ) -> PutManyResult:
         """Put messages of any topics and queues, in order, in bulk.
 
         The log gets the same bytes as from single puts; all messages of a chunk of about 1 MiB get
@@ -211,7 +227,9 @@ class BaseWriter(LiveReads, ServiceCalls):
         :class:`~logquarry.message.Message`; columns that the store sets (offsets, CRC) are ignored.
 
         Args:
-            messages: the messages, which are all held in memory, or Arrow columns of them.
+            messages: the messages, which are all held in memory: Message objects, or columns of
+                any object that exports Arrow data (``__arrow_c_stream__``): a table or reader of
+                pyarrow, a DataFrame of Polars or pandas (2.2 or later), a relation of DuckDB.
 
         Returns:
             The offsets of each message, as arrays.
