@@ -7,6 +7,7 @@ type raises WrongType, which is a TypeError; a wrong value raises UsageError, a 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
@@ -119,6 +120,13 @@ def seconds(value: object, field: str = "timeout") -> float:
     return min(found, _LONGEST_WAIT)
 
 
+def number(value: object, field: str) -> float:
+    """A number, whole or not."""
+    if isinstance(value, (bool, str, bytes)) or not hasattr(type(value), "__float__"):
+        refuse_type(value, field, "a number")
+    return value if isinstance(value, (int, float)) else float(value)  # type: ignore[arg-type]
+
+
 def flag(value: object, field: str) -> bool:
     """True or false, and nothing that only counts as such: the text "false" is not false."""
     if not isinstance(value, bool):
@@ -213,6 +221,36 @@ def time_ms(value: object, field: str) -> int:
     else:
         found = integer(value, field, takes=takes)
     return found
+
+
+# ------------------------------------------------------------------------------------- records
+_OF_ANNOTATION: Final[Mapping[str, Callable[..., Any]]] = {
+    "int": integer,
+    "float": number,
+    "bool": flag,
+    "str": text,
+}
+
+
+def check_fields(record: Any) -> None:
+    """Check the fields of a dataclass by their annotations, and keep NumPy's numbers as Python's.
+
+    Fields of other types than numbers, bool, text and tuples of text are not checked.
+
+    Raises:
+        WrongType: if a field has a wrong type; the text names the field.
+    """
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        first, *others = str(field.type).split(" | ")
+        if value is None and "None" in others:
+            continue
+        if first in _OF_ANNOTATION:
+            found = _OF_ANNOTATION[first](value, field.name)
+            if found is not value:
+                object.__setattr__(record, field.name, found)
+        elif first == "tuple[str, ...]":
+            object.__setattr__(record, field.name, tuple(names(value, field.name)))
 
 
 # ------------------------------------------------------------------------------------- objects

@@ -381,15 +381,13 @@ def salvage(
 def _salvage_one(
     out: Output, store: str, into: Path | None, settings: StoreConfig | None, *, include_stale: bool
 ) -> Salvaged:
-    from logquarry.log.layout import StoreLayout
-    from logquarry.repair.salvage.salvage import salvage as salvage_store
+    from logquarry.repair import calls
 
     def bars(what: str) -> AbstractContextManager[Progress | None]:
         return out.progress(what, in_bytes=True)
 
-    layout = StoreLayout.open(store, settings)
     try:
-        return salvage_store(layout, into, include_stale=include_stale, bars=bars)
+        return calls.salvage(store, into, include_stale=include_stale, config=settings, bars=bars)
     except BaseException:
         if into is not None and (into / ".salvage").is_dir():
             output.error(

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
+from logquarry import arguments
 from logquarry.disk.config_file import ConfigTables
 from logquarry.disk.lifetime import abandon_in_children, stays
 from logquarry.disk.service import Flag
@@ -48,6 +49,7 @@ class ConfigSyncOptions:
     server_name: str | None = None
 
     def __post_init__(self) -> None:
+        arguments.check_fields(self)
         if self.interval <= 0 or self.timeout <= 0:
             raise UsageError(
                 f"interval is {self.interval} s and timeout {self.timeout} s; both must be above 0"

@@ -17,6 +17,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
+from logquarry import arguments
 from logquarry.disk.lifetime import abandon_in_children, stays
 from logquarry.disk.service import Done, Flag
 from logquarry.errors import (
@@ -85,6 +86,7 @@ class SlaveOptions:
     server_name: str | None = None
 
     def __post_init__(self) -> None:
+        arguments.check_fields(self)
         if self.acknowledge not in ACKNOWLEDGE:
             raise UsageError(
                 f"acknowledge is {self.acknowledge!r}; it must be one of {', '.join(ACKNOWLEDGE)}"

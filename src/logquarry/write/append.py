@@ -103,7 +103,6 @@ class CommitLogWriter(LogAppender):
             MessageRejected: if the store does not accept this message.
             UsageError: if a number does not fit its field.
         """
-        began = _monotonic()
         # Usually none of the three conditions holds, and the call is skipped.
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
@@ -111,10 +110,7 @@ class CommitLogWriter(LogAppender):
         if result is None:
             encoded = self.encoder.encode(message)
             result, wait = self.append(encoded), encoded.wait
-        result = self.settle(result, wait)
-        if _monotonic() - began > SLOW_PUT:
-            _log_slow(began, len(message.body), result)
-        return result
+        return self.settle(result, wait)
 
     def append_message(self, message: Message) -> tuple[PutResult, bool]:
         """Put one message; the caller waits for flush and replica.
@@ -133,7 +129,7 @@ class CommitLogWriter(LogAppender):
             encoded = self.encoder.encode(message)
             result, wait = self.append(encoded), encoded.wait
         if _monotonic() - began > SLOW_PUT:
-            _log_slow(began, len(message.body), result)
+            log_slow(_monotonic() - began, len(message.body), result)
         return result, wait
 
     def _put_common(self, message: Message) -> PutResult | None:
@@ -311,13 +307,14 @@ class CommitLogWriter(LogAppender):
         elif messages is None and wire is not None and message is not None:
             encoded = encode_batch(self.encoder, self.config, wire, message)
         else:
-            raise WrongType("put_batch takes messages, or wire= and message=, which belong together")
+            raise WrongType("put_batch takes messages, or wire= together with message=")
         result = self.settle(self.append(encoded), encoded.wait)
         if _monotonic() - began > SLOW_PUT:
-            _log_slow(began, encoded.body_size, result)
+            log_slow(_monotonic() - began, encoded.body_size, result)
         return result
 
 
-def _log_slow(began: float, body_size: int, result: PutResult) -> None:
-    took = (_monotonic() - began) * _MS
+def log_slow(seconds: float, body_size: int, result: PutResult) -> None:
+    """Log a put that took long."""
+    took = seconds * _MS
     logger.warning("a put took %d ms: %d bytes of body, %s", took, body_size, result)

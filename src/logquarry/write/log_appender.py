@@ -301,7 +301,7 @@ class LogAppender:
         return refusal(PutStatus.SERVICE_NOT_AVAILABLE, reason)
 
     # ---------------------------------------------------------------------- another store's log
-    def append_data(self, offset: int, data: bytes | memoryview) -> bool:
+    def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
         """Append bytes of another store's log that belong at an offset (``appendData``).
 
         The bytes may end within a frame, and may span files. Nothing else is appended after them
