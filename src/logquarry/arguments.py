@@ -270,7 +270,9 @@ def function(value: _Value, field: str) -> _Value:
 
 def mapping(value: object, field: str, takes: str) -> Mapping[Any, Any]:
     """A mapping."""
-    return instance(value, field, Mapping, takes)
+    if not isinstance(value, Mapping):
+        refuse_type(value, field, takes)
+    return value
 
 
 def data(value: object, field: str) -> bytes | bytearray | memoryview:

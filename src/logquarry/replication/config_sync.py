@@ -22,7 +22,7 @@ from logquarry.disk.service import Flag
 from logquarry.errors import LogquarryError, ProtocolViolation, StoreError, UsageError
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, ResponseCode, encode
 from logquarry.replication.config_server import REQUESTS, TableRequest
-from logquarry.replication.wire import Surroundings, address_text
+from logquarry.replication.wire import Surroundings, address_text, require_peer
 from logquarry.store.message_store import StoreWriter
 
 logger = logging.getLogger(__name__)
@@ -180,6 +180,7 @@ class ConfigSync:
         options: ConfigSyncOptions | None = None,
         surroundings: Surroundings | None = None,
     ) -> None:
+        require_peer(store, host, port, options, ConfigSyncOptions)
         self._tables: ConfigTables = store.config_tables()
         self._host, self._port = host, port
         self._options = options or ConfigSyncOptions()

@@ -38,7 +38,15 @@ from logquarry.protocol.ha import (
     SlaveEvent,
 )
 from logquarry.replication.replica import OVERLAP, Replica, SpoiltReplica
-from logquarry.replication.wire import Found, Surroundings, Waits, Wire, address_text, drive
+from logquarry.replication.wire import (
+    Found,
+    Surroundings,
+    Waits,
+    Wire,
+    address_text,
+    drive,
+    require_peer,
+)
 from logquarry.store.message_store import StoreWriter
 
 logger = logging.getLogger(__name__)
@@ -159,6 +167,7 @@ class HaSlave:
         options: SlaveOptions | None = None,
         surroundings: Surroundings | None = None,
     ) -> None:
+        require_peer(store, host, port, options, SlaveOptions)
         self._options = options or SlaveOptions()
         self._surroundings = surroundings or Surroundings()
         feed = store.log_feed()

@@ -99,6 +99,8 @@ class MessageStore(StoreReads):
         arguments.choice(mode, "mode", ("r", "rw"))
         arguments.optional(arguments.text, broker, "broker")
         arguments.optional(arguments.function, clock, "clock")
+        takes = "a mapping of names to values"
+        arguments.optional(arguments.mapping, storage_options, "storage_options", takes=takes)
         if mode == "rw":
             return StoreWriter.start(path, config=config, clock=clock, broker=broker)
         return StoreReader.start(
