@@ -65,7 +65,7 @@ def recover(
         plan = recover_store(store, mode=mode, apply=apply, config=settings, progress=progress)
     is_due = plan.is_needed and not apply
     if as_json:
-        out.json(plan.to_json() | {"needed": plan.is_needed, "applied": apply and plan.is_needed})
+        out.json(plan.to_json())
     else:
         _show_recovery(out, plan, store, is_applied=apply)
         if plan.refused is None and is_due:

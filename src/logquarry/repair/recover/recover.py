@@ -98,6 +98,7 @@ def recover(
             abort = AbortFile(disk, root)
             _carry_out(plan, disk, abort, clock or now_ms, progress)
             abort.remove()
+            plan = dataclasses.replace(plan, applied=True)
     finally:
         lock.release()
     return plan

@@ -82,7 +82,7 @@ def retain(
         apply_retention(plan, disk, root, progress)
     finally:
         lock.release()
-    return plan
+    return dataclasses.replace(plan, applied=True)
 
 
 def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str | None:
