@@ -137,7 +137,8 @@ class Message(_Fields):
             and (born_timestamp is None or type(born_timestamp) is int)
             and type(born_host) is str
             and wait_store_ok is True
-            and properties is store_host is None
+            and properties is None
+            and store_host is None
             and _ZERO
             is delay_level
             is flag
@@ -150,7 +151,7 @@ class Message(_Fields):
         return _new(cls, _checked(fields))
 
     @classmethod
-    def _make(cls, iterable: Iterable[Any]) -> Self:
+    def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]
         """A message of all fields in their order; checked as by the constructor."""
         return _new(cls, _checked(iterable))
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from logquarry import arguments
+from logquarry.config import DEFAULT_COMMIT_LOG_FILE
 from logquarry.errors import MessageNotFound
 from logquarry.format import message_id as ids
 from logquarry.format.frame import Damage, DamageKind, Frame
@@ -152,7 +153,11 @@ class LogReads(ABC):
         """
         self._require_open()
         at = arguments.offset(physical_offset, "physical_offset")
-        size = self._log.files.file_size
+        files = self._log.files
+        size = files.file_size
+        if not files.files:
+            # The files that a writer makes.
+            size = self.layout.config.mapped_file_size_commit_log or DEFAULT_COMMIT_LOG_FILE
         return at - at % size + size
 
     def _stored(self, frame: Frame) -> StoredMessage:

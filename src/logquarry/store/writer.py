@@ -24,7 +24,8 @@ from logquarry.read.consume_queue import Queue
 from logquarry.store.live_reads import LiveReads
 from logquarry.store.service_calls import ServiceCalls
 from logquarry.units import Clock, now_ms
-from logquarry.write.append import SLOW_PUT, log_slow
+from logquarry.write.append import log_slow
+from logquarry.write.log_appender import SLOW_PUT
 
 if TYPE_CHECKING:
     import pyarrow as pa

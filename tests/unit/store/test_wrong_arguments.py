@@ -272,6 +272,42 @@ def test_numbers_of_more_than_32_bits(
     assert state(writer) == before
 
 
+def test_what_is_for_users(folder: Path, writer: lq.StoreWriter) -> None:
+    with lq.MessageStore.open(folder) as store:
+        assert repr(store) == (
+            f"<StoreReader {str(folder)!r}, mode 'r', physical offsets 0 to {store.max_offset}>"
+        )
+        public = {name for name in dir(store) if not name.startswith("_")}
+    assert repr(store) == f"<StoreReader {str(folder)!r}, closed>"
+    assert f"mode 'rw', physical offsets 0 to {writer.max_offset}" in repr(writer)
+    assert {"get", "scan", "consumer", "get_data"} <= public
+    assert not public & (WRITES.keys() | {"load_staged", "log_feed", "start", "flush"})
+    assert WRITES.keys() <= set(dir(writer))
+    assert dir(lq) == sorted(lq.__all__)
+
+
+def test_bytes_of_the_log(tmp_path: Path) -> None:
+    with lq.MessageStore.open(tmp_path / "s", mode="rw", config=small_config()) as store:
+        size = store.roll_next_file(0)
+        sent = [store.put(lq.Message("t", bytes(size // 3))) for _ in range(5)]
+        assert store.roll_next_file(size - 1) == size < store.roll_next_file(size)
+        last, end = sent[-1], store.max_offset
+        data = store.get_data(0, end + 1)
+        assert len(data) == end > size
+        with lq.MessageStore.open(tmp_path / "s") as reader:
+            assert reader.get_data(0, end) == data
+            for one in sent:
+                at = one.physical_offset
+                assert reader.message_size_at(at) == store.message_size_at(at) == one.size
+                assert reader.get_data(at, one.size) == data[at : at + one.size]
+            assert reader.get_data(end, 10) == b""
+            for call in (reader.message_size_at, lambda at: reader.get_data(at + 1, 1)):
+                with pytest.raises(lq.errors.MessageNotFound):
+                    call(end)
+            with pytest.raises(lq.errors.MessageNotFound):
+                reader.message_size_at(last.physical_offset + 1)
+
+
 def test_every_field_of_a_message_is_here() -> None:
     assert FIELDS.keys() == set(lq.Message._fields)
 

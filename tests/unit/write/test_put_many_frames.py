@@ -109,7 +109,7 @@ def test_what_is_no_table_of_messages(store: lq.StoreWriter) -> None:
             return iter(self.columns)
 
     with pytest.raises(UsageError, match="__arrow_c_stream__"):
-        store.put_many(OldFrame())  # type: ignore[arg-type]
+        store.put_many(OldFrame())
     assert store.max_offset == 0
 
 
