@@ -223,6 +223,11 @@ def time_ms(value: object, field: str) -> int:
     return found
 
 
+def time_range(since: object, until: object) -> tuple[int | None, int | None]:
+    """The times of a range in milliseconds; None stays None."""
+    return optional(time_ms, since, "since"), optional(time_ms, until, "until")
+
+
 # ------------------------------------------------------------------------------------- records
 _OF_ANNOTATION: Final[Mapping[str, Callable[..., Any]]] = {
     "int": integer,

@@ -36,7 +36,7 @@ def message_filter(
         UsageError: if an argument is invalid, a name is empty, or ``since`` is later than
             ``until``.
     """
-    since_ms, until_ms = time_range(since, until)
+    since_ms, until_ms = arguments.time_range(since, until)
     return MessageFilter(
         topics=names(optional(arguments.names, topics, "topics"), "topics"),
         queue_ids=None if queue_id is None else frozenset({arguments.int32(queue_id, "queue_id")}),
@@ -45,17 +45,6 @@ def message_filter(
         since_ms=since_ms,
         until_ms=until_ms,
     )
-
-
-def time_range(
-    since: int | str | date | None, until: int | str | date | None
-) -> tuple[int | None, int | None]:
-    """The times of a range in milliseconds; None stays None.
-
-    Raises:
-        UsageError: if one of them is no time.
-    """
-    return optional(arguments.time_ms, since, "since"), optional(arguments.time_ms, until, "until")
 
 
 def runs(

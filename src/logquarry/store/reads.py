@@ -278,10 +278,10 @@ class StoreReads(LogReads):
                 too, and second entries of the same message.
         """
         self._require_open()
-        from logquarry.read import bulk, query_message
+        from logquarry.read import query_message
 
         topic, key = arguments.topic(topic), arguments.text(key, "key")
-        begin, end = bulk.time_range(since, until)
+        begin, end = arguments.time_range(since, until)
         begin, end = 0 if begin is None else begin, java.LONG_MAX if end is None else end
         max_count = arguments.count(max_count, least=0)
         exact = arguments.flag(exact, "exact")
