@@ -290,13 +290,9 @@ def data(value: object, field: str) -> bytes | bytearray | memoryview:
 
 def path(value: object, field: str = "path", *, takes: str = "a path") -> str:
     """A path or URL."""
-    if isinstance(value, (bytes, bytearray)):
-        refuse_type(value, field, takes)
     try:
-        found = os.fspath(value)  # type: ignore[call-overload]
+        found = os.fsdecode(value)  # type: ignore[arg-type]
     except TypeError:
-        refuse_type(value, field, takes)
-    if not isinstance(found, str):
         refuse_type(value, field, takes)
     if "\0" in found:
         raise UsageError(f"{field} takes {takes}, and a path has no null character")
