@@ -99,7 +99,8 @@ def require_peer(store: object, host: object, port: object, options: object, kin
         UsageError: if one of them is invalid.
     """
     takes = 'a store, opened with MessageStore.open(path, mode="rw")'
-    arguments.instance(store, "store", MessageStore, takes)
+    if not isinstance(store, MessageStore):
+        arguments.refuse_type(store, "store", takes)
     require_address(host, port, options, kind)
 
 

@@ -26,15 +26,16 @@ from logquarry.replication import (
 )
 from tests.helpers.small_store import config as small_config
 
+NUMPY: Any = np
 THING: Final = object()
 HUGE: Final = 1 << 70
 NO_INT: Final = ("0", 1.0, True, [0], b"0", THING, HUGE, -HUGE, np.bool_(True), np.float64(1))
 NO_TEXT: Final = (b"t", 5, ["t"], ("t",), True, THING)
 NO_NAMES: Final = (b"t", 5, [5], [b"t"], {"t": 1}, True, THING)
-NO_FLAG: Final = ("false", 1, 0, b"", [], THING)
+NO_FLAG: Final[tuple[object, ...]] = ("false", 1, 0, b"", [], THING)
 NO_TIME: Final = ("yesterday", "", 1.5, True, b"0", [0], THING, HUGE)
 NO_SECONDS: Final = ("1", True, [1], b"1", THING, float("nan"))
-NO_OBJECT: Final = ("x", 5, {}, [], b"x", True, THING)
+NO_OBJECT: Final[tuple[object, ...]] = ("x", 5, {}, [], b"x", True, THING)
 NO_FUNCTION: Final = ("x", 5, {"a": 1}, b"x", True, THING)
 NO_PATH: Final = (5, bytearray(b"/tmp"), ["/tmp"], True, THING, "a\0b")
 NO_BYTES: Final = ("text", 5, [1, 2], True, THING)
@@ -57,7 +58,7 @@ FILTER: Final = {
 MESSAGE: Final = NO_OBJECT
 Wrong = Mapping[str, tuple[object, ...]]
 
-READS: Final[Mapping[str, tuple[dict[str, Any], Wrong]]] = {
+READS: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
     "message_at": ({"physical_offset": 0}, {"physical_offset": (*NO_INT, None, -1)}),
     "message_size_at": ({"physical_offset": 0}, {"physical_offset": (*NO_INT, None, -1)}),
     "roll_next_file": ({"physical_offset": 0}, {"physical_offset": (*NO_INT, None, -1)}),
@@ -110,7 +111,7 @@ READS: Final[Mapping[str, tuple[dict[str, Any], Wrong]]] = {
 """For each call valid arguments, and wrong values of single ones."""
 
 RULES = lq.RetentionRules(keep_bytes=0)
-WRITES: Final[Mapping[str, tuple[dict[str, Any], Wrong]]] = {
+WRITES: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
     "put": ({}, {"message": (*MESSAGE, None, ("t",) * 17)}),
     "put_async": ({}, {"message": (*MESSAGE, None, ("t",) * 17)}),
     "put_batch": (
@@ -315,16 +316,16 @@ def test_every_field_of_a_message_is_here() -> None:
 def test_numbers_of_numpy_and_sequences_of_keys(tmp_path: Path) -> None:
     with lq.MessageStore.open(tmp_path / "s", mode="rw", config=small_config()) as store:
         body = bytearray(b"body")
-        one = lq.Message("t", body, queue_id=np.int64(3), keys=("a", "b"), flag=np.uint8(7))
+        one = lq.Message("t", body, queue_id=NUMPY.int64(3), keys=("a", "b"), flag=NUMPY.uint8(7))
         assert (type(one.queue_id), one.keys, type(one.flag)) == (int, "a b", int)
         store.put(one)
         store.put_many([one._replace(body=memoryview(b"view"))] * 100)
         assert lq.Message("t", keys=[]).keys is None
         store.wait_dispatched()
-        found = store.get("t", np.int32(3), np.int64(0), np.int8(2))
+        found = store.get("t", NUMPY.int32(3), NUMPY.int64(0), NUMPY.int8(2))
         assert [m.body for m in found.messages] == [b"body", b"view"]
-        assert store.query("t", "b", max_count=np.int64(1))[0].keys == "a b"
-        assert store.message_at(np.int64(0)).queue_id == 3
+        assert store.query("t", "b", max_count=NUMPY.int64(1))[0].keys == "a b"
+        assert store.message_at(NUMPY.int64(0)).queue_id == 3
         assert all(type(queue_id) is int for _, queue_id in store.queues())
 
 
@@ -427,7 +428,7 @@ def test_settings() -> None:
         ("store_host", b"h"),
     ):
         refused(lq.StoreConfig, {name: value}, name)
-    assert type(lq.StoreConfig(max_message_size=np.int64(5)).max_message_size) is int
+    assert type(lq.StoreConfig(max_message_size=NUMPY.int64(5)).max_message_size) is int
     for values in ("x", 5, None, [("a", "b")], {5: "x"}):
         with pytest.raises(WrongType, match=r"values|name of a setting"):
             lq.StoreConfig.from_mapping(values)  # type: ignore[arg-type]
