@@ -76,6 +76,7 @@ def run_session(page: str, block: str) -> None:
 @pytest.mark.parametrize(
     "page",
     [
+        "api.md",
         "consumers.md",
         "dialect-3.1.md",
         "embed.md",

@@ -5,10 +5,20 @@
     import logquarry as lq
 
     with lq.MessageStore.open("/data/rocketmq/store") as store:
-        for message in store.scan(topic="orders"):
+        for message in store.scan("orders"):
             print(message.queue_offset, message.keys, message.body)
 
-Each name is imported when it is first used, so that a quick command stays quick.
+- `MessageStore.open` opens a store: a `StoreReader`, or with ``mode="rw"`` a `StoreWriter`.
+- `Message` is a message to put, `StoredMessage` one from a store, `StoreConfig` the settings.
+- `verify`, `recover`, `rebuild`, `salvage`, `diff` and `retain` work on the files of a store, as
+  the commands of the same names. `to_json()` of a result is what the command prints with
+  ``--json``.
+- `errors` has all exceptions. A wrong argument raises `errors.UsageError`, a ValueError; one of a
+  wrong type `errors.WrongType`, which is a TypeError too.
+
+Replication is in `logquarry.replication`, Spark in `logquarry.spark`, a faulty disk and a model of
+a store for your own tests in `logquarry.testing`. Each name is imported when it is first used, so
+that a quick command stays quick.
 """
 
 from __future__ import annotations
@@ -19,11 +29,18 @@ if TYPE_CHECKING:
     from logquarry import errors
     from logquarry.config import StoreConfig
     from logquarry.dialect31.prepared import PreparedTransaction, TransactionEnd
+    from logquarry.log.batches import DamageLog
     from logquarry.message import Message, StoredMessage
     from logquarry.read.features import StoreFeatures
     from logquarry.read.get_message import GetMessageStatus, GetResult
+    from logquarry.repair.calls import diff, salvage, verify
+    from logquarry.repair.diff.store_diff import StoreDiff
+    from logquarry.repair.rebuild.build import RebuildReport
+    from logquarry.repair.rebuild.rebuild import rebuild
     from logquarry.repair.recover.plan import RecoveryPlan
     from logquarry.repair.recover.recover import recover
+    from logquarry.repair.salvage.salvage import Salvaged
+    from logquarry.repair.verify.findings import Finding, VerifyReport
     from logquarry.store.consumer.consumer import Consumer
     from logquarry.store.consumer.progress import OffsetEstimate
     from logquarry.store.message_store import MessageStore, StoreReader, StoreWriter
@@ -36,6 +53,7 @@ if TYPE_CHECKING:
     from logquarry.store.transaction.checks import CheckReport, OpenTransaction
     from logquarry.store.transaction.transaction import Transaction, TransactionState
     from logquarry.write.dispatcher import MessageArrival
+    from logquarry.write.put_future import PutFuture
     from logquarry.write.put_many import PutManyResult
     from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 
@@ -45,6 +63,8 @@ __all__ = [
     "AppendStatus",
     "CheckReport",
     "Consumer",
+    "DamageLog",
+    "Finding",
     "GetMessageStatus",
     "GetResult",
     "Message",
@@ -53,14 +73,18 @@ __all__ = [
     "OffsetEstimate",
     "OpenTransaction",
     "PreparedTransaction",
+    "PutFuture",
     "PutManyResult",
     "PutResult",
     "PutStatus",
     "QueueOffsets",
+    "RebuildReport",
     "RecoveryPlan",
     "RetentionPlan",
     "RetentionRules",
+    "Salvaged",
     "StoreConfig",
+    "StoreDiff",
     "StoreFeatures",
     "StoreReader",
     "StoreState",
@@ -70,16 +94,23 @@ __all__ = [
     "Transaction",
     "TransactionEnd",
     "TransactionState",
+    "VerifyReport",
     "__version__",
+    "diff",
     "errors",
+    "rebuild",
     "recover",
     "retain",
+    "salvage",
+    "verify",
 ]
 
 _HOMES = {
     "AppendStatus": "logquarry.write.put_result",
     "CheckReport": "logquarry.store.transaction.checks",
     "Consumer": "logquarry.store.consumer.consumer",
+    "DamageLog": "logquarry.log.batches",
+    "Finding": "logquarry.repair.verify.findings",
     "GetMessageStatus": "logquarry.read.get_message",
     "GetResult": "logquarry.read.get_message",
     "Message": "logquarry.message",
@@ -88,14 +119,18 @@ _HOMES = {
     "OffsetEstimate": "logquarry.store.consumer.progress",
     "OpenTransaction": "logquarry.store.transaction.checks",
     "PreparedTransaction": "logquarry.dialect31.prepared",
+    "PutFuture": "logquarry.write.put_future",
     "PutManyResult": "logquarry.write.put_many",
     "PutResult": "logquarry.write.put_result",
     "PutStatus": "logquarry.write.put_result",
     "QueueOffsets": "logquarry.store.reads",
+    "RebuildReport": "logquarry.repair.rebuild.build",
     "RecoveryPlan": "logquarry.repair.recover.plan",
     "RetentionPlan": "logquarry.store.retention.plan",
     "RetentionRules": "logquarry.store.retention.rules",
+    "Salvaged": "logquarry.repair.salvage.salvage",
     "StoreConfig": "logquarry.config",
+    "StoreDiff": "logquarry.repair.diff.store_diff",
     "StoreFeatures": "logquarry.read.features",
     "StoreReader": "logquarry.store.message_store",
     "StoreState": "logquarry.store.state",
@@ -105,8 +140,13 @@ _HOMES = {
     "Transaction": "logquarry.store.transaction.transaction",
     "TransactionEnd": "logquarry.dialect31.prepared",
     "TransactionState": "logquarry.store.transaction.transaction",
+    "VerifyReport": "logquarry.repair.verify.findings",
+    "diff": "logquarry.repair.calls",
+    "rebuild": "logquarry.repair.rebuild.rebuild",
     "recover": "logquarry.repair.recover.recover",
     "retain": "logquarry.store.retention.offline",
+    "salvage": "logquarry.repair.calls",
+    "verify": "logquarry.repair.calls",
 }
 
 

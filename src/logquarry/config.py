@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from logquarry import arguments
 from logquarry.errors import UsageError
 from logquarry.format import delay, index, java, queue_entry, state_table
 
@@ -34,6 +35,7 @@ DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
 
 _MOST_MESSAGE_BYTES: Final = {"4.9": 4 << 20, "3.1": 512 << 10}
 _DELAY_LEVELS: Final = {"4.9": delay.DEFAULT_LEVELS, "3.1": delay.LEVELS_3}
+_FLUSH_INTERVALS: Final = {"4.9": 500, "3.1": 1_000}
 """Defaults that differ between the two dialects."""
 
 STORE_SETTINGS: Final = frozenset(
@@ -106,6 +108,7 @@ class LayoutConfig:
     index_tags: bool | None = None
 
     def __post_init__(self) -> None:
+        arguments.check_fields(self)
         for field in fields(LayoutConfig):
             value = getattr(self, field.name)
             if field.name == "index_tags":
@@ -179,7 +182,8 @@ class StoreConfig(LayoutConfig):
         os_page_cache_busy_time_out_mills: if one put holds the log longer, other puts are refused.
         flush_disk_type: ``ASYNC_FLUSH``, or ``SYNC_FLUSH``: each put waits for its flush.
         sync_flush_timeout: how long a put waits for its flush.
-        flush_interval_commit_log: pause between two background flushes of the log.
+        flush_interval_commit_log: pause between two background flushes of the log. Default (0):
+            500, or 1,000 in dialect 3.1.
         flush_commit_log_timed: whether background flushes keep the interval also during puts.
         flush_commit_log_least_pages: a background flush waits for this many pages of 4 KiB.
         flush_commit_log_thorough_interval: how often a flush ignores that minimum.
@@ -252,7 +256,7 @@ class StoreConfig(LayoutConfig):
     os_page_cache_busy_time_out_mills: int = 1_000
     flush_disk_type: str = FLUSH_DISK_TYPES[0]
     sync_flush_timeout: int = 5_000
-    flush_interval_commit_log: int = 500
+    flush_interval_commit_log: int = 0
     flush_commit_log_timed: bool = True
     flush_commit_log_least_pages: int = 4
     flush_commit_log_thorough_interval: int = 10_000
@@ -297,6 +301,9 @@ class StoreConfig(LayoutConfig):
             value = getattr(self, name)
             if value not in known:
                 raise UsageError(f"{name} is {value!r}, and must be one of {', '.join(known)}")
+        if not self.flush_interval_commit_log:
+            interval = _FLUSH_INTERVALS[self.dialect]
+            object.__setattr__(self, "flush_interval_commit_log", interval)
         for name in _ABOVE_ZERO:
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be above 0")
@@ -370,6 +377,9 @@ class StoreConfig(LayoutConfig):
         Raises:
             UsageError: if a value has the wrong type.
         """
+        arguments.mapping(values, "values", "a mapping of names to values")
+        for name in values:
+            arguments.text(name, "the name of a setting")
         known = {field.name: field for field in fields(cls) if field.name != "broker_settings"}
         settings: dict[str, Any] = {}
         for name, value in values.items():
@@ -390,6 +400,7 @@ class StoreConfig(LayoutConfig):
         Raises:
             UsageError: if the file cannot be read or parsed.
         """
+        arguments.path(path)
         try:
             text = Path(path).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -399,6 +410,8 @@ class StoreConfig(LayoutConfig):
                 document = json.loads(text)
             except (ValueError, RecursionError) as error:
                 raise UsageError(f"{path}: not JSON: {error}") from error
+            if not isinstance(document, dict):
+                raise UsageError(f"{path}: not a JSON object")
             return cls.from_mapping(document)
         values: dict[str, str] = {}
         for number, line in enumerate(text.splitlines(), 1):
@@ -410,6 +423,18 @@ class StoreConfig(LayoutConfig):
                 raise UsageError(f"{path}: line {number} is not name=value: {entry!r}")
             values[name.strip()] = value.strip()
         return cls.from_mapping(values)
+
+
+def settings_of(config: object) -> StoreConfig:
+    """The settings that a caller gave; the defaults for None.
+
+    Raises:
+        WrongType: if they are no StoreConfig.
+    """
+    if config is None:
+        return StoreConfig()
+    takes = "a StoreConfig (from other names: StoreConfig.from_mapping)"
+    return arguments.instance(config, "config", StoreConfig, takes)
 
 
 def _whole_entries(size: int | None, entry_size: int) -> int | None:
@@ -443,4 +468,6 @@ def _converted(name: str, kind: str, value: Any) -> Any:
         if isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
         raise UsageError(f"{name} takes true or false, not {value!r}")
-    return str(value)
+    if isinstance(value, (bool, int, float, str)):
+        return str(value)
+    raise UsageError(f"{name} takes text, not {value!r}")

@@ -4,6 +4,7 @@
 
     LogquarryError
     ├── UsageError            invalid option or argument (CLI exit code 2)
+    │   ├── WrongType         an argument of a wrong type; also a TypeError
     │   └── BadFilter         invalid SQL92 filter: column and reason
     ├── SourceNotReadable     an import's source cannot be read, or is no export (exit code 3)
     ├── BadRow                a row of an import is no message: path, number, reason (code 1)
@@ -37,6 +38,10 @@ class LogquarryError(Exception):
 
 class UsageError(LogquarryError, ValueError):
     """An invalid argument, option or configuration value."""
+
+
+class WrongType(UsageError, TypeError):
+    """An argument of a wrong type. The text names the argument, and what it takes."""
 
 
 class BadFilter(UsageError):

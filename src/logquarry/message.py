@@ -7,10 +7,11 @@ Its attributes have the names of the DataFrame columns and JSON members.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Self
 
+from logquarry import arguments
 from logquarry.format import compression, delay, java, message_id, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
@@ -19,6 +20,7 @@ DEFAULT_BORN_HOST: Final = "127.0.0.1:0"
 
 _DEFAULT_LEVELS_MS = delay.parse_levels(delay.DEFAULT_LEVELS)
 _FALSE: Final = "false"
+_ZERO: Final = 0
 _new = tuple.__new__
 
 
@@ -45,14 +47,20 @@ class _Fields(NamedTuple):
 
 
 class Message(_Fields):
-    """A message to put. The store validates its fields when it is put.
+    """A message to put. Its fields have the right types; the store checks their values at the put.
+
+    Raises:
+        WrongType: if a field has a wrong type.
+        UsageError: if a word of ``keys`` contains a space.
 
     Attributes:
         topic: the topic.
-        body: the body, stored as given.
+        body: the body, stored as given: bytes, or a bytearray or memoryview, whose bytes are read
+            at the put.
         queue_id: queue of the topic. RocketMQ accepts negative ids too.
         tags: the TAGS property.
-        keys: the KEYS property: keys separated by spaces.
+        keys: the KEYS property: keys separated by spaces. You may pass a sequence of keys; a key
+            cannot contain a space.
         properties: further properties; ``None`` for none.
         properties_string: the property string, written as given. ``properties`` (or else the
             decoded string) is then used only if the store has to rewrite the string: for a delay,
@@ -83,7 +91,7 @@ class Message(_Fields):
         *,
         queue_id: int = 0,
         tags: str | None = None,
-        keys: str | None = None,
+        keys: str | Sequence[str] | None = None,
         properties: Mapping[str, str] | None = None,
         properties_string: str | bytes | None = None,
         delay_level: int = 0,
@@ -98,31 +106,70 @@ class Message(_Fields):
         prepared_transaction_offset: int = 0,
     ) -> Self:
         """Make a message; omitted fields get their defaults."""
-        return _new(
-            cls,
-            (
-                topic,
-                body,
-                queue_id,
-                tags,
-                keys,
-                properties,
-                properties_string,
-                delay_level,
-                wait_store_ok,
-                flag,
-                sys_flag,
-                queue_offset,
-                born_timestamp,
-                born_host,
-                store_host,
-                reconsume_times,
-                prepared_transaction_offset,
-            ),
+        fields = (
+            topic,
+            body,
+            queue_id,
+            tags,
+            keys,
+            properties,
+            properties_string,
+            delay_level,
+            wait_store_ok,
+            flag,
+            sys_flag,
+            queue_offset,
+            born_timestamp,
+            born_host,
+            store_host,
+            reconsume_times,
+            prepared_transaction_offset,
         )
+        # Usual fields have exactly these types. One chain of identities with the default is the
+        # cheapest check of the fields that are rarely given (logquarry bench put).
+        if (
+            type(topic) is str
+            and type(body) is bytes
+            and type(queue_id) is int
+            and (properties_string is None or type(properties_string) is str)
+            and (tags is None or type(tags) is str)
+            and (keys is None or type(keys) is str)
+            and (born_timestamp is None or type(born_timestamp) is int)
+            and type(born_host) is str
+            and wait_store_ok is True
+            and properties is None
+            and store_host is None
+            and _ZERO
+            is delay_level
+            is flag
+            is sys_flag
+            is queue_offset
+            is reconsume_times
+            is prepared_transaction_offset
+        ):
+            return _new(cls, fields)
+        return _new(cls, _checked(fields))
+
+    @classmethod
+    def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]
+        """A message of all fields in their order; checked as by the constructor."""
+        return _new(cls, _checked(iterable))
+
+    def _replace(self, **changes: Any) -> Self:
+        """The message with other values in some fields; checked as by the constructor."""
+        given = dict(zip(self._fields, self, strict=True))
+        unknown = changes.keys() - given.keys()
+        if unknown:
+            raise TypeError(f"a message has no field {', '.join(sorted(unknown))}")
+        return self._make((given | changes).values())
+
+    @classmethod
+    def of_checked(cls, fields: Iterable[Any]) -> Self:
+        """A message of fields that a message had before: nothing is checked again."""
+        return _new(cls, fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Message._make, (tuple(self),)
+        return Message.of_checked, (tuple(self),)
 
     def all_properties(self) -> dict[str, str]:
         """All properties, in the order in which they are encoded.
@@ -145,6 +192,111 @@ class Message(_Fields):
         if self.delay_level:
             found[props.DELAY] = str(self.delay_level)
         return found
+
+
+def _host(value: object, field: str) -> str | bytes:
+    if isinstance(value, (str, bytes)):
+        return value
+    arguments.refuse_type(value, field, "ip:port, or 8 or 20 bytes")
+
+
+def _properties(value: object, field: str) -> Mapping[str, str]:
+    takes = "a mapping of text to text"
+    for name, text in arguments.mapping(value, field, takes).items():
+        arguments.text(name, f"each name of {field}")
+        arguments.text(text, f"the property {name!r}")
+    return value  # type: ignore[return-value]
+
+
+def _string(value: object, field: str) -> str | bytes:
+    if isinstance(value, (str, bytes)):
+        return value
+    arguments.refuse_type(value, field, "text or bytes")
+
+
+_CHECKS: Final[Mapping[str, Any]] = {
+    "topic": arguments.topic,
+    "body": arguments.data,
+    "queue_id": arguments.integer,
+    "tags": arguments.text,
+    "keys": arguments.keys,
+    "properties": _properties,
+    "properties_string": _string,
+    "delay_level": arguments.integer,
+    "wait_store_ok": arguments.flag,
+    "flag": arguments.integer,
+    "sys_flag": arguments.integer,
+    "queue_offset": arguments.integer,
+    "born_timestamp": arguments.integer,
+    "born_host": _host,
+    "store_host": _host,
+    "reconsume_times": arguments.integer,
+    "prepared_transaction_offset": arguments.integer,
+}
+"""For each field its check; None passes if it is the field's default."""
+_MAY_BE_NONE: Final = frozenset(
+    ("tags", "keys", "properties", "properties_string", "born_timestamp", "store_host")
+)
+
+
+def _checked(fields: Iterable[Any]) -> Iterable[Any]:
+    """The fields of a message in their order, each in the type that the writer takes."""
+    return [
+        value if value is None and name in _MAY_BE_NONE else check(value, name)
+        for (name, check), value in zip(_CHECKS.items(), fields, strict=True)
+    ]
+
+
+def require_message(message: object, field: str = "put") -> Message:
+    """Check that an argument is a message to put.
+
+    Raises:
+        WrongType: if it is not.
+    """
+    if not isinstance(message, Message):
+        takes = "a Message"
+        if isinstance(message, StoredMessage):
+            takes += "; to copy stored messages, pass a batch of to_arrow() to put_many"
+        arguments.refuse_type(message, field, takes)
+    return message
+
+
+def require_messages(messages: object, field: str) -> Sequence[Message]:
+    """Check that an argument is an iterable of messages to put.
+
+    Raises:
+        WrongType: if it is not.
+    """
+    rest = iter_messages(messages, field)
+    return messages if isinstance(messages, (list, tuple)) else list(rest)
+
+
+def iter_messages(messages: object, field: str) -> Iterator[Message]:
+    """The messages of an iterable; those of a list or tuple are checked at once.
+
+    Raises:
+        WrongType: if it is no iterable of messages; for other iterables while they are read.
+    """
+    takes = "several messages, as Message objects or Arrow columns"
+    if isinstance(messages, (Message, str, bytes, Mapping)) or not isinstance(messages, Iterable):
+        arguments.refuse_type(messages, field, f"{takes} (put takes one Message)")
+    if hasattr(messages, "columns"):
+        arguments.refuse_type(
+            messages, field, f"{takes}: objects with __arrow_c_stream__, as of pandas 2.2 or later"
+        )
+    if isinstance(messages, (list, tuple)):
+        if not set(map(type, messages)) <= {Message}:
+            for number, message in enumerate(messages):
+                require_message(message, f"{field}, message {number},")
+        return iter(messages)
+    return _checked_messages(messages, field)
+
+
+def _checked_messages(messages: Iterable[object], field: str) -> Iterator[Message]:
+    for number, message in enumerate(messages):
+        if type(message) is not Message:
+            require_message(message, f"{field}, message {number},")
+        yield message  # type: ignore[misc]
 
 
 class StoredMessage:

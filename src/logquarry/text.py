@@ -11,7 +11,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Final
 
 from logquarry.errors import UsageError
@@ -166,20 +166,23 @@ def byte_count(text: str) -> int:
     return size
 
 
-def time_ms(text: str) -> int:
-    """Parse milliseconds since 1970, or an ISO 8601 time (UTC if it has no zone).
+def time_ms(value: str | date) -> int:
+    """Parse milliseconds since 1970, or an ISO 8601 time; or convert a date or datetime.
 
-    Fractions of a millisecond are rounded up.
+    A time without a zone is UTC. A date is its midnight. Fractions of a millisecond are rounded up.
 
     Raises:
-        UsageError: if it is neither.
+        UsageError: if a text is neither.
     """
-    if re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"takes milliseconds or an ISO 8601 time, not {text!r}") from None
+    if isinstance(value, str):
+        if re.fullmatch(r"-?\d{1,18}", value, re.ASCII):
+            return int(value)
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            raise UsageError(f"takes milliseconds or an ISO 8601 time, not {value!r}") from None
+    else:
+        moment = value if isinstance(value, datetime) else datetime.combine(value, time())
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     whole = moment.replace(microsecond=0)

@@ -198,4 +198,4 @@ def test_a_brokers_transactions_are_all_ended_for_ours(golden: Path, tmp_path: P
         with opened(root, scenario.config, clock) as store:
             report = store.check_transactions(lambda t: pytest.fail(f"asked for {t}"))
             assert report == lq.CheckReport()
-            assert len(list(store.scan(topic=HALF_TOPIC))) == 40
+            assert len(list(store.scan(HALF_TOPIC))) == 40

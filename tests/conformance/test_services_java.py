@@ -92,7 +92,7 @@ def put_delayed(store: lq.StoreWriter, count: int, kind: str) -> None:
 
 
 def delivered(store: lq.MessageStore) -> list[lq.StoredMessage]:
-    return list(store.scan(topic="orders"))
+    return list(store.scan("orders"))
 
 
 def test_delayed_messages_change_hands(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_delayed_messages_change_hands(tmp_path: Path) -> None:
             for message in found
             if message.body.startswith(b"first")
         )
-        waiting = [m.body for m in reader.scan(topic=SCHEDULE_TOPIC) if m.body not in counts]
+        waiting = [m.body for m in reader.scan(SCHEDULE_TOPIC) if m.body not in counts]
         assert waiting == [b"second-3", b"second-7"], "those of an hour"
     # And what the broker left is delivered by ours, with all that it delivered known.
     later = int(time.time() * 1_000) + 3_600_000
@@ -191,7 +191,7 @@ def test_open_transactions_change_hands(tmp_path: Path) -> None:
             with store.transaction(message, group="pg") as t:
                 t.leave_open()
     with broker(root, tmp_path):
-        wait_for(root, "put back", lambda store: len(list(store.scan(topic=HALF_TOPIC))) >= 6)
+        wait_for(root, "put back", lambda store: len(list(store.scan(HALF_TOPIC))) >= 6)
     later = int(time.time() * 1_000) + 6_001
     asked: list[int] = []
 

@@ -131,7 +131,7 @@ def recorded(root: Path, seed: int) -> Run:
 
 
 def numbers(store: lq.MessageStore, topic: str) -> Counter[int]:
-    return Counter(int(message.body) for message in store.scan(topic=topic))
+    return Counter(int(message.body) for message in store.scan(topic))
 
 
 def check(root: Path, run: Run, known: Known) -> None:

@@ -30,7 +30,7 @@ def message(body: bytes = b"x", **fields: Any) -> Message:
 
 
 def bodies(store: lq.MessageStore, topic: str = "orders") -> list[bytes]:
-    return [found.body for found in store.scan(topic=topic)]
+    return [found.body for found in store.scan(topic)]
 
 
 def facts(root: Path) -> tuple[int, int, int, int]:

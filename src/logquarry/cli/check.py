@@ -69,15 +69,13 @@ def verify(
 
 
 def _alone(out: Output, stores: Sequence[str], settings: StoreConfig | None) -> list[VerifyReport]:
-    from logquarry.log.layout import StoreLayout
     from logquarry.log.store_names import find_stores
-    from logquarry.repair.verify import verify_store
+    from logquarry.repair import calls
 
     reports = []
     for location in find_stores(stores):
-        layout = StoreLayout.open(location, settings)
         with out.progress("checking", in_bytes=True) as progress:
-            reports.append(verify_store(layout, progress=progress))
+            reports.append(calls.verify(location, config=settings, progress=progress))
     return reports
 
 
@@ -131,12 +129,10 @@ def diff(a: str, b: str, as_json: bool, config: str | None, quiet: bool) -> None
     """
     out = Output(quiet=quiet)
     settings = options.store_config(config)
-    from logquarry.log.layout import StoreLayout
-    from logquarry.repair.diff.diff import compare_stores
+    from logquarry.repair import calls
 
-    layouts = [StoreLayout.open(store, settings) for store in (a, b)]
     with out.progress("comparing", in_bytes=True) as progress:
-        found = compare_stores(*layouts, progress=progress)
+        found = calls.diff(a, b, config=settings, progress=progress)
     if as_json:
         out.json(found.to_json())
     else:

@@ -65,7 +65,7 @@ def recover(
         plan = recover_store(store, mode=mode, apply=apply, config=settings, progress=progress)
     is_due = plan.is_needed and not apply
     if as_json:
-        out.json(plan.to_json() | {"needed": plan.is_needed, "applied": apply and plan.is_needed})
+        out.json(plan.to_json())
     else:
         _show_recovery(out, plan, store, is_applied=apply)
         if plan.refused is None and is_due:
@@ -381,15 +381,13 @@ def salvage(
 def _salvage_one(
     out: Output, store: str, into: Path | None, settings: StoreConfig | None, *, include_stale: bool
 ) -> Salvaged:
-    from logquarry.log.layout import StoreLayout
-    from logquarry.repair.salvage.salvage import salvage as salvage_store
+    from logquarry.repair import calls
 
     def bars(what: str) -> AbstractContextManager[Progress | None]:
         return out.progress(what, in_bytes=True)
 
-    layout = StoreLayout.open(store, settings)
     try:
-        return salvage_store(layout, into, include_stale=include_stale, bars=bars)
+        return calls.salvage(store, into, include_stale=include_stale, config=settings, bars=bars)
     except BaseException:
         if into is not None and (into / ".salvage").is_dir():
             output.error(

@@ -82,7 +82,7 @@ def retain(
             store, rules, apply=apply, config=settings, progress=progress if apply else None
         )
     if as_json:
-        out.json(plan.to_json() | {"applied": apply})
+        out.json(plan.to_json())
         return
     _show(out, plan, store, is_applied=apply)
     if plan.files and not apply and plan.refused is None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, NamedTuple
 
+from logquarry import arguments
 from logquarry.dialect31.open_transactions import OpenTransaction
 from logquarry.dialect31.state_table import StateTableKeeper
 from logquarry.disk.service import Health, Service
@@ -19,7 +20,7 @@ from logquarry.errors import LogquarryError, UsageError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
-from logquarry.message import Message, StoredMessage
+from logquarry.message import Message, StoredMessage, require_message
 from logquarry.write.put_result import PutResult
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,8 @@ class PreparedTransactions:
             StoreUnavailable, MessageRejected: as a put.
             UsageError: if there is no producer group.
         """
+        require_message(message, "begin")
+        arguments.optional(arguments.text, group, "group")
         values = message.all_properties()
         if group is not None:
             values[props.PRODUCER_GROUP] = group
@@ -155,7 +158,11 @@ class PreparedTransactions:
 
     def end(self, transaction: PreparedTransaction | int, end: TransactionEnd) -> PutResult:
         """End a transaction either way; see :meth:`commit`."""
-        offset = transaction if isinstance(transaction, int) else transaction.physical_offset
+        arguments.instance(end, "end", TransactionEnd, "a TransactionEnd")
+        if isinstance(transaction, PreparedTransaction):
+            transaction = transaction.physical_offset
+        takes = "a PreparedTransaction, or the physical offset of its message"
+        offset = arguments.integer(transaction, "transaction", least=0, takes=takes)
         self._wait_dispatched()
         with self._lock:
             # Drop the offsets of transactions that the table no longer lists as open.
@@ -190,7 +197,7 @@ class PreparedTransactions:
         It returns how the transaction ends, or None if that is not known yet; the next check then
         calls it again. It may also end the transaction itself. Its exceptions are logged.
         """
-        self._listener = listener
+        self._listener = arguments.optional(arguments.function, listener, "listener")
 
     def check(self) -> int:
         """Call the listener for each open transaction that is old enough; returns their number.

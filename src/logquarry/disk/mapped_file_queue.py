@@ -297,7 +297,7 @@ class MappedFileQueue:
         file = self.find(offset)
         return None if file is None else file.select(offset - file.base, size)
 
-    def append_data(self, offset: int, data: bytes | memoryview) -> bool:
+    def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
         """Append raw bytes that belong at an offset, over as many files as they take.
 
         Returns:
@@ -311,7 +311,8 @@ class MappedFileQueue:
         begins = self.last is None and offset % self.file_size == 0
         if not begins and (self.last is None or offset != self.wrote_offset):
             return False
-        rest = memoryview(data)
+        # len() of a view counts its items, which may be larger than bytes.
+        rest = memoryview(data).cast("B")
         while rest:
             file = self.last_file(create=True, start_offset=offset)
             if file is None:

@@ -12,7 +12,8 @@ from typing import Final, Literal, TypeVar, cast, get_args
 
 import pyarrow as pa
 
-from logquarry.errors import CorruptFrame, UsageError
+from logquarry.arguments import choice
+from logquarry.errors import CorruptFrame
 from logquarry.log import columns
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
@@ -76,9 +77,8 @@ def check_policy(text: str, choices: tuple[str, ...] = get_args(OnDamage)) -> On
     Raises:
         UsageError: if ``text`` is not one of ``choices``.
     """
-    if text not in choices or text not in get_args(OnDamage):
-        raise UsageError(f"on damage {text!r}: takes {', '.join(choices)}")
-    return text  # type: ignore[return-value]
+    known = [word for word in choices if word in get_args(OnDamage)]
+    return choice(text, "on_damage", known)  # type: ignore[return-value]
 
 
 def as_error(span: DamagedSpan) -> CorruptFrame:

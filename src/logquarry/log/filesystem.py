@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from logquarry import arguments
 from logquarry.errors import StoreNotFound, UsageError
 
 if TYPE_CHECKING:
@@ -284,7 +285,9 @@ def open_filesystem(
         StoreNotFound: if a local path is no folder.
         UsageError: if no file system knows the URL.
     """
-    text = without_file_scheme(os.fsdecode(location))
+    text = without_file_scheme(arguments.path(location))
+    if storage_options is not None:
+        arguments.mapping(storage_options, "storage_options", "a mapping of names to values")
     if "://" not in text:
         if not Path(text).is_dir():
             what = "not a folder" if Path(text).exists() else "there is no such folder"
@@ -339,7 +342,7 @@ def local_folder(
         UsageError: if it is a URL: as a path it would name a folder called ``s3:``; or if it is
             empty, as from an unset variable: it would name the working directory.
     """
-    name = without_file_scheme(os.fsdecode(path))
+    name = without_file_scheme(arguments.path(path))
     if not name:
         raise UsageError("the path is empty")
     if "://" in name:

@@ -23,7 +23,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from logquarry.config import StoreConfig
+from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import StoreNotFound
 from logquarry.format import (
     broker_config,
@@ -168,6 +168,7 @@ class StoreLayout:
         Raises:
             StoreNotFound: if there is no store.
         """
+        config = settings_of(config)
         try:
             return cls(open_filesystem(location, storage_options), config)
         except PermissionError as error:

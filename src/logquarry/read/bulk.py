@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
 from typing import TYPE_CHECKING
 
+from logquarry import arguments
+from logquarry.arguments import optional
 from logquarry.log import batches, schema
 from logquarry.log.batches import DamageLog, OnDamage
 from logquarry.log.columns import Decoding
@@ -24,21 +27,23 @@ def message_filter(
     queue_id: int | None,
     tags: str | None,
     keys: str | Iterable[str] | None,
-    since: int | None,
-    until: int | None,
+    since: int | str | date | None,
+    until: int | str | date | None,
 ) -> MessageFilter:
-    """Make a filter from the arguments of ``scan``: names, ``a || b``, times in milliseconds.
+    """Make a filter from the arguments of ``scan``: names, ``a || b``, times.
 
     Raises:
-        UsageError: if a name is empty, or ``since`` is later than ``until``.
+        UsageError: if an argument is invalid, a name is empty, or ``since`` is later than
+            ``until``.
     """
+    since_ms, until_ms = arguments.time_range(since, until)
     return MessageFilter(
-        topics=names([topics] if isinstance(topics, str) else topics, "topics"),
-        queue_ids=None if queue_id is None else frozenset({queue_id}),
-        tags=tag_expression(tags),
-        keys=names([keys] if isinstance(keys, str) else keys, "keys"),
-        since_ms=since,
-        until_ms=until,
+        topics=names(optional(arguments.names, topics, "topics"), "topics"),
+        queue_ids=None if queue_id is None else frozenset({arguments.int32(queue_id, "queue_id")}),
+        tags=tag_expression(optional(arguments.text, tags, "tags")),
+        keys=names(optional(arguments.names, keys, "keys"), "keys"),
+        since_ms=since_ms,
+        until_ms=until_ms,
     )
 
 
@@ -53,6 +58,8 @@ def runs(
 ) -> Iterator[Run]:
     """The frames before ``stop_offset`` that may pass a filter, in physical order."""
     batches.check_policy(on_damage)
+    if damage is not None:
+        arguments.instance(damage, "damage", batches.DamageLog, "a DamageLog")
     layout.require_log()
     selection = Selection(wanted=wanted, stop_offset=stop_offset)
     plan = plan_read(layout, selection, skip_damage=on_damage == "skip")
@@ -89,7 +96,10 @@ def arrow_reader(
     """Messages that pass a filter, as record batches; each batch is read when you ask for it."""
     import pyarrow as pa
 
-    chosen = schema.NAMES if columns is None else schema.check_names(columns)
+    arguments.flag(decompress, "decompress")
+    chosen = schema.NAMES
+    if columns is not None:
+        chosen = schema.check_names(arguments.names(columns, "columns"))
     decoding = Decoding(
         columns=chosen,
         broker=broker,

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from logquarry import arguments
 from logquarry.disk.config_file import (
     CONSUMER_OFFSETS,
     DELAY_OFFSETS,
@@ -40,7 +41,7 @@ from logquarry.protocol.remoting import (
     encode_head,
 )
 from logquarry.replication.server import LONGEST_WAIT_MS, Peer, Server, ServerOptions
-from logquarry.replication.wire import Surroundings, Wire, address_text
+from logquarry.replication.wire import Surroundings, Wire, address_text, require_address
 
 logger = logging.getLogger(__name__)
 
@@ -264,7 +265,8 @@ class ConfigServer(Server[_Asking]):
         options: ConfigServerOptions | None = None,
         surroundings: Surroundings | None = None,
     ) -> None:
-        self._answers = ConfigAnswers(Path(root))
+        require_address(host, port, options, ConfigServerOptions)
+        self._answers = ConfigAnswers(Path(arguments.path(root, "root")))
         self._options = options or ConfigServerOptions()
         super().__init__(
             "the server of config/",

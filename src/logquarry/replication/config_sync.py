@@ -15,13 +15,14 @@ import time
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
+from logquarry import arguments
 from logquarry.disk.config_file import ConfigTables
 from logquarry.disk.lifetime import abandon_in_children, stays
 from logquarry.disk.service import Flag
 from logquarry.errors import LogquarryError, ProtocolViolation, StoreError, UsageError
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader, ResponseCode, encode
 from logquarry.replication.config_server import REQUESTS, TableRequest
-from logquarry.replication.wire import Surroundings, address_text
+from logquarry.replication.wire import Surroundings, address_text, require_peer
 from logquarry.store.message_store import StoreWriter
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class ConfigSyncOptions:
     server_name: str | None = None
 
     def __post_init__(self) -> None:
+        arguments.check_fields(self)
         if self.interval <= 0 or self.timeout <= 0:
             raise UsageError(
                 f"interval is {self.interval} s and timeout {self.timeout} s; both must be above 0"
@@ -178,6 +180,7 @@ class ConfigSync:
         options: ConfigSyncOptions | None = None,
         surroundings: Surroundings | None = None,
     ) -> None:
+        require_peer(store, host, port, options, ConfigSyncOptions)
         self._tables: ConfigTables = store.config_tables()
         self._host, self._port = host, port
         self._options = options or ConfigSyncOptions()

@@ -27,7 +27,7 @@ from logquarry.protocol.ha import (
     TransferLimits,
 )
 from logquarry.replication.server import LONGEST_WAIT_MS, Peer, Server, ServerOptions
-from logquarry.replication.wire import Surroundings, Waits, Wire
+from logquarry.replication.wire import Surroundings, Waits, Wire, require_peer
 from logquarry.store.message_store import StoreWriter
 
 logger = logging.getLogger(__name__)
@@ -137,6 +137,7 @@ class HaMaster(Server[_Slave]):
         options: MasterOptions | None = None,
         surroundings: Surroundings | None = None,
     ) -> None:
+        require_peer(store, host, port, options, MasterOptions)
         self._feed = store.log_feed()
         self._options = options or MasterOptions()
         super().__init__(

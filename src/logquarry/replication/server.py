@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Self, TypeVar
 
+from logquarry import arguments
 from logquarry.disk.lifetime import abandon_in_children, stays
 from logquarry.errors import LogquarryError, ReplicationError, UsageError
 from logquarry.replication.wire import Surroundings, Waits, Wire, address_text, drive
@@ -100,6 +101,7 @@ class ServerOptions:
     tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
+        arguments.check_fields(self)
         if self.max_connections <= 0:
             raise UsageError(f"max_connections is {self.max_connections}; it must be above 0")
         self.networks()

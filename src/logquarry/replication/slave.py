@@ -17,6 +17,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
+from logquarry import arguments
 from logquarry.disk.lifetime import abandon_in_children, stays
 from logquarry.disk.service import Done, Flag
 from logquarry.errors import (
@@ -37,7 +38,15 @@ from logquarry.protocol.ha import (
     SlaveEvent,
 )
 from logquarry.replication.replica import OVERLAP, Replica, SpoiltReplica
-from logquarry.replication.wire import Found, Surroundings, Waits, Wire, address_text, drive
+from logquarry.replication.wire import (
+    Found,
+    Surroundings,
+    Waits,
+    Wire,
+    address_text,
+    drive,
+    require_peer,
+)
 from logquarry.store.message_store import StoreWriter
 
 logger = logging.getLogger(__name__)
@@ -85,6 +94,7 @@ class SlaveOptions:
     server_name: str | None = None
 
     def __post_init__(self) -> None:
+        arguments.check_fields(self)
         if self.acknowledge not in ACKNOWLEDGE:
             raise UsageError(
                 f"acknowledge is {self.acknowledge!r}; it must be one of {', '.join(ACKNOWLEDGE)}"
@@ -157,6 +167,7 @@ class HaSlave:
         options: SlaveOptions | None = None,
         surroundings: Surroundings | None = None,
     ) -> None:
+        require_peer(store, host, port, options, SlaveOptions)
         self._options = options or SlaveOptions()
         self._surroundings = surroundings or Surroundings()
         feed = store.log_feed()

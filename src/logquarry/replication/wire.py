@@ -17,8 +17,10 @@ from collections.abc import Generator, Sequence
 from itertools import islice
 from typing import Final
 
+from logquarry import arguments
 from logquarry.disk.service import monotonic_ms
 from logquarry.protocol.ha import Buffer
+from logquarry.store.message_store import MessageStore
 
 _AT_ONCE: Final = 64
 
@@ -88,6 +90,30 @@ class Wake:
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
                 os.close(descriptor)
+
+
+def require_peer(store: object, host: object, port: object, options: object, kind: type) -> None:
+    """Check the arguments of a master, slave or copy of ``config/``.
+
+    Raises:
+        UsageError: if one of them is invalid.
+    """
+    takes = 'a store, opened with MessageStore.open(path, mode="rw")'
+    if not isinstance(store, MessageStore):
+        arguments.refuse_type(store, "store", takes)
+    require_address(host, port, options, kind)
+
+
+def require_address(host: object, port: object, options: object, kind: type) -> None:
+    """Check the address and the options of a server or client.
+
+    Raises:
+        UsageError: if one of them is invalid.
+    """
+    arguments.text(host, "host", takes="the name or address of a host")
+    arguments.port(port)
+    if options is not None:
+        arguments.instance(options, "options", kind, kind.__name__)
 
 
 class Surroundings:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from logquarry import arguments
 from logquarry.errors import StoreUnavailable
 from logquarry.format.properties import parse_tags
 from logquarry.log.layout import StoreLayout
@@ -19,7 +20,8 @@ from logquarry.read.consume_queue import ConsumeQueue, Queue
 from logquarry.read.get_message import GetResult
 from logquarry.read.index import Index
 from logquarry.read.live_read import LiveLog
-from logquarry.store.reads import StoreReads, no_queue
+from logquarry.store.read_rules import get_arguments, no_queue
+from logquarry.store.reads import StoreReads
 
 if TYPE_CHECKING:
     from logquarry.log.walk import LogReader
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from logquarry.store.store_engine import StoreEngine
 
 _monotonic = time.monotonic
+_LEAST, _MOST, _MOST_COUNT = arguments.LONG_MIN, arguments.LONG_MAX, arguments.INT_MAX
 
 KernelGet = Callable[[Queue, int, int, frozenset[str] | None], GetResult | None]
 
@@ -76,6 +79,7 @@ class LiveReads(StoreReads):
     def queue(self, topic: str, queue_id: int) -> Queue | None:
         """One queue; None if the store does not have it."""
         self._require_open()
+        topic, queue_id = arguments.queue(topic, queue_id)
         try:
             return self._engine.queues.get(topic, queue_id)
         except StoreUnavailable:
@@ -114,13 +118,24 @@ class LiveReads(StoreReads):
     ) -> GetResult:
         """See :meth:`StoreReads.get`."""
         began = _monotonic()
-        wanted = None if tag is None else parse_tags(tag)
-        queue: Queue | None = self._live_queues.get((topic, queue_id))
+        if not (type(queue_id) is type(offset) is type(max_count) is int):
+            topic, queue_id, offset, max_count, tag = get_arguments(
+                topic, queue_id, offset, max_count, tag
+            )
+        wanted = None
+        if tag is not None:
+            wanted = parse_tags(arguments.text(tag, "tag"))
+        queue: Queue | None = None
+        if type(topic) is str:
+            queue = self._live_queues.get((topic, queue_id))
         if queue is None or self._health.is_gone:
             queue = self.queue(topic, queue_id) or no_queue(topic, queue_id)
-        result = self._kernel_get(queue, offset, max_count, wanted)
+        result = None
+        if _LEAST <= offset <= _MOST and 0 <= max_count <= _MOST_COUNT:
+            result = self._kernel_get(queue, offset, max_count, wanted)
         if result is None:
             self._require_open()
+            get_arguments(topic, queue_id, offset, max_count, tag)
             result = self._getter.reference(queue, offset, max_count, wanted)
         self._recorder.got(len(result.messages), _monotonic() - began)
         return result

@@ -118,7 +118,7 @@ class LogFeed:
         self._growth.unfollow(flag)
 
     # ------------------------------------------------------------------------------------ append
-    def append_data(self, offset: int, data: bytes | memoryview) -> bool:
+    def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
         """Append bytes of another store's log, without waking any follower of the log.
 
         Args:
@@ -135,7 +135,7 @@ class LogFeed:
         self._health.require_writable()
         return self._writer.append_data(offset, data)
 
-    def append_and_wake(self, offset: int, data: bytes | memoryview) -> bool:
+    def append_and_wake(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
         """Append bytes, and wake the dispatcher, the flush service and the followers."""
         taken = self.append_data(offset, data)
         if taken:

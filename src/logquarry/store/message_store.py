@@ -13,8 +13,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, overload
 
+from logquarry import arguments
 from logquarry.config import StoreConfig
-from logquarry.errors import UsageError
 from logquarry.store.reader import BaseReader, ReadOnlyStore
 from logquarry.store.reads import StoreReads
 from logquarry.store.writer import BaseWriter
@@ -96,10 +96,13 @@ class MessageStore(StoreReads):
             StoreUnavailable: if another process has the store open for writing, or if the store
                 needs a recovery that opening cannot do.
         """
+        arguments.choice(mode, "mode", ("r", "rw"))
+        arguments.optional(arguments.text, broker, "broker")
+        arguments.optional(arguments.function, clock, "clock")
+        takes = "a mapping of names to values"
+        arguments.optional(arguments.mapping, storage_options, "storage_options", takes=takes)
         if mode == "rw":
             return StoreWriter.start(path, config=config, clock=clock, broker=broker)
-        if mode != "r":
-            raise UsageError(f'mode is "r" or "rw", not {mode!r}')
         return StoreReader.start(
             path, config=config, broker=broker, storage_options=storage_options
         )
@@ -107,6 +110,9 @@ class MessageStore(StoreReads):
 
 class StoreReader(BaseReader, MessageStore):
     """A store that is open for reading."""
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _ONLY_OF_WRITERS]
 
 
 class StoreWriter(BaseWriter, MessageStore):
@@ -123,6 +129,8 @@ class _NeedsWriter:
 
 
 # Not a __getattr__: with one, each attribute of a reader would take longer to find.
-for _name in set(dir(StoreWriter)) - set(dir(StoreReader)):
-    if not _name.startswith("_"):
-        setattr(StoreReader, _name, _NeedsWriter())
+_ONLY_OF_WRITERS = frozenset(
+    name for name in set(dir(StoreWriter)) - set(dir(StoreReader)) if not name.startswith("_")
+)
+for _name in _ONLY_OF_WRITERS:
+    setattr(StoreReader, _name, _NeedsWriter())

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from logquarry import arguments
 from logquarry.config import StoreConfig
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import StoreUnavailable
@@ -28,7 +29,8 @@ from logquarry.read.fence import OtherQueues, other_queues, require_queue
 from logquarry.read.get_message import GetResult
 from logquarry.read.index import Index
 from logquarry.read.log_end import last_entries, log_bound, sound_bound
-from logquarry.store.reads import StoreReads, no_queue
+from logquarry.store.read_rules import get_arguments, no_queue
+from logquarry.store.reads import StoreReads
 from logquarry.units import now_ms
 
 if TYPE_CHECKING:
@@ -155,6 +157,7 @@ class BaseReader(StoreReads):
     def queue(self, topic: str, queue_id: int) -> Queue | None:
         """One queue; None if the store does not have it."""
         self._require_open()
+        topic, queue_id = arguments.queue(topic, queue_id)
         if not self._found.has_queue_files:
             return self._found.log_queues[0].get((topic, queue_id))
         found = self._file_queue(topic, queue_id)
@@ -180,16 +183,16 @@ class BaseReader(StoreReads):
             )
         return found
 
-    def file_queues(self) -> Iterator[ConsumeQueue]:
+    def _file_queues(self) -> Iterator[ConsumeQueue]:
         """The queues that have files."""
         for topic, queue_id in self.layout.queue_names:
             if (queue := self._file_queue(topic, queue_id)) is not None:
                 yield queue
 
     def _last_entries(self) -> list[QueueEntry]:
-        return last_entries(self.layout, self.file_queues())
+        return last_entries(self.layout, self._file_queues())
 
-    def queues_from_log(self) -> tuple[Mapping[QueueKey, LogQueue], int]:
+    def _queues_from_log(self) -> tuple[Mapping[QueueKey, LogQueue], int]:
         """Read the whole log: the queues that its messages make, and the log's end."""
         from logquarry.read.log_queues import QueueBuilder
 
@@ -209,6 +212,9 @@ class BaseReader(StoreReads):
         tag: str | None = None,
     ) -> GetResult:
         """See :meth:`StoreReads.get`."""
+        topic, queue_id, offset, max_count, tag = get_arguments(
+            topic, queue_id, offset, max_count, tag
+        )
         queue = self._readable_queue(topic, queue_id)
         if self._found.has_queue_files and self._may_have_grown(queue, offset):
             self.refresh()
@@ -248,7 +254,7 @@ class _Found:
 
     @cached_property
     def has_queue_files(self) -> bool:
-        return any(queue.last_entry is not None for queue in self._store.file_queues())
+        return any(queue.last_entry is not None for queue in self._store._file_queues())
 
     @cached_property
     def other_queues(self) -> OtherQueues:
@@ -258,9 +264,9 @@ class _Found:
     @cached_property
     def bound(self) -> int | None:
         layout = self._store.layout
-        return sound_bound(layout, log_bound(layout, self._store.file_queues()))
+        return sound_bound(layout, log_bound(layout, self._store._file_queues()))
 
     @cached_property
     def log_queues(self) -> tuple[Mapping[QueueKey, LogQueue], int]:
         """The queues made from the log, and the log's end."""
-        return self._store.queues_from_log()
+        return self._store._queues_from_log()

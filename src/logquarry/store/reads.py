@@ -7,17 +7,17 @@ that this process writes.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import date, datetime
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
-from logquarry.errors import CorruptFile, MessageNotFound, StoreUnavailable
+from logquarry import arguments
+from logquarry.errors import CorruptFile, LogquarryError, StoreUnavailable
 from logquarry.format import java
-from logquarry.format import message_id as ids
 from logquarry.format.checkpoint import Checkpoint
-from logquarry.format.frame import Frame
 from logquarry.log.layout import CHECKPOINT, StoreLayout
 from logquarry.message import StoredMessage
 from logquarry.read.commit_log import CommitLog
@@ -25,17 +25,22 @@ from logquarry.read.consume_queue import Queue
 from logquarry.read.get_kernel import MessageGetter
 from logquarry.read.get_message import GetResult, TransferLimits
 from logquarry.read.index import Index
+from logquarry.store.log_reads import LogReads
+from logquarry.store.read_rules import NOT_FOR_USERS, renamed_topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from logquarry.log.batches import DamageLog, OnDamage
-    from logquarry.log.walk import LogReader
     from logquarry.read.features import StoreFeatures
     from logquarry.store.consumer.consumer import Consumer
     from logquarry.store.consumer.registry import Consumers
     from logquarry.store.state import StateReader
     from logquarry.store.stats import StoreStats
+
+
+Time = int | str | date
+"""A time: milliseconds since 1970, a date or datetime, or ISO 8601 text; UTC without a zone."""
 
 
 class QueueOffsets(NamedTuple):
@@ -45,7 +50,7 @@ class QueueOffsets(NamedTuple):
     max: int
 
 
-class StoreReads(ABC):
+class StoreReads(LogReads):
     """The reading half of a store.
 
     Args:
@@ -55,10 +60,8 @@ class StoreReads(ABC):
     """
 
     def __init__(self, layout: StoreLayout, log: CommitLog, *, broker: str) -> None:
-        self.layout = layout
+        super().__init__(layout, log, broker=broker)
         self.config = layout.config
-        self.broker = broker
-        self._log = log
         self._is_open = True
         self._getters: list[MessageGetter] = []
         self._consumers_lock = threading.Lock()
@@ -89,20 +92,38 @@ class StoreReads(ABC):
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.root!r}, {self._shown_state()}>"
+
+    _mode: ClassVar[str] = "r"
+
+    def _shown_state(self) -> str:
+        if not self._is_open:
+            return "closed"
+        mode = self._mode
+        try:
+            # Without queue files a reader would read the whole log to find its end.
+            end = self.max_offset if self.has_queue_files else "unknown"
+            return f"mode {mode!r}, physical offsets {self.min_offset} to {end}"
+        except (LogquarryError, OSError) as error:
+            return f"mode {mode!r}, offsets unknown: {error}"
+
+    def __dir__(self) -> list[str]:
+        return sorted(set(super().__dir__()) - NOT_FOR_USERS)
+
     def _require_open(self) -> None:
         if not self._is_open:
             raise StoreUnavailable(f"{self.layout.root}: the store was closed")
+
+    def _look_again(self) -> None:
+        if self.has_queue_files:
+            self.refresh()
 
     @cached_property
     def _state(self) -> StateReader:
         from logquarry.store.state import StateReader
 
         return StateReader(self)
-
-    @property
-    def root(self) -> str:
-        """Path or URL of the store."""
-        return self.layout.root
 
     @property
     def has_abort(self) -> bool:
@@ -138,68 +159,6 @@ class StoreReads(ABC):
         self._require_open()
         return find_features(self.layout)
 
-    # --------------------------------------------------------------------------------------- log
-    @property
-    def min_offset(self) -> int:
-        """Physical offset at which the log starts."""
-        self._require_open()
-        return self._log.min_offset
-
-    @property
-    @abstractmethod
-    def max_offset(self) -> int:
-        """Physical offset at which the log ends."""
-
-    @property
-    @abstractmethod
-    def bound(self) -> int | None:
-        """Physical offset at which a walk over the log ends; None if there is no bound."""
-
-    def message_at(self, physical_offset: int) -> StoredMessage:
-        """The message that starts at a physical offset. Its CRC is checked.
-
-        Raises:
-            MessageNotFound: if no message starts there: outside the log (bytes after its end are
-                no message, sound or not), or inside a message or a blank.
-            CorruptFrame: if that place of the log is damaged.
-        """
-        self._require_open()
-        if physical_offset >= self.max_offset and self.has_queue_files:
-            self.refresh()
-        return self._stored(self._log.message_at(physical_offset))
-
-    def message_by_id(self, message_id: str) -> StoredMessage:
-        """The message with an id, as the broker gave it (``MessageDecoder.decodeMessageId``).
-
-        Raises:
-            UsageError: if it is no message id.
-            MessageNotFound: if the store has no message of that id.
-            CorruptFrame: if its place in the log is damaged.
-        """
-        _, physical_offset = ids.decode(message_id)
-        message = self.message_at(physical_offset)
-        if message.message_id != message_id.upper():
-            raise MessageNotFound(
-                f"{self.root}: no message {message_id}: the one at {physical_offset} is "
-                f"{message.message_id}"
-            )
-        return message
-
-    def _stored(self, frame: Frame) -> StoredMessage:
-        """A frame of this store's log, as the message that users get."""
-        return StoredMessage(frame, broker=self.broker, delay_levels_ms=self.layout.delay_levels_ms)
-
-    def _frame_at(self, physical_offset: int) -> Frame | None:
-        """The sound frame at a physical offset; None if there is none."""
-        if not self.min_offset <= physical_offset < self.max_offset:
-            return None
-        outcome = self._log.outcome_at(physical_offset)
-        return outcome if isinstance(outcome, Frame) else None
-
-    @abstractmethod
-    def _log_reader(self) -> LogReader:
-        """A walk over the log as it is now."""
-
     # ------------------------------------------------------------------------------------ queues
     @property
     @abstractmethod
@@ -225,7 +184,7 @@ class StoreReads(ABC):
 
     def queue_offsets(self, topic: str, queue_id: int) -> QueueOffsets:
         """The ends of a queue; (0, 0) if the store has no such queue."""
-        queue = self._readable_queue(topic, queue_id)
+        queue = self._readable_queue(*arguments.queue(topic, queue_id))
         if queue is None:
             return QueueOffsets(0, 0)
         return QueueOffsets(queue.min_offset, queue.max_offset)
@@ -255,12 +214,18 @@ class StoreReads(ABC):
                 it.
         """
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: Time) -> int:
         """The queue offset of the message stored nearest to a time (``getOffsetInQueueByTime``).
 
         After the last message's time it is the last message's offset; 0 if there is no message.
+
+        Args:
+            topic: the topic.
+            queue_id: the queue.
+            timestamp_ms: a time, as :meth:`scan` takes it.
         """
-        queue = self._readable_queue(topic, queue_id)
+        queue = self._readable_queue(*arguments.queue(topic, queue_id))
+        timestamp_ms = arguments.time_ms(timestamp_ms, "timestamp_ms")
         if queue is None:
             return 0
         return queue.offset_by_time(
@@ -293,8 +258,8 @@ class StoreReads(ABC):
         self,
         topic: str,
         key: str,
-        since: int | None = None,
-        until: int | None = None,
+        since: Time | None = None,
+        until: Time | None = None,
         max_count: int = 32,
         exact: bool = False,
     ) -> list[StoredMessage]:
@@ -306,8 +271,8 @@ class StoreReads(ABC):
         Args:
             topic: the topic.
             key: one of its keys: a word of KEYS, or UNIQ_KEY.
-            since: store time in milliseconds, inclusive; the index keeps whole seconds.
-            until: likewise.
+            since: earliest store time, as :meth:`scan` takes it; the index keeps whole seconds.
+            until: latest store time, inclusive.
             max_count: most messages.
             exact: leave out messages with another key of the same hash, which RocketMQ returns
                 too, and second entries of the same message.
@@ -315,8 +280,11 @@ class StoreReads(ABC):
         self._require_open()
         from logquarry.read import query_message
 
-        begin = 0 if since is None else since
-        end = java.LONG_MAX if until is None else until
+        topic, key = arguments.topic(topic), arguments.text(key, "key")
+        begin, end = arguments.time_range(since, until)
+        begin, end = 0 if begin is None else begin, java.LONG_MAX if end is None else end
+        max_count = arguments.count(max_count, least=0)
+        exact = arguments.flag(exact, "exact")
         index = self._index_now()
         if index.is_usable:
             found = query_message.query_message(
@@ -338,36 +306,42 @@ class StoreReads(ABC):
     # -------------------------------------------------------------------------------------- bulk
     def scan(
         self,
-        topic: str | Iterable[str] | None = None,
+        topics: str | Iterable[str] | None = None,
         queue_id: int | None = None,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] | None = None,
-        since: int | None = None,
-        until: int | None = None,
+        since: Time | None = None,
+        until: Time | None = None,
         on_damage: OnDamage = "default",
         damage: DamageLog | None = None,
+        topic: str | Iterable[str] | None = None,
     ) -> Iterator[StoredMessage]:
         """Messages in physical order; each is decoded when you read it.
 
         Args:
-            topic: the topics' names (default: all messages of the log, also those in no queue).
+            topics: a topic, or several (default: all messages of the log, also those in no queue).
             queue_id: a queue's number.
             tags: tags as a consumer gives them: ``paid || sent``.
             keys: words of KEYS, or UNIQ_KEYs; a message must have one of them.
-            since: earliest store time in milliseconds.
-            until: store time in milliseconds at which to stop; exclusive.
+            since: earliest store time: milliseconds since 1970, a datetime, or ISO 8601 text as
+                ``--since`` takes it. A time without a zone is UTC.
+            until: store time at which to stop; exclusive.
             on_damage: ``default`` raises on damage other than a torn tail; ``stop``, ``skip``,
                 ``fail``: see :data:`logquarry.log.batches.OnDamage`.
-            damage: a list that collects the damage.
+            damage: a :class:`~logquarry.log.batches.DamageLog` that collects the damage.
+            topic: the previous name of ``topics``; deprecated.
 
         Raises:
             CorruptFrame: on damage, by ``on_damage``.
+            UsageError: if an argument is invalid, or the filter can match no message.
         """
         self._require_open()
         from logquarry.read import bulk
 
-        wanted = bulk.message_filter(topic, queue_id, tags, keys, since, until)
+        if topic is not None:
+            topics = renamed_topic(topic, topics)
+        wanted = bulk.message_filter(topics, queue_id, tags, keys, since, until)
         layout, stop = self._bulk_layout()
         return bulk.messages(layout, self.broker, wanted, on_damage, damage, stop_offset=stop)
 
@@ -379,8 +353,8 @@ class StoreReads(ABC):
         columns: Sequence[str] | None = None,
         tags: str | None = None,
         keys: str | Iterable[str] | None = None,
-        since: int | None = None,
-        until: int | None = None,
+        since: Time | None = None,
+        until: Time | None = None,
         on_damage: OnDamage = "default",
         damage: DamageLog | None = None,
         decompress: bool = False,
@@ -388,14 +362,14 @@ class StoreReads(ABC):
         """The same as :meth:`scan`, as a stream of Arrow record batches.
 
         Args:
-            topics: the topics' names.
+            topics: as for :meth:`scan`.
             queue_id: a queue's number.
             columns: the columns, in their order (default: all of
                 :data:`logquarry.log.schema.COLUMNS`). Other columns are not decoded; the CRC of
                 bodies is checked only if ``body`` is among the columns.
             tags: as for :meth:`scan`, like the arguments after it.
             keys: words of keys.
-            since: earliest store time in milliseconds.
+            since: earliest store time.
             until: store time at which to stop.
             on_damage: policy at damage, as for :meth:`scan`.
             damage: a list that collects the damage.
@@ -431,8 +405,8 @@ class StoreReads(ABC):
         *,
         tags: str | None = None,
         sql: str | None = None,
-        start: str | int = "earliest",
-        timestamp: int | None = None,
+        start: str | int | datetime = "earliest",
+        timestamp: Time | None = None,
         auto_commit: bool = True,
         timeout: float | None = None,
         max_reconsume_times: int = 16,
@@ -455,8 +429,8 @@ class StoreReads(ABC):
             tags: a subscription: ``paid``, ``paid || sent``; None or ``*`` for all.
             sql: or an SQL92 filter over the properties: ``a > 3 AND b = 'x'``.
             start: where a group without offsets in a topic begins: ``earliest``, ``latest``,
-                ``timestamp``, or a store time in milliseconds.
-            timestamp: the store time of ``start="timestamp"``, in milliseconds.
+                ``timestamp``, or a store time: milliseconds or a datetime.
+            timestamp: the store time of ``start="timestamp"``, as :meth:`scan` takes it.
             auto_commit: whether offsets of handled messages are committed without a call.
             timeout: seconds without a message after which the iteration ends; None for never.
             max_reconsume_times: how often a message that is sent back is delivered again.
@@ -470,7 +444,7 @@ class StoreReads(ABC):
         from logquarry.read.fence import other_queues, require_consumable
 
         self._require_open()
-        topics = [topics] if isinstance(topics, str) else list(topics)
+        topics = arguments.names(topics, "topics")
         require_consumable(self.layout, other_queues(self.layout), topics)
         return self._consumers.consumer(
             group,
@@ -506,10 +480,3 @@ class StoreReads(ABC):
             consumers = self._made_consumers
         if consumers is not None:
             consumers.close()
-
-
-def no_queue(topic: str, queue_id: int) -> Queue:
-    """A queue without messages, for a name that the store does not have."""
-    from logquarry.read.log_queues import empty_queue
-
-    return empty_queue(topic, queue_id)

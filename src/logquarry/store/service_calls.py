@@ -1,18 +1,24 @@
-"""The writer's API for delayed delivery, transactions and ``config/``."""
+"""The writer's API for listeners, retention, delayed delivery, transactions and ``config/``."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from logquarry import arguments
 from logquarry.message import Message
 
 if TYPE_CHECKING:
     from logquarry.dialect31.prepared import PreparedTransactions
     from logquarry.disk.config_file import ConfigTables
+    from logquarry.store.retention.plan import RetentionPlan
+    from logquarry.store.retention.rules import RetentionRules
     from logquarry.store.services import Services
+    from logquarry.store.store_engine import StoreEngine
     from logquarry.store.transaction.checks import CheckReport, Listener
     from logquarry.store.transaction.transaction import Transaction
+    from logquarry.write.dispatcher import MessageArrival
 
 DEFAULT_PRODUCER_GROUP: Final = "logquarry"
 """The producer group of a transaction whose message names none."""
@@ -22,10 +28,46 @@ class ServiceCalls(ABC):
     """The methods of an open store that its services carry out."""
 
     _services: Services
+    _engine: StoreEngine
 
     @abstractmethod
     def _require_open(self) -> None:
         """Raise StoreUnavailable if the store was closed."""
+
+    def add_arrival_listener(self, listener: Callable[[MessageArrival], None]) -> None:
+        """Call a function for messages that can be consumed (``MessageArrivingListener``).
+
+        The dispatcher's thread calls it for each queue that has grown: it must be quick, and cannot
+        wait for the dispatcher. Its exceptions are logged.
+        """
+        self._require_open()
+        self._engine.listeners.add(arguments.function(listener, "listener"))
+
+    def remove_arrival_listener(self, listener: Callable[[MessageArrival], None]) -> None:
+        """Stop calling a function; does nothing if it was never added."""
+        self._engine.listeners.remove(arguments.function(listener, "listener"))
+
+    def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
+        """Plan which expired files to delete; with ``apply`` delete them. See docs/retention.md.
+
+        Only files that are on the disk and in the queues are deleted. Readers of the store may
+        continue. For a store that no process has open, use :func:`logquarry.retain`.
+
+        Args:
+            rules: which files expire.
+            apply: whether to delete them.
+
+        Raises:
+            StoreUnavailable: if the store is closed, or if ``apply`` is given and the store accepts
+                no writes.
+        """
+        self._require_open()
+        from logquarry.store.retention.rules import require_rules
+
+        rules = require_rules(rules)
+        apply = arguments.flag(apply, "apply")
+        retention = self._engine.retention
+        return retention.run(rules) if apply else retention.plan(rules)
 
     def start_delivery(self) -> None:
         """Deliver delayed messages from now on, as a broker does, until the store is closed.

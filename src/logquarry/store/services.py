@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
+from logquarry import arguments
 from logquarry.dialect31.prepared import CheckService, PreparedTransactions
 from logquarry.disk.config_file import ConfigTables, ConsumerOffsets
 from logquarry.disk.mapped_file_queue import MappedFileQueue
@@ -20,7 +21,7 @@ from logquarry.format import delay, frame
 from logquarry.format.frame import Frame
 from logquarry.log.batches import sound_runs
 from logquarry.log.walk import Run
-from logquarry.message import Message, StoredMessage
+from logquarry.message import Message, StoredMessage, require_message
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
 from logquarry.read.log_queues import QueueKey
@@ -254,18 +255,22 @@ class Services:
             raise UsageError(
                 "dialect 3.1 keeps transactions in its state table: prepared_transactions.begin"
             )
+        require_message(message, "transaction")
+        arguments.text(group, "group", takes="the name of a producer group")
         with self._lock:
             self._require_open()
             return Transaction(self.transactions, message, group)
 
     def check_transactions(self, listener: Listener) -> CheckReport:
         """Check once, now."""
+        arguments.function(listener, "listener")
         checks = self.checks
         self._store.wait_dispatched()
         return checks.check(listener, self._engine.clock())
 
     def start_transaction_checks(self, listener: Listener) -> None:
         """Check from now on."""
+        arguments.function(listener, "listener")
         with self._lock:
             self._require_open()
             if self._checking is not None:

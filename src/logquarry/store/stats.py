@@ -216,7 +216,7 @@ class StatsRecorder:
             counts: _Counts = self._own.counts
         except AttributeError:
             counts = self._counts()
-        _, _, _, _, _, size, messages, _, held_ms, _ = result
+        _, _, _, _, _, size, messages, _, held_ms, _, _ = result
         found = counts.topics.get(topic)
         if found is None:
             counts.add_topic(topic, messages, size)

@@ -13,16 +13,19 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
-from logquarry.config import StoreConfig
+from logquarry import arguments
+from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import LogquarryError, StoreUnavailable, UsageError
 from logquarry.format.frame import Frame
 from logquarry.log.filesystem import local_folder
 from logquarry.log.layout import LOADS, StoreLayout
-from logquarry.message import Message, StoredMessage
+from logquarry.message import Message, StoredMessage, require_message, require_messages
 from logquarry.read.consume_queue import Queue
 from logquarry.store.live_reads import LiveReads
 from logquarry.store.service_calls import ServiceCalls
 from logquarry.units import Clock, now_ms
+from logquarry.write.append import log_slow
+from logquarry.write.log_appender import SLOW_PUT
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,14 +38,11 @@ if TYPE_CHECKING:
     from logquarry.store.load.loading import Loaded
     from logquarry.store.load.segment import Segment
     from logquarry.store.log_feed import LogFeed
-    from logquarry.store.retention.plan import RetentionPlan
-    from logquarry.store.retention.rules import RetentionRules
     from logquarry.store.state import StoreState
     from logquarry.store.stats import StoreStats
     from logquarry.store.store_engine import StoreEngine
-    from logquarry.write.dispatcher import MessageArrival
     from logquarry.write.put_future import PutFuture
-    from logquarry.write.put_many import ManyWriter, PutManyResult
+    from logquarry.write.put_many import ArrowStream, ManyWriter, PutManyResult
     from logquarry.write.put_result import PutResult
 
 _monotonic = time.monotonic
@@ -53,6 +53,8 @@ class BaseWriter(LiveReads, ServiceCalls):
 
     In a forked child every call raises StoreUnavailable.
     """
+
+    _mode = "rw"
 
     def __init__(self, engine: StoreEngine, layout: StoreLayout, *, broker: str) -> None:
         from logquarry.store.services import Services
@@ -93,7 +95,7 @@ class BaseWriter(LiveReads, ServiceCalls):
         # A program may change its working folder while the store is open.
         root = local_folder(path, "only a local store can be written")
         engine = StoreEngine(
-            root, config or StoreConfig(), clock=clock or now_ms, disk=disk or LocalDisk()
+            root, settings_of(config), clock=clock or now_ms, disk=disk or LocalDisk()
         )
         try:
             layout = StoreLayout.open(root, engine.config)
@@ -123,9 +125,11 @@ class BaseWriter(LiveReads, ServiceCalls):
             StoreUnavailable: if the store accepts no messages now. The error's ``status`` is
                 RocketMQ's. If a sync failed, the message may or may not be on the disk.
             MessageRejected: if the store does not accept this message.
+            UsageError: if a number does not fit its field, or ``message`` is no Message.
         """
         began = _monotonic()
         try:
+            topic = message.topic
             if self._writer.bar is not None:
                 self._writer.check_status()
                 self._engine.feed.adopt()
@@ -133,7 +137,14 @@ class BaseWriter(LiveReads, ServiceCalls):
         except LogquarryError:
             self._recorder.put_failed()
             raise
-        self._count_put(message.topic, result, _monotonic() - began)
+        except (AttributeError, TypeError, ValueError):
+            # A put pays for this check only if it failed.
+            require_message(message)
+            raise
+        took = _monotonic() - began
+        if took > SLOW_PUT:
+            log_slow(took, len(message.body), result)
+        self._count_put(topic, result, took)
         return result
 
     def put_async(self, message: Message) -> PutFuture:
@@ -143,6 +154,7 @@ class BaseWriter(LiveReads, ServiceCalls):
         its error. Callbacks of the future run in the thread that syncs, so they must be quick.
         """
         try:
+            require_message(message)
             return self._append(message)[1]
         except LogquarryError as error:
             from logquarry.write.put_future import failed_future
@@ -188,6 +200,12 @@ class BaseWriter(LiveReads, ServiceCalls):
             MessageRejected: likewise.
             UsageError: if the messages belong to several queues.
         """
+        if messages is not None:
+            messages = require_messages(messages, "put_batch")
+        if message is not None:
+            require_message(message, "message")
+        if wire is not None:
+            wire = bytes(arguments.data(wire, "wire"))
         began = _monotonic()
         try:
             if self._writer.bar is not None:
@@ -202,7 +220,7 @@ class BaseWriter(LiveReads, ServiceCalls):
             self._count_put(shared.topic, result, _monotonic() - began)
         return result
 
-    def put_many(self, messages: Iterable[Message] | pa.RecordBatch | pa.Table) -> PutManyResult:
+    def put_many(self, messages: Iterable[Message] | ArrowStream | pa.RecordBatch) -> PutManyResult:
         """Put messages of any topics and queues, in order, in bulk.
 
         The log gets the same bytes as from single puts; all messages of a chunk of about 1 MiB get
@@ -211,7 +229,9 @@ class BaseWriter(LiveReads, ServiceCalls):
         :class:`~logquarry.message.Message`; columns that the store sets (offsets, CRC) are ignored.
 
         Args:
-            messages: the messages, which are all held in memory, or Arrow columns of them.
+            messages: the messages, which are all held in memory: Message objects, or columns of
+                any object that exports Arrow data (``__arrow_c_stream__``): a table or reader of
+                pyarrow, a DataFrame of Polars or pandas (2.2 or later), a relation of DuckDB.
 
         Returns:
             The offsets of each message, as arrays.
@@ -286,7 +306,7 @@ class BaseWriter(LiveReads, ServiceCalls):
             self._found_time = last_store_timestamp(self._new_layout(), self._engine.log.max_offset)
         return self._found_time
 
-    def append_data(self, offset: int, data: bytes | memoryview) -> bool:
+    def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
         """Append bytes of another store's log that belong at an offset (``appendToCommitLog``).
 
         A slave accepts them too. They may end inside a frame; then append the rest of that frame
@@ -299,7 +319,8 @@ class BaseWriter(LiveReads, ServiceCalls):
         Raises:
             StoreUnavailable: if the store was closed, or the disk does not take them.
         """
-        return self._engine.feed.append_and_wake(offset, data)
+        offset = arguments.offset(offset)
+        return self._engine.feed.append_and_wake(offset, arguments.data(data, "data"))
 
     def log_feed(self) -> LogFeed:
         """The log as bytes, for replication; see :mod:`logquarry.replication`."""
@@ -335,38 +356,9 @@ class BaseWriter(LiveReads, ServiceCalls):
                 itself.
         """
         self._require_open()
+        offset = arguments.optional(arguments.offset, offset, "offset")
+        timeout = arguments.optional(arguments.seconds, timeout, "timeout")
         return self._engine.wait_dispatched(offset, timeout)
-
-    def add_arrival_listener(self, listener: Callable[[MessageArrival], None]) -> None:
-        """Call a function for messages that can be consumed (``MessageArrivingListener``).
-
-        The dispatcher's thread calls it for each queue that has grown: it must be quick, and cannot
-        wait for the dispatcher. Its exceptions are logged.
-        """
-        self._require_open()
-        self._engine.listeners.add(listener)
-
-    def remove_arrival_listener(self, listener: Callable[[MessageArrival], None]) -> None:
-        """Stop calling a function; does nothing if it was never added."""
-        self._engine.listeners.remove(listener)
-
-    def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
-        """Plan which expired files to delete; with ``apply`` delete them. See docs/retention.md.
-
-        Only files that are on the disk and in the queues are deleted. Readers of the store may
-        continue. For a store that no process has open, use :func:`logquarry.retain`.
-
-        Args:
-            rules: which files expire.
-            apply: whether to delete them.
-
-        Raises:
-            StoreUnavailable: if the store is closed, or if ``apply`` is given and the store accepts
-                no writes.
-        """
-        self._require_open()
-        retention = self._engine.retention
-        return retention.run(rules) if apply else retention.plan(rules)
 
     def _make_consumers(self) -> Consumers:
         from logquarry.store.consumer.queue_reader import consumers_of_a_writer

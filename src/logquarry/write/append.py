@@ -19,6 +19,7 @@ from typing import Final
 from logquarry.config import StoreConfig
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Health, RunningFlags
+from logquarry.errors import WrongType
 from logquarry.format import frame, java
 from logquarry.format import properties as props
 from logquarry.format.java import crc32
@@ -102,7 +103,6 @@ class CommitLogWriter(LogAppender):
             MessageRejected: if the store does not accept this message.
             UsageError: if a number does not fit its field.
         """
-        began = _monotonic()
         # Usually none of the three conditions holds, and the call is skipped.
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
@@ -110,10 +110,7 @@ class CommitLogWriter(LogAppender):
         if result is None:
             encoded = self.encoder.encode(message)
             result, wait = self.append(encoded), encoded.wait
-        result = self.settle(result, wait)
-        if _monotonic() - began > SLOW_PUT:
-            _log_slow(began, len(message.body), result)
-        return result
+        return self.settle(result, wait)
 
     def append_message(self, message: Message) -> tuple[PutResult, bool]:
         """Put one message; the caller waits for flush and replica.
@@ -132,7 +129,7 @@ class CommitLogWriter(LogAppender):
             encoded = self.encoder.encode(message)
             result, wait = self.append(encoded), encoded.wait
         if _monotonic() - began > SLOW_PUT:
-            _log_slow(began, len(message.body), result)
+            log_slow(_monotonic() - began, len(message.body), result)
         return result, wait
 
     def _put_common(self, message: Message) -> PutResult | None:
@@ -174,9 +171,9 @@ class CommitLogWriter(LogAppender):
 
         # The property string.
         if text is None:
-            text = "" if keys is None else f"{_KEYS}{keys}"
+            text = "" if keys is None else _KEYS + keys
             if tags is not None:
-                text = f"{text}{_PROPERTY_END}{_TAGS}{tags}" if text else f"{_TAGS}{tags}"
+                text = f"{text}{_PROPERTY_END}{_TAGS}{tags}" if text else _TAGS + tags
         elif (
             type(text) is not str
             or keys is not None
@@ -217,10 +214,7 @@ class CommitLogWriter(LogAppender):
                 if end + _BLANK > file.size:
                     return None
                 now = self.clock()
-                # A message that takes no queue offset registers its queue too.
-                queue_offset = self.queue_offsets.setdefault(key, 0)
-                if not hosts.advances:
-                    queue_offset = 0
+                queue_offset = self.queue_offsets.get(key, 0) if hosts.advances else 0
                 physical_offset = file.base + at
                 head = hosts.pack(
                     size,
@@ -240,11 +234,15 @@ class CommitLogWriter(LogAppender):
                     body_length,
                 )
                 try:
+                    copying = _monotonic()
                     # As MappedFile.append does it, without the call.
                     file.buffer[at:end] = b"".join((head, body, rest))
                     file.wrote = end
                     if hosts.advances:
                         self.queue_offsets[key] = queue_offset + 1
+                    else:
+                        # A message that takes no queue offset registers its queue too.
+                        self.queue_offsets.setdefault(key, 0)
                 except BaseException:
                     # Ctrl-C may arrive at any line. If the message is in the log, its queue offset
                     # is taken.
@@ -257,7 +255,8 @@ class CommitLogWriter(LogAppender):
                 return None
             finally:
                 self._held_since = 0.0
-        held = (_monotonic() - began) * _MS
+        ended = _monotonic()
+        held = (ended - began) * _MS
         result = _new(
             PutResult,
             (
@@ -271,6 +270,7 @@ class CommitLogWriter(LogAppender):
                 now,
                 held,
                 _ONE_FRAME,
+                (ended - copying) * _MS,
             ),
         )
         if held > SLOW_PUT * _MS:
@@ -307,13 +307,14 @@ class CommitLogWriter(LogAppender):
         elif messages is None and wire is not None and message is not None:
             encoded = encode_batch(self.encoder, self.config, wire, message)
         else:
-            raise TypeError("a batch is messages, or a wire form and a message")
+            raise WrongType("put_batch takes messages, or wire= together with message=")
         result = self.settle(self.append(encoded), encoded.wait)
         if _monotonic() - began > SLOW_PUT:
-            _log_slow(began, encoded.body_size, result)
+            log_slow(_monotonic() - began, encoded.body_size, result)
         return result
 
 
-def _log_slow(began: float, body_size: int, result: PutResult) -> None:
-    took = (_monotonic() - began) * _MS
+def log_slow(seconds: float, body_size: int, result: PutResult) -> None:
+    """Log a put that took long."""
+    took = seconds * _MS
     logger.warning("a put took %d ms: %d bytes of body, %s", took, body_size, result)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
+from logquarry import arguments
 from logquarry.config import StoreConfig
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import delay, frame, java, sys_flag
@@ -131,6 +132,20 @@ class Copies:
                 RocketMQ.
         """
         return self._encode(MULTI_SEPARATOR.join(map(str, offsets)))
+
+
+def check_widths(numbers: Numbers) -> None:
+    """Check that each number fits its field of the frame.
+
+    Raises:
+        UsageError: if one does not; the text names it.
+    """
+    queue_id, flag, born, reconsume_times, prepared_offset = numbers
+    arguments.int32(queue_id, "queue_id")
+    arguments.int32(flag, "flag")
+    arguments.integer(born, "born_timestamp")
+    arguments.int32(reconsume_times, "reconsume_times")
+    arguments.integer(prepared_offset, "prepared_transaction_offset")
 
 
 class MessageEncoder:
@@ -298,6 +313,7 @@ class MessageEncoder:
                 body_length,
             )
         except struct.error as error:
+            check_widths(numbers)
             raise UsageError(f"a field does not fit its width: {error}") from error
         return bytearray().join((head, body, topic_data, _LENGTH(properties_length), properties))
 

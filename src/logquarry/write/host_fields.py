@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NoReturn
 
+from logquarry import arguments
 from logquarry.errors import StoreError, UsageError
 from logquarry.format import frame, message_id, sys_flag
 from logquarry.write.put_result import PutStatus, refusal
@@ -44,7 +45,9 @@ def host_fields(born_host: str | bytes, store_host: str | bytes, flags: int) -> 
     Raises:
         MessageRejected: if a host cannot be parsed, or SYSFLAG names another family than the
             host's.
+        UsageError: if SYSFLAG has more than 32 bits.
     """
+    arguments.int32(flags, "sys_flag")
     born, store = _host(born_host), _host(store_host)
     flags = _with_families(flags, born, store)
     return HostFields(

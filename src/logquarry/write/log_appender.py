@@ -188,6 +188,7 @@ class LogAppender:
         at = file.wrote
         physical_offset = file.base + at
         encoded.place(queue_offset, physical_offset, now)
+        copying = _monotonic()
         try:
             file.append(data)
             self._appended(encoded, queue_offset, copied)
@@ -198,6 +199,7 @@ class LogAppender:
                 self._appended(encoded, queue_offset, copied)
             raise
         file.store_timestamp = now
+        ended = _monotonic()
         return PutResult(
             PutStatus.PUT_OK,
             AppendStatus.PUT_OK,
@@ -207,8 +209,9 @@ class LogAppender:
             size,
             len(starts),
             now,
-            (_monotonic() - began) * _MS,
+            (ended - began) * _MS,
             starts,
+            (ended - copying) * _MS,
         )
 
     def _copied(self, encoded: Encoded) -> list[int]:
@@ -298,7 +301,7 @@ class LogAppender:
         return refusal(PutStatus.SERVICE_NOT_AVAILABLE, reason)
 
     # ---------------------------------------------------------------------- another store's log
-    def append_data(self, offset: int, data: bytes | memoryview) -> bool:
+    def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
         """Append bytes of another store's log that belong at an offset (``appendData``).
 
         The bytes may end within a frame, and may span files. Nothing else is appended after them

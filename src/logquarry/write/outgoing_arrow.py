@@ -7,6 +7,7 @@ be put again. Only text that has to be joined is copied.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from logquarry.arguments import keys
 from logquarry.errors import UsageError
 from logquarry.format.put_rows import ANY_TIME
 from logquarry.log import codec, schema
@@ -34,6 +36,35 @@ _TIMES: Final = frozenset({"born_timestamp", "store_timestamp"})
 _INTEGERS: Final = frozenset(_NUMBERS) | _OF_STORED | _TIMES | {"delay_level"}
 _PAIR_GLUE: Final = 2
 _NAMED_PAIRS: Final = len("KEYS") + len("TAGS") + 2 * _PAIR_GLUE
+
+
+def batches_of(source: Any) -> list[pa.RecordBatch]:
+    """The record batches of an object that exports Arrow data.
+
+    Args:
+        source: an object with ``__arrow_c_stream__`` or ``__arrow_c_array__``.
+
+    Raises:
+        UsageError: if its data are not columns, or a column mixes types.
+    """
+    if isinstance(source, pa.RecordBatch):
+        return [source]
+    try:
+        if hasattr(source, "__arrow_c_stream__"):
+            table = pa.RecordBatchReader.from_stream(source).read_all()
+        else:
+            table = pa.Table.from_batches([pa.record_batch(source)])
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        reason = " ".join(str(part) for part in error.args).splitlines()
+        raise UsageError(
+            f"put_many: the {type(source).__name__} has no columns of messages: "
+            f"{reason[0] if reason else error!r}"
+        ) from error
+    # pandas exports an index without a name under such a name.
+    index = [name for name in table.schema.names if re.fullmatch(r"__index_level_\d+__", name)]
+    found: list[pa.RecordBatch] = (table.drop_columns(index) if index else table).to_batches()
+    # A table without rows has no batches, but its columns are checked too.
+    return found or [pa.RecordBatch.from_pylist([], schema=table.schema)]
 
 
 def check_columns(batch: pa.RecordBatch) -> None:
@@ -184,7 +215,10 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
             milliseconds = pa.timestamp("ms", kind.tz)
             return cast_column(column, name, milliseconds, safe=False).cast(pa.int64())
         if not pa.types.is_integer(kind):
-            raise UsageError(f"the column {name} takes whole numbers, not {kind}")
+            hint = ""
+            if pa.types.is_floating(kind):
+                hint = " (pandas makes floats of whole numbers with gaps: use its type Int64)"
+            raise UsageError(f"the column {name} takes whole numbers, not {kind}{hint}")
         if pa.types.is_uint64(kind):
             return cast_column(column, name, pa.int64())
     elif name == "wait_store_ok":
@@ -195,6 +229,8 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
             raise UsageError(f"the column properties is a map of text to text, not {kind}")
         if not (_is_string(kind.key_type) and _is_string(kind.item_type)):
             return cast_column(column, name, pa.map_(pa.string(), pa.large_string()))
+    elif name == "keys" and pa.types.is_list(_plain_list(kind)):
+        return _joined_keys(column)
     elif not _is_text(kind):
         raise UsageError(f"the column {name} takes text or bytes, not {kind}")
     elif name in _TEXTS and not _is_string(_value_type(kind)):
@@ -202,6 +238,31 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
             column = column.dictionary_decode()
         return cast_column(column, name, pa.large_string())
     return column
+
+
+def _plain_list(kind: pa.DataType) -> pa.DataType:
+    """``list`` for any type of lists; another type as it is."""
+    types = pa.types
+    if types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_type)
+    return kind
+
+
+def _joined_keys(column: pa.Array) -> pa.Array:
+    """Lists of words as KEYS properties; an empty list is none.
+
+    Raises:
+        UsageError: if a word is missing, is empty or contains a space.
+    """
+    lists = cast_column(column, "keys", pa.list_(pa.string()))
+    words = lists.flatten()
+    if words.null_count:
+        raise UsageError("the column keys has a list with a null word")
+    wrong = words.filter(pc.or_(pc.equal(words, ""), pc.match_substring(words, " ")))
+    if len(wrong):
+        keys([wrong[0].as_py()], "the column keys")
+    joined = pc.binary_join(lists, " ")
+    return pc.if_else(pc.equal(joined, ""), pa.scalar(None, pa.string()), joined)
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:

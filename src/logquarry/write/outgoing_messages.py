@@ -61,7 +61,7 @@ class Taken(Sequence[Message]):
     def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
-        return Message._make(values[index] for values in self.fields)
+        return Message.of_checked(values[index] for values in self.fields)
 
 
 def columns_of_messages(messages: Sequence[Message], clock: Callable[[], int]) -> Columns:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Generator
 from typing import Any, Final
 
+from logquarry import arguments
 from logquarry.disk.service import Done
 from logquarry.errors import LogquarryError
 from logquarry.write.put_result import PutResult
@@ -69,6 +70,7 @@ class PutFuture:
         Raises:
             TimeoutError: if it is not done after ``timeout`` seconds.
         """
+        timeout = arguments.optional(arguments.seconds, timeout, "timeout")
         if not self.done():
             done = Done()
             self.add_done_callback(lambda _: done.set())
@@ -89,6 +91,7 @@ class PutFuture:
         acknowledgement: it must be quick, and must not wait for a put. An exception that it raises
         is logged.
         """
+        arguments.function(function, "function")
         callbacks = self._callbacks
         if callbacks is None:
             self._call(function)

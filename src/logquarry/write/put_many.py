@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from logquarry.errors import MessageRejected, StoreUnavailable
 from logquarry.format import message_id
 from logquarry.format.frame import BLANK
 from logquarry.log import codec
-from logquarry.message import Message
+from logquarry.message import Message, iter_messages, require_messages
 from logquarry.write.append import CommitLogWriter
 from logquarry.write.encode import Encoded
 from logquarry.write.log_appender import end_file, require_fit
@@ -48,8 +48,17 @@ CHUNK_BYTES: Final = 1 << 20
 """Approximate bytes that are appended under one lock."""
 _FEW: Final = 64
 """Up to this many messages are encoded one by one: below about 64 the columns take longer."""
+_ARROW: Final = ("__arrow_c_stream__", "__arrow_c_array__")
+_TAKES: Final = "put_many"
 _MANY_QUEUES: Final = 1 << 10
 _MS: Final = 1_000
+
+
+class ArrowStream(Protocol):
+    """Columns of any library that exports Arrow data: pyarrow, pandas, Polars, DuckDB."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """The Arrow PyCapsule protocol."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +73,7 @@ class PutManyResult:
         size: bytes of each frame, int64.
         elapsed_ms: duration of the call.
         topics: messages and bytes of each topic that the messages name.
+        page_cache_ms: how long copying the bytes into the page cache took, in total.
     """
 
     status: PutStatus
@@ -73,6 +83,7 @@ class PutManyResult:
     size: Int64
     elapsed_ms: float
     topics: Mapping[str, tuple[int, int]]
+    page_cache_ms: float
     _hosts: tuple[bytes, ...] = ()
     _host_ids: Int64 | None = None
 
@@ -115,7 +126,10 @@ class ManyWriter:
         self._writer = writer
 
     def put_many(
-        self, messages: Iterable[Message] | pa.RecordBatch | pa.Table, *, wait: bool = True
+        self,
+        messages: Iterable[Message] | ArrowStream | pa.RecordBatch,
+        *,
+        wait: bool = True,
     ) -> PutManyResult:
         """Put messages, or the rows of Arrow columns (:mod:`logquarry.write.outgoing_arrow`).
 
@@ -189,17 +203,13 @@ class ManyWriter:
 
     # ------------------------------------------------------------------------------ checked parts
     def _parts(self, messages: Any) -> list[Outgoing]:
-        if isinstance(messages, Message):
-            raise TypeError("put_many takes several messages; one is for put")
-        if hasattr(messages, "to_batches") or hasattr(messages, "schema"):
+        if any(hasattr(messages, name) for name in _ARROW):
             return list(self._parts_of_arrow(messages))
         writer = self._writer
-        if not self._has_kernels:
-            found: Sequence[Message] = list(messages)
-        elif isinstance(messages, (list, tuple)):
-            found = messages
+        if not self._has_kernels or type(messages) in (list, tuple):
+            found: Sequence[Message] = require_messages(messages, _TAKES)
         else:
-            rest = iter(messages)
+            rest = iter_messages(messages, _TAKES)
             found = list(islice(rest, _FEW + 1))
             if len(found) > _FEW:
                 from logquarry.write.outgoing_messages import Taken
@@ -217,12 +227,16 @@ class ManyWriter:
         require_fit(encoded, self._writer.file_size)
 
     def _parts_of_arrow(self, messages: Any) -> Iterator[Outgoing]:
-        from logquarry.write.outgoing_arrow import check_columns, columns_of_batch, messages_of
+        from logquarry.write.outgoing_arrow import (
+            batches_of,
+            check_columns,
+            columns_of_batch,
+            messages_of,
+        )
 
-        batches = messages.to_batches() if hasattr(messages, "to_batches") else [messages]
         writer = self._writer
         first = 0
-        for batch in batches:
+        for batch in batches_of(messages):
             check_columns(batch)
             if not batch.num_rows:
                 continue
@@ -284,6 +298,7 @@ class _Put:
         self._parts = parts
         self._began = began
         self._least_time = least_time
+        self._page_cache_ms = 0.0
         count = sum(part.count for part in parts)
         self._physical = np.empty(count, np.int64)
         self._queue = np.empty(count, np.int64)
@@ -335,6 +350,7 @@ class _Put:
         self._queue[number] = result.queue_offset
         self._times[number] = result.store_timestamp
         self._sizes[number] = result.size
+        self._page_cache_ms += result.page_cache_ms
         self.last = result
         self.done = number + 1
 
@@ -349,12 +365,14 @@ class _Put:
             next_offsets[queue] = offsets.setdefault(part.queues[queue], 0)
         # The view keeps the map while the kernel writes.
         view: npt.NDArray[np.uint8] = np.frombuffer(file.buffer, np.uint8)
+        copying = time.monotonic()
         at, position = kernels.encode_frames(
             *(part.rows, start, stop),
             *(part.heads, part.head_facts, part.topics, part.topic_ends),
             *(view.ctypes.data, file.wrote, file.size, file.base, now, codec.crc32_address()),
             *(next_offsets, self._physical[first:], self._queue[first:], self._times[first:]),
         )
+        self._page_cache_ms += (time.monotonic() - copying) * _MS
         if at > start:
             before = file.wrote
             told = {part.queues[queue]: int(next_offsets[queue]) for queue in used}
@@ -407,6 +425,7 @@ class _Put:
             self._sizes[:count],
             (time.monotonic() - self._began) * _MS,
             self._topics(),
+            self._page_cache_ms,
             tuple(hosts),
             np.concatenate(ids)[:count] if ids else None,
         )

@@ -76,6 +76,7 @@ class PutResult(NamedTuple):
         store_timestamp: in milliseconds.
         elapsed_ms: how long the lock was held.
         starts: of each frame, relative to ``physical_offset``.
+        page_cache_ms: how long copying the bytes into the page cache took (``pagecacheRT``).
     """
 
     status: PutStatus
@@ -88,6 +89,7 @@ class PutResult(NamedTuple):
     store_timestamp: int
     elapsed_ms: float
     starts: tuple[int, ...] = (0,)
+    page_cache_ms: float = 0.0
 
     @property
     def ok(self) -> bool:

@@ -434,7 +434,7 @@ def test_bulk_reads_of_nothing_are_refused(maker: StoreMaker, tmp_path: Path) ->
         with pytest.raises(UsageError, match="no column is named"):
             store.to_arrow(columns=[])
         with pytest.raises(UsageError, match="names nothing"):
-            store.scan(topic=[])
+            store.scan([])
         with pytest.raises(UsageError, match="later than"):
             store.scan(since=2, until=1)
         assert store.to_arrow(columns=["physical_offset"]).read_all().num_rows == 40

@@ -100,7 +100,7 @@ def test_reconsume_times_that_no_consumer_made(
         with store.consumer("g", "t", timeout=0) as consumer:
             consumer.retry(next(consumer), level)
         store.wait_dispatched()
-        [found] = store.scan(topic=topic)
+        [found] = store.scan(topic)
         assert found.reconsume_times == after
 
 

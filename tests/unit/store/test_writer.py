@@ -52,7 +52,7 @@ def test_what_is_put_can_be_had(store: StoreWriter) -> None:
     assert answer.status is GetMessageStatus.OFFSET_OVERFLOW_ONE
     assert found == [b"%d" % number for number in range(1, 500, 2)]
     assert bodies(store) == [b"%d" % number for number in range(500)]
-    assert [m.body for m in store.scan(topic="t", queue_id=0)][:2] == [b"0", b"2"]
+    assert [m.body for m in store.scan("t", queue_id=0)][:2] == [b"0", b"2"]
     assert store.to_arrow(columns=["keys"]).read_all()["keys"][499].as_py() == "k499"
     assert [m.body for m in store.query("t", "k321", exact=True)] == [b"321"]
     assert store.message_by_id(results[77].message_id).body == b"77"

@@ -185,7 +185,7 @@ def test_hosts_that_are_none(message: Message) -> None:
 
 
 def test_numbers_that_do_not_fit() -> None:
-    with pytest.raises(UsageError, match="does not fit"):
+    with pytest.raises(UsageError, match="queue_id is 2147483648, and must be at most"):
         encode(Message("t", queue_id=1 << 31))
 
 

@@ -141,9 +141,8 @@ def test_columns_of_unusual_types(log: Log, delay_level: int) -> None:
 
 def test_a_body_that_is_none(log: Log) -> None:
     for body in ("text", 5):
-        messages: list[Any] = [Message("t"), Message("t", body)]  # type: ignore[arg-type]
         with pytest.raises(TypeError):
-            put(log, messages)
+            put(log, [Message("t"), Message("t", body)])  # type: ignore[arg-type]
     assert log.files.max_offset == 0 and log.offsets == {}
 
 

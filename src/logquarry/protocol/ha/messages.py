@@ -11,6 +11,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from logquarry import arguments
 from logquarry.errors import UsageError
 from logquarry.format.fields import Field, Layout
 
@@ -151,6 +152,7 @@ class HaTimes:
     housekeeping_ms: int = 20_000
 
     def __post_init__(self) -> None:
+        arguments.check_fields(self)
         if not 0 < self.heartbeat_ms < self.housekeeping_ms:
             raise UsageError(
                 f"haSendHeartbeatInterval is {self.heartbeat_ms} ms and haHousekeepingInterval "
@@ -171,6 +173,7 @@ class TransferLimits:
     bytes_per_second: int | None = None
 
     def __post_init__(self) -> None:
+        arguments.check_fields(self)
         if not 0 < self.transfer_size <= LARGEST_TRANSFER:
             raise UsageError(
                 f"the transfer size is {self.transfer_size} bytes: it must be above 0 and at most "

@@ -19,7 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from logquarry.config import StoreConfig
+from logquarry import arguments
+from logquarry.config import StoreConfig, settings_of
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.disk.locks import StoreLock, alone_in
 from logquarry.disk.open_files import OpenFiles
@@ -108,11 +109,13 @@ def rebuild(
         UsageError: if a folder is invalid, or the settings belong to another store.
     """
     root = local_store(path)
+    for name, value in (("apply", apply), ("queues", queues), ("index", index)):
+        arguments.flag(value, name)
     names = [name for name, wanted in ((CONSUME_QUEUE, queues), (INDEX, index)) if wanted]
     if not names:
         raise UsageError("neither queues nor index: there is nothing to build")
     target = root if into is None else check_into(root, local_folder(into), names)
-    settings = config or StoreConfig()
+    settings = settings_of(config)
     layout = StoreLayout.open(root, settings)
     for name, action in ((CONSUME_QUEUE, Action.REBUILD_QUEUES), (INDEX, Action.REBUILD_INDEX)):
         if name in names:

@@ -94,6 +94,7 @@ class RecoveryPlan:
         damage: damage within the log, which stays.
         steps: the steps in their order.
         refused: why the store cannot be recovered in this mode, None if it can.
+        applied: whether the steps were done.
     """
 
     root: str
@@ -105,6 +106,7 @@ class RecoveryPlan:
     damage: tuple[DamagedSpan, ...] = ()
     steps: tuple[Step, ...] = ()
     refused: str | None = None
+    applied: bool = field(default=False, compare=False)
 
     @property
     def is_needed(self) -> bool:
@@ -123,6 +125,8 @@ class RecoveryPlan:
             "damage": damage_json(self.damage),
             "steps": [step.to_json() for step in self.steps],
             "refused": self.refused,
+            "needed": self.is_needed,
+            "applied": self.applied,
         }
 
     def summary(self, most: int = 12) -> Iterator[str]:

@@ -10,7 +10,8 @@ import dataclasses
 import os
 from pathlib import Path
 
-from logquarry.config import StoreConfig
+from logquarry import arguments
+from logquarry.config import RECOVERIES, StoreConfig, settings_of
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.disk.locks import AbortFile, StoreLock
 from logquarry.disk.queue_folders import NameGuard
@@ -66,7 +67,9 @@ def recover(
         UsageError: if the store is not local, or the settings belong to another store.
     """
     root = local_store(path)
-    settings = config or StoreConfig()
+    settings = settings_of(config)
+    arguments.choice(mode, "mode", RECOVERIES)
+    apply = arguments.flag(apply, "apply")
     layout = StoreLayout.open(root, settings)
     unsupported = refusal_to_change(layout, Action.RECOVER, mode=mode)
     if not apply:
@@ -95,6 +98,7 @@ def recover(
             abort = AbortFile(disk, root)
             _carry_out(plan, disk, abort, clock or now_ms, progress)
             abort.remove()
+            plan = dataclasses.replace(plan, applied=True)
     finally:
         lock.release()
     return plan

@@ -12,12 +12,11 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from operator import index
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from logquarry import arguments
 from logquarry.errors import StoreUnavailable, UsageError
-from logquarry.format import java
 from logquarry.message import Message, StoredMessage
 from logquarry.read.log_queues import QueueKey
 from logquarry.store.consumer.group import ConsumerGroup
@@ -244,8 +243,8 @@ class Consumer:
             StoreUnavailable: if the consumer or its store is closed.
             CorruptFrame: if the next message of a queue is damaged; :meth:`seek` skips it.
         """
-        if max_count <= 0:
-            raise UsageError(f"max_count is {max_count}, and must be at least 1")
+        max_count = arguments.count(max_count)
+        timeout = arguments.optional(arguments.seconds, timeout, "timeout")
         if self._is_closed:
             raise StoreUnavailable(f"group {self.group}: the consumer is closed")
         self._settle()
@@ -371,7 +370,7 @@ class Consumer:
         self._group.release(self, keys)
 
     def _slot(self, topic: str, queue_id: int) -> _Slot:
-        slot = self._slots.get((topic, queue_id))
+        slot = self._slots.get(arguments.queue(topic, queue_id))
         if slot is None:
             raise UsageError(
                 f"group {self.group}: this consumer does not have queue {queue_id} of {topic}"
@@ -385,13 +384,7 @@ class Consumer:
             UsageError: if the consumer does not have that queue, or ``offset`` is invalid.
         """
         # An invalid number would make the offset file unreadable for all groups.
-        try:
-            wanted = index(offset)
-        except TypeError:
-            wanted = -1
-        if not 0 <= wanted <= java.LONG_MAX:
-            raise UsageError(f"there is no queue offset {offset!r}")
-        offset = int(wanted)
+        offset = arguments.offset(offset)
         old = self._slot(topic, queue_id)
         # A new slot: messages that were read ahead from the old one must not be returned.
         slot = _Slot(old.key, offset)

@@ -7,9 +7,11 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from logquarry import arguments
 from logquarry.disk.config_file import BACKUP, ConsumerOffsets
 from logquarry.errors import UsageError
 from logquarry.format import broker_config, java
@@ -35,23 +37,27 @@ class Start:
     timestamp_ms: int = 0
 
     @classmethod
-    def of(cls, start: str | int, timestamp: int | None) -> Start:
-        """Parse the user's start: a word, or a store time in milliseconds.
+    def of(cls, start: str | int | datetime, timestamp: int | str | date | None) -> Start:
+        """Parse the user's start: a word, or a store time.
 
         Raises:
             UsageError: if it is invalid.
         """
-        if isinstance(start, int) and not isinstance(start, bool) and timestamp is None:
-            return cls("timestamp", start)
+        takes = "earliest, latest, timestamp or a store time (milliseconds, a datetime)"
+        if not isinstance(start, str):
+            if timestamp is not None:
+                raise UsageError('timestamp= belongs to start="timestamp"')
+            if not isinstance(start, datetime):
+                return cls("timestamp", arguments.integer(start, "start", takes=takes))
+            return cls("timestamp", arguments.time_ms(start, "start"))
         if start not in STARTS:
-            raise UsageError(
-                f"start takes earliest, latest, timestamp or a store time in ms, not {start!r}"
-            )
+            raise UsageError(f"start takes {takes}, not {start!r}")
         if (start == "timestamp") != (timestamp is not None):
             raise UsageError(
                 'start="timestamp" needs timestamp= (milliseconds); other starts take none'
             )
-        return cls(str(start), timestamp or 0)
+        found = arguments.optional(arguments.time_ms, timestamp, "timestamp")
+        return cls(start, found or 0)
 
 
 @dataclass(frozen=True, slots=True)

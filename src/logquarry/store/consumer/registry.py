@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from datetime import date, datetime
 
+from logquarry import arguments
 from logquarry.disk.service import Health, Service
-from logquarry.errors import StoreError, StoreUnavailable, UsageError
+from logquarry.errors import StoreError, StoreUnavailable
 from logquarry.message import Message
 from logquarry.store.consumer.consumer import Consumer, ConsumerParts
 from logquarry.store.consumer.group import ConsumerGroup
@@ -67,8 +69,8 @@ class Consumers:
         *,
         tags: str | None = None,
         sql: str | None = None,
-        start: str | int = "earliest",
-        timestamp: int | None = None,
+        start: str | int | datetime = "earliest",
+        timestamp: int | str | date | None = None,
         auto_commit: bool = True,
         timeout: float | None = None,
         max_reconsume_times: int = MAX_RECONSUME_TIMES,
@@ -76,10 +78,9 @@ class Consumers:
         """Make a consumer; see :meth:`logquarry.store.reads.StoreReads.consumer`."""
         subscription = Subscription.of(group, topics, tags, sql)
         begins = Start.of(start, timestamp)
-        if max_reconsume_times < 0:
-            raise UsageError(
-                f"max_reconsume_times is {max_reconsume_times}, and must not be negative"
-            )
+        auto_commit = arguments.flag(auto_commit, "auto_commit")
+        timeout = arguments.optional(arguments.seconds, timeout, "timeout")
+        max_reconsume_times = arguments.count(max_reconsume_times, "max_reconsume_times", least=0)
         self._progress.begin(group, subscription.all_topics, begins)
         with self._lock:
             self._require_open()

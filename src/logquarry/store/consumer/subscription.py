@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from logquarry import arguments
 from logquarry.errors import UsageError
 from logquarry.format import java
 from logquarry.format import properties as props
@@ -62,15 +63,16 @@ class Subscription:
                 filter are given.
             BadFilter: if the filter is invalid.
         """
+        arguments.text(group, "group", takes="the name of a consumer group")
+        arguments.optional(arguments.text, tags, "tags")
+        arguments.optional(arguments.text, sql, "sql")
         fault = name_fault(group, BROKER_CHECK, longest=_LONGEST_GROUP)
         if fault is not None:
             raise UsageError(f"{group!r} is no valid consumer group: {fault}")
-        names = tuple(sorted({topics} if isinstance(topics, str) else set(topics)))
+        names = tuple(sorted(set(arguments.names(topics, "topics"))))
         if not names:
             raise UsageError("a consumer needs at least one topic")
         for name in names:
-            if not isinstance(name, str):
-                raise UsageError(f"a topic must be text, not {name!r}")
             fault = name_fault(name, BROKER_CHECK)
             if fault is not None:
                 raise UsageError(f"{name!r} is no topic to consume: {fault}")
@@ -114,15 +116,13 @@ def sent_back(
     Raises:
         UsageError: if the delay level is invalid.
     """
-    frame = message.frame
+    arguments.instance(message, "message", StoredMessage, "a StoredMessage of this consumer")
+    delay_level = arguments.optional(arguments.int32, delay_level, "delay_level")
     properties = dict(message.properties)
     properties.setdefault(props.RETRY_TOPIC, message.topic)
     properties[props.WAIT] = _FALSE
-    if delay_level is not None and not isinstance(delay_level, int):
-        raise UsageError(f"delay_level takes a whole number, not {delay_level!r}")
     level = delay_level or java.to_int(_FIRST_LEVEL + message.reconsume_times)
-    if not java.INT_MIN <= level <= java.INT_MAX:
-        raise UsageError(f"delay_level {level} is no 32-bit number")
+    frame = message.frame
     topic = retry_topic(group)
     if (delay_level or 0) < 0 or message.reconsume_times >= max_reconsume_times:
         topic, level = dead_topic(group), 0

@@ -7,6 +7,7 @@ deleted file's map lives until its last view is released, in this process and in
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -148,7 +149,7 @@ class LiveRetention:
                 self._disk.remove(self._root / gone.path)
             self._cut_transactions(plan)
             self._derived_at = self._log.min_offset
-            return plan
+            return dataclasses.replace(plan, applied=True)
 
     def _require_open(self) -> None:
         if self._is_ended:

@@ -10,7 +10,8 @@ import dataclasses
 import os
 from pathlib import Path
 
-from logquarry.config import StoreConfig
+from logquarry import arguments
+from logquarry.config import StoreConfig, settings_of
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.disk.locks import StoreLock
 from logquarry.errors import CorruptFile, StoreUnavailable
@@ -20,7 +21,7 @@ from logquarry.read.fence import Action, refusal, require
 from logquarry.repair.recover.folder_check import check_entries
 from logquarry.store.load.ledger import Ledger
 from logquarry.store.retention.plan import RetentionPlan, plan_retention
-from logquarry.store.retention.rules import RetentionRules
+from logquarry.store.retention.rules import RetentionRules, require_rules
 from logquarry.units import Clock, Progress, now_ms
 
 
@@ -60,7 +61,8 @@ def retain(
         UsageError: if the store is not local.
     """
     root = local_store(path)
-    settings = config or StoreConfig()
+    settings, rules = settings_of(config), require_rules(rules)
+    apply = arguments.flag(apply, "apply")
     clock = clock or now_ms
     # Before the lock file is created: there may be no store.
     layout = StoreLayout.open(root, settings)
@@ -80,7 +82,7 @@ def retain(
         apply_retention(plan, disk, root, progress)
     finally:
         lock.release()
-    return plan
+    return dataclasses.replace(plan, applied=True)
 
 
 def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -131,6 +131,7 @@ class RetentionPlan:
         messages: for each topic, messages in its queues that are deleted.
         unread: messages among them that consumers have not read.
         refused: why the plan cannot be applied now, None if it can.
+        applied: whether the files were deleted.
     """
 
     store: str
@@ -148,6 +149,7 @@ class RetentionPlan:
     messages: Mapping[str, int]
     unread: tuple[Unread, ...] = ()
     refused: str | None = None
+    applied: bool = field(default=False, compare=False)
 
     @property
     def files(self) -> tuple[ExpiredFile, ...]:
@@ -168,7 +170,7 @@ class RetentionPlan:
     def to_json(self) -> dict[str, Any]:
         """The plan as a JSON document."""
         queues = [file.to_json() for _, files in self.queues for file in files]
-        return document(self, _PLAN_MEMBERS) | {"queues": queues}
+        return document(self, _PLAN_MEMBERS) | {"queues": queues, "applied": self.applied}
 
 
 def plan_retention(

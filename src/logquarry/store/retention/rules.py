@@ -13,6 +13,7 @@ from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any, Final
 
+from logquarry import arguments
 from logquarry.disk.queue_folders import link_of
 from logquarry.documents import document
 from logquarry.errors import UsageError
@@ -151,6 +152,7 @@ class RetentionRules:
     most_files: int | None = None
 
     def __post_init__(self) -> None:
+        arguments.check_fields(self)
         if self.older_than_ms is None and self.max_disk_ratio is None and self.keep_bytes is None:
             raise UsageError(
                 "no retention rule is given: give an age, a use of the disk, or bytes to keep"
@@ -170,6 +172,16 @@ class RetentionRules:
     def to_json(self) -> dict[str, Any]:
         """The rules as a JSON document."""
         return document(self)
+
+
+def require_rules(rules: object) -> RetentionRules:
+    """Check that an argument is rules.
+
+    Raises:
+        WrongType: if it is not.
+    """
+    takes = "RetentionRules, such as RetentionRules(older_than_ms=259_200_000)"
+    return arguments.instance(rules, "rules", RetentionRules, takes)
 
 
 def duration_ms(text: str) -> int:

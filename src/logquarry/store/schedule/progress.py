@@ -290,4 +290,4 @@ def _delivery(frame: Frame) -> tuple[int, Message] | None:
 
 def _seen(message: Message) -> Message:
     """A message reduced to the fields that are compared."""
-    return Message._make(message._replace(properties=None))
+    return message._replace(properties=None)

@@ -67,17 +67,15 @@ def half_message(message: Message, group: str) -> Message:
     values.setdefault(props.UNIQ_KEY, uuid.uuid4().hex.upper())
     values[props.REAL_TOPIC] = message.topic
     values[props.REAL_QUEUE_ID] = str(message.queue_id)
-    return Message._make(
-        message._replace(
-            topic=HALF_TOPIC,
-            queue_id=HALF_QUEUE,
-            tags=None,
-            keys=None,
-            properties=values,
-            properties_string=remade(values),
-            wait_store_ok=True,
-            prepared_transaction_offset=0,
-        )
+    return message._replace(
+        topic=HALF_TOPIC,
+        queue_id=HALF_QUEUE,
+        tags=None,
+        keys=None,
+        properties=values,
+        properties_string=remade(values),
+        wait_store_ok=True,
+        prepared_transaction_offset=0,
     )
 
 

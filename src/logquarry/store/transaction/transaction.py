@@ -177,7 +177,7 @@ class TransactionService:
         half = half_message(message, group)
         born = self._clock() if half.born_timestamp is None else half.born_timestamp
         host = self._store_host if half.store_host is None else half.store_host
-        half = Message._make(half._replace(born_timestamp=born, store_host=host))
+        half = half._replace(born_timestamp=born, store_host=host)
         with self.lock:
             result, future = self._append(half)
             stands = frame_of(half, result)

@@ -186,7 +186,7 @@ def test_a_queue_file_never_ends_in_a_unit_that_names_place_0(tmp_path: Path) ->
     assert [number for number, place in enumerate(places) if place == 0] == [2, 4]
     assert places[3] == places[7] == 4096
     with lq.MessageStore.open(tmp_path / "new") as store:
-        assert [m.queue_offset for m in store.scan(topic="orders")] == [
+        assert [m.queue_offset for m in store.scan("orders")] == [
             number for number in range(14) if number not in (2, 3, 4, 7)
         ]
 

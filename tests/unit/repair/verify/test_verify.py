@@ -219,7 +219,7 @@ def test_a_queue_file_far_away_does_not_hold_up_the_check(store: Path) -> None:
     far = folder / f"{4_000_000_000_000_000_000:020d}"
     far.write_bytes(queue_entry.encode(queue_entry.QueueEntry(10, 200, 0)).ljust(400, b"\0"))
     assert "queue_file_missing" in kinds(check(store))
-    assert sum(1 for _ in lq.MessageStore.open(store).scan(topic="T")) == 80
+    assert sum(1 for _ in lq.MessageStore.open(store).scan("T")) == 80
 
 
 def test_numbers_of_thousands_of_digits_are_no_numbers(tmp_path: Path) -> None:

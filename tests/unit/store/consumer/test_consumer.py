@@ -289,7 +289,7 @@ def test_seek(store: StoreWriter) -> None:
         assert numbers(consumer.poll()) == [9]
         with pytest.raises(UsageError, match="does not have"):
             consumer.seek("t", 1, 0)
-        with pytest.raises(UsageError, match="no queue offset"):
+        with pytest.raises(UsageError, match="offset is -1"):
             consumer.seek("t", 0, -1)
 
 

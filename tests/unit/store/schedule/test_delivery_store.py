@@ -107,7 +107,7 @@ def put_delayed(store: lq.StoreWriter, count: int, *, first: int = 0, same: bool
 
 
 def delivered_of(store: lq.MessageStore) -> list[bytes]:
-    return [message.body for message in store.scan(topic="orders")]
+    return [message.body for message in store.scan("orders")]
 
 
 def test_delivered_messages_can_be_had_like_others(tmp_path: Path) -> None:

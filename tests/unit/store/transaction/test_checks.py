@@ -114,7 +114,7 @@ def test_immune_ones_are_put_back_and_not_asked_for(root: Path, clock: FakeClock
             report = store.check_transactions(listener)
             assert report.put_back == 1 and report.given_up == 0
         assert [t.message.body for t in listener.asked] == [b"quick"]
-        half = list(store.scan(topic=HALF_TOPIC))[-1]
+        half = list(store.scan(HALF_TOPIC))[-1]
         assert half.properties["TRAN_PREPARED_QUEUE_OFFSET"] == "0"
         assert "TRANSACTION_CHECK_TIMES" not in half.properties
         clock.advance(60_000)
@@ -148,7 +148,7 @@ def test_who_is_asked_for_too_often_is_given_up(root: Path, clock: FakeClock) ->
         assert [report.given_up for report in reports] == [0, 0, 0, 1, 0] and len(
             listener.asked
         ) == 3
-        kept = list(store.scan(topic=GIVEN_UP_TOPIC))
+        kept = list(store.scan(GIVEN_UP_TOPIC))
         assert [(m.body, m.flag, m.properties["REAL_TOPIC"]) for m in kept] == [(b"a", 5, "orders")]
         assert kept[0].properties["TRANSACTION_CHECK_TIMES"] == "3"
     assert facts(root)[3] == 0

@@ -1,0 +1,299 @@
+"""The rules for arguments of public calls: what a field takes, and the error that names it.
+
+Each function checks one argument and returns it in the form that the package works with: a whole
+number of any kind (also NumPy's) as an int, a path as text, names as a list. An argument of a wrong
+type raises WrongType, which is a TypeError; a wrong value raises UsageError, a ValueError.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from datetime import date
+from operator import index
+from typing import Any, Final, NoReturn, TypeVar
+
+from logquarry.errors import UsageError, WrongType
+from logquarry.text import time_ms as parse_time
+
+INT_MIN: Final = -(1 << 31)
+INT_MAX: Final = (1 << 31) - 1
+LONG_MIN: Final = -(1 << 63)
+LONG_MAX: Final = (1 << 63) - 1
+
+_LONGEST_SHOWN: Final = 80
+_LARGEST_PORT: Final = 65_535
+_LONGEST_WAIT: Final = 86_400.0 * 365 * 100
+
+_Kind = TypeVar("_Kind")
+_Value = TypeVar("_Value")
+
+
+def refuse_type(value: object, field: str, takes: str) -> NoReturn:
+    """Raise the error for an argument of a wrong type.
+
+    Args:
+        value: the argument.
+        field: its name.
+        takes: what it takes, for the reader of the error.
+
+    Raises:
+        WrongType: always.
+    """
+    shown = _shown(value)
+    kind = type(value).__name__
+    what = f"an object of type {kind}" if shown is None else f"{shown} ({kind})"
+    raise WrongType(f"{field} takes {takes}, not {'None' if value is None else what}")
+
+
+def _shown(value: object) -> str | None:
+    """A small value as text; None if its representation is long or fails."""
+    if not isinstance(value, (bool, int, float, str, bytes, list, tuple, dict, set, type(None))):
+        return None
+    try:
+        shown = repr(value)
+    except Exception:
+        return None
+    return shown if len(shown) <= _LONGEST_SHOWN and shown.isprintable() else None
+
+
+def optional(
+    check: Callable[..., _Value], value: Any, field: str, /, **rules: Any
+) -> _Value | None:
+    """Check an argument that may be None."""
+    return None if value is None else check(value, field, **rules)
+
+
+# ------------------------------------------------------------------------------------- numbers
+def integer(
+    value: object,
+    field: str,
+    *,
+    least: int = LONG_MIN,
+    most: int = LONG_MAX,
+    takes: str = "a whole number",
+) -> int:
+    """A whole number, also NumPy's; true and false are none."""
+    if type(value) is not int:
+        if isinstance(value, bool):
+            refuse_type(value, field, takes)
+        try:
+            value = index(value)  # type: ignore[arg-type]
+        except TypeError:
+            refuse_type(value, field, takes)
+    if not least <= value <= most:
+        limits = f"at least {least}" if value < least else f"at most {most}"
+        raise UsageError(f"{field} is {value}, and must be {limits}")
+    return value
+
+
+def int32(value: object, field: str) -> int:
+    """A whole number of 32 bits, with its sign."""
+    return integer(value, field, least=INT_MIN, most=INT_MAX)
+
+
+def offset(value: object, field: str = "offset") -> int:
+    """A physical offset or a queue offset: 0 or more."""
+    return integer(value, field, least=0)
+
+
+def count(value: object, field: str = "max_count", *, least: int = 1) -> int:
+    """A number of things."""
+    return integer(value, field, least=least)
+
+
+def port(value: object, field: str = "port") -> int:
+    """A TCP port; 0 lets the system choose."""
+    return integer(value, field, least=0, most=_LARGEST_PORT)
+
+
+def seconds(value: object, field: str = "timeout") -> float:
+    """A time to wait, in seconds."""
+    if isinstance(value, (bool, str, bytes)) or not hasattr(type(value), "__float__"):
+        refuse_type(value, field, "seconds")
+    found = float(value)  # type: ignore[arg-type]
+    if math.isnan(found):
+        raise UsageError(f"{field} takes seconds, not nan")
+    # A thread cannot wait longer than its platform's limit.
+    return min(found, _LONGEST_WAIT)
+
+
+def number(value: object, field: str) -> float:
+    """A number, whole or not."""
+    if isinstance(value, (bool, str, bytes)) or not hasattr(type(value), "__float__"):
+        refuse_type(value, field, "a number")
+    return value if isinstance(value, (int, float)) else float(value)  # type: ignore[arg-type]
+
+
+def flag(value: object, field: str) -> bool:
+    """True or false, and nothing that only counts as such: the text "false" is not false."""
+    if not isinstance(value, bool):
+        refuse_type(value, field, "True or False")
+    return value
+
+
+# ---------------------------------------------------------------------------------------- text
+def text(value: object, field: str, *, takes: str = "text") -> str:
+    """A text."""
+    if not isinstance(value, str):
+        refuse_type(value, field, takes)
+    return value
+
+
+def topic(value: object, field: str = "topic") -> str:
+    """The name of one topic."""
+    return text(value, field, takes="the name of a topic")
+
+
+def queue(topic_name: object, queue_id: object) -> tuple[str, int]:
+    """A topic, and the number of one of its queues."""
+    return topic(topic_name), int32(queue_id, "queue_id")
+
+
+def names(value: object, field: str, *, takes: str = "a name, or a sequence of names") -> list[str]:
+    """One name, or several."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, (bytes, bytearray, memoryview, Mapping)):
+        refuse_type(value, field, takes)
+    if not isinstance(value, Iterable):
+        refuse_type(value, field, takes)
+    found = list(value)
+    for name in found:
+        if not isinstance(name, str):
+            refuse_type(name, f"each name of {field}", "text")
+    return found
+
+
+_KEYS: Final = "text, or a sequence of words"
+
+
+def keys(value: object, field: str = "keys") -> str | None:
+    """The KEYS property: words with spaces between them, given so or as a sequence.
+
+    Returns:
+        The property; None for an empty sequence.
+
+    Raises:
+        UsageError: if a word of a sequence is empty or contains a space: RocketMQ would index other
+            words.
+    """
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, (Sequence, Set)) or isinstance(value, (bytes, bytearray, memoryview)):
+        refuse_type(value, field, _KEYS)
+    for word in value:
+        if not isinstance(word, str):
+            refuse_type(word, f"each word of {field}", "text")
+        if not word or " " in word:
+            raise UsageError(
+                f"{field} takes words without spaces, not {word!r}: RocketMQ separates keys by "
+                "spaces"
+            )
+    return " ".join(value) or None
+
+
+def choice(value: object, field: str, known: Collection[str]) -> str:
+    """One of some words."""
+    takes = f"one of {', '.join(known)}"
+    if not isinstance(value, str):
+        refuse_type(value, field, takes)
+    if value not in known:
+        raise UsageError(f"{field} takes {takes}, not {value!r}")
+    return value
+
+
+# --------------------------------------------------------------------------------------- times
+def time_ms(value: object, field: str) -> int:
+    """A time as milliseconds since 1970.
+
+    Takes milliseconds, a date or datetime (UTC if it has no zone), or the text that ``--since``
+    takes.
+    """
+    takes = "milliseconds since 1970, a datetime, or ISO 8601 text (UTC without a zone)"
+    if isinstance(value, (str, date)):
+        try:
+            found = parse_time(value)
+        except (UsageError, ValueError, OverflowError):
+            raise UsageError(f"{field} takes {takes}, not {value!r}") from None
+    else:
+        found = integer(value, field, takes=takes)
+    return found
+
+
+def time_range(since: object, until: object) -> tuple[int | None, int | None]:
+    """The times of a range in milliseconds; None stays None."""
+    return optional(time_ms, since, "since"), optional(time_ms, until, "until")
+
+
+# ------------------------------------------------------------------------------------- records
+_OF_ANNOTATION: Final[Mapping[str, Callable[..., Any]]] = {
+    "int": integer,
+    "float": number,
+    "bool": flag,
+    "str": text,
+}
+
+
+def check_fields(record: Any) -> None:
+    """Check the fields of a dataclass by their annotations, and keep NumPy's numbers as Python's.
+
+    Fields of other types than numbers, bool, text and tuples of text are not checked.
+
+    Raises:
+        WrongType: if a field has a wrong type; the text names the field.
+    """
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        first, *others = str(field.type).split(" | ")
+        if value is None and "None" in others:
+            continue
+        if first in _OF_ANNOTATION:
+            found = _OF_ANNOTATION[first](value, field.name)
+            if found is not value:
+                object.__setattr__(record, field.name, found)
+        elif first == "tuple[str, ...]":
+            object.__setattr__(record, field.name, tuple(names(value, field.name)))
+
+
+# ------------------------------------------------------------------------------------- objects
+def instance(value: object, field: str, kind: type[_Kind], takes: str) -> _Kind:
+    """An object of a class."""
+    if not isinstance(value, kind):
+        refuse_type(value, field, takes)
+    return value
+
+
+def function(value: _Value, field: str) -> _Value:
+    """Something to call."""
+    if not callable(value):
+        refuse_type(value, field, "a function")
+    return value
+
+
+def mapping(value: object, field: str, takes: str) -> Mapping[Any, Any]:
+    """A mapping."""
+    if not isinstance(value, Mapping):
+        refuse_type(value, field, takes)
+    return value
+
+
+def data(value: object, field: str) -> bytes | bytearray | memoryview:
+    """Bytes, a bytearray or a memoryview."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return value
+    takes = "bytes, a bytearray or a memoryview"
+    refuse_type(value, field, f"{takes} (for text: text.encode())" if type(value) is str else takes)
+
+
+def path(value: object, field: str = "path", *, takes: str = "a path") -> str:
+    """A path or URL."""
+    try:
+        found = os.fsdecode(value)  # type: ignore[arg-type]
+    except TypeError:
+        refuse_type(value, field, takes)
+    if "\0" in found:
+        raise UsageError(f"{field} takes {takes}, and a path has no null character")
+    return found

@@ -1,0 +1,137 @@
+"""Checks and repairs as calls on a path: the functions behind the commands of the same names.
+
+``recover``, ``rebuild`` and ``retain`` take a path themselves
+(:mod:`logquarry.repair.recover.recover`, :mod:`logquarry.repair.rebuild.rebuild`,
+:mod:`logquarry.store.retention.offline`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from logquarry import arguments
+from logquarry.config import StoreConfig
+from logquarry.log.filesystem import local_folder
+from logquarry.log.layout import StoreLayout
+from logquarry.units import Progress
+
+if TYPE_CHECKING:
+    from logquarry.repair.diff.store_diff import StoreDiff
+    from logquarry.repair.salvage.salvage import Salvaged
+    from logquarry.repair.verify import VerifyReport
+
+Bars = Callable[[str], AbstractContextManager[Progress | None]]
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    config: StoreConfig | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Check all files of a store, and list what is wrong. Nothing is changed.
+
+    A writer may have the store open. ``logquarry verify --json`` prints ``to_json()`` of the report
+    (docs/json.md).
+
+    Args:
+        path: the store's folder, or a URL.
+        config: settings of the store; missing sizes are inferred from the files.
+        storage_options: options of the file system, for a URL.
+        progress: called with the checked bytes of the log, and their total.
+
+    Returns:
+        The report: ``findings``, and ``has_damage``.
+
+    Raises:
+        StoreNotFound: if there is no store.
+        UsageError: if an argument is invalid.
+    """
+    from logquarry.repair.verify import verify_store
+
+    arguments.optional(arguments.function, progress, "progress")
+    return verify_store(StoreLayout.open(path, config, storage_options), progress=progress)
+
+
+def diff(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    config: StoreConfig | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> StoreDiff:
+    """Compare two stores: their logs byte by byte where both have them, then their queues.
+
+    Nothing is changed; writers may have the stores open. ``logquarry diff --json`` prints
+    ``to_json()`` of the result (docs/json.md).
+
+    Args:
+        a: folder or URL of a store.
+        b: folder or URL of the other store.
+        config: settings of both stores; missing sizes are inferred from the files.
+        storage_options: options of the file system, for URLs.
+        progress: called with the compared bytes of the log, and their total.
+
+    Returns:
+        The differences: ``verdict``, and ``has_diverged``.
+
+    Raises:
+        StoreNotFound: if there is no store.
+        UsageError: if an argument is invalid.
+    """
+    from logquarry.repair.diff.diff import compare_stores
+
+    arguments.optional(arguments.function, progress, "progress")
+    # Check both before a store is opened.
+    arguments.path(a, "a"), arguments.path(b, "b")
+    layouts = [StoreLayout.open(path, config, storage_options) for path in (a, b)]
+    return compare_stores(*layouts, progress=progress)
+
+
+def salvage(
+    path: str | os.PathLike[str],
+    into: str | os.PathLike[str] | None = None,
+    *,
+    include_stale: bool = False,
+    config: StoreConfig | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    bars: Bars | None = None,
+) -> Salvaged:
+    """Copy the sound messages of a damaged store into a new store.
+
+    The damaged store is only read, but no process may have it open. ``logquarry salvage --json``
+    prints ``to_json()`` of the result (docs/json.md).
+
+    Args:
+        path: folder or URL of the damaged store.
+        into: the folder of the new store, empty or missing; None to write nothing, and report what
+            can be saved and what is lost.
+        include_stale: whether to save also sound frames after the log's end, after all others.
+        config: settings of the store; missing sizes are inferred from the files.
+        storage_options: options of the file system, for a URL.
+        bars: makes a progress callback, as a context, from the name of a part of the work.
+
+    Returns:
+        The result: ``plan`` with the saved messages and the losses, and ``is_whole``.
+
+    Raises:
+        StoreNotFound: if there is no store.
+        UnsupportedStore: if the new store cannot hold the store's queues.
+        StoreUnavailable: if a process has the store open, or the disk fails or is full.
+        CorruptStore: if queue offsets are invalid, or the store is changed meanwhile.
+        UsageError: if an argument is invalid, or the folder is not empty or lies within the store.
+    """
+    from logquarry.repair.salvage.salvage import salvage as salvage_layout
+
+    target = None if into is None else local_folder(into)
+    arguments.flag(include_stale, "include_stale")
+    arguments.optional(arguments.function, bars, "bars")
+    layout = StoreLayout.open(path, config, storage_options)
+    return salvage_layout(
+        layout, target, include_stale=include_stale, bars=bars or (lambda _: nullcontext())
+    )

@@ -1,0 +1,176 @@
+"""Reads of the log by physical offset: single messages, and bytes.
+
+Both kinds of store read their log through the same
+:class:`~logquarry.read.commit_log.CommitLog` methods.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from logquarry import arguments
+from logquarry.config import DEFAULT_COMMIT_LOG_FILE
+from logquarry.errors import MessageNotFound
+from logquarry.format import message_id as ids
+from logquarry.format.frame import Damage, DamageKind, Frame
+from logquarry.log.layout import StoreLayout
+from logquarry.message import StoredMessage
+from logquarry.read.commit_log import CommitLog
+
+if TYPE_CHECKING:
+    from logquarry.log.walk import LogReader
+
+
+class LogReads(ABC):
+    """The methods of an open store that read its log by physical offset.
+
+    Args:
+        layout: the store's files.
+        log: its log.
+        broker: name of the store, which messages carry.
+    """
+
+    def __init__(self, layout: StoreLayout, log: CommitLog, *, broker: str) -> None:
+        self.layout = layout
+        self.broker = broker
+        self._log = log
+
+    @abstractmethod
+    def _require_open(self) -> None:
+        """Raise StoreUnavailable if the store was closed."""
+
+    @abstractmethod
+    def _look_again(self) -> None:
+        """List the log's files again if they may have grown."""
+
+    @property
+    def root(self) -> str:
+        """Path or URL of the store."""
+        return self.layout.root
+
+    @property
+    def min_offset(self) -> int:
+        """Physical offset at which the log starts."""
+        self._require_open()
+        return self._log.min_offset
+
+    @property
+    @abstractmethod
+    def max_offset(self) -> int:
+        """Physical offset at which the log ends."""
+
+    @property
+    @abstractmethod
+    def bound(self) -> int | None:
+        """Physical offset at which a walk over the log ends; None if there is no bound."""
+
+    def message_at(self, physical_offset: int) -> StoredMessage:
+        """The message that starts at a physical offset. Its CRC is checked.
+
+        Raises:
+            MessageNotFound: if no message starts there: outside the log (bytes after its end are
+                no message, sound or not), or inside a message or a blank.
+            CorruptFrame: if that place of the log is damaged.
+        """
+        self._require_open()
+        physical_offset = arguments.offset(physical_offset, "physical_offset")
+        if physical_offset >= self.max_offset:
+            self._look_again()
+        return self._stored(self._log.message_at(physical_offset))
+
+    def message_by_id(self, message_id: str) -> StoredMessage:
+        """The message with an id, as the broker gave it (``MessageDecoder.decodeMessageId``).
+
+        Raises:
+            UsageError: if it is no message id.
+            MessageNotFound: if the store has no message of that id.
+            CorruptFrame: if its place in the log is damaged.
+        """
+        _, physical_offset = ids.decode(arguments.text(message_id, "message_id"))
+        message = self.message_at(physical_offset)
+        if message.message_id != message_id.upper():
+            raise MessageNotFound(
+                f"{self.root}: no message {message_id}: the one at {physical_offset} is "
+                f"{message.message_id}"
+            )
+        return message
+
+    def message_size_at(self, physical_offset: int) -> int:
+        """Bytes of the message that starts at a physical offset, without a check of its body.
+
+        Raises:
+            MessageNotFound, CorruptFrame: as :meth:`message_at`.
+        """
+        self._require_open()
+        physical_offset = arguments.offset(physical_offset, "physical_offset")
+        if physical_offset >= self.max_offset:
+            self._look_again()
+        if self.min_offset <= physical_offset < self.max_offset:
+            outcome = self._log.outcome_at(physical_offset, check_crc=False)
+            if isinstance(outcome, Frame):
+                return outcome.size
+        return self._log.message_at(physical_offset).size
+
+    def get_data(self, physical_offset: int, size: int) -> bytes:
+        """Bytes of the log as they are on the disk, sound or not (``getBulkCommitLogData``).
+
+        Args:
+            physical_offset: physical offset of the first byte.
+            size: most bytes. The result is shorter only at the log's end, and empty there. It may
+                have bytes of several log files.
+
+        Raises:
+            MessageNotFound: if the log does not have that offset: it starts later, or ends before.
+            CorruptFrame: if a file is missing or too short.
+        """
+        self._require_open()
+        at = arguments.offset(physical_offset, "physical_offset")
+        size = arguments.count(size, "size", least=0)
+        if at + size > self.max_offset:
+            self._look_again()
+        if not self.min_offset <= at <= self.max_offset:
+            raise MessageNotFound(
+                f"{self.root}: no data at {at}: the log reaches from {self.min_offset} to "
+                f"{self.max_offset}"
+            )
+        stop = min(at + size, self.max_offset)
+        parts = []
+        while at < stop:
+            start, end, data = self._log.window_at(at, 1)
+            if not start <= at < end:
+                reason = "the file is missing or too short"
+                raise self._log.corrupt(at, Damage(DamageKind.TRUNCATED, reason))
+            part = data[at - start : min(stop, end) - start]
+            parts.append(bytes(part))
+            at += len(part)
+        return b"".join(parts)
+
+    def roll_next_file(self, physical_offset: int) -> int:
+        """Physical offset at which the log file after that of an offset starts (``rollNextFile``).
+
+        The file need not exist.
+        """
+        self._require_open()
+        at = arguments.offset(physical_offset, "physical_offset")
+        files = self._log.files
+        size = files.file_size
+        if not files.files:
+            # The files that a writer makes.
+            size = self.layout.config.mapped_file_size_commit_log or DEFAULT_COMMIT_LOG_FILE
+        return at - at % size + size
+
+    def _stored(self, frame: Frame) -> StoredMessage:
+        """A frame of this store's log, as the message that users get."""
+        return StoredMessage(frame, broker=self.broker, delay_levels_ms=self.layout.delay_levels_ms)
+
+    def _frame_at(self, physical_offset: int) -> Frame | None:
+        """The sound frame at a physical offset; None if there is none."""
+        if not self.min_offset <= physical_offset < self.max_offset:
+            return None
+        outcome = self._log.outcome_at(physical_offset)
+        return outcome if isinstance(outcome, Frame) else None
+
+    @abstractmethod
+    def _log_reader(self) -> LogReader:
+        """A walk over the log as it is now."""

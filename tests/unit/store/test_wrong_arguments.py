@@ -1,0 +1,521 @@
+"""Wrong types and values in every public call: an error names the argument, and nothing changes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import logquarry as lq
+from logquarry.errors import UsageError, WrongType
+from logquarry.replication import (
+    ConfigServer,
+    ConfigServerOptions,
+    ConfigSync,
+    ConfigSyncOptions,
+    HaMaster,
+    HaSlave,
+    MasterOptions,
+    SlaveOptions,
+    sync_config,
+)
+from tests.helpers.small_store import config as small_config
+
+NUMPY: Any = np
+THING: Final = object()
+HUGE: Final = 1 << 70
+NO_INT: Final = ("0", 1.0, True, [0], b"0", THING, HUGE, -HUGE, np.bool_(True), np.float64(1))
+NO_TEXT: Final = (b"t", 5, ["t"], ("t",), True, THING)
+NO_NAMES: Final = (b"t", 5, [5], [b"t"], {"t": 1}, True, THING)
+NO_FLAG: Final[tuple[object, ...]] = ("false", 1, 0, b"", [], THING)
+NO_TIME: Final = ("yesterday", "", 1.5, True, b"0", [0], THING, HUGE)
+NO_SECONDS: Final = ("1", True, [1], b"1", THING, float("nan"))
+NO_OBJECT: Final[tuple[object, ...]] = ("x", 5, {}, [], b"x", True, THING)
+NO_FUNCTION: Final = ("x", 5, {"a": 1}, b"x", True, THING)
+NO_PATH: Final = (5, bytearray(b"/tmp"), ["/tmp"], True, THING, "a\0b")
+NO_BYTES: Final = ("text", 5, [1, 2], True, THING)
+NO_PORT: Final = (*NO_INT, -1, 65_536)
+BELOW_0: Final = (-1,)
+NOT_NONE: Final = (None,)
+
+
+QUEUE: Final = {"topic": (*NO_TEXT, None), "queue_id": (*NO_INT, None, 1 << 31)}
+FILTER: Final = {
+    "topics": NO_NAMES,
+    "queue_id": (*NO_INT, 1 << 31),
+    "tags": NO_TEXT,
+    "keys": NO_NAMES,
+    "since": NO_TIME,
+    "until": NO_TIME,
+    "on_damage": ("ignore", 5, None),
+    "damage": NO_OBJECT,
+}
+MESSAGE: Final = NO_OBJECT
+Wrong = Mapping[str, tuple[object, ...]]
+
+READS: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
+    "message_at": ({"physical_offset": 0}, {"physical_offset": (*NO_INT, None, -1)}),
+    "message_size_at": ({"physical_offset": 0}, {"physical_offset": (*NO_INT, None, -1)}),
+    "roll_next_file": ({"physical_offset": 0}, {"physical_offset": (*NO_INT, None, -1)}),
+    "get_data": (
+        {"physical_offset": 0, "size": 1},
+        {"physical_offset": (*NO_INT, None, -1), "size": (*NO_INT, None, -1)},
+    ),
+    "message_by_id": ({"message_id": "0" * 32}, {"message_id": (*NO_TEXT, None, "", "zz" * 16)}),
+    "queue": ({"topic": "t", "queue_id": 0}, QUEUE),
+    "queue_offsets": ({"topic": "t", "queue_id": 0}, QUEUE),
+    "offset_by_time": (
+        {"topic": "t", "queue_id": 0, "timestamp_ms": 0},
+        QUEUE | {"timestamp_ms": (*NO_TIME, None)},
+    ),
+    "get": (
+        {"topic": "t", "queue_id": 0},
+        QUEUE | {"offset": (*NO_INT, None), "max_count": (*NO_INT, None, -1), "tag": NO_TEXT},
+    ),
+    "query": (
+        {"topic": "t", "key": "k"},
+        {
+            "topic": (*NO_TEXT, None),
+            "key": (*NO_TEXT, None),
+            "since": NO_TIME,
+            "until": NO_TIME,
+            "max_count": (*NO_INT, None, -1),
+            "exact": NO_FLAG,
+        },
+    ),
+    "scan": ({}, FILTER),
+    "to_arrow": (
+        {},
+        FILTER | {"columns": (*NO_NAMES, ["nope"], []), "decompress": (*NO_FLAG, None)},
+    ),
+    "consumer": (
+        {"group": "g", "topics": "t"},
+        {
+            "group": (*NO_TEXT, None, "", "a/b"),
+            "topics": (*NO_NAMES, None, []),
+            "tags": NO_TEXT,
+            "sql": NO_TEXT,
+            "start": ("first", 1.5, True, b"x", [], None, THING, HUGE),
+            "timestamp": NO_TIME,
+            "auto_commit": (*NO_FLAG, None),
+            "timeout": NO_SECONDS,
+            "max_reconsume_times": (*NO_INT, None, -1),
+        },
+    ),
+}
+"""For each call valid arguments, and wrong values of single ones."""
+
+RULES = lq.RetentionRules(keep_bytes=0)
+WRITES: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
+    "put": ({}, {"message": (*MESSAGE, None, ("t",) * 17)}),
+    "put_async": ({}, {"message": (*MESSAGE, None, ("t",) * 17)}),
+    "put_batch": (
+        {},
+        {"messages": ("x", 5, ["x"], [None], {}, [], lq.Message("t")), "wire": NO_BYTES}
+        | {"message": MESSAGE},
+    ),
+    "put_many": ({}, {"messages": ("x", 5, ["x"], [None] * 99, {}, None, lq.Message("t"), THING)}),
+    "append_data": (
+        {"offset": 0, "data": b""},
+        {"offset": (*NO_INT, None, -1), "data": (*NO_BYTES, None)},
+    ),
+    "wait_dispatched": ({}, {"offset": (*NO_INT, -1), "timeout": NO_SECONDS}),
+    "add_arrival_listener": ({}, {"listener": (*NO_FUNCTION, None)}),
+    "remove_arrival_listener": ({}, {"listener": (*NO_FUNCTION, None)}),
+    "retain": ({"rules": RULES}, {"rules": (*NO_OBJECT, None), "apply": (*NO_FLAG, None)}),
+    "transaction": (
+        {"message": lq.Message("t")},
+        {"message": (*MESSAGE, None), "group": (*NO_TEXT, None)},
+    ),
+    "check_transactions": ({}, {"listener": (*NO_FUNCTION, None)}),
+    "start_transaction_checks": ({}, {"listener": (*NO_FUNCTION, None)}),
+}
+NO_ARGUMENTS: Final = frozenset(
+    ("close", "refresh", "queues", "stats", "flush", "deliver_due", "start_delivery")
+)
+
+
+def cases(table: Mapping[str, tuple[dict[str, Any], Wrong]]) -> list[Any]:
+    return [
+        pytest.param(name, argument, id=f"{name}-{argument}")
+        for name, (_, wrong) in table.items()
+        for argument in wrong
+    ]
+
+
+def with_wrong(
+    table: Mapping[str, tuple[dict[str, Any], Wrong]], name: str, argument: str
+) -> list[dict[str, Any]]:
+    given, wrong = table[name]
+    return [given | {argument: value} for value in wrong[argument]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("wrong") / "store"
+    with lq.MessageStore.open(root, mode="rw", config=small_config()) as store:
+        store.put(lq.Message("t", b"body", tags="a", keys="k"))
+    return root
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lq.StoreWriter]:
+    root = tmp_path_factory.mktemp("wrong") / "written"
+    with lq.MessageStore.open(root, mode="rw", config=small_config()) as store:
+        store.put(lq.Message("t", b"body", tags="a", keys="k"))
+        store.wait_dispatched()
+        yield store
+
+
+def refused(call: Callable[..., Any], arguments: dict[str, Any], name: str) -> None:
+    """Check that a call raises an error that names an argument."""
+    with pytest.raises(UsageError) as caught:
+        result = call(**arguments)
+        # A future has the error of its put.
+        getattr(result, "result", lambda: None)()
+    text = str(caught.value).lower()
+    words = (name, name.rstrip("s"), name.replace("_", " "))
+    assert any(word in text for word in words), text
+    assert "\n" not in text and "object has no attribute" not in text
+
+
+def state(store: lq.StoreWriter) -> object:
+    return (
+        store.max_offset,
+        store.queues(),
+        store._engine.writer.queue_offsets,
+        sorted(str(path) for path in Path(store.root).rglob("*")),
+    )
+
+
+@pytest.mark.parametrize(("name", "argument"), cases(READS))
+def test_reads_of_a_reader(folder: Path, name: str, argument: str) -> None:
+    with lq.MessageStore.open(folder) as store:
+        for arguments in with_wrong(READS, name, argument):
+            refused(getattr(store, name), arguments, argument)
+
+
+@pytest.mark.parametrize(("name", "argument"), cases(READS | WRITES))
+def test_calls_of_a_writer(writer: lq.StoreWriter, name: str, argument: str) -> None:
+    before = state(writer)
+    for arguments in with_wrong(READS | WRITES, name, argument):
+        refused(getattr(writer, name), arguments, argument)
+    assert state(writer) == before
+
+
+def test_every_public_method_is_here() -> None:
+    methods = {
+        name
+        for name, kind in inspect.getmembers(lq.StoreWriter, inspect.isroutine)
+        if not name.startswith("_")
+    }
+    internal = {"check_stored", "config_tables", "load_staged", "log_feed", "put_stored", "start"}
+    assert methods - internal - NO_ARGUMENTS - {"open"} == READS.keys() | WRITES.keys()
+    for name, (_, wrong) in (READS | WRITES).items():
+        parameters = set(inspect.signature(getattr(lq.StoreWriter, name)).parameters)
+        assert parameters - {"self", "topic" if name == "scan" else ""} == wrong.keys(), name
+
+
+FIELDS: Final[Wrong] = {
+    "topic": (*NO_TEXT, None),
+    "body": (*NO_BYTES, None),
+    "queue_id": (*NO_INT, None),
+    "tags": NO_TEXT,
+    "keys": (b"k", 5, True, THING, [5], [b"k"], {"k": 1}, ["a b"], [""]),
+    "properties": ("x", 5, [("a", "b")], {"a": 1}, {1: "a"}, THING),
+    "properties_string": (5, ["x"], True, THING, {}),
+    "delay_level": (*NO_INT, None),
+    "wait_store_ok": (*NO_FLAG, None),
+    "flag": (*NO_INT, None),
+    "sys_flag": (*NO_INT, None),
+    "queue_offset": (*NO_INT, None),
+    "born_timestamp": NO_INT,
+    "born_host": (5, None, ["h"], THING, True),
+    "store_host": (5, ["h"], THING, True),
+    "reconsume_times": (*NO_INT, None),
+    "prepared_transaction_offset": (*NO_INT, None),
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_the_fields_of_a_message(writer: lq.StoreWriter, name: str) -> None:
+    before = state(writer)
+
+    def put(**fields: Any) -> object:
+        return writer.put(lq.Message(**fields))
+
+    for value in FIELDS[name]:
+        refused(put, {"topic": "t", name: value}, "propert" if name == "properties" else name)
+        with pytest.raises(UsageError):
+            lq.Message("t")._replace(**{name: value})
+    assert state(writer) == before
+
+
+@pytest.mark.parametrize("name", ["queue_id", "flag", "sys_flag", "reconsume_times"])
+@pytest.mark.parametrize("value", [1 << 31, -(1 << 31) - 1])
+@pytest.mark.parametrize("count", [1, 100])
+def test_numbers_of_more_than_32_bits(
+    writer: lq.StoreWriter, name: str, value: int, count: int
+) -> None:
+    before = state(writer)
+    message = lq.Message("t", **{name: value})  # type: ignore[arg-type]
+    for put in (
+        lambda: writer.put(message),
+        lambda: writer.put_many([message] * count),
+        lambda: writer.put_async(message).result(),
+    ):
+        refused(put, {}, name)
+    assert state(writer) == before
+
+
+def test_what_is_for_users(folder: Path, writer: lq.StoreWriter) -> None:
+    with lq.MessageStore.open(folder) as store:
+        assert repr(store) == (
+            f"<StoreReader {str(folder)!r}, mode 'r', physical offsets 0 to {store.max_offset}>"
+        )
+        public = {name for name in dir(store) if not name.startswith("_")}
+    assert repr(store) == f"<StoreReader {str(folder)!r}, closed>"
+    assert f"mode 'rw', physical offsets 0 to {writer.max_offset}" in repr(writer)
+    assert {"get", "scan", "consumer", "get_data"} <= public
+    assert not public & (WRITES.keys() | {"load_staged", "log_feed", "start", "flush"})
+    assert WRITES.keys() <= set(dir(writer))
+    assert dir(lq) == sorted(lq.__all__)
+
+
+def test_bytes_of_the_log(tmp_path: Path) -> None:
+    with lq.MessageStore.open(tmp_path / "s", mode="rw", config=small_config()) as store:
+        size = store.roll_next_file(0)
+        sent = [store.put(lq.Message("t", bytes(size // 3))) for _ in range(5)]
+        assert store.roll_next_file(size - 1) == size < store.roll_next_file(size)
+        last, end = sent[-1], store.max_offset
+        data = store.get_data(0, end + 1)
+        assert len(data) == end > size
+        with lq.MessageStore.open(tmp_path / "s") as reader:
+            assert reader.get_data(0, end) == data
+            for one in sent:
+                at = one.physical_offset
+                assert reader.message_size_at(at) == store.message_size_at(at) == one.size
+                assert reader.get_data(at, one.size) == data[at : at + one.size]
+            assert reader.get_data(end, 10) == b""
+            for call in (reader.message_size_at, lambda at: reader.get_data(at + 1, 1)):
+                with pytest.raises(lq.errors.MessageNotFound):
+                    call(end)
+            with pytest.raises(lq.errors.MessageNotFound):
+                reader.message_size_at(last.physical_offset + 1)
+
+
+def test_every_field_of_a_message_is_here() -> None:
+    assert FIELDS.keys() == set(lq.Message._fields)
+
+
+def test_numbers_of_numpy_and_sequences_of_keys(tmp_path: Path) -> None:
+    with lq.MessageStore.open(tmp_path / "s", mode="rw", config=small_config()) as store:
+        body = bytearray(b"body")
+        one = lq.Message("t", body, queue_id=NUMPY.int64(3), keys=("a", "b"), flag=NUMPY.uint8(7))
+        assert (type(one.queue_id), one.keys, type(one.flag)) == (int, "a b", int)
+        store.put(one)
+        store.put_many([one._replace(body=memoryview(b"view"))] * 100)
+        assert lq.Message("t", keys=[]).keys is None
+        store.wait_dispatched()
+        found = store.get("t", NUMPY.int32(3), NUMPY.int64(0), NUMPY.int8(2))
+        assert [m.body for m in found.messages] == [b"body", b"view"]
+        assert store.query("t", "b", max_count=NUMPY.int64(1))[0].keys == "a b"
+        assert store.message_at(NUMPY.int64(0)).queue_id == 3
+        assert all(type(queue_id) is int for _, queue_id in store.queues())
+
+
+def test_times(folder: Path) -> None:
+    with lq.MessageStore.open(folder) as store:
+        at = store.message_at(0).store_timestamp
+        moment = datetime.fromtimestamp(at / 1000, UTC)
+        for since in (at, str(at), moment, moment.replace(tzinfo=None), moment.isoformat()):
+            assert len(list(store.scan(since=since))) == 1, since
+            assert store.query("t", "k", since=since)
+            assert list(store.scan(until=since)) == []
+        assert len(list(store.scan(since=moment.date(), until="2999-01-01"))) == 1
+
+
+def test_the_previous_name_of_topics(folder: Path) -> None:
+    with lq.MessageStore.open(folder) as store:
+        with pytest.warns(DeprecationWarning, match="topics"):
+            assert len(list(store.scan(topic="t"))) == 1
+        with pytest.raises(UsageError, match="topics"):
+            store.scan("t", topic="t")
+
+
+# --------------------------------------------------------------------------------- other callables
+PATHS: Final = (*NO_PATH, None)
+OPEN: Final[Wrong] = {
+    "path": PATHS,
+    "mode": ("w", 5, None, THING),
+    "config": NO_OBJECT,
+    "clock": NO_FUNCTION,
+    "broker": NO_TEXT,
+    "storage_options": ("x", 5, [], THING),
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+@pytest.mark.parametrize("mode", ["r", "rw"])
+def test_open(folder: Path, name: str, mode: str) -> None:
+    before = sorted(folder.rglob("*"))
+    for value in OPEN[name]:
+        refused(lq.MessageStore.open, {"path": folder, "mode": mode, name: value}, name)
+    assert sorted(folder.rglob("*")) == before
+
+
+CALLS: Final[Mapping[str, tuple[dict[str, Any], Wrong]]] = {
+    "verify": ({}, {"path": PATHS, "config": NO_OBJECT, "progress": NO_FUNCTION}),
+    "salvage": (
+        {},
+        {"path": PATHS, "into": NO_PATH, "config": NO_OBJECT, "include_stale": NO_FLAG},
+    ),
+    "rebuild": (
+        {},
+        {"path": PATHS, "into": NO_PATH, "config": NO_OBJECT, "apply": NO_FLAG}
+        | {"queues": NO_FLAG, "index": NO_FLAG},
+    ),
+    "recover": (
+        {},
+        {"path": PATHS, "config": NO_OBJECT, "apply": NO_FLAG, "mode": ("x", 5, None, THING)},
+    ),
+    "retain": (
+        {"rules": RULES},
+        {"path": PATHS, "config": NO_OBJECT, "apply": NO_FLAG, "rules": (*NO_OBJECT, None)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "argument"), cases(CALLS))
+def test_calls_on_paths(folder: Path, name: str, argument: str) -> None:
+    before = sorted(folder.rglob("*"))
+    for arguments in with_wrong(CALLS, name, argument):
+        # A path is named by its parameter; `into` is a path too.
+        refused(
+            getattr(lq, name),
+            {"path": folder} | arguments,
+            "path" if argument == "into" else argument,
+        )
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("value", PATHS)
+def test_diff(folder: Path, value: object) -> None:
+    refused(lq.diff, {"a": value, "b": folder}, "a")
+    refused(lq.diff, {"a": folder, "b": value}, "b")
+
+
+@pytest.mark.parametrize("name", ["older_than_ms", "keep_bytes", "most_files", "max_disk_ratio"])
+@pytest.mark.parametrize("value", ["1", [1], b"1", THING, True, -1])
+def test_rules_of_a_retention(name: str, value: object) -> None:
+    with pytest.raises(UsageError):
+        lq.RetentionRules(**({"keep_bytes": 1} | {name: value}))  # type: ignore[arg-type]
+
+
+def test_settings() -> None:
+    for name, value in (
+        ("max_message_size", "1"),
+        ("max_message_size", True),
+        ("flush_disk_type", None),
+        ("message_index_enable", "false"),
+        ("message_index_enable", 1),
+        ("mapped_file_size_commit_log", 1.5),
+        ("store_host", b"h"),
+    ):
+        refused(lq.StoreConfig, {name: value}, name)
+    assert type(lq.StoreConfig(max_message_size=NUMPY.int64(5)).max_message_size) is int
+    for values in ("x", 5, None, [("a", "b")], {5: "x"}):
+        with pytest.raises(WrongType, match=r"values|name of a setting"):
+            lq.StoreConfig.from_mapping(values)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="storeHost"):
+        lq.StoreConfig.from_mapping({"storeHost": ["h"]})
+    with pytest.raises(WrongType, match="path"):
+        lq.StoreConfig.from_file(0)  # type: ignore[arg-type]
+
+
+def test_consumers(writer: lq.StoreWriter) -> None:
+    before = state(writer)
+    with writer.consumer("wrong", "t") as consumer:
+        (message,) = consumer.poll()
+        for value in (*NO_INT, None, 0, -1):
+            refused(consumer.poll, {"max_count": value}, "max_count")
+        for value in NO_SECONDS:
+            refused(consumer.poll, {"timeout": value}, "timeout")
+        for value in (*NO_INT, None, -1):
+            seek = {"topic": "t", "queue_id": 0, "offset": value}
+            refused(consumer.seek, seek, "offset")
+        for name, values in QUEUE.items():
+            for value in values:
+                place = {"topic": "t", "queue_id": 0} | {name: value}
+                refused(consumer.position, place, name)
+                refused(consumer.seek, place | {"offset": 0}, name)
+        for value in (*NO_OBJECT, None, lq.Message("t")):
+            refused(consumer.retry, {"message": value}, "message")
+        for value in (*NO_INT, 1 << 31):
+            refused(consumer.retry, {"message": message, "delay_level": value}, "delay_level")
+    assert state(writer)[:3] == before[:3]  # type: ignore[index]
+
+
+def test_futures(writer: lq.StoreWriter) -> None:
+    future = writer.put_async(lq.Message("t"))
+    for value in NO_SECONDS:
+        refused(future.result, {"timeout": value}, "timeout")
+        refused(future.exception, {"timeout": value}, "timeout")
+    for value in (*NO_FUNCTION, None):
+        refused(future.add_done_callback, {"function": value}, "function")
+
+
+def test_transactions_of_dialect_3_1(tmp_path: Path) -> None:
+    config = small_config(dialect="3.1")
+    assert config.flush_interval_commit_log == 1_000
+    assert small_config().flush_interval_commit_log == 500
+    with lq.MessageStore.open(tmp_path / "s", mode="rw", config=config) as store:
+        transactions = store.prepared_transactions
+        for value in (*NO_OBJECT, None):
+            refused(transactions.begin, {"message": value}, "begin")
+        for value in NO_TEXT:
+            refused(transactions.begin, {"message": lq.Message("t"), "group": value}, "group")
+        for value in (*NO_INT, None, -1):
+            refused(transactions.commit, {"transaction": value}, "transaction")
+            refused(transactions.rollback, {"transaction": value}, "transaction")
+        refused(transactions.end, {"transaction": 0, "end": "commit"}, "end")
+        refused(transactions.set_listener, {"listener": 5}, "listener")
+        assert store.max_offset == 0
+
+
+def test_replication(tmp_path: Path, folder: Path) -> None:
+    config = small_config(broker_role="SLAVE")
+    with lq.MessageStore.open(tmp_path / "slave", mode="rw", config=config) as slave:
+        peer = {"store": slave, "host": "127.0.0.1", "port": 9}
+        for call in (HaSlave, ConfigSync, sync_config, HaMaster):
+            for value in (*NO_OBJECT, None, folder):
+                refused(call, peer | {"store": value}, "store")
+            for value in (*NO_TEXT, None):
+                refused(call, peer | {"host": value}, "host")
+            for value in (*NO_PORT, None):
+                refused(call, peer | {"port": value}, "port")
+            for value in NO_OBJECT:
+                refused(call, peer | {"options": value}, "options")
+    for value in NO_PATH:
+        refused(ConfigServer, {"root": value}, "root")
+    for value in NO_PORT:
+        refused(ConfigServer, {"root": folder, "port": value}, "port")
+    for options, name, value in (
+        (MasterOptions, "max_connections", "5"),
+        (MasterOptions, "full_history", 1),
+        (MasterOptions, "allow", 5),
+        (SlaveOptions, "start", "0"),
+        (SlaveOptions, "overlap", 1.5),
+        (SlaveOptions, "check_crc", "no"),
+        (SlaveOptions, "first_pause", "1"),
+        (ConfigSyncOptions, "timeout", "1"),
+        (ConfigSyncOptions, "interval", True),
+        (ConfigServerOptions, "idle_ms", "1"),
+        (ConfigServerOptions, "fast_port", 1),
+    ):
+        refused(options, {name: value}, name)
