@@ -43,6 +43,7 @@ LAYERS = (
     "testing",
     "bench",
     "cli",
+    "__main__",
 )
 """From the top: what a layer imports at its modules' head stands above it, or in it."""
 

@@ -302,6 +302,11 @@ def error(message: str) -> None:
     sys.stderr.write(_styled("error: ", "red", sys.stderr) + message + "\n")
 
 
+def step(line: str) -> None:
+    """Write the next step after an error to stderr."""
+    sys.stderr.write(line + "\n")
+
+
 def _styled(words: str, style: str, stream: TextIO) -> str:
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
         return words

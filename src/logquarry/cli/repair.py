@@ -10,6 +10,7 @@ import click
 
 from logquarry import text
 from logquarry.cli import options, output
+from logquarry.cli.exit_codes import ExitCode
 from logquarry.cli.output import Output
 from logquarry.errors import UsageError
 from logquarry.log.store_names import has_wildcard
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan
     from logquarry.repair.salvage.salvage import Salvaged
 
-_FINDINGS: Final = 1
-_REFUSED: Final = 4
 _MOST_LISTED: Final = 40
 _NAMES: Final = {"consumequeue": "consume queues", "index": "index"}
 
@@ -73,7 +72,9 @@ def recover(
             out.line()
             out.line(f"next: {options.command_line(*words, '--apply', config=config)}")
     if plan.refused is not None or is_due:
-        click.get_current_context().exit(_FINDINGS if plan.refused is None else _REFUSED)
+        click.get_current_context().exit(
+            ExitCode.FINDINGS if plan.refused is None else ExitCode.REFUSED
+        )
 
 
 def _show_recovery(out: Output, plan: RecoveryPlan, store: str, *, is_applied: bool) -> None:
@@ -113,7 +114,7 @@ def _more(out: Output, count: int, *, indent: str = "") -> None:
 
 # ------------------------------------------------------------------------------------------ rebuild
 @click.command()
-@click.argument("stores", metavar="STORE...", nargs=-1, required=True)
+@options.stores
 @click.option(
     "--into",
     metavar="DIR",
@@ -299,7 +300,7 @@ def _show_next(out: Output, what: str, *words: str, config: str | None) -> None:
 
 # ------------------------------------------------------------------------------------------ salvage
 @click.command()
-@click.argument("stores", metavar="STORE...", nargs=-1, required=True)
+@options.stores
 @click.option(
     "--into",
     metavar="DIR",
@@ -375,7 +376,7 @@ def salvage(
                 out.line(f"{chr(10) if number else ''}{out.style(one.plan.store, 'bold')}")
             _show_salvage(out, one)
     if not all(one.is_whole for one in found):
-        click.get_current_context().exit(_FINDINGS)
+        click.get_current_context().exit(ExitCode.FINDINGS)
 
 
 def _salvage_one(

@@ -46,6 +46,8 @@ class StepKind(Enum):
     """Rebuild the state table or the redo log of 3.x from the log."""
     BUILD_INDEX = "build_index"
     """Put the missing keys into the index."""
+    WRITE_CHECKPOINT = "write_checkpoint"
+    """Write a checkpoint in place of one that cannot be read."""
     NOTE_DAMAGE = "note_damage"
     """Record the damage of the log, so that readers skip it."""
     REMOVE = "remove"

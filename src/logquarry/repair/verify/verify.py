@@ -256,7 +256,10 @@ class _Verification:
 
     def _damage(self, span: DamagedSpan) -> None:
         self.damage.append(span)
-        noted = "; a recovery has recorded it" if span.offset in self.known else ""
+        noted = ""
+        if span.offset in self.known:
+            noted = "; a recovery has recorded it"
+            self.report.recorded.add(span.offset)
         path = self.layout.log_file(span.offset)
         self.report.add(span.kind, path, span.offset, span.reason + noted, span.length)
 
