@@ -156,7 +156,7 @@ def test_a_master_that_fails_ends_the_command(
 
 
 def test_notes_name_the_master_once(capsys: pytest.CaptureFixture[str]) -> None:
-    status = SlaveStatus("m:1", False, 0, None, 0, 0, False, "m:1: refused", False)
+    status = SlaveStatus("m:1", False, 0, None, 0, 0, False, "m:1: refused", False, 0)
     slave = SimpleNamespace(status=lambda: status)
     line = _Line(Output(quiet=False), cast(Any, slave), None, ends=False)
     line()

@@ -22,7 +22,7 @@ LAYERS = (
     "errors units documents text cache signals",
     "format",
     "protocol",
-    "config message",
+    "config_names config message",
     "log",
     "disk",
     "read",

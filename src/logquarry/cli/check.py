@@ -111,6 +111,11 @@ def _show_findings(out: Output, report: VerifyReport) -> None:
         f"{text.plural(counts.get('index_entries', 0), 'index entry', 'index entries')}"
     )
     verdict = out.style(verdict, "red" if damage else "green")
+    if counts.get("lost_messages"):
+        verdict += (
+            f" ({text.plural(counts['lost_messages'], 'message')} lost, "
+            f"{text.plural(counts['lost_bytes'], 'byte')})"
+        )
     out.line(f"{verdict}, {text.plural(notes, 'note')}; checked {checked}")
 
 

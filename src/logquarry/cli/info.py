@@ -79,13 +79,18 @@ def info(
         out.json(document)
     else:
         _show(out, document, found)
+        out.line()
+        check = options.command_line("verify", store, config=config)
+        if found.signs or found.damage:
+            out.line(f"next: {check}")
+        else:
+            out.line(f"quick look; `{check}` checks every frame")
     if found.hint is not None:
         out.note(f"hint: {text.printable(found.hint)}")
     for span in found.damage:
         out.warn(
             f"{text.printable(span.path)}: at offset {span.offset}: {span.kind}, "
-            f"{text.plural(span.length, 'byte')}; for details: "
-            f"{options.command_line('verify', store, config=config)}"
+            f"{text.plural(span.length, 'byte')}"
         )
 
 
@@ -148,6 +153,7 @@ def _document(store: MessageStore, found: Overview, halves: Transactions | None)
             {"kind": s.kind, "file": s.path, "offset": s.offset, "length": s.length}
             for s in found.damage
         ],
+        "signs": found.signs,
         "transactions": None if halves is None else _transactions(halves),
         "features": store.features.to_json(),
     }
@@ -225,6 +231,10 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
     rows += _feature_rows(document["features"])
     if document["ignored"]:
         rows.append(["ignored", text.printable(", ".join(document["ignored"]))])
+    rows += [
+        ["" if number else "damage", text.printable(sign)]
+        for number, sign in enumerate(found.signs)
+    ]
     for name, value in rows:
         out.line(f"{out.style(f'{name:<10}', 'bold')}  {value}")
     if found.topics:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from logquarry import text
-from logquarry.cli import options, output
+from logquarry.cli import next_step, options, output
 from logquarry.cli.exit_codes import ExitCode
 from logquarry.cli.output import Output
 from logquarry.errors import UsageError
@@ -67,6 +67,10 @@ def recover(
         out.json(plan.to_json() | {"needed": plan.is_needed, "applied": apply and plan.is_needed})
     else:
         _show_recovery(out, plan, store, is_applied=apply)
+        if plan.refused is not None:
+            out.line()
+            done = "do what the first line says"
+            out.line(next_step.line("recover", store, before=done, config=config))
         if plan.refused is None and is_due:
             words = ["recover", store, "--mode", mode] if mode != "safe" else ["recover", store]
             out.line()
@@ -394,8 +398,8 @@ def _salvage_one(
     except BaseException:
         if into is not None and (into / ".salvage").is_dir():
             output.error(
-                f"{text.printable(str(into))} is incomplete and cannot be opened: delete it, and "
-                "run salvage again"
+                f"{text.printable(str(into))} is incomplete and cannot be opened: remove "
+                f"{text.printable(str(into / '.salvage'))}, and run salvage again"
             )
         raise
 
@@ -449,8 +453,9 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
     if found.left_behind:
         loss = f"{text.plural(len(found.left_behind), 'part')} of the store left behind"
     if plan.lost:
-        lost_bytes = text.size_text(sum(span.length for span in plan.lost))
-        loss = f"lost: {lost_bytes} in {text.plural(len(plan.lost), 'place')}"
+        lost_bytes = text.plural(sum(span.length for span in plan.lost), "byte")
+        known = text.plural(sum(stop - start for *_, start, stop in lost), "message")
+        loss = f"lost: {known}, {lost_bytes} in {text.plural(len(plan.lost), 'place')}"
     out.line(f"{verdict}; {out.style(loss, 'green' if found.is_whole else 'red')}")
 
 

@@ -38,6 +38,8 @@ def next_step(report: VerifyReport) -> Next | None:
     is_built = actions & {Action.QUEUES, Action.INDEX}
     if "abort_file" in kinds and (is_built or not damage):
         actions.add(Action.RECOVER)
+    if not report.counts.get("log_files") and damage:
+        return Next(("verify",), "mount the disk of commitlog/, or put its files back")
     before = "stop the process that has the store open" if "live" in kinds else ""
     if "://" in report.store and not report.store.startswith("file:"):
         # Every repair needs a local folder; a salvage reads the store where it is.

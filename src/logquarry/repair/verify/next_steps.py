@@ -34,7 +34,7 @@ STEPS: Final[Mapping[str, tuple[Action, str]]] = {
     "suspect_text": (Action.READ, ""),
     "queue_missing": (Action.QUEUES, ""),
     "queue_behind": (Action.QUEUES, ""),
-    "queue_ahead": (Action.QUEUES, ""),
+    "queue_ahead": (Action.RECOVER, ""),
     "queue_hole": (Action.QUEUES, ""),
     "queue_entry_wrong": (Action.QUEUES, ""),
     "queue_entry_dangling": (Action.QUEUES, ""),

@@ -33,6 +33,7 @@ from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.read.index_tags import with_index_tags
 from logquarry.read.log_end import known_damage, log_bound
+from logquarry.read.lost_messages import LostMessages, lost_messages
 from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.queues import QueuesAudit
@@ -138,12 +139,19 @@ class _Verification:
             "max_offset": end,
             "damaged_spans": len(self.damage),
             "damaged_bytes": sum(span.length for span in self.damage),
+            **self._lost(end),
             "queues": len(self.layout.queue_names),
             "queue_entries": self.queues.entries,
             "index_files": len(self.layout.index_files),
             "index_entries": self.index.entries,
         }
         return self.report
+
+    def _lost(self, end: int) -> dict[str, int]:
+        """Count the messages that the queues know and the log has lost."""
+        has_lost = not self.live and self.report.by_kind.keys() & {"queue_in_damage", "queue_ahead"}
+        lost = lost_messages(self.layout, self.damage, end) if has_lost else LostMessages(0, 0)
+        return {"lost_messages": lost.messages, "lost_bytes": lost.bytes}
 
     # ---------------------------------------------------------------------------------------- log
     def _log(self) -> int:
