@@ -81,7 +81,7 @@ def info(
         _show(out, document, found)
         out.line()
         check = options.command_line("verify", store, config=config)
-        if found.signs or found.damage:
+        if found.signs or found.damage or found.hint is not None:
             out.line(f"next: {check}")
         else:
             out.line(f"quick look; `{check}` checks every frame")

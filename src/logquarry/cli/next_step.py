@@ -22,6 +22,7 @@ from logquarry.errors import (
 )
 
 if TYPE_CHECKING:
+    from logquarry.repair.recover.plan import RecoveryMode
     from logquarry.repair.verify import VerifyReport
 
 _WORDS: Final = "logquarry.words"
@@ -82,15 +83,43 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
             return None
         right = error.suggestion[1] if error.suggestion[0] in typed else right
         return line(*(right if absolute(word) == wrong else word for word in typed))
-    if isinstance(error, UnsupportedStore):
-        if store is None or typed[0] == "info":
+    if isinstance(error, UnsupportedStore) and not is_log_place(error):
+        if store is None or typed[0] == "salvage":
             return None
-        return line("info", store, config=config)
+        return line("salvage", store, "--into", "DIR", config=config)
     if is_full_disk(error):
         return line(*typed, before="free some space")
     if isinstance(error, StoreUnavailable):
         return line(*typed, before="do what the error says")
     return None
+
+
+def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | None) -> str:
+    """The next step after a plan that refuses the store.
+
+    Args:
+        command: the command that planned.
+        store: the store's path as the user typed it.
+        mode: the mode of the recovery.
+        config: the value of ``--config``.
+    """
+    from logquarry.log.layout import StoreLayout
+    from logquarry.read.fence import Action
+    from logquarry.repair.recover.folder_check import refusal_to_change
+
+    layout = StoreLayout.open(store, options.store_config(config))
+    refusal = refusal_to_change(layout, Action.RECOVER, mode=mode)
+    if isinstance(refusal, UnsupportedStore) and not is_log_place(refusal):
+        return line("salvage", store, "--into", "DIR", config=config)
+    return line(command, store, before="do what the first line says", config=config)
+
+
+def is_log_place(error: UnsupportedStore) -> bool:
+    """Whether the log must first be put into ``commitlog/``, so that no command can read it yet."""
+    from logquarry.log import log_place
+
+    places = (log_place.DLEDGER, log_place.SEVERAL_LOG_PATHS, log_place.LOG_ELSEWHERE)
+    return error.feature in places
 
 
 def _store(ctx: click.Context) -> str | None:

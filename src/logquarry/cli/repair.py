@@ -69,8 +69,10 @@ def recover(
         _show_recovery(out, plan, store, is_applied=apply)
         if plan.refused is not None:
             out.line()
-            done = "do what the first line says"
-            out.line(next_step.line("recover", store, before=done, config=config))
+            out.line(next_step.after_refusal("recover", store, mode, config))
+        elif apply and plan.is_needed:
+            out.line()
+            out.line(next_step.line("verify", store, config=config))
         if plan.refused is None and is_due:
             words = ["recover", store, "--mode", mode] if mode != "safe" else ["recover", store]
             out.line()
@@ -235,12 +237,14 @@ def _show_rebuild(out: Output, report: RebuildReport, store: str, config: str | 
         if report.has_abort:
             out.line("  the store was not shut down cleanly; recover also adds missing entries")
         out.line()
+        elsewhere = ("rebuild", store, "--into", "DIR", *only)
+        if report.is_live:
+            out.line(next_step.line(*elsewhere, config=config))
+            return
         check = "recover" if report.has_abort else "verify"
         _show_next(out, "check", check, store, config=config)
-        if not report.is_live:
-            words = ["rebuild", store, "--in-place", "--apply", *only]
-            _show_next(out, "in place", *words, config=config)
-        _show_next(out, "elsewhere", "rebuild", store, "--into", "DIR", *only, config=config)
+        _show_next(out, "elsewhere", *elsewhere, config=config)
+        out.line(next_step.line("rebuild", store, "--in-place", "--apply", *only, config=config))
         return
     where = "in place" if report.into is None else f"into {text.printable(report.into)}"
     out.line(f"{name}: {out.style(f'{what} rebuilt {where}', 'green')}")
@@ -263,9 +267,9 @@ def _show_rebuild(out: Output, report: RebuildReport, store: str, config: str | 
     out.line()
     if report.into is None and report.has_abort:
         out.line("  the store was not shut down cleanly; rebuild does not change that")
-        _show_next(out, "next", "recover", store, config=config)
+        out.line(next_step.line("recover", store, config=config))
     elif report.into is None:
-        _show_next(out, "next", "verify", store, config=config)
+        out.line(next_step.line("verify", store, config=config))
 
 
 def _show_queues(out: Output, report: RebuildReport) -> None:
@@ -379,6 +383,13 @@ def salvage(
             if spark_master is not None:
                 out.line(f"{chr(10) if number else ''}{out.style(one.plan.store, 'bold')}")
             _show_salvage(out, one)
+            typed = stores[0] if len(stores) == len(found) == 1 else one.plan.store
+            if one.into is None:
+                words = ["--include-stale"] if include_stale else []
+                step = next_step.line("salvage", typed, *words, "--into", "DIR", config=config)
+            else:
+                step = next_step.line("verify", one.into)
+            out.line(step)
     if not all(one.is_whole for one in found):
         click.get_current_context().exit(ExitCode.FINDINGS)
 
@@ -446,7 +457,7 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
     count = text.plural(plan.messages, "message")
     size = text.size_text(plan.bytes)
     if found.into is None:
-        verdict = f"{count}, {size}, can be saved; to save, pass --into DIR"
+        verdict = f"{count}, {size}, can be saved"
     else:
         verdict = f"{count}, {size}, saved into {text.printable(found.into)}"
     loss = "nothing is lost"
