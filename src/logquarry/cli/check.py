@@ -93,13 +93,13 @@ def _show_findings(out: Output, report: VerifyReport) -> None:
                 finding.kind,
                 text.printable(finding.file),
                 str(finding.offset),
-                str(finding.length) if finding.length else "-",
+                text.count_text(finding.length or None),
                 text.printable(finding.reason),
             ]
             for finding in report.findings
         ]
-        header = ["severity", "kind", "file", "offset", "length", "reason"]
-        out.table(header, rows, right="offset length")
+        header = ["severity", "kind", "file", "offset", "bytes", "reason"]
+        out.table(header, rows, right="offset bytes")
         out.line()
     damage = sum(finding.severity == "damage" for finding in report.findings)
     notes = len(report.findings) - damage
@@ -227,8 +227,8 @@ def _show_parts(out: Output, found: StoreDiff) -> None:
         [
             text.printable(part.file),
             str(part.offset),
-            str(part.length),
-            f"not in {part.missing_in}" if part.missing_in else str(part.different_bytes),
+            f"{part.length:,}",
+            f"not in {part.missing_in}" if part.missing_in else f"{part.different_bytes:,}",
             str(part.first_difference),
         ]
         for part in differing[:_MOST_LISTED]

@@ -214,7 +214,7 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
         ["state", _STATES[found.state]],
         [
             "log",
-            f"{log['min_offset']:,} to {log['max_offset']:,}: {text.size_text(length)} in "
+            f"{log['min_offset']} to {log['max_offset']}: {text.size_text(length)} in "
             f"{text.plural(len(files), 'file')} of {text.size_text(log['file_size'])}",
         ],
         ["messages", _messages(document)],
@@ -304,13 +304,13 @@ def _show_topics(out: Output, found: Overview) -> None:
         name = text.printable(topic.topic)
         if len(topic.queues) == 1:
             (queue,) = topic.queues
-            ends = [f"{queue.min_offset:,}", f"{queue.max_offset:,}"]
+            ends = [str(queue.min_offset), str(queue.max_offset)]
             rows.append([name, str(queue.queue_id), *ends, *own])
             continue
         rows.append([name, "all", "", "", *own])
         for queue in topic.queues:
             numbers = [text.count_text(queue.messages), text.size_text(queue.bytes)]
-            ends = [f"{queue.min_offset:,}", f"{queue.max_offset:,}"]
+            ends = [str(queue.min_offset), str(queue.max_offset)]
             rows.append(["", str(queue.queue_id), *ends, *numbers, ""])
     header = ["topic", "queue", "min", "max", "messages", "bytes", "share"]
     out.table(header, rows, right="queue min max messages bytes share")
@@ -385,7 +385,7 @@ def _show_stats(out: Output, root: str, state: StoreState) -> None:
     rows = [
         ("store", text.printable(root)),
         ("state", _STATES[state.state]),
-        ("log", f"{state.min_offset:,} to {state.max_offset:,}: {text.size_text(length)}"),
+        ("log", f"{state.min_offset} to {state.max_offset}: {text.size_text(length)}"),
         ("oldest", oldest),
         ("files", files),
         ("disk", _ratio(state.commit_log_disk_ratio)),
@@ -411,8 +411,7 @@ def _show_stats(out: Output, root: str, state: StoreState) -> None:
     if state.delay_levels:
         out.line()
         levels = [
-            [str(one.level), f"{one.delivered:,}", f"{one.max_offset:,}"]
-            for one in state.delay_levels
+            [str(one.level), str(one.delivered), str(one.max_offset)] for one in state.delay_levels
         ]
         out.table(["delay level", "delivered", "max"], levels, right="delivered max")
 

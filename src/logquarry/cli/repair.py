@@ -98,7 +98,9 @@ def _show_recovery(out: Output, plan: RecoveryPlan, store: str, *, is_applied: b
     ends = "ends" if is_applied or not plan.is_needed else "will end"
     log = f"the log begins at {plan.log_start} and {ends} at {plan.log_end}, {length}"
     _section(out, "found", [*plan.looked_at, log])
-    damage = [f"{s.path} at {s.offset}, {s.length} bytes: {s.reason}" for s in plan.damage]
+    damage = [
+        f"{s.path} at {s.offset}, {text.plural(s.length, 'byte')}: {s.reason}" for s in plan.damage
+    ]
     _section(out, "damage, which stays in the log; readers skip it", damage)
     steps = [f"{number}. {step}" for number, step in enumerate(plan.steps, 1)]
     _section(out, "done" if is_applied else "to do", steps)
@@ -288,7 +290,10 @@ def _show_queues(out: Output, report: RebuildReport) -> None:
 
 
 def _show_left_damage(out: Output, report: RebuildReport) -> None:
-    lines = [f"{s.path} at {s.offset}, {s.length} bytes: {s.reason}" for s in report.damage]
+    lines = [
+        f"{s.path} at {s.offset}, {text.plural(s.length, 'byte')}: {s.reason}"
+        for s in report.damage
+    ]
     lines += [
         f"the message at physical offset {m.physical_offset} is in no queue: {m.topic}, queue "
         f"{m.queue_id} offset {m.queue_offset}: {m.reason}"
@@ -422,13 +427,13 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
             [
                 text.printable(span.file),
                 str(span.offset),
-                str(span.length),
+                f"{span.length:,}",
                 span.kind,
                 text.printable(span.reason),
             ]
             for span in plan.lost[:_MOST_LISTED]
         ]
-        out.table(["file", "offset", "length", "kind", "reason"], rows, right="offset length")
+        out.table(["file", "offset", "bytes", "kind", "reason"], rows, right="offset bytes")
         _more(out, len(plan.lost))
         out.line()
     lost = [
@@ -439,7 +444,7 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
     ]
     if lost:
         rows = [
-            [text.printable(topic), str(queue_id), str(start), str(stop - start)]
+            [text.printable(topic), str(queue_id), str(start), f"{stop - start:,}"]
             for topic, queue_id, start, stop in lost[:_MOST_LISTED]
         ]
         out.table(["lost in", "queue", "from offset", "messages"], rows, right="queue messages")
@@ -447,7 +452,7 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
         out.line()
     if plan.topics:
         rows = [
-            [text.printable(name), str(one.messages), text.size_text(one.bytes), str(one.lost)]
+            [text.printable(name), f"{one.messages:,}", text.size_text(one.bytes), f"{one.lost:,}"]
             for name, one in sorted(plan.topics.items())
         ]
         out.table(["topic", "saved", "bytes", "lost"], rows, right="saved bytes lost")

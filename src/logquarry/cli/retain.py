@@ -136,8 +136,8 @@ def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> 
     begins = "begins" if is_applied or not plan.log else "would begin"
     out.line()
     out.line(
-        f"the log {begins} at {plan.new_min_offset:,} (before: {plan.min_offset:,}) and ends at "
-        f"{plan.max_offset:,}"
+        f"the log {begins} at {plan.new_min_offset} (before: {plan.min_offset}) and ends at "
+        f"{plan.max_offset}"
     )
     first = "the first file that stays" if plan.log else "the first file stays"
     out.line(f"{first}: {text.printable(plan.stays_because)}")
@@ -160,7 +160,7 @@ def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> 
         unread = [
             [
                 *(text.printable(one.group), text.printable(one.topic)),
-                *(str(one.queue_id), f"{one.offset:,}", f"{one.messages:,}"),
+                *(str(one.queue_id), str(one.offset), f"{one.messages:,}"),
             ]
             for one in plan.unread
         ]

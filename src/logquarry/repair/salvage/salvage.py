@@ -205,8 +205,8 @@ def salvage(
             target.begin()
             with bars("copying") as progress:
                 LogWriter(layout, plan, target.disk, target.work).write(progress, pause)
-            with bars("building queues and index"):
-                target.build(plan)
+            with bars("building queues and index") as progress:
+                target.build(plan, progress)
             for path, data in documents.items():
                 pause()
                 target.disk.replace(target.work / path, data)
@@ -374,19 +374,19 @@ class _Target:
         """Release the lock."""
         self._held.close()
 
-    def build(self, plan: SalvagePlan) -> None:
+    def build(self, plan: SalvagePlan, progress: Progress | None = None) -> None:
         """Build queues, index, checkpoint and durable offset from the log.
 
         Raises:
             StoreUnavailable: if the disk fails or is full.
         """
-        recovery = plan_safe(self.work, plan.config)
+        recovery = plan_safe(self.work, plan.config, progress=progress)
         if recovery.message_count != plan.messages or recovery.damage:
             raise StoreUnavailable(
                 f"{self.work}: {plan.messages} messages were written, but "
                 f"{recovery.message_count} can be read: check the disk"
             )
-        apply_safe(recovery, self.disk, now_ms)
+        apply_safe(recovery, self.disk, now_ms, progress=progress)
         AbortFile(self.disk, self.work).remove()
         self._keep_queue_files(plan)
         # The report of this recovery is of no use for the new store.

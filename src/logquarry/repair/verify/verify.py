@@ -76,7 +76,7 @@ def verify_store(
 
     Args:
         layout: the store's files.
-        progress: gets the bytes of the log that are checked, and their total.
+        progress: gets the bytes that are checked, and the total of log, queues and index.
         stretch_bytes: bytes of the log that one thread reads at once.
         sound: parts that Spark tasks have found sound; default: threads of this process read.
 
@@ -111,12 +111,19 @@ class _Verification:
         self.last_sound = 0
         self.stale = False
         self.known = known_damage(layout)
+        names = layout.queue_names
+        self.log_bytes = layout.commit_log.end - layout.commit_log.start
+        self.queue_bytes = sum(file.size for name in names for file in layout.queue(*name).files)
+        index_bytes = sum(file.size for file in layout.index_files)
+        self.total_bytes = self.log_bytes + self.queue_bytes + index_bytes
 
     def run(self) -> VerifyReport:
         """Check everything."""
         end = self._log()
+        self._advance(self.log_bytes)
         lost: list[DamagedSpan | ExpiredSpan] = [*self.damage, *self.expired]
         self.report.add_all(self.queues.finish(end, lost))
+        self._advance(self.log_bytes + self.queue_bytes)
         self.report.add_all(self.index.finish(end, lost, self.last_keyed))
         if self.layout.has_state_table and not self.live:
             check_transactions(self.layout, end, self.report)
@@ -124,6 +131,7 @@ class _Verification:
         self._config()
         self._state()
         self._sidecar()
+        self._advance(self.total_bytes)
         if self.live:
             self.report.downgrade(_COMES_AND_GOES)
         if self.stale:
@@ -146,6 +154,11 @@ class _Verification:
             "index_entries": self.index.entries,
         }
         return self.report
+
+    def _advance(self, done: int) -> None:
+        """Report the progress: bytes of the log, then of the queues, then of the index."""
+        if self.progress is not None:
+            self.progress(min(done, self.total_bytes), self.total_bytes)
 
     def _lost(self, end: int) -> dict[str, int]:
         """Count the messages that the queues know and the log has lost."""
@@ -178,7 +191,7 @@ class _Verification:
                 else:
                     end = event.offset
                 if self.progress is not None and not isinstance(event, LogEnd):
-                    self.progress(end - log.start, log.end - log.start)
+                    self._advance(end - log.start)
         finally:
             guesses.close()
         if not self.live and not self.index.is_exact:
