@@ -9,9 +9,11 @@ This module imports only what Python has loaded at its start.
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -19,6 +21,8 @@ from typing import Any, Final
 
 _LINE: Final = b"error: interrupted\n"
 _INTERRUPTED: Final = 130
+_PAUSE: Final = 0.01
+"""Seconds until an interrupt is repeated."""
 
 
 class _Arrived:
@@ -66,8 +70,12 @@ def _raise(number: int, frame: FrameType | None) -> None:
 def _unraisable(unraisable: Any, /) -> None:
     """Repeat an interrupt that arrived where Python cannot raise, for example in a destructor."""
     if unraisable.exc_type is KeyboardInterrupt:
-        import _thread
-
-        _thread.interrupt_main()
+        # Another thread repeats it: raised here, Python would ignore it again.
+        _thread.start_new_thread(_again, ())
         return
     sys.__unraisablehook__(unraisable)
+
+
+def _again() -> None:
+    time.sleep(_PAUSE)
+    _thread.interrupt_main()
