@@ -58,7 +58,7 @@ MEANINGS: Final[Mapping[ExitCode, tuple[str, str]]] = {
     ),
     ExitCode.FAULT: (
         "a fault of logquarry itself, with a traceback",
-        "report the traceback; the store was not necessarily changed",
+        "report the traceback",
     ),
     ExitCode.INTERRUPTED: (
         "you pressed Ctrl-C",

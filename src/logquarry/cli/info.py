@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from logquarry import text
-from logquarry.cli import options, output
+from logquarry.cli import next_step, options, output
 from logquarry.cli.output import Output
 from logquarry.errors import CorruptStore, UnsupportedStore, UsageError
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
     from logquarry.format.checkpoint import Checkpoint
+    from logquarry.repair.verify import VerifyReport
     from logquarry.store.half_messages import Transactions
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import Overview, TopicOverview
@@ -449,7 +450,15 @@ def report(store: str, target: str, config: str | None, quiet: bool) -> None:
 
     with MessageStore.open(store, config=options.store_config(config)) as opened:
         path = output.check_target(target, [store])
-        page = store_report(opened, watch=lambda what: out.progress(what, in_bytes=True))
+        found: list[VerifyReport] = []
+        page = store_report(
+            opened,
+            watch=lambda what: out.progress(what, in_bytes=True),
+            checked=found.append,
+        )
     with output.staged(path) as file:
         file.write(page.encode())
     out.note(f"wrote {text.printable(target)}, {text.size_text(len(page.encode()))}")
+    step = next_step.after_verify(found[0], store, config)
+    if step is not None:
+        out.note(step)
