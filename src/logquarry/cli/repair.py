@@ -388,13 +388,8 @@ def salvage(
             if spark_master is not None:
                 out.line(f"{chr(10) if number else ''}{out.style(one.plan.store, 'bold')}")
             _show_salvage(out, one)
-            typed = stores[0] if len(stores) == len(found) == 1 else one.plan.store
-            if one.into is None:
-                words = ["--include-stale"] if include_stale else []
-                step = next_step.line("salvage", typed, *words, "--into", "DIR", config=config)
-            else:
-                step = next_step.line("verify", one.into)
-            out.line(step)
+            at = stores[0] if len(stores) == len(found) == 1 else one.plan.store
+            out.line(next_step.after_salvage(at, one.into, include_stale, config))
     if not all(one.is_whole for one in found):
         click.get_current_context().exit(ExitCode.FINDINGS)
 
