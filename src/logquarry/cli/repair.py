@@ -75,8 +75,7 @@ def recover(
             out.line(next_step.line("verify", store, config=config))
         if plan.refused is None and is_due:
             words = ["recover", store, "--mode", mode] if mode != "safe" else ["recover", store]
-            out.line()
-            out.line(f"next: {options.command_line(*words, '--apply', config=config)}")
+            out.line("\n" + next_step.line(*words, "--apply", config=config))
     if plan.refused is not None or is_due:
         click.get_current_context().exit(
             ExitCode.FINDINGS if plan.refused is None else ExitCode.REFUSED
