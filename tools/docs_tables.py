@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from logquarry.cli import exit_codes
 from logquarry.format import batch, checkpoint, frame, index, queue_entry, state_table
 from logquarry.format.fields import Layout
 from logquarry.log import schema
@@ -78,7 +79,15 @@ def verify() -> str:
     return f"{before}<!-- kinds -->\n{findings.markdown()}\n<!-- end -->{after}"
 
 
-PAGES = {"formats.md": formats, "verify.md": verify}
+def command_line() -> str:
+    """Return docs/command-line.md with a new table of exit codes."""
+    text = (DOCS / "command-line.md").read_text("utf-8")
+    before, rest = text.split("<!-- exit codes -->\n", 1)
+    _, after = rest.split("<!-- end -->", 1)
+    return f"{before}<!-- exit codes -->\n{exit_codes.markdown()}\n<!-- end -->{after}"
+
+
+PAGES = {"command-line.md": command_line, "formats.md": formats, "verify.md": verify}
 
 
 def main() -> None:

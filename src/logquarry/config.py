@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from logquarry import arguments
+from logquarry.config_names import check_names
 from logquarry.errors import UsageError
 from logquarry.format import delay, index, java, queue_entry, state_table
 
@@ -372,22 +373,27 @@ class StoreConfig(LayoutConfig):
     def from_mapping(cls, values: Mapping[str, Any]) -> StoreConfig:
         """Settings by RocketMQ's names or ours.
 
-        Unknown names are skipped and logged at debug level (a ``broker.conf`` is full of them).
+        Settings of RocketMQ that logquarry does not use are skipped. An unknown name is logged as
+        a warning, with the nearest known name.
 
         Raises:
-            UsageError: if a value has the wrong type.
+            UsageError: if a value has the wrong type, or an unknown name is probably a typing error
+                of a setting that logquarry uses.
         """
         arguments.mapping(values, "values", "a mapping of names to values")
         for name in values:
             arguments.text(name, "the name of a setting")
         known = {field.name: field for field in fields(cls) if field.name != "broker_settings"}
         settings: dict[str, Any] = {}
+        others: list[str] = []
         for name, value in values.items():
             ours = _snake_case(name)
             if ours in known:
                 settings[ours] = _converted(name, str(known[ours].type), value)
             elif name not in STORE_SETTINGS:
-                logger.debug("setting %s is not used", name)
+                others.append(name)
+        for warning in check_names(others, [*map(_camel_case, known), *STORE_SETTINGS]):
+            logger.warning("%s", warning)
         settings["broker_settings"] = tuple(
             (name, str(values[name])) for name in sorted(STORE_SETTINGS & values.keys())
         )
@@ -412,7 +418,7 @@ class StoreConfig(LayoutConfig):
                 raise UsageError(f"{path}: not JSON: {error}") from error
             if not isinstance(document, dict):
                 raise UsageError(f"{path}: not a JSON object")
-            return cls.from_mapping(document)
+            return cls._of_file(path, document)
         values: dict[str, str] = {}
         for number, line in enumerate(text.splitlines(), 1):
             entry = line.strip()
@@ -422,7 +428,14 @@ class StoreConfig(LayoutConfig):
             if not separator:
                 raise UsageError(f"{path}: line {number} is not name=value: {entry!r}")
             values[name.strip()] = value.strip()
-        return cls.from_mapping(values)
+        return cls._of_file(path, values)
+
+    @classmethod
+    def _of_file(cls, path: str | Path, values: Mapping[str, Any]) -> StoreConfig:
+        try:
+            return cls.from_mapping(values)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from error
 
 
 def settings_of(config: object) -> StoreConfig:
@@ -447,6 +460,11 @@ def _snake_case(name: str) -> str:
     name = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
     name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
     return name.lower()
+
+
+def _camel_case(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.title() for word in rest)
 
 
 def _converted(name: str, kind: str, value: Any) -> Any:

@@ -127,7 +127,13 @@ class StoreNotFound(StoreError):
     """No store at the path, or its files cannot be read.
 
     It is no ``OSError``, so that a missing store is never mistaken for a failing disk.
+
+    Attributes:
+        suggestion: the given path, and the path of the store nearby that it probably means; None if
+            there is no such store.
     """
+
+    suggestion: tuple[str, str] | None = None
 
 
 class StoreUnavailable(StoreError):

@@ -21,6 +21,8 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEP = 1024
 _SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 _BINARY_SHARE = 0.3
+_LEAST_COLUMNS: Final = 8
+"""A cell of a table keeps this many columns on a narrow terminal."""
 _SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 
@@ -132,16 +134,31 @@ def width(text: str) -> int:
     )
 
 
-def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+def shortened(text: str, most: int) -> str:
+    """A printable text in at most ``most`` columns of a terminal; ``…`` marks the cut."""
+    if width(text) <= most:
+        return text
+    while text and width(text) > most - 1:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def columns(
+    rows: Sequence[Sequence[str]], right: Sequence[int] = (), most: int | None = None
+) -> list[str]:
     """Format rows of cells as lines with aligned columns.
 
     Args:
         rows: cells; all rows have the same number.
-        right: numbers of the columns to align right.
+        right: numbers of the columns to align right; they hold numbers and are never cut.
+        most: columns of the terminal; the widest texts are cut to fit. None: cut nothing.
     """
     if not rows:
         return []
     widths = [max(width(row[i]) for row in rows) for i in range(len(rows[0]))]
+    if most is not None:
+        _narrow(widths, right, most - 2 * (len(widths) - 1))
+        rows = [[shortened(cell, widths[i]) for i, cell in enumerate(row)] for row in rows]
     lines = []
     for row in rows:
         cells = []
@@ -150,6 +167,16 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[st
             cells.append(fill + cell if i in right else cell + fill)
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def _narrow(widths: list[int], right: Sequence[int], room: int) -> None:
+    """Take columns from the widest texts until all fit, or each has only a few."""
+    texts = [i for i in range(len(widths)) if i not in right]
+    while sum(widths) > room and texts:
+        widest = max(texts, key=lambda i: widths[i])
+        if widths[widest] <= _LEAST_COLUMNS:
+            return
+        widths[widest] -= 1
 
 
 def byte_count(text: str) -> int:

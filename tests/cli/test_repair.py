@@ -102,7 +102,7 @@ def test_rebuild_by_its_own_words(store: Path) -> None:
     assert first == (
         f"{store}: would rebuild consume queues and index from the log; nothing was changed"
     )
-    check, in_place, _elsewhere = next_commands(result)
+    check, _elsewhere, in_place = next_commands(result)
     assert check[0] == "verify"
     run(*check, code=1)
     done = run(*in_place)

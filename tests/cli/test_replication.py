@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -156,7 +157,7 @@ def test_a_master_that_fails_ends_the_command(
 
 
 def test_notes_name_the_master_once(capsys: pytest.CaptureFixture[str]) -> None:
-    status = SlaveStatus("m:1", False, 0, None, 0, 0, False, "m:1: refused", False)
+    status = SlaveStatus("m:1", False, 0, None, 0, 0, False, "m:1: refused", False, 0)
     slave = SimpleNamespace(status=lambda: status)
     line = _Line(Output(quiet=False), cast(Any, slave), None, ends=False)
     line()
@@ -189,3 +190,11 @@ def test_usage(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     run(*arguments, code=2)
     assert not list(tmp_path.iterdir()), "nothing is made"
+
+
+def test_once_gives_up_at_a_wrong_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    result = run("replicate", f"127.0.0.1:{port}", "--into", tmp_path / "s", "--once", code=4)
+    assert "no connection to a master in 5 attempts" in result.stderr
+    assert "Connection refused" in result.stderr and "haListenPort" in result.stderr

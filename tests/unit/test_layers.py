@@ -22,7 +22,7 @@ LAYERS = (
     "errors units documents text arguments cache signals",
     "format",
     "protocol",
-    "config message",
+    "config_names config message",
     "log",
     "disk",
     "read",
@@ -43,6 +43,7 @@ LAYERS = (
     "testing",
     "bench",
     "cli",
+    "__main__",
 )
 """From the top: what a layer imports at its modules' head stands above it, or in it."""
 

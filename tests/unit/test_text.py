@@ -95,3 +95,18 @@ def test_columns_are_aligned_by_what_they_take_on_a_terminal() -> None:
     lines = text.columns([["订单", "1", "x"], ["a", "22", "y"]], right=[1])
     assert lines == ["订单   1  x", "a     22  y"]
     assert text.columns([]) == []
+
+
+def test_columns_fit_a_terminal() -> None:
+    rows = [["topic", "messages", "reason"], ["t" * 60, "1,234", "why " * 20], ["短" * 30, "1", ""]]
+    lines = text.columns(rows, [1], 80)
+    assert all(text.width(line) <= 80 for line in lines)
+    assert lines[1].count("…") == 2 and "1,234" in lines[1]
+    assert max(text.width(line) for line in text.columns(rows, [1])) > 80
+    # On a very narrow terminal each text keeps a few columns.
+    assert all("…" in line for line in text.columns(rows[1:2], [1], 10))
+
+
+@pytest.mark.parametrize(("given", "most", "short"), [("abc", 3, "abc"), ("abcd", 3, "ab…")])
+def test_shortened(given: str, most: int, short: str) -> None:
+    assert text.shortened(given, most) == short

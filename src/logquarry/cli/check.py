@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from logquarry import text
-from logquarry.cli import options
+from logquarry.cli import next_step, options
+from logquarry.cli.exit_codes import ExitCode
 from logquarry.cli.output import Output
 
 if TYPE_CHECKING:
@@ -16,12 +17,11 @@ if TYPE_CHECKING:
     from logquarry.repair.diff.store_diff import Place, StoreDiff
     from logquarry.repair.verify import VerifyReport
 
-_FINDINGS: Final = 1
 _MOST_LISTED: Final = 40
 
 
 @click.command()
-@click.argument("stores", metavar="STORE...", nargs=-1, required=True)
+@options.stores
 @options.spark_master
 @options.as_json
 @options.config
@@ -64,8 +64,12 @@ def verify(
             if len(reports) > 1:
                 out.line(f"{chr(10) if number else ''}{out.style(report.store, 'bold')}")
             _show_findings(out, report)
+            typed = stores[0] if len(stores) == len(reports) == 1 else report.store
+            step = next_step.after_verify(report, typed, config)
+            if step is not None:
+                out.line(step)
     if any(report.has_damage for report in reports):
-        click.get_current_context().exit(_FINDINGS)
+        click.get_current_context().exit(ExitCode.FINDINGS)
 
 
 def _alone(out: Output, stores: Sequence[str], settings: StoreConfig | None) -> list[VerifyReport]:
@@ -87,13 +91,13 @@ def _show_findings(out: Output, report: VerifyReport) -> None:
                 finding.kind,
                 text.printable(finding.file),
                 str(finding.offset),
-                str(finding.length) if finding.length else "-",
+                text.count_text(finding.length or None),
                 text.printable(finding.reason),
             ]
             for finding in report.findings
         ]
-        header = ["severity", "kind", "file", "offset", "length", "reason"]
-        out.table(header, rows, right="offset length")
+        header = ["severity", "kind", "file", "offset", "bytes", "reason"]
+        out.table(header, rows, right="offset bytes")
         out.line()
     damage = sum(finding.severity == "damage" for finding in report.findings)
     notes = len(report.findings) - damage
@@ -105,6 +109,11 @@ def _show_findings(out: Output, report: VerifyReport) -> None:
         f"{text.plural(counts.get('index_entries', 0), 'index entry', 'index entries')}"
     )
     verdict = out.style(verdict, "red" if damage else "green")
+    if counts.get("lost_messages"):
+        verdict += (
+            f" ({text.plural(counts['lost_messages'], 'message')} lost, "
+            f"{text.plural(counts['lost_bytes'], 'byte')})"
+        )
     out.line(f"{verdict}, {text.plural(notes, 'note')}; checked {checked}")
 
 
@@ -138,7 +147,7 @@ def diff(a: str, b: str, as_json: bool, config: str | None, quiet: bool) -> None
     else:
         _show_diff(out, found, a, b, config)
     if found.has_diverged:
-        click.get_current_context().exit(_FINDINGS)
+        click.get_current_context().exit(ExitCode.FINDINGS)
 
 
 def _show_diff(out: Output, found: StoreDiff, a: str, b: str, config: str | None) -> None:
@@ -214,8 +223,8 @@ def _show_parts(out: Output, found: StoreDiff) -> None:
         [
             text.printable(part.file),
             str(part.offset),
-            str(part.length),
-            f"not in {part.missing_in}" if part.missing_in else str(part.different_bytes),
+            f"{part.length:,}",
+            f"not in {part.missing_in}" if part.missing_in else f"{part.different_bytes:,}",
             str(part.first_difference),
         ]
         for part in differing[:_MOST_LISTED]

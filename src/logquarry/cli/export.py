@@ -234,7 +234,7 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
 
 # ------------------------------------------------------------------------------------------ export
 @click.command()
-@click.argument("stores", metavar="STORE...", nargs=-1, required=True)
+@options.stores
 @click.option(
     "--to",
     "target",

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from logquarry import text
-from logquarry.cli import options, output
+from logquarry.cli import next_step, options, output
 from logquarry.cli.output import Output
 from logquarry.errors import CorruptStore, UnsupportedStore, UsageError
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
     from logquarry.format.checkpoint import Checkpoint
+    from logquarry.repair.verify import VerifyReport
     from logquarry.store.half_messages import Transactions
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import Overview, TopicOverview
@@ -79,13 +80,18 @@ def info(
         out.json(document)
     else:
         _show(out, document, found)
+        out.line()
+        check = options.command_line("verify", store, config=config)
+        if found.signs or found.damage or found.hint is not None:
+            out.line(f"next: {check}")
+        else:
+            out.line(f"quick look; `{check}` checks every frame")
     if found.hint is not None:
         out.note(f"hint: {text.printable(found.hint)}")
     for span in found.damage:
         out.warn(
             f"{text.printable(span.path)}: at offset {span.offset}: {span.kind}, "
-            f"{text.plural(span.length, 'byte')}; for details: "
-            f"{options.command_line('verify', store, config=config)}"
+            f"{text.plural(span.length, 'byte')}"
         )
 
 
@@ -148,6 +154,7 @@ def _document(store: MessageStore, found: Overview, halves: Transactions | None)
             {"kind": s.kind, "file": s.path, "offset": s.offset, "length": s.length}
             for s in found.damage
         ],
+        "signs": found.signs,
         "transactions": None if halves is None else _transactions(halves),
         "features": store.features.to_json(),
     }
@@ -208,7 +215,7 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
         ["state", _STATES[found.state]],
         [
             "log",
-            f"{log['min_offset']:,} to {log['max_offset']:,}: {text.size_text(length)} in "
+            f"{log['min_offset']} to {log['max_offset']}: {text.size_text(length)} in "
             f"{text.plural(len(files), 'file')} of {text.size_text(log['file_size'])}",
         ],
         ["messages", _messages(document)],
@@ -225,6 +232,10 @@ def _show(out: Output, document: dict[str, Any], found: Overview) -> None:
     rows += _feature_rows(document["features"])
     if document["ignored"]:
         rows.append(["ignored", text.printable(", ".join(document["ignored"]))])
+    rows += [
+        ["" if number else "damage", text.printable(sign)]
+        for number, sign in enumerate(found.signs)
+    ]
     for name, value in rows:
         out.line(f"{out.style(f'{name:<10}', 'bold')}  {value}")
     if found.topics:
@@ -294,13 +305,13 @@ def _show_topics(out: Output, found: Overview) -> None:
         name = text.printable(topic.topic)
         if len(topic.queues) == 1:
             (queue,) = topic.queues
-            ends = [f"{queue.min_offset:,}", f"{queue.max_offset:,}"]
+            ends = [str(queue.min_offset), str(queue.max_offset)]
             rows.append([name, str(queue.queue_id), *ends, *own])
             continue
         rows.append([name, "all", "", "", *own])
         for queue in topic.queues:
             numbers = [text.count_text(queue.messages), text.size_text(queue.bytes)]
-            ends = [f"{queue.min_offset:,}", f"{queue.max_offset:,}"]
+            ends = [str(queue.min_offset), str(queue.max_offset)]
             rows.append(["", str(queue.queue_id), *ends, *numbers, ""])
     header = ["topic", "queue", "min", "max", "messages", "bytes", "share"]
     out.table(header, rows, right="queue min max messages bytes share")
@@ -375,7 +386,7 @@ def _show_stats(out: Output, root: str, state: StoreState) -> None:
     rows = [
         ("store", text.printable(root)),
         ("state", _STATES[state.state]),
-        ("log", f"{state.min_offset:,} to {state.max_offset:,}: {text.size_text(length)}"),
+        ("log", f"{state.min_offset} to {state.max_offset}: {text.size_text(length)}"),
         ("oldest", oldest),
         ("files", files),
         ("disk", _ratio(state.commit_log_disk_ratio)),
@@ -401,8 +412,7 @@ def _show_stats(out: Output, root: str, state: StoreState) -> None:
     if state.delay_levels:
         out.line()
         levels = [
-            [str(one.level), f"{one.delivered:,}", f"{one.max_offset:,}"]
-            for one in state.delay_levels
+            [str(one.level), str(one.delivered), str(one.max_offset)] for one in state.delay_levels
         ]
         out.table(["delay level", "delivered", "max"], levels, right="delivered max")
 
@@ -440,7 +450,15 @@ def report(store: str, target: str, config: str | None, quiet: bool) -> None:
 
     with MessageStore.open(store, config=options.store_config(config)) as opened:
         path = output.check_target(target, [store])
-        page = store_report(opened, watch=lambda what: out.progress(what, in_bytes=True))
+        found: list[VerifyReport] = []
+        page = store_report(
+            opened,
+            watch=lambda what: out.progress(what, in_bytes=True),
+            checked=found.append,
+        )
     with output.staged(path) as file:
         file.write(page.encode())
     out.note(f"wrote {text.printable(target)}, {text.size_text(len(page.encode()))}")
+    step = next_step.after_verify(found[0], store, config)
+    if step is not None:
+        out.note(step)

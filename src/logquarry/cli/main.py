@@ -1,6 +1,6 @@
 """The entry point of ``logquarry``: finds a command, runs it, and turns exceptions into exit codes.
 
-0 clean, 1 findings, 2 usage, 3 unreadable, 4 refused, 130 interrupted.
+:mod:`logquarry.cli.exit_codes` has the table of the codes.
 
 The commands use click. typer 0.29 imports pydantic for its first converted argument, which would
 add 0.15 s to the start of every command.
@@ -11,42 +11,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 
 from logquarry import __version__, text
-from logquarry.cli import output
-from logquarry.errors import (
-    BadRow,
-    CorruptStore,
-    LogquarryError,
-    MessageNotFound,
-    ReplicationError,
-    StoreNotFound,
-    StoreUnavailable,
-    UsageError,
-)
-
-CLEAN, FINDINGS, USAGE, UNREADABLE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 130
-_TERMINATED: Final = 143
-
-_EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
-    (UsageError, USAGE),
-    (StoreNotFound, UNREADABLE),
-    (StoreUnavailable, REFUSED),
-    (ReplicationError, REFUSED),
-    (CorruptStore, FINDINGS),
-    (BadRow, FINDINGS),
-    (MessageNotFound, FINDINGS),
-    (LogquarryError, UNREADABLE),
-    # No permission for a folder, or the disk fails or is full.
-    (OSError, UNREADABLE),
-)
+from logquarry.cli import interrupts, next_step, output
+from logquarry.cli.exit_codes import ExitCode, exit_code
+from logquarry.errors import LogquarryError
 
 _MODULES: Final = {
     "info": "info",
@@ -84,22 +61,35 @@ class _Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        next_step.remember_words(ctx, args)
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
-        with output.logging_to_stderr():
+        with output.logging_to_stderr(), interrupts.raising():
             try:
                 result = super().invoke(ctx)
                 sys.stdout.flush()
                 return result
             except BrokenPipeError:
                 _close_stdout()
-                ctx.exit(CLEAN)
+                ctx.exit(ExitCode.CLEAN)
             except KeyboardInterrupt:
-                output.error("interrupted")
-                ctx.exit(INTERRUPTED)
+                _interrupted(ctx)
             except (LogquarryError, OSError) as error:
                 lines = _message(error).split("\n")
                 output.error("\n".join(map(text.printable, lines)))
-                ctx.exit(_exit_code(error))
+                step = next_step.after_error(error, ctx)
+                if step is not None:
+                    output.step(step)
+                ctx.exit(exit_code(error))
+            except Exception as error:
+                # An extension module may turn the interrupt into another exception.
+                if not interrupts.has_arrived() or isinstance(error, click.exceptions.Exit):
+                    raise
+                _interrupted(ctx)
 
 
 @click.command(
@@ -114,8 +104,8 @@ def app() -> None:
     No broker is needed. STORE is the folder that holds commitlog/ (the broker's storePathRootDir),
     or a URL. info, messages, verify, diff, stats, report and export work beside a running broker.
 
-    Exit codes: 0 clean, 1 findings (for example damage), 2 usage, 3 unreadable, 4 refused, 130
-    interrupted.
+    Exit codes: 0 clean, 1 findings (for example damage), 2 usage, 3 unreadable, 4 refused, 70 a
+    fault of logquarry, 130 interrupted.
 
     Example: logquarry info /data/store
     """
@@ -134,21 +124,28 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     # SIGTERM becomes an exception, so that commands remove half-written files.
     signal.signal(signal.SIGTERM, _terminated)
-    app(prog_name="logquarry")
+    try:
+        app(prog_name="logquarry")
+    except Exception as error:
+        # Python's own code for a traceback is 1, which here means findings.
+        traceback.print_exc()
+        output.error(f"a fault of logquarry itself: {error!r}. Report it with these lines")
+        sys.exit(ExitCode.FAULT)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(_TERMINATED)
+    raise SystemExit(ExitCode.TERMINATED)
+
+
+def _interrupted(ctx: click.Context) -> NoReturn:
+    output.error("interrupted")
+    ctx.exit(ExitCode.INTERRUPTED)
 
 
 def _message(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return str(error)
-
-
-def _exit_code(error: BaseException) -> int:
-    return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
 
 
 def _close_stdout() -> None:

@@ -94,7 +94,7 @@ def messages(
             return
         for lines in _lines(reader, out, filters.limit, hidden, jsonl=jsonl):
             write(lines)
-        report_damage(out, reader.damage.spans, policy)
+        report_damage(out, reader.damage.spans, policy, opened.layout)
 
 
 def _single(store: MessageStore, offset: int | None, message_id: str | None) -> StoredMessage:
@@ -270,15 +270,22 @@ def limited(runs: Iterator[Run], limit: int | None) -> Iterator[Run]:
             left -= len(run.rows)
 
 
-def report_damage(out: Output, spans: Sequence[DamagedSpan], on_damage: OnDamage) -> None:
+def report_damage(
+    out: Output,
+    spans: Sequence[DamagedSpan],
+    on_damage: OnDamage,
+    layout: StoreLayout | None = None,
+) -> None:
     """Write to stderr which damage the reader found, and whether it skipped it or stopped.
 
     Args:
         out: the command's output.
         spans: the damage, in log order.
         on_damage: the policy that the reader followed.
+        layout: the store's files, to count the lost messages; None for several stores.
     """
     from logquarry.log.batches import BAD_COMPRESSION
+    from logquarry.read.lost_messages import lost_messages
 
     bad_bodies = [span.offset for span in spans if span.kind == BAD_COMPRESSION]
     spans = [span for span in spans if span.kind != BAD_COMPRESSION]
@@ -296,10 +303,15 @@ def report_damage(out: Output, spans: Sequence[DamagedSpan], on_damage: OnDamage
     if len(spans) > _MOST_LISTED:
         out.note(f"  and {len(spans) - _MOST_LISTED} more")
     length = text.plural(sum(span.length for span in spans), "byte")
+    known = ""
+    if layout is not None:
+        end = spans[-1].offset if spans[-1].is_tail else layout.commit_log.end
+        lost = lost_messages(layout, spans, end)
+        known = f": {lost}" if lost.messages else ""
     if on_damage == "skip":
-        out.warn(f"skipped {text.plural(len(spans), 'damaged place')}, {length} in total")
+        out.warn(f"skipped {text.plural(len(spans), 'damaged place')}, {length} in total{known}")
     elif spans[-1].is_tail:
-        out.warn(f"the log ends in a torn tail of {length}")
+        out.warn(f"the log ends in a torn tail of {length}{known}")
     else:
         out.warn(
             "stopped at the first damaged place and read nothing after it; to read on, pass "

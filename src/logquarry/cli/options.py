@@ -29,10 +29,19 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _LEAST_PLAUSIBLE_MS: Final = 10**11
 """A lower time is before 1973: probably the user passed seconds, not milliseconds."""
 
-store = click.argument("store", metavar="STORE")
+
+def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Keep a value for the next step that an error names (:mod:`logquarry.cli.next_step`)."""
+    ctx.meta[f"logquarry.{parameter.name}"] = value
+    return value
+
+
+store = click.argument("store", metavar="STORE", callback=_remember)
+stores = click.argument("stores", metavar="STORE...", nargs=-1, required=True, callback=_remember)
 config = click.option(
     "--config",
     metavar="FILE",
+    callback=_remember,
     help="The broker's broker.conf, or JSON with the names of MessageStoreConfig.  [default: infer "
     "the settings from the files]",
 )

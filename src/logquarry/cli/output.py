@@ -10,6 +10,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -140,9 +141,12 @@ class Output:
             header: names of the columns.
             rows: the cells; text from a store must be escaped (:func:`logquarry.text.printable`).
             right: the columns that are aligned to the right, as names separated by spaces.
+
+        On a terminal, long texts are cut so that a line fits. Piped output is complete.
         """
         numbers = [i for i, name in enumerate(header) if name in right.split()]
-        head, *lines = text.columns([[name.upper() for name in header], *rows], numbers)
+        most = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        head, *lines = text.columns([[name.upper() for name in header], *rows], numbers, most)
         self.line(self.style(head, "bold"))
         self.lines(lines)
 
@@ -300,6 +304,11 @@ def _with_names(text: str) -> str:
 def error(message: str) -> None:
     """Write an error to stderr."""
     sys.stderr.write(_styled("error: ", "red", sys.stderr) + message + "\n")
+
+
+def step(line: str) -> None:
+    """Write the next step after an error to stderr."""
+    sys.stderr.write(line + "\n")
 
 
 def _styled(words: str, style: str, stream: TextIO) -> str:

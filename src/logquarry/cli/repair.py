@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from logquarry import text
-from logquarry.cli import options, output
+from logquarry.cli import next_step, options, output
+from logquarry.cli.exit_codes import ExitCode
 from logquarry.cli.output import Output
 from logquarry.errors import UsageError
 from logquarry.log.store_names import has_wildcard
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan
     from logquarry.repair.salvage.salvage import Salvaged
 
-_FINDINGS: Final = 1
-_REFUSED: Final = 4
 _MOST_LISTED: Final = 40
 _NAMES: Final = {"consumequeue": "consume queues", "index": "index"}
 
@@ -68,12 +67,19 @@ def recover(
         out.json(plan.to_json())
     else:
         _show_recovery(out, plan, store, is_applied=apply)
+        if plan.refused is not None:
+            out.line()
+            out.line(next_step.after_refusal("recover", store, mode, config))
+        elif apply and plan.is_needed:
+            out.line()
+            out.line(next_step.line("verify", store, config=config))
         if plan.refused is None and is_due:
             words = ["recover", store, "--mode", mode] if mode != "safe" else ["recover", store]
-            out.line()
-            out.line(f"next: {options.command_line(*words, '--apply', config=config)}")
+            out.line("\n" + next_step.line(*words, "--apply", config=config))
     if plan.refused is not None or is_due:
-        click.get_current_context().exit(_FINDINGS if plan.refused is None else _REFUSED)
+        click.get_current_context().exit(
+            ExitCode.FINDINGS if plan.refused is None else ExitCode.REFUSED
+        )
 
 
 def _show_recovery(out: Output, plan: RecoveryPlan, store: str, *, is_applied: bool) -> None:
@@ -91,7 +97,9 @@ def _show_recovery(out: Output, plan: RecoveryPlan, store: str, *, is_applied: b
     ends = "ends" if is_applied or not plan.is_needed else "will end"
     log = f"the log begins at {plan.log_start} and {ends} at {plan.log_end}, {length}"
     _section(out, "found", [*plan.looked_at, log])
-    damage = [f"{s.path} at {s.offset}, {s.length} bytes: {s.reason}" for s in plan.damage]
+    damage = [
+        f"{s.path} at {s.offset}, {text.plural(s.length, 'byte')}: {s.reason}" for s in plan.damage
+    ]
     _section(out, "damage, which stays in the log; readers skip it", damage)
     steps = [f"{number}. {step}" for number, step in enumerate(plan.steps, 1)]
     _section(out, "done" if is_applied else "to do", steps)
@@ -113,7 +121,7 @@ def _more(out: Output, count: int, *, indent: str = "") -> None:
 
 # ------------------------------------------------------------------------------------------ rebuild
 @click.command()
-@click.argument("stores", metavar="STORE...", nargs=-1, required=True)
+@options.stores
 @click.option(
     "--into",
     metavar="DIR",
@@ -230,12 +238,14 @@ def _show_rebuild(out: Output, report: RebuildReport, store: str, config: str | 
         if report.has_abort:
             out.line("  the store was not shut down cleanly; recover also adds missing entries")
         out.line()
+        elsewhere = ("rebuild", store, "--into", "DIR", *only)
+        if report.is_live:
+            out.line(next_step.line(*elsewhere, config=config))
+            return
         check = "recover" if report.has_abort else "verify"
         _show_next(out, "check", check, store, config=config)
-        if not report.is_live:
-            words = ["rebuild", store, "--in-place", "--apply", *only]
-            _show_next(out, "in place", *words, config=config)
-        _show_next(out, "elsewhere", "rebuild", store, "--into", "DIR", *only, config=config)
+        _show_next(out, "elsewhere", *elsewhere, config=config)
+        out.line(next_step.line("rebuild", store, "--in-place", "--apply", *only, config=config))
         return
     where = "in place" if report.into is None else f"into {text.printable(report.into)}"
     out.line(f"{name}: {out.style(f'{what} rebuilt {where}', 'green')}")
@@ -258,9 +268,9 @@ def _show_rebuild(out: Output, report: RebuildReport, store: str, config: str | 
     out.line()
     if report.into is None and report.has_abort:
         out.line("  the store was not shut down cleanly; rebuild does not change that")
-        _show_next(out, "next", "recover", store, config=config)
+        out.line(next_step.line("recover", store, config=config))
     elif report.into is None:
-        _show_next(out, "next", "verify", store, config=config)
+        out.line(next_step.line("verify", store, config=config))
 
 
 def _show_queues(out: Output, report: RebuildReport) -> None:
@@ -279,7 +289,10 @@ def _show_queues(out: Output, report: RebuildReport) -> None:
 
 
 def _show_left_damage(out: Output, report: RebuildReport) -> None:
-    lines = [f"{s.path} at {s.offset}, {s.length} bytes: {s.reason}" for s in report.damage]
+    lines = [
+        f"{s.path} at {s.offset}, {text.plural(s.length, 'byte')}: {s.reason}"
+        for s in report.damage
+    ]
     lines += [
         f"the message at physical offset {m.physical_offset} is in no queue: {m.topic}, queue "
         f"{m.queue_id} offset {m.queue_offset}: {m.reason}"
@@ -299,7 +312,7 @@ def _show_next(out: Output, what: str, *words: str, config: str | None) -> None:
 
 # ------------------------------------------------------------------------------------------ salvage
 @click.command()
-@click.argument("stores", metavar="STORE...", nargs=-1, required=True)
+@options.stores
 @click.option(
     "--into",
     metavar="DIR",
@@ -374,8 +387,10 @@ def salvage(
             if spark_master is not None:
                 out.line(f"{chr(10) if number else ''}{out.style(one.plan.store, 'bold')}")
             _show_salvage(out, one)
+            at = stores[0] if len(stores) == len(found) == 1 else one.plan.store
+            out.line(next_step.after_salvage(at, one.into, include_stale, config))
     if not all(one.is_whole for one in found):
-        click.get_current_context().exit(_FINDINGS)
+        click.get_current_context().exit(ExitCode.FINDINGS)
 
 
 def _salvage_one(
@@ -391,8 +406,8 @@ def _salvage_one(
     except BaseException:
         if into is not None and (into / ".salvage").is_dir():
             output.error(
-                f"{text.printable(str(into))} is incomplete and cannot be opened: delete it, and "
-                "run salvage again"
+                f"{text.printable(str(into))} is incomplete and cannot be opened: remove "
+                f"{text.printable(str(into / '.salvage'))}, and run salvage again"
             )
         raise
 
@@ -404,13 +419,13 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
             [
                 text.printable(span.file),
                 str(span.offset),
-                str(span.length),
+                f"{span.length:,}",
                 span.kind,
                 text.printable(span.reason),
             ]
             for span in plan.lost[:_MOST_LISTED]
         ]
-        out.table(["file", "offset", "length", "kind", "reason"], rows, right="offset length")
+        out.table(["file", "offset", "bytes", "kind", "reason"], rows, right="offset bytes")
         _more(out, len(plan.lost))
         out.line()
     lost = [
@@ -421,7 +436,7 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
     ]
     if lost:
         rows = [
-            [text.printable(topic), str(queue_id), str(start), str(stop - start)]
+            [text.printable(topic), str(queue_id), str(start), f"{stop - start:,}"]
             for topic, queue_id, start, stop in lost[:_MOST_LISTED]
         ]
         out.table(["lost in", "queue", "from offset", "messages"], rows, right="queue messages")
@@ -429,7 +444,7 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
         out.line()
     if plan.topics:
         rows = [
-            [text.printable(name), str(one.messages), text.size_text(one.bytes), str(one.lost)]
+            [text.printable(name), f"{one.messages:,}", text.size_text(one.bytes), f"{one.lost:,}"]
             for name, one in sorted(plan.topics.items())
         ]
         out.table(["topic", "saved", "bytes", "lost"], rows, right="saved bytes lost")
@@ -439,15 +454,16 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
     count = text.plural(plan.messages, "message")
     size = text.size_text(plan.bytes)
     if found.into is None:
-        verdict = f"{count}, {size}, can be saved; to save, pass --into DIR"
+        verdict = f"{count}, {size}, can be saved"
     else:
         verdict = f"{count}, {size}, saved into {text.printable(found.into)}"
     loss = "nothing is lost"
     if found.left_behind:
         loss = f"{text.plural(len(found.left_behind), 'part')} of the store left behind"
     if plan.lost:
-        lost_bytes = text.size_text(sum(span.length for span in plan.lost))
-        loss = f"lost: {lost_bytes} in {text.plural(len(plan.lost), 'place')}"
+        lost_bytes = text.plural(sum(span.length for span in plan.lost), "byte")
+        known = text.plural(sum(stop - start for *_, start, stop in lost), "message")
+        loss = f"lost: {known}, {lost_bytes} in {text.plural(len(plan.lost), 'place')}"
     out.line(f"{verdict}; {out.style(loss, 'green' if found.is_whole else 'red')}")
 
 

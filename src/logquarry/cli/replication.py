@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 _STATUS_SECONDS: Final = 0.2
+_TRIES: Final = 5
+"""Attempts without a byte of the log after which ``replicate --once`` gives up: about 3 s."""
 
 
 # ------------------------------------------------------------------------- addresses, TLS, status
@@ -237,6 +239,12 @@ def replicate(
         for part in (slave, sync):
             if part is not None and part.error is not None:
                 raise part.error
+        if once and not slave.status().has_all:
+            raise ReplicationError(
+                f"no connection to a master in {text.plural(_TRIES, 'attempt')}: "
+                f"{slave.status().trouble}. Give the master's haListenPort (RocketMQ: listenPort "
+                "plus 1)"
+            )
         if sync is not None:
             _fetch_last(out, sync)
         opened.wait_dispatched()
@@ -276,7 +284,7 @@ class _Line:
 
     def __call__(self) -> str | None:
         status = self._slave.status()
-        if status.has_ended or (self._ends and status.has_all):
+        if status.has_ended or (self._ends and (status.has_all or status.failures >= _TRIES)):
             return None
         news = f"{status.master}: connected" if status.is_connected else status.trouble
         if news and news != self._log_note:

@@ -43,7 +43,8 @@ _Value = TypeVar("_Value")
     "--max-files",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Delete at most N files of the log, the oldest first.  [default: no limit]",
+    help="Delete at most N log files in this run, the oldest first. N is not the number of files "
+    "that stay.  [default: no limit]",
 )
 @click.option(
     "--apply", is_flag=True, help="Delete the files.  [default: list them, and change nothing]"
@@ -120,7 +121,10 @@ def _parsed(option: str, word: str | None, parse: Callable[[str], _Value]) -> _V
 
 
 def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> None:
-    count = text.plural(len(plan.files), "file")
+    count = text.plural(len(plan.log), "log file")
+    others = len(plan.files) - len(plan.log)
+    if others:
+        count += f" and {text.plural(others, 'file')} of queues and index"
     if not plan.files:
         verdict, colour = "nothing has expired", "green"
     elif is_applied:
@@ -132,13 +136,17 @@ def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> 
     begins = "begins" if is_applied or not plan.log else "would begin"
     out.line()
     out.line(
-        f"the log {begins} at {plan.new_min_offset:,} (before: {plan.min_offset:,}) and ends at "
-        f"{plan.max_offset:,}"
+        f"the log {begins} at {plan.new_min_offset} (before: {plan.min_offset}) and ends at "
+        f"{plan.max_offset}"
     )
     first = "the first file that stays" if plan.log else "the first file stays"
     out.line(f"{first}: {text.printable(plan.stays_because)}")
     if plan.disk is not None:
-        out.line(f"the disk {'was' if is_applied else 'is'} {plan.disk.ratio:.1%} full")
+        after = ""
+        if plan.files:
+            ratio = plan.disk.without(plan.bytes).ratio
+            after = f"; after the deletion about {ratio:.1%}"
+        out.line(f"the disk {'was' if is_applied else 'is'} {plan.disk.ratio:.1%} full{after}")
     _section(out, "log", plan.log)
     _section(out, "queues", tuple(file for _, files in plan.queues for file in files))
     _section(out, "index", plan.index)
@@ -152,7 +160,7 @@ def _show(out: Output, plan: RetentionPlan, store: str, *, is_applied: bool) -> 
         unread = [
             [
                 *(text.printable(one.group), text.printable(one.topic)),
-                *(str(one.queue_id), f"{one.offset:,}", f"{one.messages:,}"),
+                *(str(one.queue_id), str(one.offset), f"{one.messages:,}"),
             ]
             for one in plan.unread
         ]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logquarry import arguments
 from logquarry.errors import StoreNotFound, UsageError
+from logquarry.log.near_store import not_a_store
 
 if TYPE_CHECKING:
     from pyarrow import fs as pafs
@@ -291,7 +292,7 @@ def open_filesystem(
     if "://" not in text:
         if not Path(text).is_dir():
             what = "not a folder" if Path(text).exists() else "there is no such folder"
-            raise StoreNotFound(f"{text}: {what}")
+            raise not_a_store(text, f"{text}: {what}")
         return LocalFileSystem(text)
     folder, base = arrow_folder(text, storage_options)
     return ArrowFileSystem(folder, base, text)

@@ -37,6 +37,7 @@ from logquarry.format import (
 )
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
 from logquarry.log.log_place import LogPlace, find_missing_log, find_other_log
+from logquarry.log.near_store import not_a_store
 
 logger = logging.getLogger(__name__)
 
@@ -148,11 +149,14 @@ class StoreLayout:
                 "again"
             )
         if not present & {COMMIT_LOG, CONSUME_QUEUE}:
-            self._require_log_here(())
-            raise StoreNotFound(
+            error = not_a_store(
+                filesystem.root,
                 f"{filesystem.root}: not a store: it has no folder {COMMIT_LOG} and no folder "
-                f"{CONSUME_QUEUE}. Give the broker's store directory (storePathRootDir)"
+                f"{CONSUME_QUEUE}. Give the broker's store directory (storePathRootDir)",
             )
+            if error.suggestion is None:
+                self._require_log_here(())
+            raise error
         self.folders = frozenset(present)
         self._listing = _Listing(self)
 

@@ -123,6 +123,7 @@ class SlaveStatus(NamedTuple):
         has_all: whether it has all of the master's log, according to the master's last message.
         trouble: why it is not connected, or has ended; empty if nothing is wrong.
         has_ended: whether it has failed and does not continue.
+        failures: attempts since the master last sent something; 0 if none failed.
     """
 
     master: str
@@ -134,6 +135,7 @@ class SlaveStatus(NamedTuple):
     has_all: bool
     trouble: str
     has_ended: bool
+    failures: int
 
 
 class HaSlave:
@@ -195,6 +197,7 @@ class HaSlave:
         self._owes_sync = False
         self._connections = 0
         self._trouble = ""
+        self._failures = 0
         self._is_closing = False
         self._ended = Done()
         self.error: LogquarryError | None = None
@@ -280,6 +283,7 @@ class HaSlave:
             machine is not None and self._replica.has_all,
             self._trouble,
             self.error is not None,
+            self._failures,
         )
 
     # --------------------------------------------------------------------------------- connections
@@ -303,6 +307,7 @@ class HaSlave:
                     self._trouble = f"{self.master}: {error}"
                 if not self._goes_on():
                     return
+                self._failures += 1
                 if self._received > before:
                     pause = self._options.first_pause
                 logger.info("%s; connecting again in %.1f s", self._trouble, pause)
@@ -450,9 +455,11 @@ class HaSlave:
         replica = self._replica
         if isinstance(event, DataReceived):
             replica.take(event.offset, event.data)
+            self._failures = 0
             self._received += len(event.data)
         elif isinstance(event, HeartbeatReceived):
             replica.heartbeat(event.offset)
+            self._failures = 0
         elif isinstance(event, MasterElsewhere):
             replica.elsewhere(event.offset)
             self._trouble = f"{self.master}: its log begins or ends at offset {event.offset}"

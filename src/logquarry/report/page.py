@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -236,6 +236,7 @@ def store_report(
     watch: Watcher | None = None,
     notes: Sequence[str] = (),
     title: str | None = None,
+    checked: Callable[[VerifyReport], None] = lambda report: None,
 ) -> str:
     """Make the HTML page about a store.
 
@@ -244,6 +245,7 @@ def store_report(
         watch: shows the progress of each step; None shows nothing.
         notes: sentences to print below the numbers at the top.
         title: the page's title; None for the store's path.
+        checked: gets the findings.
 
     Raises:
         MissingExtra: if Altair or vl-convert is not installed.
@@ -263,6 +265,7 @@ def store_report(
         found = survey(store, (glance.first_time, glance.last_time), progress)
     with step("checking") as progress:
         report = verify_store(store.layout, progress=progress)
+    checked(report)
     page = Page(
         title=f"Store {printable(store.root)}" if title is None else title,
         subtitle=_subtitle(store, glance),

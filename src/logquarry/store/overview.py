@@ -23,6 +23,7 @@ from logquarry.read.index import Index
 from logquarry.read.log_queues import UnitCount, count_units
 from logquarry.store.reads import StoreReads
 from logquarry.store.state import State, condition
+from logquarry.store.visible_damage import visible_damage
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class Overview:
         other_bytes: bytes of the log outside these topics' messages: blanks, damage, and messages
             that are in no queue. None if unknown.
         damage: the damage that a walk over the log found, if there was a walk.
+        signs: signs of damage that show without a walk, in words.
     """
 
     state: State
@@ -99,6 +101,7 @@ class Overview:
     hint: str | None = None
     other_bytes: int | None = None
     damage: list[DamagedSpan] = field(default_factory=list)
+    signs: list[str] = field(default_factory=list)
 
 
 def overview(
@@ -116,6 +119,8 @@ def overview(
     queues = [queue for name in store.queues() if (queue := store.queue(*name)) is not None]
     found = Overview(condition(store), store.min_offset, store.max_offset, index=_index(store))
     found.first_time, found.last_time = _times(store, queues)
+    if found.state != "live":
+        found.signs = list(visible_damage(store.layout, found.max_offset))
     rows = [
         QueueOverview(q.topic, q.queue_id, q.min_offset, q.max_offset, None, None) for q in queues
     ]

@@ -36,6 +36,7 @@ from logquarry.log.layout import (
     TRANSACTION,
     StoreLayout,
 )
+from logquarry.log.near_store import not_a_store
 from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue
@@ -112,16 +113,19 @@ def check_folder(root: Path) -> None:
     """
     try:
         if not root.exists():
+            if any(part.startswith("~") for part in root.parts):
+                raise not_a_store(str(root), f"{root}: ~ is not expanded here: give the full path")
             return
         if not root.is_dir():
-            raise StoreNotFound(f"{root}: not a folder")
+            raise not_a_store(str(root), f"{root}: not a folder")
         names = {path.name for path in root.iterdir()}
     except OSError as error:
         raise StoreNotFound(f"{root}: cannot be read: {error.strerror}") from error
     if not names & {COMMIT_LOG, CONSUME_QUEUE} and names - _OURS:
-        raise StoreNotFound(
+        raise not_a_store(
+            str(root),
             f"{root}: not a store, and not empty: it holds {min(names - _OURS)}, and no "
-            f"{COMMIT_LOG}/"
+            f"{COMMIT_LOG}/",
         )
 
 

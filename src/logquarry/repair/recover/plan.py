@@ -23,6 +23,7 @@ from logquarry.repair.audit.differences import names_damage
 from logquarry.repair.audit.first_difference import AuditedQueue
 from logquarry.repair.audit.index import entries_of_last, file_fault, sequence_fault
 from logquarry.repair.audit.log import damage_json
+from logquarry.text import plural
 
 RecoveryMode = Literal["safe", "rocketmq"]
 
@@ -46,6 +47,8 @@ class StepKind(Enum):
     """Rebuild the state table or the redo log of 3.x from the log."""
     BUILD_INDEX = "build_index"
     """Put the missing keys into the index."""
+    WRITE_CHECKPOINT = "write_checkpoint"
+    """Write a checkpoint in place of one that cannot be read."""
     NOTE_DAMAGE = "note_damage"
     """Record the damage of the log, so that readers skip it."""
     REMOVE = "remove"
@@ -76,7 +79,7 @@ class Step:
 
     def __str__(self) -> str:
         place = self.file if self.offset is None else f"{self.file} at {self.offset}"
-        size = "" if self.length is None else f", {self.length} bytes"
+        size = "" if self.length is None else f", {plural(self.length, 'byte')}"
         return f"{self.kind.value.replace('_', ' ')}: {place}{size}: {self.reason}"
 
 

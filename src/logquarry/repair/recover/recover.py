@@ -17,7 +17,7 @@ from logquarry.disk.locks import AbortFile, StoreLock
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreUnavailable
 from logquarry.log.filesystem import local_store
-from logquarry.log.layout import ABORT, COMMIT_LOG, DAMAGE, INDEX, StoreLayout
+from logquarry.log.layout import ABORT, CHECKPOINT, COMMIT_LOG, DAMAGE, INDEX, StoreLayout
 from logquarry.read.fence import Action
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
@@ -107,7 +107,7 @@ def recover(
 def _planned(
     root: Path, mode: RecoveryMode, config: StoreConfig, progress: Progress | None
 ) -> RecoveryPlan:
-    """The plan of a mode, with the steps of every mode: note the damage, remove ``abort``."""
+    """The plan of a mode, with the steps of every mode: checkpoint, damage, ``abort``."""
     layout = StoreLayout.open(root, config)
     plan: RecoveryPlan
     if mode == "rocketmq":
@@ -117,6 +117,10 @@ def _planned(
     else:
         plan = plan_safe(root, with_sizes(config, layout), progress=progress)
     steps = list(plan.steps)
+    try:
+        layout.read_checkpoint()
+    except ValueError as error:
+        steps.append(Step(StepKind.WRITE_CHECKPOINT, CHECKPOINT, None, None, str(error)))
     known = known_damage(layout)
     news = [span for span in plan.damage if span.offset not in known]
     if news:

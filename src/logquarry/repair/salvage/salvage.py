@@ -7,6 +7,7 @@ index.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -205,8 +206,8 @@ def salvage(
             target.begin()
             with bars("copying") as progress:
                 LogWriter(layout, plan, target.disk, target.work).write(progress, pause)
-            with bars("building queues and index"):
-                target.build(plan)
+            with bars("building queues and index") as progress:
+                target.build(plan, progress)
             for path, data in documents.items():
                 pause()
                 target.disk.replace(target.work / path, data)
@@ -215,6 +216,9 @@ def salvage(
                 carry(layout, path, target.disk, target.work)
             found.seconds = time.monotonic() - began
             target.finish(found)
+        except BaseException:
+            target.discard()
+            raise
         finally:
             target.close()
     found.seconds = time.monotonic() - began
@@ -267,14 +271,8 @@ def settle(location: str, into: Path) -> bool:
 
 
 def _settle(location: str, into: Path) -> bool:
-    work, report = into / SALVAGE, into / SIDECAR / REPORT
-    if work.is_dir():
-        if any(work.iterdir()) or not report.is_file():
-            _remove_unfinished(into)
-            return False
-        # The log was moved out last: a broker may use the store already.
-        work.rmdir()
-    if not report.is_file():
+    report = into / SIDECAR / REPORT
+    if not _undo_or_finish(into) or not report.is_file():
         return False
     try:
         saved = str(json.loads(report.read_bytes())["store"])
@@ -282,6 +280,18 @@ def _settle(location: str, into: Path) -> bool:
         raise UsageError(f"{report}: not the report of a salvage: {error!r}") from error
     if absolute(saved) != location:
         raise UsageError(f"{into}: {saved} was saved there, not {location}: give another folder")
+    return True
+
+
+def _undo_or_finish(into: Path) -> bool:
+    """Remove what an interrupted salvage has made; return False if it was not complete."""
+    work = into / SALVAGE
+    if work.is_dir():
+        if any(work.iterdir()) or not (into / SIDECAR / REPORT).is_file():
+            _remove_unfinished(into)
+            return False
+        # The log was moved out last: a broker may use the store already.
+        work.rmdir()
     return True
 
 
@@ -329,6 +339,8 @@ class _Target:
         self.disk = disk
         self.work = into / SALVAGE
         self._into = into
+        self._is_new = not into.exists()
+        self._has_begun = False
         self._held = ExitStack()
 
     def begin(self) -> None:
@@ -338,33 +350,44 @@ class _Target:
             self.disk.make_folder(self.work)
         except OSError as error:
             raise self.disk.refused(self.work, error) from error
+        self._has_begun = True
         others = sorted(path.name for path in self._into.iterdir() if path != self.work)
         if others:
             # Another program put it there while the damaged store was read.
             self.work.rmdir()
+            self._has_begun = False
             raise UsageError(
                 f"{self._into}: it holds {others[0]}: the new store needs an empty folder"
             )
         for name in (COMMIT_LOG, CONSUME_QUEUE, INDEX):
             self.disk.make_folders(self.work / name)
 
+    def discard(self) -> None:
+        """Remove what this salvage has made, and nothing else. A first Ctrl-C waits for it."""
+        if not self._has_begun:
+            return
+        # If something cannot be removed, the folder .salvage stays and shows that it is incomplete.
+        with held(), contextlib.suppress(OSError, UsageError):
+            if not _undo_or_finish(self._into) and self._is_new:
+                self._into.rmdir()
+
     def close(self) -> None:
         """Release the lock."""
         self._held.close()
 
-    def build(self, plan: SalvagePlan) -> None:
+    def build(self, plan: SalvagePlan, progress: Progress | None = None) -> None:
         """Build queues, index, checkpoint and durable offset from the log.
 
         Raises:
             StoreUnavailable: if the disk fails or is full.
         """
-        recovery = plan_safe(self.work, plan.config)
+        recovery = plan_safe(self.work, plan.config, progress=progress)
         if recovery.message_count != plan.messages or recovery.damage:
             raise StoreUnavailable(
                 f"{self.work}: {plan.messages} messages were written, but "
                 f"{recovery.message_count} can be read: check the disk"
             )
-        apply_safe(recovery, self.disk, now_ms)
+        apply_safe(recovery, self.disk, now_ms, progress=progress)
         AbortFile(self.disk, self.work).remove()
         self._keep_queue_files(plan)
         # The report of this recovery is of no use for the new store.

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from logquarry.format.frame import DamageKind
 from logquarry.log.walk import MISSING_FILE, TORN_TAIL
 from logquarry.repair.audit.differences import Difference
+from logquarry.repair.verify.next_steps import step_words
 
 Severity = Literal["damage", "note"]
 
@@ -138,11 +139,13 @@ class VerifyReport:
         store: path or URL of the store.
         findings: those of the log in its order, then of queues, index and the rest.
         counts: numbers by name: messages, bytes, blanks, files, queue entries, index entries.
+        recorded: physical offsets of the damage that a recovery has recorded.
     """
 
     store: str
     findings: list[Finding] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    recorded: set[int] = field(default_factory=set)
 
     @property
     def has_damage(self) -> bool:
@@ -195,6 +198,9 @@ class VerifyReport:
 
 def markdown() -> str:
     """The kinds as a table for the documentation."""
-    lines = ["| kind | severity | meaning |", "|---|---|---|"]
-    lines += [f"| {kind} | {severity} | {text} |" for kind, (severity, text) in KINDS.items()]
+    lines = ["| kind | severity | meaning | next step |", "|---|---|---|---|"]
+    lines += [
+        f"| {kind} | {severity} | {text} | {step_words(kind)} |"
+        for kind, (severity, text) in KINDS.items()
+    ]
     return "\n".join(lines)

@@ -33,6 +33,7 @@ from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.read.index_tags import with_index_tags
 from logquarry.read.log_end import known_damage, log_bound
+from logquarry.read.lost_messages import LostMessages, lost_messages
 from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.queues import QueuesAudit
@@ -75,7 +76,7 @@ def verify_store(
 
     Args:
         layout: the store's files.
-        progress: gets the bytes of the log that are checked, and their total.
+        progress: gets the bytes that are checked, and the total of log, queues and index.
         stretch_bytes: bytes of the log that one thread reads at once.
         sound: parts that Spark tasks have found sound; default: threads of this process read.
 
@@ -110,12 +111,19 @@ class _Verification:
         self.last_sound = 0
         self.stale = False
         self.known = known_damage(layout)
+        names = layout.queue_names
+        self.log_bytes = layout.commit_log.end - layout.commit_log.start
+        self.queue_bytes = sum(file.size for name in names for file in layout.queue(*name).files)
+        index_bytes = sum(file.size for file in layout.index_files)
+        self.total_bytes = self.log_bytes + self.queue_bytes + index_bytes
 
     def run(self) -> VerifyReport:
         """Check everything."""
         end = self._log()
+        self._advance(self.log_bytes)
         lost: list[DamagedSpan | ExpiredSpan] = [*self.damage, *self.expired]
         self.report.add_all(self.queues.finish(end, lost))
+        self._advance(self.log_bytes + self.queue_bytes)
         self.report.add_all(self.index.finish(end, lost, self.last_keyed))
         if self.layout.has_state_table and not self.live:
             check_transactions(self.layout, end, self.report)
@@ -123,6 +131,7 @@ class _Verification:
         self._config()
         self._state()
         self._sidecar()
+        self._advance(self.total_bytes)
         if self.live:
             self.report.downgrade(_COMES_AND_GOES)
         if self.stale:
@@ -138,12 +147,24 @@ class _Verification:
             "max_offset": end,
             "damaged_spans": len(self.damage),
             "damaged_bytes": sum(span.length for span in self.damage),
+            **self._lost(end),
             "queues": len(self.layout.queue_names),
             "queue_entries": self.queues.entries,
             "index_files": len(self.layout.index_files),
             "index_entries": self.index.entries,
         }
         return self.report
+
+    def _advance(self, done: int) -> None:
+        """Report the progress: bytes of the log, then of the queues, then of the index."""
+        if self.progress is not None:
+            self.progress(min(done, self.total_bytes), self.total_bytes)
+
+    def _lost(self, end: int) -> dict[str, int]:
+        """Count the messages that the queues know and the log has lost."""
+        has_lost = not self.live and self.report.by_kind.keys() & {"queue_in_damage", "queue_ahead"}
+        lost = lost_messages(self.layout, self.damage, end) if has_lost else LostMessages(0, 0)
+        return {"lost_messages": lost.messages, "lost_bytes": lost.bytes}
 
     # ---------------------------------------------------------------------------------------- log
     def _log(self) -> int:
@@ -170,7 +191,7 @@ class _Verification:
                 else:
                     end = event.offset
                 if self.progress is not None and not isinstance(event, LogEnd):
-                    self.progress(end - log.start, log.end - log.start)
+                    self._advance(end - log.start)
         finally:
             guesses.close()
         if not self.live and not self.index.is_exact:
@@ -256,7 +277,10 @@ class _Verification:
 
     def _damage(self, span: DamagedSpan) -> None:
         self.damage.append(span)
-        noted = "; a recovery has recorded it" if span.offset in self.known else ""
+        noted = ""
+        if span.offset in self.known:
+            noted = "; a recovery has recorded it"
+            self.report.recorded.add(span.offset)
         path = self.layout.log_file(span.offset)
         self.report.add(span.kind, path, span.offset, span.reason + noted, span.length)
 

@@ -286,7 +286,7 @@ class _Planner:
             time, stays = self._by_age(file, reasons)
             stays = stays or self._by_bytes(file, reasons)
             if stays is None:
-                disk, stays = self._by_disk(file, disk, reasons)
+                disk, stays = self._by_disk(file, disk, reasons, is_first=not found)
             if stays is not None:
                 return tuple(found), stays
             if time is None:
@@ -297,7 +297,7 @@ class _Planner:
     def _must_stay(self, file: StoreFile, gone: int) -> str | None:
         size, end = self._log.file_size, file.base + self._log.file_size
         if self._rules.most_files is not None and gone >= self._rules.most_files:
-            return f"the limit is {text.plural(gone, 'file')} at a time"
+            return f"one run deletes at most {text.plural(gone, 'log file')}"
         if file.size != size:
             return f"it has {file.size} bytes instead of {size}: run verify"
         if end > self._safe_end:
@@ -338,7 +338,7 @@ class _Planner:
         return None
 
     def _by_disk(
-        self, file: StoreFile, disk: DiskUse | None, reasons: list[str]
+        self, file: StoreFile, disk: DiskUse | None, reasons: list[str], *, is_first: bool
     ) -> tuple[DiskUse | None, str | None]:
         """The use of the disk after a file's deletion, and a reason if the file stays."""
         most = self._rules.max_disk_ratio
@@ -346,12 +346,15 @@ class _Planner:
             return disk, None
         if disk is None:
             return None, "the use of the disk is unknown"
+        full = f"the disk is {disk.ratio:.1%} full"
+        if not is_first:
+            full = f"after the deletion of the files before it, {full}"
         if disk.ratio <= most:
-            return disk, f"the disk is {disk.ratio:.1%} full; {most:.1%} are allowed"
+            return disk, f"{full}; {most:.1%} are allowed"
         freed = freed_bytes(self._root / file.path)
         if not freed:
             return disk, "it has a second name (hard link): deleting it frees no space"
-        reasons.append(f"the disk is {disk.ratio:.1%} full, more than {most:.1%}")
+        reasons.append(f"{full}, more than {most:.1%}")
         return disk.without(freed), None
 
     # -------------------------------------------------------------------------- queues and index

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +20,7 @@ from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.audit.queue_offsets import QueueNotes
 from logquarry.repair.salvage.losses import merged, ranges_of
-from logquarry.repair.salvage.salvage import Salvaged, salvage
+from logquarry.repair.salvage.salvage import Salvaged, _Target, salvage
 from logquarry.repair.verify import verify_store
 from tests.helpers.damage import damaged
 from tests.helpers.small_store import config, facts, opened
@@ -392,7 +393,7 @@ def test_an_unfinished_salvage_opens_as_no_store(made: Made, tmp_path: Path) -> 
             raise KeyboardInterrupt
 
     before = facts(made.root)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), patch.object(_Target, "discard"):
         salvage(StoreLayout.open(made.root), tmp_path / "new", pause=pause)
     assert facts(made.root) == before
     with pytest.raises(StoreNotFound, match="an unfinished salvage is here"):

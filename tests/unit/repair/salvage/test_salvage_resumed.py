@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from logquarry.disk.disk import LocalDisk
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.salvage.salvage import salvage, settle
+from logquarry.repair.salvage.salvage import _Target, salvage, settle
 from logquarry.repair.verify import verify_store
 from tests.helpers.small_store import facts
 from tests.helpers.store_maker import StoreMaker
@@ -47,9 +48,10 @@ def store(tmp_path: Path) -> Path:
 
 
 def begun(store: Path, into: Path, renames: int = 0) -> bool:
-    """A salvage that dies after so many renames; whether it did."""
+    """A salvage that is killed after so many renames; whether it was."""
     try:
-        salvage(StoreLayout.open(store), into, disk=DyingDisk(renames))
+        with patch.object(_Target, "discard"):
+            salvage(StoreLayout.open(store), into, disk=DyingDisk(renames))
     except Killed:
         return True
     return False
@@ -66,6 +68,41 @@ def test_cut_off_at_each_rename(store: Path, tmp_path: Path) -> None:
     assert renames > 4
     assert settle(str(store), into)
     assert not verify_store(StoreLayout.open(into)).has_damage
+
+
+def test_an_interrupted_salvage_removes_what_it_made(store: Path, tmp_path: Path) -> None:
+    """At each rename, in a new folder and in an empty one; the store itself does not change."""
+    before, given = facts(store), tmp_path / "given"
+    given.mkdir()
+    renames = 0
+    while True:
+        into = tmp_path / "new"
+        try:
+            salvage(StoreLayout.open(store), into, disk=DyingDisk(renames))
+        except Killed:
+            assert not into.exists()
+        else:
+            break
+        with pytest.raises(Killed):
+            salvage(StoreLayout.open(store), given, disk=DyingDisk(renames))
+        assert given.is_dir() and not list(given.iterdir())
+        renames += 1
+    assert renames > 4
+    assert facts(store) == before
+
+
+def test_an_interrupted_salvage_keeps_what_others_made(store: Path, tmp_path: Path) -> None:
+    into = tmp_path / "new"
+
+    def pause() -> None:
+        if (into / ".salvage/commitlog").is_dir():
+            (into / "commitlog").mkdir()
+            (into / "commitlog/00000000000000000000").write_bytes(b"of the broker")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        salvage(StoreLayout.open(store), into, pause=pause)
+    assert (into / "commitlog/00000000000000000000").read_bytes() == b"of the broker"
 
 
 def test_all_of_it_was_out(store: Path, tmp_path: Path) -> None:

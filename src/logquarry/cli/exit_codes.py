@@ -1,0 +1,105 @@
+"""The exit codes of all commands: one table for the code, the help and the docs."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final
+
+from logquarry.errors import (
+    BadRow,
+    CorruptStore,
+    LogquarryError,
+    MessageNotFound,
+    ReplicationError,
+    StoreNotFound,
+    StoreUnavailable,
+    UsageError,
+)
+
+
+class ExitCode(IntEnum):
+    """How a command ended."""
+
+    CLEAN = 0
+    FINDINGS = 1
+    USAGE = 2
+    UNREADABLE = 3
+    REFUSED = 4
+    FAULT = 70
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+MEANINGS: Final[Mapping[ExitCode, tuple[str, str]]] = {
+    ExitCode.CLEAN: (
+        "nothing wrong was found, and everything was done",
+        "-",
+    ),
+    ExitCode.FINDINGS: (
+        "the command ran and found something: damage, lost messages, a needed recovery, a "
+        "divergence, no message at the given place, or a row that cannot be imported",
+        "read the output; its last line has the next command",
+    ),
+    ExitCode.USAGE: (
+        "usage: an unknown option or setting, an invalid value, or a target that is not empty",
+        "`logquarry COMMAND --help`",
+    ),
+    ExitCode.UNREADABLE: (
+        "unreadable: no store at this path, no permission, or the disk fails",
+        "give the folder that contains `commitlog/`, or run the command as the store's owner",
+    ),
+    ExitCode.REFUSED: (
+        "refused: a process has the store open, the store has a feature that the command would "
+        "harm ([rocketmq-5.md](rocketmq-5.md)), the command cannot change the store safely, the "
+        "disk is full, or master and slave cannot continue",
+        "do what the error says, and type the same command again",
+    ),
+    ExitCode.FAULT: (
+        "a fault of logquarry itself, with a traceback",
+        "report the traceback",
+    ),
+    ExitCode.INTERRUPTED: (
+        "you pressed Ctrl-C",
+        "type the same command again",
+    ),
+    ExitCode.TERMINATED: (
+        "SIGTERM ended the command",
+        "type the same command again",
+    ),
+}
+"""Each code with its meaning and what the user does next."""
+
+_OF_ERRORS: Final[tuple[tuple[type[BaseException], ExitCode], ...]] = (
+    (UsageError, ExitCode.USAGE),
+    (StoreNotFound, ExitCode.UNREADABLE),
+    (StoreUnavailable, ExitCode.REFUSED),
+    (ReplicationError, ExitCode.REFUSED),
+    (CorruptStore, ExitCode.FINDINGS),
+    (BadRow, ExitCode.FINDINGS),
+    (MessageNotFound, ExitCode.FINDINGS),
+    (LogquarryError, ExitCode.UNREADABLE),
+    # No permission for a folder, or the disk fails.
+    (OSError, ExitCode.UNREADABLE),
+)
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether the cause of an error is a disk or a quota without room."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """The exit code of a command that an error ended."""
+    if is_full_disk(error):
+        return ExitCode.REFUSED
+    return next((code for kind, code in _OF_ERRORS if isinstance(error, kind)), ExitCode.FAULT)
+
+
+def markdown() -> str:
+    """The codes as a table for the documentation."""
+    lines = ["| exit code | meaning | what to do |", "|---|---|---|"]
+    lines += [f"| {code:d} | {meaning} | {todo} |" for code, (meaning, todo) in MEANINGS.items()]
+    return "\n".join(lines)

@@ -1,0 +1,81 @@
+"""Ctrl-C: one line on stderr and exit code 130, at any moment of the process.
+
+Before a command runs there is nothing to clean up, so the first handler ends the process at once.
+That includes the imports, in which a KeyboardInterrupt would print a traceback. While a command
+runs, Ctrl-C raises KeyboardInterrupt, so that the command removes its unfinished output.
+
+This module imports only what Python has loaded at its start.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+_LINE: Final = b"error: interrupted\n"
+_INTERRUPTED: Final = 130
+_PAUSE: Final = 0.01
+"""Seconds until an interrupt is repeated."""
+
+
+class _Arrived:
+    """Whether Ctrl-C was pressed while a command ran."""
+
+    yes = False
+
+
+def has_arrived() -> bool:
+    """Whether Ctrl-C was pressed while a command ran."""
+    return _Arrived.yes
+
+
+def end_at_once() -> None:
+    """From now on, let Ctrl-C end the process. Changes nothing if the caller ignores Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+        sys.unraisablehook = _unraisable
+
+
+@contextmanager
+def raising() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt in the block, if :func:`end_at_once` was called before."""
+    if signal.getsignal(signal.SIGINT) is not _end:
+        yield
+        return
+    signal.signal(signal.SIGINT, _raise)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    if not _Arrived.yes:
+        os.write(2, _LINE)
+    os._exit(_INTERRUPTED)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    _Arrived.yes = True
+    raise KeyboardInterrupt
+
+
+def _unraisable(unraisable: Any, /) -> None:
+    """Repeat an interrupt that arrived where Python cannot raise, for example in a destructor."""
+    if unraisable.exc_type is KeyboardInterrupt:
+        # Another thread repeats it: raised here, Python would ignore it again.
+        _thread.start_new_thread(_again, ())
+        return
+    sys.__unraisablehook__(unraisable)
+
+
+def _again() -> None:
+    time.sleep(_PAUSE)
+    _thread.interrupt_main()

@@ -1,0 +1,139 @@
+"""The command that the user types next, with the path and the options that the user typed.
+
+Each result is one line that starts with ``next:``. Words are quoted for a shell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from logquarry import text
+from logquarry.cli import options
+from logquarry.cli.exit_codes import is_full_disk
+from logquarry.errors import (
+    CorruptFrame,
+    CorruptStore,
+    StoreNotFound,
+    StoreUnavailable,
+    UnsupportedStore,
+)
+
+if TYPE_CHECKING:
+    from logquarry.repair.recover.plan import RecoveryMode
+    from logquarry.repair.verify import VerifyReport
+
+_WORDS: Final = "logquarry.words"
+_READERS: Final = ("messages", "export")
+"""Commands that read on behind damage with ``--on-damage skip``."""
+
+
+def remember_words(ctx: click.Context, words: Sequence[str]) -> None:
+    """Keep the command line of the user for :func:`after_error`."""
+    ctx.meta[_WORDS] = list(words)
+
+
+def line(*words: str, before: str = "", config: str | None = None) -> str:
+    """The line that names a command, and what to do before it."""
+    command = options.command_line(*words, config=config)
+    return f"next: {before}, then: {command}" if before else f"next: {command}"
+
+
+def after_verify(report: VerifyReport, store: str, config: str | None) -> str | None:
+    """The next step after a verification; None if there is nothing to do.
+
+    Args:
+        report: the findings.
+        store: the store's path as the user typed it.
+        config: the value of ``--config``.
+    """
+    from logquarry.repair.verify.advice import next_step
+
+    found = next_step(report)
+    if found is None:
+        return None
+    command, *rest = found.words
+    return line(command, store, *rest, before=text.printable(found.before), config=config)
+
+
+def after_error(error: BaseException, ctx: click.Context) -> str | None:
+    """The next step after an error that ended a command; None if the error has it in words.
+
+    Args:
+        error: the error.
+        ctx: the context of the command line.
+    """
+    typed: list[str] = ctx.meta.get(_WORDS, [])
+    store, config = _store(ctx), ctx.meta.get("logquarry.config")
+    if not typed:
+        return None
+    if isinstance(error, CorruptFrame) and typed[0] in _READERS and "--on-damage" not in typed:
+        return line(*typed, "--on-damage", "skip")
+    if isinstance(error, CorruptStore):
+        if store is None or typed[0] == "verify":
+            return None
+        return line("verify", store, config=config)
+    if isinstance(error, StoreNotFound) and error.suggestion is not None:
+        from logquarry.log.store_names import absolute
+
+        wrong, right = map(absolute, error.suggestion)
+        if not any(absolute(word) == wrong for word in typed):
+            return None
+        right = error.suggestion[1] if error.suggestion[0] in typed else right
+        return line(*(right if absolute(word) == wrong else word for word in typed))
+    if isinstance(error, UnsupportedStore) and not is_log_place(error):
+        if store is None or typed[0] == "salvage":
+            return None
+        return line("salvage", store, "--into", "DIR", config=config)
+    if is_full_disk(error):
+        return line(*typed, before="free some space")
+    if isinstance(error, StoreUnavailable):
+        return line(*typed, before="do what the error says")
+    return None
+
+
+def after_salvage(store: str, into: str | None, stale: bool, config: str | None) -> str:
+    """The next step after a salvage: write the new store, or check the one that was written."""
+    if into is not None:
+        return line("verify", into)
+    words = ["--include-stale"] if stale else []
+    return line("salvage", store, *words, "--into", "DIR", config=config)
+
+
+def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | None) -> str:
+    """The next step after a plan that refuses the store.
+
+    Args:
+        command: the command that planned.
+        store: the store's path as the user typed it.
+        mode: the mode of the recovery.
+        config: the value of ``--config``.
+    """
+    from logquarry.log.layout import StoreLayout
+    from logquarry.read.fence import Action
+    from logquarry.repair.recover.folder_check import refusal_to_change
+
+    layout = StoreLayout.open(store, options.store_config(config))
+    refusal = refusal_to_change(layout, Action.RECOVER, mode=mode)
+    if isinstance(refusal, UnsupportedStore) and not is_log_place(refusal):
+        return line("salvage", store, "--into", "DIR", config=config)
+    return line(command, store, before="do what the first line says", config=config)
+
+
+def is_log_place(error: UnsupportedStore) -> bool:
+    """Whether the log must first be put into ``commitlog/``, so that no command can read it yet."""
+    from logquarry.log import log_place
+
+    places = (log_place.DLEDGER, log_place.SEVERAL_LOG_PATHS, log_place.LOG_ELSEWHERE)
+    return error.feature in places
+
+
+def _store(ctx: click.Context) -> str | None:
+    """The store of the command, if the command has exactly one."""
+    one: str | None = ctx.meta.get("logquarry.store")
+    several: tuple[str, ...] = ctx.meta.get("logquarry.stores") or ()
+    if one is None and len(several) == 1:
+        return several[0]
+    return one

@@ -1,0 +1,62 @@
+"""Counts the messages that the queues know and the log has lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from logquarry.format import java
+from logquarry.log.layout import StoreLayout
+from logquarry.read.consume_queue import has_message
+from logquarry.read.log_end import Span, consume_queues
+from logquarry.text import plural
+
+_OFFSET, _SIZE = "physical_offset", "size"
+_NONE: Final = np.empty(0, np.int64)
+
+
+class LostMessages(NamedTuple):
+    """Messages that are in no sound part of the log.
+
+    Attributes:
+        messages: their number.
+        bytes: their sizes, according to their queue entries.
+    """
+
+    messages: int
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{plural(self.messages, 'message')} lost, {plural(self.bytes, 'byte')}"
+
+
+def lost_messages(layout: StoreLayout, spans: Sequence[Span], log_end: int) -> LostMessages:
+    """Count the messages of the queues in damaged parts of the log and after its end.
+
+    Reads all queue entries. A message that several queues name counts once.
+
+    Args:
+        layout: the store's files.
+        spans: the damaged parts, in the order of the log.
+        log_end: physical offset of the log's end.
+    """
+    # An entry that points further ahead is itself damaged.
+    log = layout.commit_log
+    limit = max(log_end, log.end) + log.file_size if log.files else java.LONG_MAX
+    starts = np.array([span.offset for span in spans], np.int64)
+    ends = np.array([span.offset + span.length for span in spans], np.int64)
+    offsets, sizes = [_NONE], [_NONE]
+    for queue in consume_queues(layout):
+        for _, units in queue.runs(queue.min_offset, queue.max_offset):
+            at = units[_OFFSET].astype(np.int64)
+            is_lost = (at >= log_end) & (at < limit)
+            if len(starts):
+                number = np.searchsorted(starts, at, side="right") - 1
+                is_lost |= (number >= 0) & (at < ends[np.maximum(number, 0)])
+            is_lost &= has_message(units)
+            offsets.append(at[is_lost])
+            sizes.append(units[_SIZE][is_lost].astype(np.int64))
+    _, first = np.unique(np.concatenate(offsets), return_index=True)
+    return LostMessages(len(first), int(np.concatenate(sizes)[first].sum()))

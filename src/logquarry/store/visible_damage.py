@@ -1,0 +1,62 @@
+"""The damage of a store that shows without reading its log: for ``logquarry info``.
+
+It costs the folders' listings, the last queue entries and ``.logquarry/damage.json``. Only if the
+queues point beyond the log's end are all queue entries read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from logquarry.log.layout import CHECKPOINT, FileSequence, StoreLayout
+from logquarry.read.log_end import consume_queues, known_damage, last_entries
+from logquarry.read.lost_messages import lost_messages
+from logquarry.repair.audit.differences import FileFault, file_differences
+from logquarry.text import plural
+
+_MOST: Final = 3
+"""Wrong files of one kind that are named."""
+
+
+def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
+    """Describe each sign of damage in words.
+
+    Args:
+        layout: the files of a store that no process has open.
+        log_end: physical offset of the log's end.
+    """
+    log = layout.commit_log
+    yield from _first(_wrong_files(log, "log file"))
+    queues = (layout.queue(*name) for name in layout.queue_names)
+    yield from _first(fault for files in queues for fault in _wrong_files(files, "queue file"))
+    entries = last_entries(layout, consume_queues(layout))
+    queued = entries[0].physical_offset + entries[0].size if entries else 0
+    if queued > log_end:
+        yield (
+            f"the log ends at {log_end}, and the queues point to messages up to {queued}: "
+            f"{lost_messages(layout, (), log_end)}"
+        )
+    recorded = len(known_damage(layout))
+    if recorded:
+        yield f"a recovery has recorded {plural(recorded, 'damaged place')} in the log"
+    try:
+        layout.read_checkpoint()
+    except ValueError as error:
+        yield f"{CHECKPOINT}: {error}"
+
+
+def _wrong_files(files: FileSequence, what: str) -> Iterator[str]:
+    for one in file_differences(files.files, files.file_size):
+        if one.fault is not FileFault.GAP:
+            yield one.reason()
+        elif one.missing:
+            yield f"{plural(len(one.missing), what)} missing before {one.file.path}"
+
+
+def _first(faults: Iterator[str]) -> Iterator[str]:
+    yield from islice(faults, _MOST)
+    rest = sum(1 for _ in faults)
+    if rest:
+        yield f"and {rest:,} more"

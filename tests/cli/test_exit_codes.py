@@ -1,0 +1,158 @@
+"""Each exit code, and Ctrl-C at every moment of a process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from logquarry.cli import main as cli_main
+from logquarry.cli.exit_codes import MEANINGS, ExitCode, exit_code
+from logquarry.errors import (
+    BadRow,
+    CorruptFrame,
+    MessageNotFound,
+    ReplicationError,
+    SourceNotReadable,
+    StoreNotFound,
+    StoreUnavailable,
+    UsageError,
+)
+from tests.helpers.command import run
+from tests.helpers.operator_faults import full_disk
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("x"), ExitCode.USAGE),
+        (StoreNotFound("x"), ExitCode.UNREADABLE),
+        (SourceNotReadable("x"), ExitCode.UNREADABLE),
+        (PermissionError(errno.EACCES, "x"), ExitCode.UNREADABLE),
+        (OSError(errno.EIO, "x"), ExitCode.UNREADABLE),
+        (OSError(errno.ENOSPC, "x"), ExitCode.REFUSED),
+        (OSError(errno.EDQUOT, "x"), ExitCode.REFUSED),
+        (StoreUnavailable("x"), ExitCode.REFUSED),
+        (ReplicationError("x"), ExitCode.REFUSED),
+        (CorruptFrame("p", 0, "x"), ExitCode.FINDINGS),
+        (BadRow("p", "row", 1, "x"), ExitCode.FINDINGS),
+        (MessageNotFound("x"), ExitCode.FINDINGS),
+        (ValueError("x"), ExitCode.FAULT),
+    ],
+    ids=repr,
+)
+def test_the_code_of_an_error(error: Exception, code: ExitCode) -> None:
+    assert exit_code(error) is code
+
+
+def test_each_code_has_a_meaning() -> None:
+    assert list(MEANINGS) == list(ExitCode)
+
+
+def test_codes_of_commands(damaged_store: Path, tmp_path: Path) -> None:
+    run("info", damaged_store, code=0)
+    run("verify", damaged_store, code=1)
+    run("messages", damaged_store, "--offset", 3, code=1)
+    run("messages", damaged_store, "--since", "never", code=2)
+    run("info", tmp_path / "missing", code=3)
+    with full_disk(damaged_store):
+        run("salvage", damaged_store, "--into", tmp_path / "new", code=4)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_full_disk_under_an_export(damaged_store: Path, tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with patch("os.fsync", side_effect=full):
+        result = run(
+            *("export", damaged_store, "--to", tmp_path / "out.jsonl", "--format", "jsonl"),
+            *("--on-damage", "skip"),
+            code=4,
+        )
+    assert "next: free some space, then: logquarry export" in result.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_fault_of_the_program_is_no_finding(
+    damaged_store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(cli_main.next_step, "remember_words", fail)
+    monkeypatch.setattr(sys, "argv", ["logquarry", "info", str(damaged_store)])
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        cli_main.main()
+    signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 70
+    assert "Traceback" in (errors := capsys.readouterr().err)
+    assert "a fault of logquarry itself: ZeroDivisionError('a bug')" in errors.splitlines()[-1]
+
+
+AT_IMPORT = """
+import os, runpy, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r} and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+        return None
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["logquarry", "verify", sys.argv[1]]
+runpy.run_module("logquarry", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["click", "logquarry.cli.main", "logquarry.cli.check", "numpy", "numba.core", "llvmlite"],
+)
+def test_ctrl_c_during_an_import(name: str, damaged_store: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_IMPORT.format(name=name), str(damaged_store)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == "error: interrupted\n"
+    assert done.returncode == 130
+
+
+def test_ctrl_c_in_a_destructor_is_not_lost(damaged_store: Path) -> None:
+    """Python ignores exceptions there; the interrupt is raised again at the next place."""
+    code = AT_IMPORT.replace(
+        "            os.kill(os.getpid(), signal.SIGINT)",
+        "            class Dies:\n"
+        "                def __del__(self):\n"
+        "                    os.kill(os.getpid(), signal.SIGINT)\n"
+        "                    sum(range(100))\n"
+        "            made = Dies()\n"
+        "            del made",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code.format(name="numba"), str(damaged_store)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == "error: interrupted\n"
+    assert done.returncode == 130
+
+
+def test_a_caller_that_ignores_ctrl_c_stays_undisturbed(damaged_store: Path) -> None:
+    """A shell starts jobs in the background so."""
+    code = AT_IMPORT.replace("class Interrupt", "signal.signal(2, signal.SIG_IGN)\nclass Interrupt")
+    done = subprocess.run(
+        [sys.executable, "-c", code.format(name="click"), str(damaged_store)],
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 1 and b"interrupted" not in done.stderr
