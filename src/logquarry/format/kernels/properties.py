@@ -110,6 +110,28 @@ def next_separator(address: int, at: int, stop: int) -> int:
 
 
 @kernel
+def mark_named(address: int, rows: Array, count: int, name: Array, marks: Array) -> None:
+    """Mark the frames that have a property of this name."""
+    size = name.shape[0]
+    for i in range(count):
+        at = rows[i, POSITION] + rows[i, PROPS_AT]
+        stop = at + rows[i, PROPS_LENGTH]
+        while at + size < stop:
+            named = load_u8(address + at + size) == _NAME_VALUE
+            k = 0
+            while named and k < size:
+                named = load_u8(address + at + k) == name[k]
+                k += 1
+            if named:
+                marks[i] = 1
+                break
+            at = next_separator(address, at, stop)
+            while at < stop and load_u8(address + at) != _PROPERTY:
+                at = next_separator(address, at + 1, stop)
+            at += 1
+
+
+@kernel
 def parse_properties(
     address: int,
     rows: Array,
