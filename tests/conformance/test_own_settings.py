@@ -29,7 +29,7 @@ SOUND_3_1 = (
     "v3-delay-unloaded",
     "v3-transactions",
 )
-# A killed broker leaves no sound store, and without maps a broker leaves bytes behind the log's end.
+# A killed broker leaves no sound store; without maps, a broker leaves bytes behind the log's end.
 SOUND_5 = sorted(set(REFUSED) - {"5.3.3-kill", "5.5.0-kill", "5.5.0-no-mmap"})
 ALL = [*SOUND, *SOUND_3_1, *SOUND_5]
 LMQ = ["multidispatch", "5.5.0-lmq"]
@@ -173,7 +173,7 @@ def test_a_crash_loses_no_queue_of_multi_dispatch(root: Path) -> None:
 @pytest.mark.parametrize("root", LMQ, indirect=True)
 def test_a_configuration_without_multi_dispatch_contradicts_the_files(root: Path) -> None:
     config = StoreConfig.from_mapping({"enableMultiDispatch": "false"})
-    with pytest.raises(UnsupportedStore, match=r"enableMultiDispatch=false.*%LMQ%"):
+    with pytest.raises(UnsupportedStore, match=r"%LMQ%.*enableMultiDispatch=false"):
         lq.MessageStore.open(root, mode="rw", config=config)
 
 
@@ -185,8 +185,7 @@ def test_another_size_of_the_log_is_an_error(root: Path, words: list[str]) -> No
     config.write_text("mappedFileSizeCommitLog=7\n")
     name, *more = words
     more = [str(root.parent / word) if word.startswith("out") else word for word in more]
-    result = run(name, root, "--config", config, *more)
-    assert result.exit_code != 0
+    result = run(name, root, "--config", config, *more, code=2)
     assert "mappedFileSizeCommitLog in the configuration is 7" in result.stderr
 
 

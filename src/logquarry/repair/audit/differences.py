@@ -213,12 +213,12 @@ class TagsRule:
         """The rule for a recovery, which knows the delay levels.
 
         RocketMQ 3.x took the delivery time from its clock, some milliseconds after the store time.
-        Queue -1 has the messages that it stored before it had loaded its levels.
+        Queue -1 has the messages that a broker stored before it had loaded its levels.
         """
         topic, queue_id = key
-        if not is_3_1 or topic != SCHEDULE_TOPIC:
+        if topic != SCHEDULE_TOPIC:
             return cls()
-        return cls(any_time=queue_id < 0, slack_ms=_CLOCK_MS)
+        return cls(any_time=queue_id < 0, slack_ms=_CLOCK_MS if is_3_1 else 0)
 
 
 def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
