@@ -315,7 +315,10 @@ def rows_with_property(window: Window, rows: Rows, name: str) -> Int64:
     marks = np.zeros(len(rows), np.uint8)
     if fast is not None:
         wanted = np.frombuffer(name.encode(), np.uint8)
-        fast.mark_named(window.address, np.ascontiguousarray(rows), len(rows), wanted, marks)
+        shifts = np.full(256, len(wanted), np.int64)
+        shifts[wanted[:-1]] = np.arange(len(wanted) - 1, 0, -1)
+        rows = np.ascontiguousarray(rows)
+        fast.mark_named(window.address, rows, len(rows), wanted, shifts, marks)
         return np.flatnonzero(marks)
     start = f"{name}{props.NAME_VALUE_SEPARATOR}".encode()
     for number, row in enumerate(rows.tolist()):

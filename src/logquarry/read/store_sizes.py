@@ -43,7 +43,11 @@ def with_entry_rules(layout: StoreLayout) -> StoreLayout:
     config, kept = layout.config, layout.kept_settings
     if config.dialect is None:
         dialect = kept.get("dialect") or DIALECTS[1 if layout.has_state_table else 0]
-        config = config.in_dialect(dialect)
+        try:
+            config = config.in_dialect(dialect)
+        except UsageError:
+            # Settings that 3.1 does not have show a broker of 4.x.
+            config = config.in_dialect(DIALECTS[0])
     if config.index_tags is None:
         config = with_index_tags(layout).config.in_dialect(config.dialect)
     if not config.is_3_1:
