@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from logquarry.config import DIALECTS, StoreConfig
+from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
 
 _NAMES: Final = (
@@ -56,8 +56,9 @@ def decode(data: bytes) -> dict[str, Any]:
     found = {name: settings[name] for name in _NAMES if settings.get(name) is not None}
     try:
         config = StoreConfig.from_mapping(found)
-        # Raises for words that are no levels.
-        assert config.delay_levels_ms and config.dialect in (None, *DIALECTS)
+        has_levels = bool(config.delay_levels_ms)
     except UsageError as error:
         raise ValueError(str(error)) from error
+    if not has_levels:
+        raise ValueError("no delay levels")
     return {name: getattr(config, name) for name in found}

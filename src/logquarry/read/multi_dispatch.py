@@ -52,7 +52,8 @@ def find_multi_dispatch(layout: StoreLayout) -> MultiDispatchFound | None:
         layout.queue_names,
         key=lambda key: (not key[0].startswith(LMQ_PREFIX), key[0] in topics),
     )
-    path, has_lmq = None, None
+    path: str | None = None
+    has_lmq: bool | None = None
     for topic, queue_id in names[:_MOST_QUEUES]:
         is_lmq = topic.startswith(LMQ_PREFIX)
         if path is not None and not is_lmq:
