@@ -291,7 +291,7 @@ class _Recovery:
             start = log.third_last()
             self._say(f"the log is read from {log.files[start].base} on, its third-last file")
         else:
-            by_index = config.message_index_enable and config.message_index_safe
+            by_index = bool(config.message_index_enable and config.message_index_safe)
             start = log.recent(self._times, index_safe=by_index)
             base = self._dispatch_from = log.files[start].base
             times = ", ".join(map(str, self._times))

@@ -254,7 +254,7 @@ class _Planner:
             parts = parts_with_copies(window, found, self._config)
             _note(self._notes, parts)
             entries = sum(len(part.rows) for part in parts.values())
-            self._has_copies |= entries > np.count_nonzero(requests.is_dispatched)
+            self._has_copies |= bool(entries > np.count_nonzero(requests.is_dispatched))
             self._count(requests.topics, requests.topic_ids, requests.size)
             self._times(requests.store_timestamp)
         fields = columns.fixed_fields(
