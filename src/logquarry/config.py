@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -98,6 +98,11 @@ class LayoutConfig:
         tran_redo_log_mapped_file_size: bytes of a file of the 3.x redo log (RocketMQ: 40,000,000).
         index_tags: whether the index has an entry for each message's tag, as RocketMQ 5.4 and
             later write it. A new store has no tag entries.
+        enable_multi_dispatch: whether INNER_MULTI_DISPATCH adds a message to further queues. A new
+            store does not. If unknown, the messages that state their offsets there
+            (INNER_MULTI_QUEUE_OFFSET) are in them.
+        enable_lmq: whether further queues whose names start with ``%LMQ%`` all have queue id 0.
+        message_index_enable: whether to index keys. A new store does.
     """
 
     mapped_file_size_commit_log: int | None = None
@@ -107,12 +112,15 @@ class LayoutConfig:
     tran_state_table_mapped_file_size: int | None = None
     tran_redo_log_mapped_file_size: int | None = None
     index_tags: bool | None = None
+    enable_multi_dispatch: bool | None = None
+    enable_lmq: bool | None = None
+    message_index_enable: bool | None = None
 
     def __post_init__(self) -> None:
         arguments.check_fields(self)
         for field in fields(LayoutConfig):
             value = getattr(self, field.name)
-            if field.name == "index_tags":
+            if field.type == "bool | None":
                 continue
             if value is not None and value <= 0:
                 raise UsageError(f"{field.name} is {value}, and must be above 0")
@@ -153,7 +161,8 @@ class StoreConfig(LayoutConfig):
 
     Attributes:
         dialect: the format that a writer writes: ``"4.9"``, or ``"3.1"`` for RocketMQ 3.1.3 with
-            its transaction state table (docs/dialect-3.1.md). Readers recognise both.
+            its transaction state table (docs/dialect-3.1.md). ``None`` means: as the store is, and
+            4.9 for a new one. Readers recognise both.
         message_delay_level: delay of each level, level 1 first. Default: the 18 levels of 4.9.3,
             or the 16 of 3.1.3.
         max_msgs_num_batch: maximum number of messages of one index query.
@@ -164,8 +173,6 @@ class StoreConfig(LayoutConfig):
             machine's memory.
         max_transfer_bytes_on_message_in_disk: maximum bytes of such a ``get``.
         access_message_in_memory_max_ratio: percent of memory assumed to be page cache.
-        enable_multi_dispatch: whether INNER_MULTI_DISPATCH adds a message to further queues.
-        enable_lmq: whether further queues whose names start with ``%LMQ%`` all have queue id 0.
         decompress_limit: maximum bytes of one decompressed body.
         recovery: how to recover a store that was not shut down cleanly. ``"safe"`` loses no sound
             frame of the log. ``"rocketmq"`` does what RocketMQ does, also after a clean shutdown.
@@ -202,7 +209,6 @@ class StoreConfig(LayoutConfig):
         flush_consume_queue_least_pages: a queue flush waits for this many pages of 4 KiB.
         flush_consume_queue_thorough_interval: how often a queue flush ignores that minimum; it then
             writes the checkpoint too.
-        message_index_enable: whether to index keys.
         slave_timeout: how long a put on a ``SYNC_MASTER`` waits for a slave.
         ha_slave_fallbehind_max: a put waits only for slaves with a lag of at most this many bytes.
         ha_send_heartbeat_interval: after this time without traffic, master and slave send a
@@ -236,7 +242,7 @@ class StoreConfig(LayoutConfig):
             and the store's features are determined from it.
     """
 
-    dialect: str = DIALECTS[0]
+    dialect: str | None = None
     message_delay_level: str = ""
     max_msgs_num_batch: int = 64
     max_transfer_count_on_message_in_memory: int = 32
@@ -244,8 +250,6 @@ class StoreConfig(LayoutConfig):
     max_transfer_count_on_message_in_disk: int = 8
     max_transfer_bytes_on_message_in_disk: int = 64 * 1024
     access_message_in_memory_max_ratio: int = 40
-    enable_multi_dispatch: bool = False
-    enable_lmq: bool = False
     decompress_limit: int = 64 << 20
     max_message_size: int = 0
     store_host: str = "127.0.0.1:10911"
@@ -272,7 +276,6 @@ class StoreConfig(LayoutConfig):
     flush_interval_consume_queue: int = 1_000
     flush_consume_queue_least_pages: int = 2
     flush_consume_queue_thorough_interval: int = 60_000
-    message_index_enable: bool = True
     slave_timeout: int = 3_000
     ha_slave_fallbehind_max: int = 256 << 20
     ha_send_heartbeat_interval: int = 5_000
@@ -300,7 +303,7 @@ class StoreConfig(LayoutConfig):
         LayoutConfig.__post_init__(self)
         for name, known in _CHOICES.items():
             value = getattr(self, name)
-            if value not in known:
+            if value not in known and (name, value) != ("dialect", None):
                 raise UsageError(f"{name} is {value!r}, and must be one of {', '.join(known)}")
         if not self.flush_interval_commit_log:
             interval = _FLUSH_INTERVALS[self.dialect]
@@ -309,9 +312,9 @@ class StoreConfig(LayoutConfig):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be above 0")
         if not self.message_delay_level:
-            object.__setattr__(self, "message_delay_level", _DELAY_LEVELS[self.dialect])
+            object.__setattr__(self, "message_delay_level", _DELAY_LEVELS[self._known_dialect])
         if not self.max_message_size:
-            object.__setattr__(self, "max_message_size", _MOST_MESSAGE_BYTES[self.dialect])
+            object.__setattr__(self, "max_message_size", _MOST_MESSAGE_BYTES[self._known_dialect])
         if self.is_3_1:
             self._check_3_1()
         if self.sync_flush_timeout < 0:
@@ -342,6 +345,24 @@ class StoreConfig(LayoutConfig):
                 "recovery 'rocketmq' is that of 4.9.3, which does not know the state table of "
                 "dialect 3.1"
             )
+
+    @property
+    def _known_dialect(self) -> str:
+        return self.dialect or DIALECTS[0]
+
+    def in_dialect(self, dialect: str | None) -> StoreConfig:
+        """These settings in a dialect; settings that have its default keep the default."""
+        if dialect == self.dialect:
+            return self
+        before = self._known_dialect
+        is_usual = self.message_delay_level == _DELAY_LEVELS[before]
+        most = self.max_message_size
+        return replace(
+            self,
+            dialect=dialect,
+            message_delay_level="" if is_usual else self.message_delay_level,
+            max_message_size=0 if most == _MOST_MESSAGE_BYTES[before] else most,
+        )
 
     @property
     def is_3_1(self) -> bool:

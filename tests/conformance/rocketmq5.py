@@ -27,7 +27,7 @@ REFUSED: dict[str, frozenset[str]] = {
     "5.5.0-controller": ALL - {QUEUES, INDEX},
     "5.5.0-cqext": ALL - {INDEX, RETAIN},
     "5.5.0-kill": NONE,
-    "5.5.0-lmq": ALL - {INDEX, RETAIN},
+    "5.5.0-lmq": NONE,
     "5.5.0-no-mmap": NONE,
     "5.5.0-plain": NONE,
     "5.5.0-pop-kv": NONE,

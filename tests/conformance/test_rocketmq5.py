@@ -249,17 +249,6 @@ def test_what_is_understood_is_written(name: str, copied: Callable[[str], Path])
         assert path.exists() or path.name == "abort" or aside.exists() or not data.strip(b"\0")
 
 
-def test_multi_dispatch_is_written_if_it_is_switched_on(copied: Callable[[str], Path]) -> None:
-    config = StoreConfig(enable_multi_dispatch=True, enable_lmq=True)
-    root = copied("5.5.0-lmq")
-    with lq.MessageStore.open(root, config=config) as store:
-        before = {key: store.queue_offsets(*key) for key in store.queues()}
-    lq.MessageStore.open(root, mode="rw", config=config).close()
-    assert not lq.recover(root, config=config).is_needed
-    with lq.MessageStore.open(root, config=config) as store:
-        assert {key: store.queue_offsets(*key) for key in store.queues()} == before
-
-
 @pytest.mark.parametrize(
     ("settings", "feature"),
     [
@@ -309,9 +298,7 @@ def test_the_log_is_read(name: str, stores: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(n for n in REFUSED if "kill" not in n))
 def test_queues_are_read_as_by_the_broker_or_refused(name: str, stores: Path) -> None:
-    has_lmq = name == "5.5.0-lmq"
-    config = StoreConfig(enable_multi_dispatch=has_lmq, enable_lmq=has_lmq)
-    with lq.MessageStore.open(stores / name / "store", config=config) as store:
+    with lq.MessageStore.open(stores / name / "store") as store:
         for (topic, queue_id), queue in broker_queues(stores / name).items():
             if queue["class"] == "BatchConsumeQueue":
                 for call in (store.get, store.queue_offsets):
@@ -334,13 +321,14 @@ def test_queues_are_read_as_by_the_broker_or_refused(name: str, stores: Path) ->
             assert len(found) == len(queue["units"])
 
 
-def test_queues_of_multi_dispatch_in_rocksdb_are_refused_without_the_setting(stores: Path) -> None:
+def test_queues_of_multi_dispatch_in_rocksdb(stores: Path) -> None:
     root = stores / "5.5.0-rocksdb" / "store"
-    with lq.MessageStore.open(root) as store:
+    without = StoreConfig(enable_multi_dispatch=False)
+    with lq.MessageStore.open(root, config=without) as store:
         for call in (store.get, store.queue_offsets):
             with pytest.raises(UnsupportedStore, match="enableMultiDispatch"):
                 call("%LMQ%any", 0)
-    with lq.MessageStore.open(root, config=StoreConfig(enable_multi_dispatch=True)) as store:
+    with lq.MessageStore.open(root) as store:
         assert store.queue_offsets("%LMQ%any", 0) == (0, 0)
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from logquarry.config import StoreConfig
 from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import tiles
 from logquarry.repair.audit.index import IndexAudit
@@ -80,7 +81,7 @@ def test_both_ways_find_the_same(tmp_path: Path, files: dict[str, bytes], crashe
 
 def test_who_stops_early_has_the_threads_end(tmp_path: Path) -> None:
     before = threading.active_count()
-    runs = runs_ahead(written(tmp_path), 500, lambda: FrameFacts(1 << 22))
+    runs = runs_ahead(written(tmp_path), 500, lambda: FrameFacts(StoreConfig()))
     next(runs)
     assert threading.active_count() > before
     runs.close()

@@ -309,6 +309,25 @@ def suspect_rows(window: Window, rows: Rows) -> list[int]:
     ]
 
 
+def rows_with_property(window: Window, rows: Rows, name: str) -> Int64:
+    """The numbers of the frames that have a property of this name."""
+    fast = codec.kernels()
+    marks = np.zeros(len(rows), np.uint8)
+    if fast is not None:
+        wanted = np.frombuffer(name.encode(), np.uint8)
+        shifts = np.full(256, len(wanted), np.int64)
+        shifts[wanted[:-1]] = np.arange(len(wanted) - 1, 0, -1)
+        rows = np.ascontiguousarray(rows)
+        fast.mark_named(window.address, rows, len(rows), wanted, shifts, marks)
+        return np.flatnonzero(marks)
+    start = f"{name}{props.NAME_VALUE_SEPARATOR}".encode()
+    for number, row in enumerate(rows.tolist()):
+        text = window.data[row[r.POSITION] + row[r.PROPS_AT] :][: row[r.PROPS_LENGTH]].tobytes()
+        parts = text.split(props.PROPERTY_SEPARATOR.encode())
+        marks[number] = any(part.startswith(start) for part in parts)
+    return np.flatnonzero(marks)
+
+
 def _is_suspect(data: bytes) -> bool:
     try:
         data.decode("utf-8")

@@ -16,7 +16,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from logquarry.config import StoreConfig, settings_of
-from logquarry.errors import StoreNotFound
+from logquarry.errors import StoreNotFound, UsageError
 from logquarry.format import (
     broker_config,
     checkpoint,
@@ -35,6 +35,8 @@ from logquarry.format import (
     queue_entry,
     state_table,
 )
+from logquarry.format.rows import REACHED_STOP
+from logquarry.log import kept_settings
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
 from logquarry.log.log_place import LogPlace, find_missing_log, find_other_log
 from logquarry.log.near_store import not_a_store
@@ -58,6 +60,8 @@ DURABLE = f"{SIDECAR}/durable"
 LOADS = f"{SIDECAR}/loads"
 INTENT = "intent.json"
 DAMAGE = f"{SIDECAR}/damage.json"
+SETTINGS = f"{SIDECAR}/settings.json"
+"""The settings with which a writer of this library made or continued the store."""
 SALVAGE = ".salvage"
 """Folder in which a salvage builds a store; the salvage removes it at its end."""
 
@@ -238,11 +242,47 @@ class StoreLayout:
 
         Raises:
             UnsupportedStore: if the log is elsewhere, or is missing.
+            UsageError: if the configuration gives another size of the log's files.
         """
+        self.require_stated_size()
         if not self.commit_log.files:
             missing = find_missing_log(self.filesystem, self._names, self.config)
             if missing is not None:
                 raise missing.error(self.root)
+
+    def require_stated_size(self) -> None:
+        """Refuse a size of the log's files that the files contradict: most would look damaged.
+
+        Raises:
+            UsageError: if the configuration gives such a size; it names both.
+        """
+        stated, files = self.config.mapped_file_size_commit_log, self.commit_log.files
+        if stated is None or fits_files(stated, [files]):
+            return
+        if shown_sizes([files]) or any(self._has_message_behind(file, stated) for file in files):
+            raise UsageError(
+                f"{self.filesystem.full_path(COMMIT_LOG)}: its files have {_size_of(files)} bytes, "
+                f"but mappedFileSizeCommitLog in the configuration is {stated}: leave the setting "
+                "out"
+            )
+
+    def _has_message_behind(self, file: StoreFile, size: int) -> bool:
+        """Whether a log file has a message that begins or ends after its first bytes."""
+        # Only needed if a size was given that is not the one of the files.
+        from logquarry.log import codec
+
+        if file.size <= size:
+            return False
+        view = self.open_file(file.path)
+        stop = min(view.size, java.INT_MAX)
+        data = view.window(0, stop)[:stop]
+        window = codec.Window.of(data, file.base, stop)
+        for start in (size, 0):
+            position, code = codec.find_frame(window, start, stop, check_crc=True)
+            end = position + int.from_bytes(data[position : position + 4], "big")
+            if code == REACHED_STOP and end > size:
+                return True
+        return False
 
     def log_file(self, offset: int) -> str:
         """Path below the root of the log file that has, or would have, a physical offset."""
@@ -359,6 +399,20 @@ class StoreLayout:
         except FileNotFoundError:
             return None
 
+    @cached_property
+    def kept_settings(self) -> Mapping[str, Any]:
+        """The settings that a writer recorded in the store; empty if there is no record."""
+        if SIDECAR not in self.folders:
+            return {}
+        try:
+            return kept_settings.decode(self.filesystem.read(SETTINGS))
+        except FileNotFoundError:
+            return {}
+        except (OSError, StoreNotFound, ValueError, RecursionError) as error:
+            # verify reports it. The files show most settings.
+            logger.warning("%s: %s: %s", self.root, SETTINGS, error)
+            return {}
+
     @property
     def durable_end(self) -> int | None:
         """The durable offset of the log, None if it is not known.
@@ -460,6 +514,25 @@ def _of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | Non
     return FileSequence(files, max(entry_size, size // entry_size * entry_size))
 
 
+def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
+    """Whether files may have been made with a size, also if some of them were damaged since.
+
+    Args:
+        size: bytes of a file, by a setting.
+        sequences: the files of the log, or those of each queue.
+    """
+    sizes = {file.size for files in sequences for file in files if file.size}
+    shown = shown_sizes(sequences)
+    # Without such a size, it is one of the sizes, or all files were cut short.
+    return not sizes or size in (shown or sizes) or (not shown and size > max(sizes))
+
+
+def shown_sizes(sequences: Sequence[Sequence[StoreFile]]) -> set[int]:
+    """The sizes of files that the names of their neighbours confirm."""
+    sizes = {file.size for files in sequences for file in files if file.size}
+    return sizes & {b.base - a.base for files in sequences for a, b in pairwise(files)}
+
+
 def _size_of(files: tuple[StoreFile, ...]) -> int:
     """Room of each file in bytes, inferred from the files."""
     largest = max((file.size for file in files), default=0)
@@ -511,13 +584,14 @@ _MOST_LOOKED_AT = 9
 def levels_of(layout: StoreLayout) -> tuple[int, ...]:
     """Delay of each level in milliseconds, level 1 first.
 
-    If the configured levels differ from RocketMQ's default, they are used. Else each level comes
+    If the configured levels differ from RocketMQ's defaults, they are used. Else each level comes
     from the first readable entries of its schedule queue, or is the default.
     """
     stated = layout.config.delay_levels_ms
-    if stated != delay.parse_levels(delay.DEFAULT_LEVELS):
+    if stated not in map(delay.parse_levels, (delay.DEFAULT_LEVELS, delay.LEVELS_3)):
         return stated
-    levels = list(stated)
+    kept = layout.kept_settings.get("message_delay_level")
+    levels = list(stated if kept is None else delay.parse_levels(kept))
     for topic, queue_id in layout.queue_names:
         if topic != delay.SCHEDULE_TOPIC or not 0 <= queue_id < len(levels):
             continue

@@ -57,6 +57,8 @@ ROCKSDB_FOLDERS: Final = (CONSUME_QUEUE, "consumequeue_rocksdb")
 CONFIG_V1: Final = ("topics", "subscriptionGroups", "consumerOffsets")
 CONFIG_V2: Final = "rdb"
 
+EXT_FOLDER: Final = "consumequeue_ext"
+
 _CURRENT: Final = "CURRENT"
 _QUEUE_TYPE: Final = "queue.type"
 _CLEANUP: Final = "cleanup.policy"
@@ -180,13 +182,17 @@ class StoreFeatures:
         }
 
 
-def find_features(layout: StoreLayout) -> StoreFeatures:
+def find_features(layout: StoreLayout, *, index: bool = True) -> StoreFeatures:
     """Determine the features of a store; see the head of this module for the files that it reads.
+
+    Args:
+        layout: the store's files.
+        index: whether to read the index too, for INDEX_TAGS and the version of the writer.
 
     Raises:
         StoreNotFound: if a file or folder is there and cannot be read.
     """
-    return _Finder(layout).find()
+    return _Finder(layout).find(index=index)
 
 
 def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool]:
@@ -219,11 +225,12 @@ class _Finder:
         self._features: list[Feature] = []
         self._other_log = layout.other_log
 
-    def find(self) -> StoreFeatures:
-        """All features."""
+    def find(self, *, index: bool) -> StoreFeatures:
+        """All features; without ``index`` those that it does not show."""
         kinds = self.queue_kinds()
         self._rocksdb()
-        self._index()
+        if index:
+            self._index()
         self._log_places()
         self._timers()
         self._compaction()
@@ -275,7 +282,7 @@ class _Finder:
             evidence += (f"{CONFIG}/{broker_config.TOPICS_FILE}",) if stated else ()
             kinds.update(dict.fromkeys(folders | stated, "batch"))
             self._add(BATCH_QUEUES, evidence, f"topics: {_names(folders | stated)}")
-        ext = "consumequeue_ext"
+        ext = EXT_FOLDER
         if self._list(ext) or is_on(self._config, "enableConsumeQueueExt"):
             evidence = (f"{ext}/",) if self._list(ext) else ("enableConsumeQueueExt",)
             self._add(QUEUE_EXT, evidence, "entries of queues point to extension units")

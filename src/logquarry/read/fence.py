@@ -68,7 +68,8 @@ _HARM: Final = {
     names.TIERED: "The tiered storage would no longer agree with the log",
     names.PROPERTY_CRC: "Frames would be written without the CRC that the broker checks",
     names.QUEUE_EXT: "Entries would lose the addresses of their extension units",
-    names.MULTI_DISPATCH: "The queues that multi-dispatch fills would lose their messages",
+    names.MULTI_DISPATCH: "With enableMultiDispatch=false in the configuration, these queues would "
+    "lose their messages",
     names.CONTROLLER: "The log would no longer agree with the controller's epochs",
     names.LOG_PATH: "The log in commitlog/ may be an old one",
 }
@@ -77,8 +78,7 @@ _HARM: Final = {
 _OUT: Final = {
     names.BATCH_QUEUES: "start the broker over the store, it recovers it; or copy the messages "
     "with `logquarry export`",
-    names.MULTI_DISPATCH: "pass enableMultiDispatch=true, and enableLmq=true if the broker has it, "
-    "with --config",
+    names.MULTI_DISPATCH: "leave enableMultiDispatch out of the configuration: the files show it",
     names.LOG_PATH: "if commitlog/ holds the whole log, leave storePathCommitLog out of --config",
     names.CONTROLLER: "copy the store without epochFileCheckpoint and change the copy",
     names.QUEUE_EXT: "start the broker over the store; it recovers it",
@@ -114,7 +114,8 @@ def refusal(layout: StoreLayout, action: Action, *, mode: str = "safe") -> Unsup
             layout.require_log()
     except UnsupportedStore as error:
         return error
-    found = find_features(layout)
+    # Only the version of the writer depends on the index, which is read again for the settings.
+    found = find_features(layout, index=mode == "rocketmq")
     for feature in _forbidding(found, layout.config, action):
         return _error(layout.root, feature, action)
     # Opening a store for writing recovers it if it was not shut down cleanly.
@@ -168,7 +169,7 @@ def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:
 
     Raises:
         UnsupportedStore: for a batch queue, in which one entry names several messages; for a queue
-            of multi-dispatch in RocksDB, if the configuration does not switch it on.
+            of multi-dispatch in RocksDB, if the configuration switches it off.
     """
     if topic in others.batch:
         raise UnsupportedStore(
@@ -177,7 +178,8 @@ def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:
             feature=names.BATCH_QUEUES,
             evidence=(f"{names.BATCH_FOLDER}/{topic}/",),
         )
-    if topic.startswith("%LMQ%") and others.has_rocksdb and not layout.config.enable_multi_dispatch:
+    is_off = layout.config.enable_multi_dispatch is False
+    if topic.startswith("%LMQ%") and others.has_rocksdb and is_off:
         raise UnsupportedStore(
             f"{layout.root}: the queues of {topic} are in RocksDB. {_OUT[names.MULTI_DISPATCH]}",
             feature=names.ROCKSDB_QUEUES,
@@ -214,7 +216,7 @@ def _forbidding(found: StoreFeatures, config: StoreConfig, action: Action) -> It
     actions = {action, Action.RECOVER} if action is Action.WRITE else {action}
     for feature in found.features:
         refused = _REFUSED.get(feature.name, frozenset())
-        if feature.name == names.MULTI_DISPATCH and not config.enable_multi_dispatch:
+        if feature.name == names.MULTI_DISPATCH and config.enable_multi_dispatch is False:
             refused = _QUEUES
         if actions & refused:
             yield feature

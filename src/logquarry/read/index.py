@@ -45,6 +45,8 @@ _LARGEST_SEARCHED: Final = 512 << 20
 _ENOUGH: Final = 0.9
 """Share of the entries that must fit, if no number of slots fits all of them."""
 
+_ENTRIES_A_SLOT: Final = DEFAULT_SHAPE.entries // DEFAULT_SHAPE.slots
+
 _ENTRY_DTYPE: Final = ENTRY.dtype()
 _SLOT_DTYPE: Final = np.dtype(">i4")
 
@@ -72,12 +74,31 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
     return None
 
 
+def kept_shape(layout: StoreLayout) -> IndexShape | None:
+    """The shape that a writer recorded in the store, None without a record."""
+    slots, entries = (layout.kept_settings.get(n) for n in ("max_hash_slot_num", "max_index_num"))
+    return IndexShape(slots, entries) if slots and entries else None
+
+
+def likely_shape(size: int) -> IndexShape:
+    """The most probable shape of index files without entries: about four entries for each slot, as
+    in RocketMQ's default."""
+    room = max(size - HEADER.size, SLOT.size + ENTRY.size)
+    slots = max(1, room // (SLOT.size + _ENTRIES_A_SLOT * ENTRY.size))
+    # The rest of the file is whole entries.
+    words = room // _WORD
+    slots += (words - slots) % _ENTRY_WORDS
+    return IndexShape(slots, (words - slots) // _ENTRY_WORDS)
+
+
 def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
     """Numbers of slots to try, the most probable first. Each fits the file's size."""
     words = (len(data) - HEADER.size) // _WORD
     last = header.entry_count - 1
     most = words - _ENTRY_WORDS * header.entry_count
-    least = max(1, min(header.slots_used, most))
+    # RocketMQ 3.x counts the keys there, not the slots.
+    used = header.slots_used if header.slots_used < last else 1
+    least = max(1, min(used, most))
     # A file is slots and whole entries: that fixes the number of slots modulo five.
     remainder = words % _ENTRY_WORDS
 
@@ -189,7 +210,12 @@ class IndexFile:
         if stated is not None:
             return stated
         view = self._reader.view(self.path)
-        return None if view is None else infer_shape(view, self.header)
+        if view is None:
+            return None
+        kept = kept_shape(self._layout)
+        return infer_shape(view, self.header) or (
+            kept if kept is not None and kept.file_size == view.size else None
+        )
 
     @property
     def is_empty(self) -> bool:

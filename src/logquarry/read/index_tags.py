@@ -38,12 +38,14 @@ class TagEntries:
 def with_index_tags(layout: StoreLayout) -> StoreLayout:
     """The layout with a configuration that states whether the index has tags.
 
-    If no message shows it, the version decides: since 5.4.0 a broker makes ``rocksdbstore/``.
+    If no message shows it, the store's record or the version decides: since 5.4.0 a broker makes
+    ``rocksdbstore/``.
     """
     if layout.config.index_tags is not None:
         return layout
     found = find_tag_entries(layout)
-    has_tags = ROCKSDB_STORE in layout.folders if found is None else found.has_tags
+    likely = layout.kept_settings.get("index_tags", ROCKSDB_STORE in layout.folders)
+    has_tags = likely if found is None else found.has_tags
     return layout.with_config(replace(layout.config, index_tags=has_tags))
 
 

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.config import StoreConfig
+from logquarry.format import delay, queue_entry, sys_flag
 from logquarry.format import properties as props
-from logquarry.format import queue_entry, sys_flag
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.format.rows import SIZE
 from logquarry.log.walk import Event, LogEnd, Run
@@ -165,7 +165,8 @@ class RetainedCounter:
 
 
 MULTI_SEPARATOR: Final = ","
-_LMQ_PREFIX: Final = "%LMQ%"
+LMQ_PREFIX: Final = "%LMQ%"
+_SYSTEM_PREFIXES: Final = ("%RETRY%", "rmq_sys_")
 _MOST_DIGITS: Final = 18
 
 _COLUMNS: Final = ("queue_id", "queue_offset", "physical_offset", "sys_flag", "tags_code")
@@ -295,13 +296,15 @@ class QueueBuilder:
             if len(part):
                 key = topics[ids[part[0]]], int(numbers["queue_id"][part[0]])
                 self._parts[key].append((numbers["queue_offset"][part], units[part]))
-        if self.config.enable_multi_dispatch:
-            self._add_copies(run, np.flatnonzero(queued), units)
+        if self.config.enable_multi_dispatch is not False:
+            self._add_copies(run, queued, units)
 
-    def _add_copies(self, run: Run, rows: npt.NDArray[np.int64], units: Units) -> None:
+    def _add_copies(self, run: Run, queued: npt.NDArray[np.bool_], units: Units) -> None:
         """Add the other queues that a message names (``multiDispatchLmqQueue``)."""
         from logquarry.log import columns
 
+        numbered = columns.rows_with_property(run.window, run.rows, props.INNER_MULTI_QUEUE_OFFSET)
+        rows = numbered[queued[numbered]]
         found = columns.messages(run.window, run.rows[rows], columns.Decoding())
         for row, message in zip(rows.tolist(), found, strict=True):
             for key, offset in copies_of(message, self.config):
@@ -310,6 +313,8 @@ class QueueBuilder:
 
 def copies_of(message: StoredMessage, config: StoreConfig) -> Iterator[tuple[QueueKey, int]]:
     """The other queues that a message is in by multi-dispatch, and its offset in each."""
+    if _only_carries(message):
+        return iter(())
     return named_copies(message.properties, message.queue_id, config)
 
 
@@ -326,6 +331,18 @@ def named_copies(
             yield copy_key(name, queue_id, config), int(offset)
 
 
+def _only_carries(message: StoredMessage) -> bool:
+    """Whether a message has the properties of another one that it was made from.
+
+    RocketMQ 5 dispatches no message of a system topic to further queues, but a retried or delayed
+    message keeps the properties of its original (``MultiDispatchUtils.isNeedHandleMultiDispatch``).
+    4.9 gives these messages their own offsets. Property strings of 5.x end with the separator.
+    """
+    return (
+        message.topic.startswith(_SYSTEM_PREFIXES) or message.topic == delay.SCHEDULE_TOPIC
+    ) and message.properties_string.endswith(props.PROPERTY_SEPARATOR)
+
+
 def copy_key(name: str, queue_id: int, config: StoreConfig) -> QueueKey:
     """The queue for a name in INNER_MULTI_DISPATCH (``MultiDispatch.queueKey``)."""
     return name, 0 if is_lmq(name, config) else queue_id
@@ -333,7 +350,13 @@ def copy_key(name: str, queue_id: int, config: StoreConfig) -> QueueKey:
 
 def is_lmq(name: str, config: StoreConfig) -> bool:
     """Whether RocketMQ keeps a separate counter for a queue (``MixAll.isLmq``)."""
-    return config.enable_lmq and name.startswith(_LMQ_PREFIX)
+    if not name.startswith(LMQ_PREFIX):
+        return False
+    if config.enable_lmq is not None:
+        return config.enable_lmq
+    # RocketMQ's default is false. But if the broker's settings are not known, the name decides:
+    # only a broker with enableLmq has a use for such queues.
+    return config.enable_multi_dispatch is None
 
 
 def empty_queue(topic: str, queue_id: int) -> LogQueue:

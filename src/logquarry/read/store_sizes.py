@@ -1,52 +1,168 @@
-"""The sizes of a store's files: from the settings, or from the files."""
+"""The settings that a store's files show: file sizes, and which entries queues and index have.
+
+Each setting comes from the first of these that has it: the user's configuration, the files, the
+record that the store keeps (:mod:`logquarry.log.kept_settings`), RocketMQ's default. A
+configuration that the files contradict is an error, because reading or continuing the files with it
+would lose messages, or entries.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
-from logquarry.config import DEFAULT_COMMIT_LOG_FILE, StoreConfig
+from logquarry.config import DEFAULT_COMMIT_LOG_FILE, DIALECTS, StoreConfig
 from logquarry.errors import UsageError
 from logquarry.format import index, java, queue_entry, state_table
 from logquarry.format.index import IndexShape
-from logquarry.log.layout import StoreLayout, levels_text
-from logquarry.read.index import Index
+from logquarry.log.layout import (
+    CONSUME_QUEUE,
+    INDEX,
+    StoreFile,
+    StoreLayout,
+    fits_files,
+    levels_text,
+    shown_sizes,
+)
+from logquarry.read.index import Index, kept_shape, likely_shape
 from logquarry.read.index_tags import with_index_tags
+from logquarry.read.multi_dispatch import find_multi_dispatch
+
+logger = logging.getLogger(__name__)
+
+
+def with_entry_rules(layout: StoreLayout) -> StoreLayout:
+    """The layout with the settings that decide which entries queues and index have.
+
+    These are the dialect, index tags, multi-dispatch and LMQ. ``enable_multi_dispatch`` stays None
+    if nothing but the messages themselves can show it.
+    """
+    config, kept = layout.config, layout.kept_settings
+    if config.dialect is None:
+        dialect = kept.get("dialect") or DIALECTS[1 if layout.has_state_table else 0]
+        try:
+            config = config.in_dialect(dialect)
+        except UsageError:
+            # Settings that 3.1 does not have show a broker of 4.x.
+            config = config.in_dialect(DIALECTS[0])
+    if config.index_tags is None:
+        config = with_index_tags(layout).config.in_dialect(config.dialect)
+    if not config.is_3_1:
+        config = _with_multi_dispatch(config, layout)
+    return layout.with_config(config)
+
+
+def _with_multi_dispatch(config: StoreConfig, layout: StoreLayout) -> StoreConfig:
+    is_on, has_lmq = config.enable_multi_dispatch, config.enable_lmq
+    if is_on is not None and has_lmq is not None:
+        return config
+    found = None if is_on is False else find_multi_dispatch(layout)
+    if is_on is None:
+        is_on = True if found is not None else layout.kept_settings.get("enable_multi_dispatch")
+    if has_lmq is None and found is not None:
+        has_lmq = found.has_lmq
+    if has_lmq is None and config.enable_multi_dispatch is None:
+        # Without another sign, the name of such a queue decides.
+        has_lmq = layout.kept_settings.get("enable_lmq", True if is_on else None)
+    return dataclasses.replace(config, enable_multi_dispatch=is_on, enable_lmq=has_lmq)
 
 
 def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
-    """Complete the settings: missing sizes come from the files, else from RocketMQ's defaults.
+    """Complete the settings; see the head of this module.
 
     Delay levels too: with other levels, the delivery times in the schedule queues would look wrong.
 
+    Args:
+        config: the user's settings.
+        layout: the store's files; None for a new store.
+
     Raises:
-        UsageError: if the settings lack the shape of the index and its files do not determine it.
+        UsageError: if the files contradict the settings.
     """
-    log_size = queue_size = table_size = redo_size = 0
+    if layout is None:
+        config = config.in_dialect(config.dialect or DIALECTS[0])
+        config = dataclasses.replace(
+            config,
+            message_index_enable=config.message_index_enable is not False,
+            enable_multi_dispatch=bool(config.enable_multi_dispatch),
+            enable_lmq=bool(config.enable_lmq),
+        )
+        return _sized(config, {}, 0, 0, None)
+    require_own_settings(layout.with_config(config))
+    layout = with_entry_rules(layout.with_config(config))
+    config = layout.config
+    if layout.delay_levels_ms != config.delay_levels_ms:
+        levels = levels_text(layout.delay_levels_ms)
+        config = dataclasses.replace(config, message_delay_level=levels)
+    if config.message_index_enable is None:
+        kept = layout.kept_settings.get("message_index_enable")
+        is_on = _has_index(layout) if kept is None or layout.index_files else kept
+        config = dataclasses.replace(config, message_index_enable=is_on)
+    return _sized(
+        config,
+        _usable_sizes(layout),
+        layout.commit_log.file_size,
+        _common_size(layout),
+        layout,
+    )
+
+
+def _has_index(layout: StoreLayout) -> bool:
+    """Whether the store keeps an index: with messageIndexEnable=false RocketMQ makes no folder."""
+    return INDEX in layout.folders or not layout.commit_log.files or not layout.queue_names
+
+
+def _usable_sizes(layout: StoreLayout) -> dict[str, Any]:
+    """The recorded sizes that no file contradicts."""
+    kept = dict(layout.kept_settings)
+    for name, files in _sequences(layout):
+        if name in kept and not fits_files(kept[name], files):
+            del kept[name]
+    return kept
+
+
+def _sequences(layout: StoreLayout) -> Iterator[tuple[str, list[tuple[StoreFile, ...]]]]:
+    queues = [layout.queue(*name).files for name in layout.queue_names]
+    yield "mapped_file_size_commit_log", [layout.list_commit_log()]
+    yield "mapped_file_size_consume_queue", queues
+    yield "tran_state_table_mapped_file_size", [layout.state_table.files]
+    yield "tran_redo_log_mapped_file_size", [layout.redo_log.files]
+
+
+def _sized(
+    config: StoreConfig,
+    kept: dict[str, Any],
+    log_size: int,
+    queue_size: int,
+    layout: StoreLayout | None,
+) -> StoreConfig:
+    table_size = redo_size = 0
     if config.is_3_1 or (layout is not None and layout.has_state_table):
-        table_size = state_table.DEFAULT_UNITS_PER_FILE * state_table.UNIT_SIZE
-        redo_size = state_table.DEFAULT_UNITS_PER_FILE * queue_entry.UNIT_SIZE
+        table_size = kept.get(
+            "tran_state_table_mapped_file_size",
+            state_table.DEFAULT_UNITS_PER_FILE * state_table.UNIT_SIZE,
+        )
+        redo_size = kept.get(
+            "tran_redo_log_mapped_file_size",
+            state_table.DEFAULT_UNITS_PER_FILE * queue_entry.UNIT_SIZE,
+        )
     shape = config.index_shape
     if layout is not None:
-        log_size = layout.commit_log.file_size
-        queue_size = _common_size(layout)
         table_size = layout.state_table.file_size if layout.state_table.files else table_size
         redo_size = layout.redo_log.file_size if layout.redo_log.files else redo_size
         shape = shape or _shape_of(layout)
-        if layout.delay_levels_ms != config.delay_levels_ms:
-            levels = levels_text(layout.delay_levels_ms)
-            config = dataclasses.replace(config, message_delay_level=levels)
-        if config.index_tags is None:
-            config = dataclasses.replace(
-                config, index_tags=with_index_tags(layout).config.index_tags
-            )
     shape = shape or index.DEFAULT_SHAPE
     return dataclasses.replace(
         config,
-        mapped_file_size_commit_log=(
-            config.mapped_file_size_commit_log or log_size or DEFAULT_COMMIT_LOG_FILE
-        ),
+        mapped_file_size_commit_log=config.mapped_file_size_commit_log
+        or kept.get("mapped_file_size_commit_log")
+        or log_size
+        or DEFAULT_COMMIT_LOG_FILE,
         mapped_file_size_consume_queue=config.queue_file_size
+        or kept.get("mapped_file_size_consume_queue")
         or queue_size
         or queue_entry.DEFAULT_UNITS_PER_FILE * queue_entry.UNIT_SIZE,
         tran_state_table_mapped_file_size=config.state_table_file_size or table_size or None,
@@ -72,9 +188,48 @@ def _shape_of(layout: StoreLayout) -> IndexShape | None:
     for file in found:
         if file.shape is not None:
             return file.shape
-    if found:
-        raise UsageError(
-            f"{layout.root}: the sizes of its index files cannot be inferred: give "
-            "max_hash_slot_num and max_index_num in the configuration"
-        )
-    return None
+    if not found:
+        return kept_shape(layout)
+    shape = likely_shape(max(entry.size for entry in layout.index_files))
+    logger.warning(
+        "%s: no file of its index has an entry that shows its sizes: max_hash_slot_num=%d and "
+        "max_index_num=%d are assumed, as the files' size allows. If the broker has others, give "
+        "them in the configuration",
+        layout.root,
+        shape.slots,
+        shape.entries,
+    )
+    return shape
+
+
+def require_own_settings(layout: StoreLayout) -> None:
+    """Refuse a configuration with sizes of another store.
+
+    Raises:
+        UsageError: if the files contradict the configuration; it names both.
+    """
+    config = layout.config
+    if config.mapped_file_size_commit_log is not None:
+        layout.require_stated_size()
+    if config.queue_file_size is not None:
+        queues = [layout.queue(*name).files for name in layout.queue_names]
+        files = [file.size for files in queues for file in files]
+        agree = shown_sizes(queues) or (len(files) > 1 and len(set(files)) == 1)
+        if agree and not fits_files(config.queue_file_size, queues):
+            raise UsageError(
+                f"{layout.filesystem.full_path(CONSUME_QUEUE)}: its files have "
+                f"{_common_size(layout)} bytes, but mappedFileSizeConsumeQueue in the "
+                f"configuration is {config.mapped_file_size_consume_queue}: leave the setting out"
+            )
+    stated = config.index_shape
+    if stated is None or any(file.size == stated.file_size for file in layout.index_files):
+        return
+    plain = dataclasses.replace(config, max_hash_slot_num=None, max_index_num=None)
+    for file in Index(layout.with_config(plain)).files:
+        shape = file.shape
+        if shape is not None:
+            raise UsageError(
+                f"{layout.filesystem.full_path(file.path)}: it has {shape.slots} slots and room "
+                f"for {shape.entries} entries, but the configuration gives {stated.slots} "
+                f"(maxHashSlotNum) and {stated.entries} (maxIndexNum): leave both settings out"
+            )

@@ -195,10 +195,10 @@ class BaseReader(StoreReads):
     def _queues_from_log(self) -> tuple[Mapping[QueueKey, LogQueue], int]:
         """Read the whole log: the queues that its messages make, and the log's end."""
         from logquarry.read.log_queues import QueueBuilder
+        from logquarry.read.store_sizes import with_entry_rules
 
-        builder = QueueBuilder(self.config, self.layout.delay_levels_ms).add(
-            self._log_reader().events()
-        )
+        config = with_entry_rules(self.layout).config
+        builder = QueueBuilder(config, self.layout.delay_levels_ms).add(self._log_reader().events())
         end = self._log.min_offset if builder.log_end is None else builder.log_end
         self._log.set_end(end)
         return builder.queues(), end

@@ -27,6 +27,7 @@ import numpy as np
 from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import scratch_of
 from logquarry.disk.disk import Disk
+from logquarry.disk.keep_settings import keep_settings
 from logquarry.disk.locks import AbortFile, StoreLock
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.disk.service import Refusal, RunningFlags, Service
@@ -137,6 +138,7 @@ class StoreEngine:
             # seconds while another thread puts without a pause: each import waits for the GIL.
             codec.kernels()
             self.config = found.config
+            keep_settings(disk, root, found.config)
             self.files = self._open_files(found, was_unclean)
             self._end.callback(self.files.close)
             undo.callback(self._take_back)

@@ -259,7 +259,7 @@ class ManyWriter:
         encode = writer.encoder.encode_stored
         if self._has_kernels:
             columns = outgoing_arrow.columns_of_batch(
-                batch, writer.clock, stored=True, look=writer.config.enable_multi_dispatch
+                batch, writer.clock, stored=True, look=bool(writer.config.enable_multi_dispatch)
             )
             yield self._table(columns, encode)
         else:

@@ -23,6 +23,7 @@ from logquarry.config import StoreConfig
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile, StoreUnavailable
+from logquarry.format import properties as props
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import codec, columns
@@ -90,7 +91,7 @@ def parts_with_copies(
 ) -> dict[QueueKey, QueuePart]:
     """The entries of a run for each queue, also for the further queues of multi-dispatch."""
     parts = parts_of(followed)
-    if config.enable_multi_dispatch:
+    if config.enable_multi_dispatch is not False:
         _add_copies(window, followed, parts, config)
     return parts
 
@@ -100,8 +101,11 @@ def _add_copies(
 ) -> None:
     """Add the entries for further queues (``multiDispatchLmqQueue``)."""
     requests = run.requests
+    numbered = columns.rows_with_property(window, run.rows, props.INNER_MULTI_QUEUE_OFFSET)
+    queued = numbered[requests.is_dispatched[numbered]]
+    if not len(queued):
+        return
     units = units_of(requests.physical_offset, requests.size, requests.tags_code)
-    queued = np.flatnonzero(requests.is_dispatched)
     copies: dict[QueueKey, list[tuple[int, int]]] = {}
     found = columns.messages(window, run.rows[queued], Decoding())
     for row, message in zip(queued.tolist(), found, strict=True):

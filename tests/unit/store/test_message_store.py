@@ -319,6 +319,9 @@ def test_further_queues_of_a_message(tmp_path: Path) -> None:
     maker.units.clear()
     maker.write(tmp_path)
     with MessageStore.open(tmp_path) as store:
+        # The messages show it.
+        assert store.queues() == (("%LMQ%a", 0), ("copies", 2), ("orders", 2))
+    with MessageStore.open(tmp_path, config=StoreConfig(enable_multi_dispatch=False)) as store:
         assert store.queues() == (("orders", 2),)
     config = StoreConfig(enable_multi_dispatch=True)
     with MessageStore.open(tmp_path, config=config) as store:

@@ -52,8 +52,15 @@ def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.put(lq.Message("t", keys="k"))
     with lq.MessageStore.open(tmp_path, mode="rw") as store:
-        # The writer takes the kind of index from the files too.
-        assert store.config == dataclasses.replace(config(), index_tags=False)
+        # The writer takes the kinds of queues and index from the files too.
+        assert store.config == dataclasses.replace(
+            config(),
+            dialect="4.9",
+            index_tags=False,
+            message_index_enable=True,
+            enable_multi_dispatch=False,
+            enable_lmq=False,
+        )
         store.put(lq.Message("t"))
     with pytest.raises(lq.errors.CorruptStore):
         opened(tmp_path, mapped_file_size_commit_log=8192)

@@ -110,6 +110,32 @@ def next_separator(address: int, at: int, stop: int) -> int:
 
 
 @kernel
+def mark_named(
+    address: int, rows: Array, count: int, name: Array, shifts: Array, marks: Array
+) -> None:
+    """Mark the frames that have a property of this name (a search after Horspool).
+
+    ``shifts`` has for each byte how far the search may move if the byte is the last one that was
+    compared: its distance from the end of the name.
+    """
+    size = name.shape[0]
+    for i in range(count):
+        start = address + rows[i, POSITION] + rows[i, PROPS_AT]
+        stop = start + rows[i, PROPS_LENGTH]
+        at = start
+        while at + size < stop:
+            last = load_u8(at + size - 1)
+            if last == name[size - 1] and load_u8(at + size) == _NAME_VALUE:
+                k = 0
+                while k < size and load_u8(at + k) == name[k]:
+                    k += 1
+                if k == size and (at == start or load_u8(at - 1) == _PROPERTY):
+                    marks[i] = 1
+                    break
+            at += shifts[last]
+
+
+@kernel
 def parse_properties(
     address: int,
     rows: Array,

@@ -209,12 +209,16 @@ class TagsRule:
         return cls(any_time=topic == SCHEDULE_TOPIC)
 
     @classmethod
-    def of_writers(cls, topic: str, *, is_3_1: bool) -> TagsRule:
+    def of_writers(cls, key: QueueKey, *, is_3_1: bool) -> TagsRule:
         """The rule for a recovery, which knows the delay levels.
 
         RocketMQ 3.x took the delivery time from its clock, some milliseconds after the store time.
+        Queue -1 has the messages that a broker stored before it had loaded its levels.
         """
-        return cls(slack_ms=_CLOCK_MS if is_3_1 and topic == SCHEDULE_TOPIC else 0)
+        topic, queue_id = key
+        if topic != SCHEDULE_TOPIC:
+            return cls()
+        return cls(any_time=queue_id < 0, slack_ms=_CLOCK_MS if is_3_1 else 0)
 
 
 def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:

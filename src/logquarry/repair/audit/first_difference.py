@@ -387,7 +387,7 @@ class QueueAudits:
 
     def _audit(self, key: QueueKey, disk: Queue | None) -> QueueAudit:
         is_3_1 = self.transactions is not None or self._config.is_3_1
-        tags = TagsRule.of_writers(key[0], is_3_1=is_3_1)
+        tags = TagsRule.of_writers(key, is_3_1=is_3_1)
         return QueueAudit(key, disk, self._damage, tags)
 
     def take(self, run: Run | AuditedRun[EntryFacts]) -> None:

@@ -48,7 +48,7 @@ from logquarry.repair.audit.differences import (
     same_entries,
     within,
 )
-from logquarry.write.queue_writer import QueuePart, parts_of, units_of
+from logquarry.write.queue_writer import QueuePart, units_of
 
 _COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
 _CHUNK: Final = 1 << 16
@@ -116,13 +116,21 @@ class QueuesAudit:
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 
     # ------------------------------------------------------------------------------ run by run
-    def add(self, followed: Followed) -> None:
-        """Compare the frames of a run with their entries."""
+    def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
+        """Compare the frames of a run with their entries.
+
+        Args:
+            followed: the frames.
+            parts: the entries that the queues should have for them.
+        """
         requests = followed.requests
-        for key, part in parts_of(followed).items():
+        for key, part in parts.items():
             seen = self._of(key, int(part.offsets[0]))
             if not self._is_next_part(seen, part):
-                self._compare(key, {name: getattr(requests, name)[part.rows] for name in _COLUMNS})
+                values = {name: getattr(requests, name)[part.rows] for name in _COLUMNS}
+                # In a further queue a message has another queue offset than in its topic's.
+                values["queue_offset"] = part.offsets
+                self._compare(key, values)
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
         """Whether queues continue at some offsets, without a gap and without a smaller offset."""

@@ -25,6 +25,9 @@ from logquarry.log.walk import Run
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.queue_writer import QueuePart, parts_with_copies
 
+Parts = dict[QueueKey, QueuePart]
+"""The entries of some frames by queue."""
+
 
 class Facts(Protocol):
     """Collects facts about the frames of one run."""
@@ -98,48 +101,47 @@ class FrameFacts:
     and index.
 
     Args:
-        max_size: larger frames are reported; maxMessageSize.
+        config: settings of the store; frames above its maxMessageSize are reported.
 
     Attributes:
-        parts: dispatch requests and keys, in the log's order.
+        parts: dispatch requests and keys, and the entries by queue, in the log's order.
         oversized: physical offset and size of each frame that is too large.
         suspects: likewise for each frame whose topic or properties are no text.
     """
 
-    def __init__(self, max_size: int) -> None:
-        self.parts: list[Followed] = []
+    def __init__(self, config: StoreConfig) -> None:
+        self.parts: list[tuple[Followed, Parts]] = []
         self.oversized: list[tuple[int, int]] = []
         self.suspects: list[tuple[int, int]] = []
-        self._max_size = max_size
+        self._config = config
 
     @property
     def first_time(self) -> int:
         """Store time of the first frame in milliseconds."""
-        return int(self.parts[0].requests.store_timestamp[0])
+        return int(self.parts[0][0].requests.store_timestamp[0])
 
     @property
     def last_time(self) -> int:
         """Store time of the last frame in milliseconds."""
-        return int(self.parts[-1].requests.store_timestamp[-1])
+        return int(self.parts[-1][0].requests.store_timestamp[-1])
 
     def __call__(self, window: Window, followed: Followed) -> None:
         """Take some more frames."""
         rows = followed.rows
-        large = np.flatnonzero(rows[:, SIZE] > self._max_size).tolist()
+        large = np.flatnonzero(rows[:, SIZE] > self._config.max_message_size).tolist()
         for found, which in (
             (self.oversized, large),
             (self.suspects, columns.suspect_rows(window, rows)),
         ):
             found += [(window.base + int(rows[n, POSITION]), int(rows[n, SIZE])) for n in which]
         # The follower reuses these arrays.
-        self.parts.append(
-            replace(
-                followed,
-                rows=rows[:0],
-                key_hashes=followed.key_hashes.copy(),
-                key_numbers=followed.key_numbers.copy(),
-            )
+        kept = replace(
+            followed,
+            rows=rows[:0],
+            key_hashes=followed.key_hashes.copy(),
+            key_numbers=followed.key_numbers.copy(),
         )
+        self.parts.append((kept, parts_with_copies(window, followed, self._config)))
 
 
 class EntryFacts:
@@ -158,7 +160,7 @@ class EntryFacts:
     """
 
     def __init__(self, config: StoreConfig, *, with_transactions: bool = False) -> None:
-        self.parts: list[dict[QueueKey, QueuePart]] = []
+        self.parts: list[Parts] = []
         self.transactions: list[TransactionFrame] = []
         self.has_keys = False
         self.first_time = self.last_time = 0

@@ -26,7 +26,6 @@ from logquarry.disk.locks import StoreLock, alone_in
 from logquarry.disk.open_files import OpenFiles
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import UsageError
-from logquarry.format import index as index_format
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.filesystem import local_folder, local_store
@@ -218,7 +217,7 @@ def finish_into(
         _bring_out_cut_off(target, disk)
         there = [name for name in names if (target / name).exists()]
         layout = StoreLayout.open(root, config or StoreConfig())
-        settings = _settings(layout, config or StoreConfig(), there)
+        settings = with_sizes(config or StoreConfig(), layout)
         check_made_of(target, note, made_of(str(root), there, settings))
     return len(there) == len(names)
 
@@ -282,17 +281,6 @@ def _report(
         old=old,
         log_start=layout.commit_log.start,
     )
-
-
-def _settings(layout: StoreLayout, config: StoreConfig, names: Iterable[str]) -> StoreConfig:
-    """The settings with all sizes."""
-    if INDEX not in names and config.index_shape is None:
-        # Without an index its shape does not matter.
-        shape = index_format.DEFAULT_SHAPE
-        config = dataclasses.replace(
-            config, max_hash_slot_num=shape.slots, max_index_num=shape.entries
-        )
-    return with_sizes(config, layout)
 
 
 def _files_below(folder: Path) -> list[Path]:
@@ -360,7 +348,7 @@ class _Rebuild:
     def _built(
         self, layout: StoreLayout, report: RebuildReport, progress: Progress | None
     ) -> RebuildReport:
-        config = _settings(layout, self._config, self._names)
+        config = with_sizes(self._config, layout)
         queue_size, shape = config.queue_file_size, config.index_shape
         assert queue_size is not None and shape is not None
         log, likely_end = self._audit(layout, queue_size, is_live=report.is_live)

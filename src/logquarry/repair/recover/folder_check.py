@@ -192,7 +192,9 @@ def check_file_size(layout: StoreLayout) -> None:
     Raises:
         StoreUnavailable: if a message lies behind that size, or where another file begins: the
             settings belong to another store, and most of the log would be read as damage.
+        UsageError: if the configuration gives that size, and the files have another.
     """
+    layout.require_stated_size()
     files = layout.commit_log
     if layout.config.mapped_file_size_commit_log is None or not files.file_size:
         return

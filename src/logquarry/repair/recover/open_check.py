@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,8 @@ from logquarry.disk.locks import AbortFile
 from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable
 from logquarry.format.frame import Frame
+from logquarry.format.properties import INNER_MULTI_QUEUE_OFFSET
+from logquarry.log.columns import rows_with_property
 from logquarry.log.layout import (
     ABORT,
     CHECKPOINT,
@@ -188,7 +190,11 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         transactions = _find_transactions(
             layout, settings, end if is_recovered else checked_from, end
         )
-    pieces = _pieces(layout, start, end)
+    pieces, names_copies = _pieces(layout, start, end)
+    if settings.enable_multi_dispatch is None:
+        # What is put from now on is in further queues only if the messages so far are.
+        has_lmq = names_copies if settings.enable_lmq is None else settings.enable_lmq
+        settings = replace(settings, enable_multi_dispatch=names_copies, enable_lmq=has_lmq)
     return StoreFound(settings, end, pieces, ends, transactions=transactions)
 
 
@@ -206,8 +212,9 @@ def _find_transactions(
     return found
 
 
-def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[int, int], ...]:
-    """The stretches of a part of the log between the damage that a recovery has recorded.
+def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int, int], ...], bool]:
+    """The stretches of a part of the log between the damage that a recovery has recorded, and
+    whether a message there states its offsets in further queues.
 
     A message whose body alone is damaged keeps its queue offset.
 
@@ -215,7 +222,8 @@ def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[int, int],
         NeedsRecovery: if there is damage that no recovery has recorded.
     """
     if start >= end:
-        return ()
+        return (), False
+    names_copies = False
     known = known_damage(layout)
     pieces: list[tuple[int, int]] = []
     position = start
@@ -226,9 +234,12 @@ def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[int, int],
             if position < event.offset:
                 pieces.append((position, event.offset))
             position = event.offset + event.length
+        elif isinstance(event, Run) and not names_copies:
+            named = rows_with_property(event.window, event.rows, INNER_MULTI_QUEUE_OFFSET)
+            names_copies = bool(len(named))
     if position < end:
         pieces.append((position, end))
-    return tuple(pieces)
+    return tuple(pieces), names_copies
 
 
 def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from logquarry.config import StoreConfig
+from logquarry.config import DIALECTS, StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.disk.page_file import CheckpointFile
 from logquarry.errors import StoreUnavailable
@@ -188,7 +188,8 @@ class _Recovery:
     ) -> None:
         layout = StoreLayout.open(root, config)
         self._is_clean = not layout.has_abort if is_clean is None else is_clean
-        self.config = with_sizes(config, layout)
+        # RocketMQ 4.9.3 opens a store of 3.x as one of 4.x.
+        self.config = with_sizes(config.in_dialect(config.dialect or DIALECTS[0]), layout)
         self.root = root
         self._layout = layout
         self._target = target
@@ -290,7 +291,7 @@ class _Recovery:
             start = log.third_last()
             self._say(f"the log is read from {log.files[start].base} on, its third-last file")
         else:
-            by_index = config.message_index_enable and config.message_index_safe
+            by_index = bool(config.message_index_enable and config.message_index_safe)
             start = log.recent(self._times, index_safe=by_index)
             base = self._dispatch_from = log.files[start].base
             times = ", ".join(map(str, self._times))

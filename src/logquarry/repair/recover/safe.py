@@ -10,12 +10,10 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from logquarry.config import StoreConfig
 from logquarry.dialect31.recovery import TransactionCheck, UnitsPlan, keeps_transactions
 from logquarry.disk.open_files import OpenFiles
-from logquarry.errors import StoreUnavailable
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE, INDEX, StoreLayout
@@ -40,9 +38,6 @@ from logquarry.repair.recover.plan import (
     plan_queue,
 )
 from logquarry.units import Progress
-
-_LEAST_FILES: Final = 2
-"""Queue files that must have one size before a setting of another size counts as wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +232,6 @@ class _Planner:
         size = self._config.queue_file_size
         assert size is not None
         self._queues: dict[QueueKey, ConsumeQueue | None] = {}
-        self._check_queue_size(size)
         for queue in consume_queues(self._layout, self._files):
             key = queue.topic, queue.queue_id
             # A queue ignores files whose names are no multiple of an entry's size.
@@ -245,22 +239,6 @@ class _Planner:
             if reason is not None:
                 self._unusable[key] = reason
             self._queues[key] = queue if reason is None else None
-
-    def _check_queue_size(self, size: int) -> None:
-        """Refuse settings of another store.
-
-        Raises:
-            StoreUnavailable: if all queue files have one size, and the settings another.
-        """
-        layout = self._layout
-        files = [file for name in layout.queue_names for file in layout.queue(*name).files]
-        sizes = {file.size for file in files if file.size}
-        if len(files) >= _LEAST_FILES and len(sizes) == 1 and size not in sizes:
-            raise StoreUnavailable(
-                f"{layout.filesystem.full_path(files[0].path)}: {files[0].size} bytes, like all "
-                f"queue files, but the settings give {size}. Nothing was changed. Give the "
-                "settings of this store"
-            )
 
     def _plan_queues(self, queues: tuple[QueuePlan, ...]) -> None:
         for queue in queues:

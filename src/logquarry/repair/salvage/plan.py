@@ -15,19 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.config import StoreConfig
-from logquarry.errors import CorruptStore, UsageError
-from logquarry.format import index, sys_flag
-from logquarry.format import properties as props
+from logquarry.errors import CorruptStore
+from logquarry.format import sys_flag
 from logquarry.format.delay import parse_levels
-from logquarry.format.frame import BLANK, Frame
+from logquarry.format.frame import BLANK
 from logquarry.format.rows import SIZE
 from logquarry.log import columns
 from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
-from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_end import consume_queues, last_entries
-from logquarry.read.log_queues import MULTI_SEPARATOR, QueueKey
+from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.log import KnownBounds, LogAudit
 from logquarry.repair.audit.queue_offsets import QueueNotes, QueueStory, Range
@@ -45,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 Int64 = npt.NDArray[np.int64]
 Pause = Callable[[], None]
-
-_LMQ_PREFIX = "%LMQ%"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,36 +141,12 @@ class SalvagePlan:
 
 def settings_for(layout: StoreLayout, config: StoreConfig) -> StoreConfig:
     """Settings of the new store, with the sizes and delay levels of the old one."""
-    try:
-        found = with_sizes(config, layout)
-    except UsageError as error:
-        logger.warning("%s; using RocketMQ's default sizes of index files", error)
-        shape = index.DEFAULT_SHAPE
-        shaped = replace(config, max_hash_slot_num=shape.slots, max_index_num=shape.entries)
-        found = with_sizes(shaped, layout)
+    found = with_sizes(config, layout)
     levels = layout.delay_levels_ms
     if levels != parse_levels(found.message_delay_level) and not any(ms % 1_000 for ms in levels):
         words = " ".join(f"{ms // 1_000}s" for ms in levels)
         found = replace(found, message_delay_level=words)
-    if not found.enable_multi_dispatch and _has_copies(layout):
-        has_lmq = any(topic.startswith(_LMQ_PREFIX) for topic, _ in layout.queue_names)
-        found = replace(found, enable_multi_dispatch=True, enable_lmq=has_lmq)
     return found
-
-
-def _has_copies(layout: StoreLayout) -> bool:
-    """Whether the last message of any queue is a copy by multi-dispatch."""
-    log = CommitLog(layout)
-    for queue in consume_queues(layout):
-        entry = queue.last_entry
-        if entry is None or entry.is_filler:
-            continue
-        found = log.outcome_at(entry.physical_offset, check_crc=False)
-        if isinstance(found, Frame) and found.topic != queue.topic.encode("utf-8", "replace"):
-            names = props.decode_bytes(found.properties).get(props.INNER_MULTI_DISPATCH, "")
-            if queue.topic in names.split(MULTI_SEPARATOR):
-                return True
-    return False
 
 
 def plan_salvage(
@@ -214,6 +186,7 @@ class _Planner:
         self._log = layout.commit_log
         self._follower = Follower(self._config.delay_levels_ms)
         self._notes: dict[QueueKey, QueueNotes] = {}
+        self._has_copies = False
         self._framed: dict[QueueKey, Pairs] = {}
         self._halves: list[Int64] = []
         self._pieces: list[Piece] = []
@@ -278,7 +251,10 @@ class _Planner:
         self._place(run)
         for window, found in follow_run(self._follower, run):
             requests = found.requests
-            _note(self._notes, parts_with_copies(window, found, self._config))
+            parts = parts_with_copies(window, found, self._config)
+            _note(self._notes, parts)
+            entries = sum(len(part.rows) for part in parts.values())
+            self._has_copies |= bool(entries > np.count_nonzero(requests.is_dispatched))
             self._count(requests.topics, requests.topic_ids, requests.size)
             self._times(requests.store_timestamp)
         fields = columns.fixed_fields(
@@ -382,7 +358,7 @@ class _Planner:
         plan = self._plan
         try:
             # The queue offset of a copy is not in the field of its frame.
-            mends = not self._config.enable_multi_dispatch
+            mends = not self._config.enable_multi_dispatch and not self._has_copies
             for key, notes in self._notes.items():
                 story = plan.queues[key] = notes.story(mends=mends)
                 plan.queue_offsets.update(story.mended)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.disk.disk import Disk, LocalDisk
+from logquarry.disk.keep_settings import keep_settings
 from logquarry.disk.locks import AbortFile, alone_in, lock_folder
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import broker_config, fastjson, queue_entry
@@ -390,6 +391,7 @@ class _Target:
         apply_safe(recovery, self.disk, now_ms, progress=progress)
         AbortFile(self.disk, self.work).remove()
         self._keep_queue_files(plan)
+        keep_settings(self.disk, self.work, plan.config)
         # The report of this recovery is of no use for the new store.
         shutil.rmtree(quarantine(self.work), ignore_errors=True)
 

@@ -77,6 +77,7 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     ),
     "redo_log_wrong": ("damage", "the redo log of 3.x does not match the log"),
     "bad_config": ("damage", "an invalid file in config/"),
+    "bad_settings": ("note", "the settings that the store keeps cannot be read"),
     "checkpoint_missing": ("note", "there is no checkpoint"),
     "checkpoint_zero": ("note", "the checkpoint is all zeros"),
     "checkpoint_ahead": ("note", "the checkpoint is later than the last message"),

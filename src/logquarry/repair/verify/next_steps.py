@@ -56,6 +56,7 @@ STEPS: Final[Mapping[str, tuple[Action, str]]] = {
     "state_table_stale": (Action.NOTHING, ""),
     "redo_log_wrong": (Action.RECOVER, ""),
     "bad_config": (Action.RESTORE, ""),
+    "bad_settings": (Action.NOTHING, "nothing: the next writer replaces them"),
     "checkpoint_missing": (Action.NOTHING, "nothing: the next writer makes one"),
     "checkpoint_zero": (Action.NOTHING, "nothing: the next writer fills it"),
     "checkpoint_ahead": (Action.NOTHING, ""),

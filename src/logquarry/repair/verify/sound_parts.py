@@ -16,12 +16,11 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import STRETCH_BYTES, Stretch, StretchReader
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.index import Index
-from logquarry.read.index_tags import with_index_tags
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.store_sizes import with_entry_rules
 from logquarry.repair.audit.index_entries import EntryStream, IndexEntries, Place
 from logquarry.repair.audit.queues import has_entries
 from logquarry.repair.audit.runs import FrameFacts
-from logquarry.write.queue_writer import parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class SoundReader:
     """
 
     def __init__(self, layout: StoreLayout, stretch_bytes: int = STRETCH_BYTES) -> None:
-        self.layout = layout = with_index_tags(layout)
+        self.layout = layout = with_entry_rules(layout)
         self._bytes = stretch_bytes
         self._reader = StretchReader(layout)
         self._files = OpenFiles(layout)
@@ -96,7 +95,7 @@ class SoundReader:
         return found
 
     def _facts(self) -> FrameFacts:
-        return FrameFacts(self.layout.config.max_message_size)
+        return FrameFacts(self.layout.config)
 
     def _sound(self, run: Stretch, facts: FrameFacts) -> SoundRun | None:
         """A run, None if queues or index differ from it."""
@@ -105,8 +104,8 @@ class SoundReader:
         first = self._entries.first_from(run.start)
         last_keyed: int | None = None
         last_time = 0
-        for followed in facts.parts:
-            for key, part in parts_of(followed).items():
+        for followed, parts in facts.parts:
+            for key, part in parts.items():
                 queue = self._queue(key)
                 if queue is None or not has_entries(queue, part):
                     return None

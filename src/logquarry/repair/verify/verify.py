@@ -14,6 +14,7 @@ import numpy as np
 from logquarry.dialect31.recovery import TransactionCheck
 from logquarry.dialect31.unit_files import transaction_frames
 from logquarry.format import broker_config, durable_mark, fastjson
+from logquarry.log import kept_settings
 from logquarry.log.follow import Followed, Follower, dispatch_requests
 from logquarry.log.layout import (
     ABORT,
@@ -24,6 +25,7 @@ from logquarry.log.layout import (
     LOADS,
     LOCK,
     REDO_LOG,
+    SETTINGS,
     SIDECAR,
     STATE_TABLE,
     StoreLayout,
@@ -31,13 +33,13 @@ from logquarry.log.layout import (
 from logquarry.log.places import guided
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
-from logquarry.read.index_tags import with_index_tags
 from logquarry.read.log_end import known_damage, log_bound
 from logquarry.read.lost_messages import LostMessages, lost_messages
+from logquarry.read.store_sizes import require_own_settings, with_entry_rules
 from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.queues import QueuesAudit
-from logquarry.repair.audit.runs import AuditedRun, FrameFacts, audited, runs_ahead
+from logquarry.repair.audit.runs import AuditedRun, FrameFacts, Parts, audited, runs_ahead
 from logquarry.repair.verify.findings import VerifyReport
 from logquarry.repair.verify.sound_parts import SoundParts, SoundRun
 from logquarry.units import Progress
@@ -82,7 +84,11 @@ def verify_store(
 
     Returns:
         Findings of damage and notes. No content of the files raises an error.
+
+    Raises:
+        UsageError: if the files contradict the configuration.
     """
+    require_own_settings(layout)
     return _Verification(layout, progress, stretch_bytes, sound).run()
 
 
@@ -94,7 +100,7 @@ class _Verification:
         stretch_bytes: int,
         sound: SoundParts | None,
     ) -> None:
-        self.layout = layout = with_index_tags(layout)
+        self.layout = layout = with_entry_rules(layout)
         self.progress = progress
         self.stretch_bytes = stretch_bytes
         self.sound = sound
@@ -211,7 +217,7 @@ class _Verification:
             yield from runs_ahead(self.layout, self.stretch_bytes, self._facts)
 
     def _facts(self) -> FrameFacts:
-        return FrameFacts(self.layout.config.max_message_size)
+        return FrameFacts(self.layout.config)
 
     def _accept(self, run: _Facts | SoundRun) -> bool:
         if isinstance(run, AuditedRun):
@@ -238,8 +244,8 @@ class _Verification:
             self.last_time = max(self.last_time, run.last_time)
             self._frames(run)
         else:
-            for followed in run.facts.parts:
-                self._follow(followed)
+            for followed, parts in run.facts.parts:
+                self._follow(followed, parts)
             self._frames(run.facts)
 
     def _frames(self, facts: SoundRun | FrameFacts) -> None:
@@ -256,9 +262,9 @@ class _Verification:
                 size,
             )
 
-    def _follow(self, followed: Followed) -> None:
+    def _follow(self, followed: Followed, parts: Parts) -> None:
         requests = followed.requests
-        self.queues.add(followed)
+        self.queues.add(followed, parts)
         if not self.live:
             # Retention may delete index files during the walk: their keys would seem to be missing.
             self.index.add(followed)
@@ -361,8 +367,14 @@ class _Verification:
             self.report.add("unknown_file", path, 0, "ignored; RocketMQ may refuse to start")
 
     def _sidecar(self) -> None:
-        """Check the files of logquarry: the durable offset, and leftovers of interrupted work."""
+        """Check the files of logquarry: settings, durable offset, leftovers of interrupted work."""
         files = self.layout.filesystem
+        try:
+            kept_settings.decode(files.read(SETTINGS))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, RecursionError) as error:
+            self.report.add("bad_settings", SETTINGS, 0, str(error))
         for folder in _LEFTOVERS:
             for entry in files.list(folder):
                 reason = "left by interrupted work; you can remove it"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreUnavailable, UsageError
 from tests.helpers.small_store import bodies, config, facts, opened
 
 SIZE = 16_384
@@ -99,7 +99,7 @@ def test_another_size_than_the_settings_say(tmp_path: Path) -> None:
     written(tmp_path)
     settings = config(mapped_file_size_commit_log=3 * SIZE)
     before = facts(tmp_path)
-    with pytest.raises(StoreUnavailable, match="size of the log's files"):
+    with pytest.raises(UsageError, match="mappedFileSizeCommitLog"):
         lq.recover(tmp_path, config=settings)
     assert facts(tmp_path) == before
 

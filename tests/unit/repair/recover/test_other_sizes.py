@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import logquarry as lq
-from logquarry.errors import StoreUnavailable, UsageError
+from logquarry.errors import UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.salvage.salvage import salvage
@@ -40,7 +40,7 @@ def test_files_of_the_log_that_are_larger(tmp_path: Path, count: int, size: int)
     before = facts(root)
     wrong = config(mapped_file_size_commit_log=size)
     for apply in (False, True):
-        with pytest.raises(StoreUnavailable, match=rf"{size}.*right size"):
+        with pytest.raises(UsageError, match=rf"mappedFileSizeCommitLog .* is {size}:"):
             lq.recover(root, apply=apply, config=wrong)
     assert before.items() <= facts(root).items()
     lq.recover(root, apply=True, config=config())
@@ -57,9 +57,9 @@ def test_rebuild_and_salvage_refuse_other_sizes_of_log_files(tmp_path: Path, siz
     wrong = config(mapped_file_size_commit_log=size)
     arguments: tuple[dict[str, Any], ...] = ({}, {"apply": True}, {"into": tmp_path / "into"})
     for argument in arguments:
-        with pytest.raises(StoreUnavailable, match=rf"{size}.*right size"):
+        with pytest.raises(UsageError, match=rf"mappedFileSizeCommitLog .* is {size}:"):
             rebuild(root, config=wrong, **argument)
-    with pytest.raises(StoreUnavailable, match=rf"{size}.*right size"):
+    with pytest.raises(UsageError, match=rf"mappedFileSizeCommitLog .* is {size}:"):
         salvage(StoreLayout.open(root, wrong), tmp_path / "into")
     assert facts(root) == before
     assert not (tmp_path / "into").exists()
@@ -72,7 +72,8 @@ def test_files_of_queues(tmp_path: Path, size: int) -> None:
     written(root)
     before = facts(root)
     wrong = config(mapped_file_size_consume_queue=size)
-    with pytest.raises(StoreUnavailable, match=rf"400 bytes.*the settings give {size}\. Nothing"):
+    words = rf"400 bytes, but mappedFileSizeConsumeQueue .* is {size}:"
+    with pytest.raises(UsageError, match=words):
         lq.recover(root, apply=True, config=wrong)
     assert before.items() <= facts(root).items()
 
