@@ -225,19 +225,13 @@ class StoreLayout:
         bases = [file.base for file in self.list_commit_log()]
         found = find_other_log(self.filesystem, self._names, self.config, bases)
         if found is None and not bases:
-            found = find_missing_log(self.filesystem, self._names, self.config)
+            found = self.missing_log
         return found
 
-    def require_log(self) -> None:
-        """Refuse a store whose log is not here: its reader would find no message.
-
-        Raises:
-            UnsupportedStore: if the log is elsewhere, or is missing.
-        """
-        if not self.commit_log.files:
-            missing = find_missing_log(self.filesystem, self._names, self.config)
-            if missing is not None:
-                raise missing.error(self.root)
+    @property
+    def missing_log(self) -> LogPlace | None:
+        """For a store without log files: the evidence that it had messages, None without any."""
+        return find_missing_log(self.filesystem, self._names, self.config)
 
     def log_file(self, offset: int) -> str:
         """Path below the root of the log file that has, or would have, a physical offset."""

@@ -11,6 +11,7 @@ from logquarry.log.columns import Decoding
 from logquarry.log.filters import MessageFilter, names, tag_expression
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import Run
+from logquarry.read.missing_log import require_log
 from logquarry.read.selection import Selection, plan_read, read_in_order
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def runs(
 ) -> Iterator[Run]:
     """The frames before ``stop_offset`` that may pass a filter, in physical order."""
     batches.check_policy(on_damage)
-    layout.require_log()
+    require_log(layout)
     selection = Selection(wanted=wanted, stop_offset=stop_offset)
     plan = plan_read(layout, selection, skip_damage=on_damage == "skip")
     events = read_in_order(layout, plan, check_crc=check_crc)

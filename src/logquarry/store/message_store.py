@@ -56,6 +56,7 @@ class MessageStore(StoreReads):
         clock: Clock | None = None,
         broker: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        accept_loss: int | None = None,
     ) -> StoreWriter: ...
     @overload
     @staticmethod
@@ -67,6 +68,7 @@ class MessageStore(StoreReads):
         clock: Clock | None = None,
         broker: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        accept_loss: int | None = None,
     ) -> MessageStore: ...
     @staticmethod
     def open(
@@ -77,6 +79,7 @@ class MessageStore(StoreReads):
         clock: Clock | None = None,
         broker: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        accept_loss: int | None = None,
     ) -> MessageStore:
         """Open the store at a path or URL.
 
@@ -88,6 +91,9 @@ class MessageStore(StoreReads):
             clock: returns store times in milliseconds, for writing.
             broker: the ``broker`` of each message (default: the folder's name).
             storage_options: options of the file system, for a URL.
+            accept_loss: for ``"rw"``: the bytes of messages whose loss you accept. Without it,
+                a store that needs a recovery is not opened if the recovery would lose more than a
+                small share of what was on the disk.
 
         Raises:
             StoreNotFound: if there is no store, or if the folder to write holds other files.
@@ -95,9 +101,12 @@ class MessageStore(StoreReads):
                 feature of the store that logquarry does not support.
             StoreUnavailable: if another process has the store open for writing, or if the store
                 needs a recovery that opening cannot do.
+            LossRefused: if the recovery would lose more than ``accept_loss`` allows.
         """
         if mode == "rw":
-            return StoreWriter.start(path, config=config, clock=clock, broker=broker)
+            return StoreWriter.start(
+                path, config=config, clock=clock, broker=broker, accept_loss=accept_loss
+            )
         if mode != "r":
             raise UsageError(f'mode is "r" or "rw", not {mode!r}')
         return StoreReader.start(

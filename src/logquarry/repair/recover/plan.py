@@ -23,6 +23,7 @@ from logquarry.repair.audit.differences import names_damage
 from logquarry.repair.audit.first_difference import AuditedQueue
 from logquarry.repair.audit.index import entries_of_last, file_fault, sequence_fault
 from logquarry.repair.audit.log import damage_json
+from logquarry.repair.recover.loss import Loss
 
 RecoveryMode = Literal["safe", "rocketmq"]
 
@@ -94,6 +95,7 @@ class RecoveryPlan:
         damage: damage within the log, which stays.
         steps: the steps in their order.
         refused: why the store cannot be recovered in this mode, None if it can.
+        loss: what the recovery would lose, None if nothing.
     """
 
     root: str
@@ -105,6 +107,7 @@ class RecoveryPlan:
     damage: tuple[DamagedSpan, ...] = ()
     steps: tuple[Step, ...] = ()
     refused: str | None = None
+    loss: Loss | None = None
 
     @property
     def is_needed(self) -> bool:
@@ -123,10 +126,13 @@ class RecoveryPlan:
             "damage": damage_json(self.damage),
             "steps": [step.to_json() for step in self.steps],
             "refused": self.refused,
+            "loss": None if self.loss is None else self.loss.to_json(),
         }
 
     def summary(self, most: int = 12) -> Iterator[str]:
         """The plan in lines of text: the first ``most`` steps, and counts of the others."""
+        if self.loss is not None:
+            yield str(self.loss)
         yield from self.looked_at
         yield f"the log begins at {self.log_start} and will end at {self.log_end}"
         if self.damage:
@@ -139,7 +145,9 @@ class RecoveryPlan:
             yield f"and {count} more times: {name}"
 
     def lines(self) -> Iterator[str]:
-        """The plan in lines of text."""
+        """The plan in lines of text; what would be lost is the first."""
+        if self.loss is not None:
+            yield str(self.loss)
         yield from self.looked_at
         yield f"the log begins at {self.log_start} and will end at {self.log_end}"
         for span in self.damage:

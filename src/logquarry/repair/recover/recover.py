@@ -12,7 +12,7 @@ from pathlib import Path
 
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk, LocalDisk
-from logquarry.disk.locks import AbortFile, StoreLock
+from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreUnavailable
 from logquarry.log.filesystem import local_store
@@ -22,6 +22,7 @@ from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe
 from logquarry.repair.recover.folder_check import check_entries, refusal_to_change
+from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.open_check import find_store
 from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, Step, StepKind
 from logquarry.repair.recover.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
@@ -34,6 +35,7 @@ def recover(
     *,
     mode: RecoveryMode = "safe",
     apply: bool = False,
+    accept_loss: int | None = None,
     config: StoreConfig | None = None,
     clock: Clock | None = None,
     disk: Disk | None = None,
@@ -50,6 +52,9 @@ def recover(
         mode: ``safe`` keeps every message that is whole in the log; ``rocketmq`` gives RocketMQ's
             own outcome.
         apply: whether to apply the plan.
+        accept_loss: the bytes of messages whose loss you accept. A recovery that would lose more
+            than a small share of what was on the disk is refused without it
+            (:mod:`logquarry.repair.recover.loss`).
         config: settings of the store; missing sizes are inferred from the files.
         clock: names new index files, in milliseconds.
         disk: disk of the store.
@@ -61,6 +66,7 @@ def recover(
     Raises:
         StoreNotFound: if there is no store.
         UnsupportedStore: with ``apply``, if the store has a feature that a recovery would harm.
+        LossRefused: with ``apply``, if the recovery would lose more than ``accept_loss`` allows.
         StoreUnavailable: if a process has the store open; with ``apply`` also if the plan is
             refused or the disk fails.
         UsageError: if the store is not local, or the settings belong to another store.
@@ -68,7 +74,8 @@ def recover(
     root = local_store(path)
     settings = config or StoreConfig()
     layout = StoreLayout.open(root, settings)
-    unsupported = refusal_to_change(layout, Action.RECOVER, mode=mode)
+    may_lack_log = accept_loss is not None
+    unsupported = refusal_to_change(layout, Action.RECOVER, mode=mode, may_lack_log=may_lack_log)
     if not apply:
         if layout.is_live():
             raise StoreUnavailable(
@@ -79,18 +86,23 @@ def recover(
         if unsupported is not None:
             reason = str(unsupported).removeprefix(f"{root}: ")
             plan = dataclasses.replace(plan, steps=(), refused=reason)
+        elif plan.refused is None and plan.loss is not None:
+            plan = dataclasses.replace(plan, refused=plan.loss.refusal(accept_loss))
         return plan
     if unsupported is not None:
         raise unsupported
     disk = disk or LocalDisk()
+    if not is_lockable(root):
+        # Taking the lock makes a file: a refused recovery changes nothing.
+        check_entries(root)
+        _require_possible(_planned(root, mode, settings, None), accept_loss)
     lock = StoreLock(disk, root)
     try:
         check_entries(root)
         # A writer that crashed may have left files with their second name alone.
         NameGuard(disk).restore([root / COMMIT_LOG, root / INDEX])
         plan = _planned(root, mode, settings, progress)
-        if plan.refused is not None:
-            raise StoreUnavailable(f"{root}: {plan.refused}")
+        _require_possible(plan, accept_loss)
         if plan.is_needed:
             abort = AbortFile(disk, root)
             _carry_out(plan, disk, abort, clock or now_ms, progress)
@@ -98,6 +110,17 @@ def recover(
     finally:
         lock.release()
     return plan
+
+
+def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:
+    """Refuse a plan that cannot be applied, or that loses more than the user accepts.
+
+    Raises:
+        StoreUnavailable: if so.
+    """
+    if plan.refused is not None:
+        raise StoreUnavailable(f"{plan.root}: {plan.refused}")
+    require_consent(plan.root, plan.loss, accept_loss)
 
 
 def _planned(

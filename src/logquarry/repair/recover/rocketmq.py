@@ -49,6 +49,7 @@ from logquarry.repair.recover.java_queues import (
     WrittenFiles,
 )
 from logquarry.repair.recover.kept_entries import sync_files
+from logquarry.repair.recover.loss import find_loss
 from logquarry.repair.recover.plan import RecoveryPlan, Step, StepKind
 from logquarry.units import Clock, now_ms
 from logquarry.write.index_writer import IndexKeeper, IndexWriter
@@ -212,15 +213,18 @@ class _Recovery:
             refused = str(refusal)
         self._tell_of_queues()
         queues = self._dispatch.queues
+        end = self._log.max_offset
         return RocketmqPlan(
             root=str(self.root),
             mode="rocketmq",
             looked_at=tuple(self._looked_at),
             log_start=max(0, self._log.min_offset),
-            log_end=self._log.max_offset,
+            log_end=end,
             dispatch_from=self._dispatch_from,
             steps=() if refused else tuple(self._steps),
             refused=refused,
+            # An applied plan has changed the queues already.
+            loss=None if refused or self._disk else find_loss(self._layout, end=end),
             config=self.config,
             queue_ends={
                 key: queue.wrote_offset // UNIT_SIZE for key, queue in sorted(queues.items())

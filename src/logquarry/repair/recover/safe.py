@@ -29,6 +29,7 @@ from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, made_whole, torn_end
 from logquarry.repair.audit.runs import EntryFacts, runs_ahead
 from logquarry.repair.recover.folder_check import check_entries, leave_out, misnamed_files
+from logquarry.repair.recover.loss import find_loss
 from logquarry.repair.recover.plan import (
     IndexPlan,
     QueueAction,
@@ -160,6 +161,9 @@ class _Planner:
             dispatch_from=min(starts, default=log.end),
             damage=tuple(log.damage),
             steps=tuple(self._steps),
+            loss=find_loss(
+                layout, end=log.end, damage=log.damage, last_timestamp=log.last_timestamp
+            ),
             config=config,
             queues=queues,
             index=index,
