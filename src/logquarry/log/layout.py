@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import os
 import re
@@ -366,6 +367,23 @@ class StoreLayout:
             return None
         return mark.offset
 
+    @property
+    def cut_end(self) -> int | None:
+        """Where the last recovery ended the log, None if nothing shows that it still ends there.
+
+        RocketMQ's rules leave the bytes and the queue entries after that end in the files. The note
+        is void once a writer moves the durable offset on, or another program writes the checkpoint.
+        """
+        return None if self.durable_end is None or self.has_abort else self._listing.cut_end
+
+    def _find_cut_end(self) -> int | None:
+        try:
+            noted = json.loads(self.filesystem.read(DAMAGE))["log_end"]
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            # The readers of the noted damage report a file that is no such note.
+            return None
+        return self.durable_end if noted == self.durable_end else None
+
     def read_topics(self) -> dict[str, broker_config.TopicConfig]:
         """Topics by ``config/topics.json``; empty if the file is missing or not readable."""
         try:
@@ -441,6 +459,10 @@ class _Listing:
     @cached_property
     def durable_end(self) -> int | None:
         return self._layout._find_durable_end()
+
+    @cached_property
+    def cut_end(self) -> int | None:
+        return self._layout._find_cut_end()
 
 
 def _of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None) -> FileSequence:

@@ -22,7 +22,9 @@ def require_log(layout: StoreLayout) -> None:
         return
     missing = layout.missing_log
     if missing is not None:
-        reason = f"the log has no files{_link(layout)}, but {_known(layout)}: is a disk not mounted?"
+        reason = (
+            f"the log has no files{_link(layout)}, but {_known(layout)}: is a disk not mounted?"
+        )
         path = setting(layout.config, "storePathCommitLog")
         reason += f" (storePathCommitLog={path})" if path else ""
         raise dataclasses.replace(missing, reason=reason).error(layout.root)

@@ -37,7 +37,7 @@ from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import COMMIT_LOG, INDEX, StoreLayout
 from logquarry.read.fence import Action
 from logquarry.read.log_queues import QueueKey, is_lmq
-from logquarry.repair.recover.apply import apply_safe
+from logquarry.repair.recover.apply import apply_safe, note_end
 from logquarry.repair.recover.folder_check import check_entries, refusal_to_change
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.open_check import (
@@ -189,9 +189,7 @@ class StoreEngine:
         """Read the store's files, recover the store if necessary, and make ``abort``."""
         root = self.root
         if config.recovery == "rocketmq":
-            return recovered_store(
-                root, config, self.disk, self.clock, self._abort, accept_loss
-            )
+            return recovered_store(root, config, self.disk, self.clock, self._abort, accept_loss)
         try:
             found = find_store(root, config)
         except NeedsRecovery as error:
@@ -426,7 +424,11 @@ class StoreEngine:
             is_whole = self.queues.restore_lost()
             self.health.end_reads()
             self._flushing.queues.close()
+            log_end = self.log.wrote_offset
             self.files.close()
+            if self.files.keeps_tails:
+                # Bytes and queue entries of an earlier log may follow.
+                note_end(self.disk, self.root, log_end)
             if not (all(ended) and is_whole and failure is None):
                 return False
             self._abort.remove()

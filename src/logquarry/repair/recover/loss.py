@@ -87,8 +87,8 @@ class Loss:
         if not self.needs_consent or (accept_loss is not None and accept_loss >= self.bytes):
             return None
         return (
-            f"{self}. Nothing was changed. Bring the missing files back; or accept the loss with "
-            f"`logquarry recover --apply --accept-loss {self.bytes}`, in Python "
+            f"{self}. Nothing was changed. Bring back the files that have these messages; or accept "
+            f"the loss: `logquarry recover STORE --apply --accept-loss {self.bytes}`, in Python "
             f"accept_loss={self.bytes}"
         )
 
@@ -287,7 +287,7 @@ class _Search:
         return words
 
 
-_IS_MOUNTED: Final = "is a disk not mounted?"
+_IS_MOUNTED: Final = "a disk may not be mounted"
 
 
 def _pairs(units: Units, after: int | None) -> _Pairs:

@@ -154,7 +154,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         return StoreFound(with_sizes(config, None), 0, (), {})
     layout = StoreLayout.open(root, config)
     files = OpenFiles(layout)
-    queues = consume_queues(layout, files)
+    queues = consume_queues(layout, files, with_stale=True)
     queued = max((queue.last_physical_end or 0 for queue in queues), default=0)
     has_log = bool(layout.commit_log.files)
     settings = with_sizes(config, layout)

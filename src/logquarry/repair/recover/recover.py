@@ -133,6 +133,9 @@ def _planned(
         plan = plan_rocketmq(root, config)
         if plan.refused is not None:
             return plan
+        if layout.cut_end == plan.log_end and all(s.kind is StepKind.CUT for s in plan.steps):
+            # RocketMQ cuts in memory only: the note of an earlier recovery has the same effect.
+            plan = dataclasses.replace(plan, steps=())
     else:
         plan = plan_safe(root, with_sizes(config, layout), progress=progress)
     steps = list(plan.steps)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
-from logquarry.disk.page_file import CheckpointFile
+from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint, index, java
 from logquarry.format.checkpoint import Checkpoint
@@ -36,6 +36,7 @@ from logquarry.log.layout import (
 )
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
+from logquarry.repair.recover.apply import note_end
 from logquarry.repair.recover.java_dispatch import JavaDispatch
 from logquarry.repair.recover.java_log import JavaLog
 from logquarry.repair.recover.java_queues import (
@@ -63,11 +64,13 @@ class RocketmqPlan(RecoveryPlan):
         config: the store's settings, with all sizes.
         queue_ends: one past the last queue offset of each queue, as Java counts.
         checkpoint: the checkpoint after a shutdown.
+        has_log: whether any file of the log is left.
     """
 
     config: StoreConfig
     queue_ends: Mapping[QueueKey, int]
     checkpoint: Checkpoint
+    has_log: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,9 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     try:
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
         file.flush()
+        if result.plan.has_log:
+            note_end(disk, root, end)
+            DurableFile(disk, root / DURABLE, end, file.times).close()
     finally:
         file.close()
     return result.plan
@@ -230,6 +236,7 @@ class _Recovery:
                 key: queue.wrote_offset // UNIT_SIZE for key, queue in sorted(queues.items())
             },
             checkpoint=self._times,
+            has_log=bool(self._log.files),
         )
 
     @property

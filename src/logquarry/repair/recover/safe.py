@@ -122,7 +122,8 @@ class _Planner:
         torn = torn_end(layout, bounds)
         if torn is not None:
             self._words.append(f"the log ends at {torn}: the message there ends in zeros")
-        log = LogAudit(layout, bounds, stop=torn)
+        # What an earlier recovery decided holds, if no writer has worked on the store since.
+        log = LogAudit(layout, bounds, stop=layout.cut_end if torn is None else torn)
         damage = DamageMap(log.damage)
         is_3_1 = keeps_transactions(layout, config)
         transactions = TransactionCheck() if is_3_1 else None
@@ -242,7 +243,7 @@ class _Planner:
         assert size is not None
         self._queues: dict[QueueKey, ConsumeQueue | None] = {}
         self._check_queue_size(size)
-        for queue in consume_queues(self._layout, self._files):
+        for queue in consume_queues(self._layout, self._files, with_stale=True):
             key = queue.topic, queue.queue_id
             # A queue ignores files whose names are no multiple of an entry's size.
             reason = queue_fault(self._layout.queue(*key).files, size)
