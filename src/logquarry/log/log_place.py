@@ -65,8 +65,9 @@ class LogPlace:
 
     def error(self, root: str) -> UnsupportedStore:
         """The error of a reader or writer that needs the log."""
+        end = "" if self.reason.endswith("?") else "."
         return UnsupportedStore(
-            f"{root}: {self.reason}. {_NOTHING_READ} {_ADVICE[self.feature]}",
+            f"{root}: {self.reason}{end} {_NOTHING_READ} {_ADVICE[self.feature]}",
             feature=self.feature,
             evidence=self.evidence,
         )

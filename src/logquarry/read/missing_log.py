@@ -22,11 +22,10 @@ def require_log(layout: StoreLayout) -> None:
         return
     missing = layout.missing_log
     if missing is not None:
-        reason = (
-            f"the log has no files{_link(layout)}, but {_known(layout)}: is a disk not mounted?"
-        )
+        known = f"{_link(layout)}, but {_known(layout)}"
+        reason = f"the log has no files{known}: is a disk not mounted?"
         path = setting(layout.config, "storePathCommitLog")
-        reason += f" (storePathCommitLog={path})" if path else ""
+        reason = f"storePathCommitLog={path}: {reason}" if path else reason
         raise dataclasses.replace(missing, reason=reason).error(layout.root)
 
 

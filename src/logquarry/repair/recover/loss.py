@@ -13,7 +13,7 @@ message:
   zeros in its place, or a checkpoint that is later than the last message of the log.
 
 The loss of vouched messages needs the user's consent (``accept_loss``) if it exceeds the limits of
-:func:`_is_small`, or if files of the log that had them are missing (docs/recovery.md has the table).
+:func:`_is_small`, or if files of the log that had them are missing. docs/recovery.md has a table.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class Loss:
         if not self.needs_consent or (accept_loss is not None and accept_loss >= self.bytes):
             return None
         return (
-            f"{self}. Nothing was changed. Bring back the files that have these messages; or accept "
-            f"the loss: `logquarry recover STORE --apply --accept-loss {self.bytes}`, in Python "
-            f"accept_loss={self.bytes}"
+            f"{self}. Nothing was changed. Bring back the files that have these messages; or "
+            f"accept the loss: `logquarry recover STORE --apply --accept-loss {self.bytes}`, in "
+            f"Python accept_loss={self.bytes}"
         )
 
 
@@ -196,7 +196,7 @@ class _Search:
 
     @property
     def _lacks_file(self) -> bool:
-        """Whether the log certainly had files that are missing, without an entry that names them."""
+        """Whether the log certainly had files that are missing, even if no entry names them."""
         if any(span.kind == MISSING_FILE for span in self._damage):
             return True
         durable = self._durable or 0
