@@ -89,12 +89,17 @@ def recover(
         out.json(plan.to_json() | {"needed": plan.is_needed, "applied": apply and plan.is_needed})
     else:
         _show_recovery(out, plan, store, is_applied=apply)
-        if plan.refused is None and is_due:
+        consent = accept_loss
+        if plan.refused is not None:
+            # Without steps another reason than a loss refuses the plan.
+            consent = plan.loss.bytes if plan.loss is not None and plan.is_needed else None
+        if is_due and (plan.refused is None or consent is not None):
             words = ["recover", store, "--mode", mode] if mode != "safe" else ["recover", store]
+            if consent is not None:
+                words += ["--accept-loss", str(consent)]
             out.line()
-            if accept_loss is not None:
-                words += ["--accept-loss", str(accept_loss)]
-            out.line(f"next: {options.command_line(*words, '--apply', config=config)}")
+            what = "next" if plan.refused is None else "to accept the loss"
+            out.line(f"{what}: {options.command_line(*words, '--apply', config=config)}")
     if plan.refused is not None or is_due:
         click.get_current_context().exit(_FINDINGS if plan.refused is None else _REFUSED)
 

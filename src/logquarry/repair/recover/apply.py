@@ -137,6 +137,9 @@ class _Work:
             sync_files(self._disk, self._root, write_from=durable_until, log_end=self._plan.log_end)
             self._mark(checkpoint, self._plan.log_end)
             times = max(checkpoint.physic_timestamp, self._plan.last_timestamp)
+            if not self._plan.message_count:
+                # An empty log: later readers must not take it for one whose files are missing.
+                times = checkpoint.index_timestamp = 0
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
             checkpoint.flush()
             self._disk.remove(self._kept_path)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -173,7 +174,8 @@ class _Search:
     def loss(self) -> Loss | None:
         lost = self._lost()
         vouched = lost[self._is_vouched(lost)]
-        gone = max(0, (self._durable or 0) - self._end)
+        durable = self._durable or 0
+        gone = max(0, durable - self._end)
         gone += sum(span.length for span in self._damage if span.kind == MISSING_FILE)
         count, size = len(lost), max(int(lost[:, 1].sum()), gone)
         kept = self._end - self._log.start
@@ -185,13 +187,13 @@ class _Search:
         missing = vouched[self._is_missing(vouched)]
         is_missing = len(missing) > 0 or self._lacks_file
         known = kept + size
-        durable = max(int(vouched[:, 1].sum()), gone)
+        certain = max(int(vouched[:, 1].sum()), gone)
         return Loss(
             messages=count,
             bytes=size,
             known_bytes=known,
             reason=self._reason(lost, is_missing=is_missing),
-            needs_consent=is_missing or not _is_small(durable, known),
+            needs_consent=is_missing or not _is_small(certain, known),
         )
 
     @property
@@ -285,6 +287,21 @@ class _Search:
         if within:
             words += f", and {text.plural(within, 'message')} before that are damaged"
         return words
+
+
+def missing_files(layout: StoreLayout, end: int) -> Iterator[DamagedSpan]:
+    """The parts of a log without a file, between two files.
+
+    Args:
+        layout: the store's files.
+        end: physical offset of the log's end.
+    """
+    for file, following in pairwise(layout.commit_log.files):
+        start = file.base + layout.commit_log.file_size
+        if start < following.base < end:
+            reason = "there is no file for this part of the log"
+            path = layout.filesystem.full_path(layout.log_file(start))
+            yield DamagedSpan(start, following.base - start, MISSING_FILE, reason, path)
 
 
 _IS_MOUNTED: Final = "a disk may not be mounted"

@@ -16,7 +16,7 @@ from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreUnavailable
 from logquarry.log.filesystem import local_store
-from logquarry.log.layout import ABORT, COMMIT_LOG, DAMAGE, INDEX, StoreLayout
+from logquarry.log.layout import ABORT, CHECKPOINT, COMMIT_LOG, DAMAGE, INDEX, StoreLayout
 from logquarry.read.fence import Action
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
@@ -146,6 +146,10 @@ def _planned(
         if len(news) > 1:
             reason += f" and in {len(news) - 1} more places"
         steps.append(Step(StepKind.NOTE_DAMAGE, DAMAGE, None, None, reason))
+    try:
+        layout.read_checkpoint()
+    except ValueError as error:
+        steps.append(Step(StepKind.EXTEND, CHECKPOINT, None, None, str(error)))
     if layout.has_abort:
         reason = "the store was not shut down cleanly"
         steps.append(Step(StepKind.REMOVE, ABORT, None, None, reason))

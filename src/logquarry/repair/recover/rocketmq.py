@@ -50,7 +50,7 @@ from logquarry.repair.recover.java_queues import (
     WrittenFiles,
 )
 from logquarry.repair.recover.kept_entries import sync_files
-from logquarry.repair.recover.loss import find_loss
+from logquarry.repair.recover.loss import find_loss, missing_files
 from logquarry.repair.recover.plan import RecoveryPlan, Step, StepKind
 from logquarry.units import Clock, now_ms
 from logquarry.write.index_writer import IndexKeeper, IndexWriter
@@ -132,9 +132,12 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     file = CheckpointFile(disk, root / CHECKPOINT)
     try:
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
+        if not result.plan.has_log:
+            # Later readers must not take the empty log for one whose files are missing.
+            file.physic_timestamp = file.logics_timestamp = file.index_timestamp = 0
         file.flush()
         if result.plan.has_log:
-            note_end(disk, root, end)
+            note_end(disk, root, end, result.plan.damage)
             DurableFile(disk, root / DURABLE, end, file.times).close()
     finally:
         file.close()
@@ -220,6 +223,7 @@ class _Recovery:
         self._tell_of_queues()
         queues = self._dispatch.queues
         end = self._log.max_offset
+        gaps = tuple(missing_files(self._layout, end))
         return RocketmqPlan(
             root=str(self.root),
             mode="rocketmq",
@@ -229,8 +233,9 @@ class _Recovery:
             dispatch_from=self._dispatch_from,
             steps=() if refused else tuple(self._steps),
             refused=refused,
+            damage=gaps,
             # An applied plan has changed the queues already.
-            loss=None if refused or self._disk else find_loss(self._layout, end=end),
+            loss=None if refused or self._disk else find_loss(self._layout, end=end, damage=gaps),
             config=self.config,
             queue_ends={
                 key: queue.wrote_offset // UNIT_SIZE for key, queue in sorted(queues.items())
