@@ -38,12 +38,12 @@ def test_a_store_without_its_log_is_refused(
     shutil.copytree(scenario.store, root)
     before = files_below(root)
     planned = lq.recover(root, mode=mode, config=scenario.config)
-    assert planned.refused is not None and "knows of messages" in planned.refused
+    assert planned.refused is not None and "is a disk not mounted?" in planned.refused
     assert not planned.steps
-    with pytest.raises(lq.errors.UnsupportedStore, match="knows of messages"):
+    with pytest.raises(lq.errors.UnsupportedStore, match="is a disk not mounted"):
         lq.recover(root, mode=mode, config=scenario.config, apply=True)
     config = dataclasses.replace(scenario.config, recovery=mode)
-    with pytest.raises(lq.errors.UnsupportedStore, match="knows of messages"):
+    with pytest.raises(lq.errors.UnsupportedStore, match="is a disk not mounted"):
         lq.MessageStore.open(root, mode="rw", config=config)
     assert files_below(root) == before
 
