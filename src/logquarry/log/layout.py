@@ -374,15 +374,16 @@ class StoreLayout:
         RocketMQ's rules leave the bytes and the queue entries after that end in the files. The note
         is void once a writer moves the durable offset on, or another program writes the checkpoint.
         """
-        return None if self.durable_end is None or self.has_abort else self._listing.cut_end
+        cut = self._listing.cut_end
+        return None if cut is None or self.has_abort else cut
 
     def _find_cut_end(self) -> int | None:
         try:
             noted = json.loads(self.filesystem.read(DAMAGE))["log_end"]
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return self.durable_end if noted == self.durable_end else None
+        except (OSError, StoreNotFound, ValueError, TypeError, KeyError, RecursionError):
             # The readers of the noted damage report a file that is no such note.
             return None
-        return self.durable_end if noted == self.durable_end else None
 
     def read_topics(self) -> dict[str, broker_config.TopicConfig]:
         """Topics by ``config/topics.json``; empty if the file is missing or not readable."""

@@ -188,12 +188,13 @@ class _Search:
         is_missing = len(missing) > 0 or self._lacks_file
         known = kept + size
         certain = max(int(vouched[:, 1].sum()), gone)
+        is_one = len(vouched) == 1 and gone <= int(vouched[0, 1])
         return Loss(
             messages=count,
             bytes=size,
             known_bytes=known,
             reason=self._reason(lost, is_missing=is_missing),
-            needs_consent=is_missing or not _is_small(certain, known),
+            needs_consent=is_missing or not (is_one or _is_small(certain, known)),
         )
 
     @property

@@ -11,6 +11,7 @@ plan and applies it, over two kinds of files.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -141,7 +142,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
             DurableFile(disk, root / DURABLE, end, file.times).close()
     finally:
         file.close()
-    return result.plan
+    return dataclasses.replace(result.plan, loss=plan.loss)
 
 
 def recover_as_rocketmq(
