@@ -62,6 +62,15 @@ UNCLEAN = (
 )
 """Stores that were harmed, and what the real store made of each when it opened it."""
 
+LOST_FILES = ("last-log-gone", "noabort-last-log-gone")
+"""Stores with a log that a safe recovery refuses without consent: files of the log are missing."""
+
+CUT_FILES = (*LOST_FILES, "blank-lost", "crc-third-last-file", "noabort-crc-third-last-file")
+"""Stores of which RocketMQ's recovery drops whole files, so that its mode needs consent too."""
+
+ANY_LOSS = 1 << 40
+"""Consent to every loss, in bytes."""
+
 LOG_GONE = "log-gone"
 WITH_LOG = tuple(name for name in UNCLEAN if name != LOG_GONE)
 """Those that have a log: a store whose queues know of messages and that has none is refused."""

@@ -379,10 +379,10 @@ def test_a_log_on_another_disk(copied: Callable[[str], Path], stores: Path, tmp_
     before = state_of(root)
     config = StoreConfig.from_mapping({"storePathCommitLog": str(tmp_path / "other-disk")})
     for settings in (None, config):
-        with pytest.raises(UnsupportedStore, match="knows of messages") as raised:
+        with pytest.raises(UnsupportedStore, match="is a disk not mounted") as raised:
             lq.MessageStore.open(root, mode="rw", config=settings)
         assert raised.value.feature == "log_elsewhere"
-        with pytest.raises(UnsupportedStore, match="knows of messages"):
+        with pytest.raises(UnsupportedStore, match="is a disk not mounted"):
             lq.recover(root, apply=True, config=settings)
         # Salvage says what is lost, and is no success.
         assert not salvage(StoreLayout.open(root, settings)).plan.is_whole

@@ -13,7 +13,7 @@ from logquarry.disk.disk import LocalDisk
 from logquarry.repair.recover.plan import StepKind
 from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq
 from tests.conformance import test_store_facts as read_side
-from tests.conformance.golden_facts import LOG_GONE, UNCLEAN, WITH_LOG, Scenario
+from tests.conformance.golden_facts import ANY_LOSS, LOG_GONE, UNCLEAN, WITH_LOG, Scenario
 from tests.conformance.java_recovery import differences
 
 
@@ -41,7 +41,7 @@ def test_a_store_reads_as_the_real_one_and_goes_on(scenario: Scenario, store: Pa
     if not scenario.facts["load"]:
         pytest.skip("it does not load")
     config = dataclasses.replace(scenario.config, recovery="rocketmq")
-    with lq.MessageStore.open(store, mode="rw", config=config) as opened:
+    with lq.MessageStore.open(store, mode="rw", config=config, accept_loss=ANY_LOSS) as opened:
         read_side.test_get(scenario, opened)
         read_side.test_reading_a_queue_through_gives_its_messages(scenario, opened)
         found = [message.physical_offset for message in opened.scan()]
@@ -56,7 +56,7 @@ def test_a_store_reads_as_the_real_one_and_goes_on(scenario: Scenario, store: Pa
             assert answer.messages[0].physical_offset == result.physical_offset
             assert answer.messages[0].body == b"new"
     # After a clean shutdown it opens with the same messages, by RocketMQ's rules too.
-    with lq.MessageStore.open(store, mode="rw", config=config) as opened:
+    with lq.MessageStore.open(store, mode="rw", config=config, accept_loss=ANY_LOSS) as opened:
         assert opened.max_offset == results[-1].physical_offset + results[-1].size
         assert [m.body for m in opened.scan()][-300:] == [b"new"] * 300
 
@@ -99,7 +99,7 @@ def test_what_java_destroys_is_in_quarantine(golden: Path, tmp_path: Path) -> No
     plan = plan_rocketmq(store, config)
     aside = {step.file for step in plan.steps if step.kind is StepKind.SET_ASIDE}
     assert "commitlog/00000000000000049152" in aside
-    with lq.MessageStore.open(store, mode="rw", config=config):
+    with lq.MessageStore.open(store, mode="rw", config=config, accept_loss=ANY_LOSS):
         pass
     for name in aside:
         assert not (store / name).exists()

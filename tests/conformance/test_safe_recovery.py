@@ -15,7 +15,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.repair.verify.verify import verify_store
-from tests.conformance.golden_facts import WITH_LOG, Scenario
+from tests.conformance.golden_facts import ANY_LOSS, WITH_LOG, Scenario
 
 LOST_BY_THE_HARM = {
     "frame-head-only": 1,
@@ -64,7 +64,9 @@ def recovered(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> I
     shutil.copytree(scenario.store, root)
     files = [*root.glob("commitlog/*"), *root.glob("consumequeue/*/*/*")]
     before = {path.relative_to(root): path.read_bytes() for path in files}
-    with lq.MessageStore.open(root, config=scenario.config, mode="rw") as store:
+    with lq.MessageStore.open(
+        root, config=scenario.config, mode="rw", accept_loss=ANY_LOSS
+    ) as store:
         end = store.max_offset
         assert store.wait_dispatched(timeout=60)
     yield Recovered(scenario, root, before, end)
@@ -91,7 +93,9 @@ def test_nothing_that_stands_whole_is_lost(
     lines = (golden / "unclean" / "before-harm-expected.jsonl").read_text("utf-8").splitlines()
     had = {line["physicalOffset"]: line for line in map(json.loads, lines)}
     kept_by_java = {line["physicalOffset"] for line in scenario.expected}
-    with lq.MessageStore.open(root, config=scenario.config, mode="rw") as store:
+    with lq.MessageStore.open(
+        root, config=scenario.config, mode="rw", accept_loss=ANY_LOSS
+    ) as store:
         assert store.wait_dispatched(timeout=60)
         found = {message.physical_offset: message for message in store.scan(on_damage="skip")}
         assert len(had) - len(found) == LOST_BY_THE_HARM.get(name, 0)

@@ -282,7 +282,7 @@ def test_stale_frames_are_no_messages(golden: Path) -> None:
         if folder.name == LOG_GONE:
             # RocketMQ goes on with an empty log, although its checkpoint knows of messages.
             assert scenario.expected == []
-            with pytest.raises(UnsupportedStore, match="checkpoint knows of messages"):
+            with pytest.raises(UnsupportedStore, match="checkpoint knows of messages: is a disk"):
                 MessageStore.open(scenario.store, config=scenario.config)
             continue
         with MessageStore.open(scenario.store, config=scenario.config) as store:

@@ -306,7 +306,13 @@ class Moment(NamedTuple):
 def recover(root: Path, mode: RecoveryMode, disk: Disk | None = None) -> RecoveryPlan:
     """Recover a store as the command does."""
     return lq.recover(
-        root, mode=mode, apply=True, config=CONFIG, clock=FakeClock(LATER, step=1), disk=disk
+        root,
+        mode=mode,
+        apply=True,
+        accept_loss=1 << 40,
+        config=CONFIG,
+        clock=FakeClock(LATER, step=1),
+        disk=disk,
     )
 
 

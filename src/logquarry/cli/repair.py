@@ -39,11 +39,24 @@ _NAMES: Final = {"consumequeue": "consume queues", "index": "index"}
 @click.option(
     "--apply", is_flag=True, help="Do the steps.  [default: print them, and change nothing]"
 )
+@click.option(
+    "--accept-loss",
+    metavar="BYTES",
+    type=click.IntRange(min=0),
+    help="Recover the store although messages of up to BYTES bytes will be lost.  [default: refuse "
+    "a recovery that would lose more than a small share]",
+)
 @options.as_json
 @options.config
 @options.quiet
 def recover(
-    store: str, mode: RecoveryMode, apply: bool, as_json: bool, config: str | None, quiet: bool
+    store: str,
+    mode: RecoveryMode,
+    apply: bool,
+    accept_loss: int | None,
+    as_json: bool,
+    config: str | None,
+    quiet: bool,
 ) -> None:
     """Show the repairs that a store needs after a crash, or do them.
 
@@ -52,7 +65,8 @@ def recover(
     have the store open.
 
     Exit code 0 if there is nothing to do, or all steps are done; 1 if there are steps to do and
-    --apply is missing; 4 if a process has the store open, or the recovery cannot be done.
+    --apply is missing; 4 if a process has the store open, if the recovery cannot be done, or if it
+    would lose messages and --accept-loss is missing.
 
     Example: logquarry recover /data/store --apply
     """
@@ -61,20 +75,41 @@ def recover(
     from logquarry.repair.recover.recover import recover as recover_store
 
     with out.progress("recovering" if apply else "reading", in_bytes=True) as progress:
-        plan = recover_store(store, mode=mode, apply=apply, config=settings, progress=progress)
+        plan = recover_store(
+            store,
+            mode=mode,
+            apply=apply,
+            accept_loss=accept_loss,
+            config=settings,
+            progress=progress,
+        )
     is_due = plan.is_needed and not apply
     if as_json:
         out.json(plan.to_json())
     else:
         _show_recovery(out, plan, store, is_applied=apply)
-        if plan.refused is not None:
+        words = ["recover", store, "--mode", mode] if mode != "safe" else ["recover", store]
+        if plan.refused is not None and plan.loss is not None and plan.is_needed:
+            accept = "--accept-loss", str(plan.loss.bytes)
+            out.line()
+            out.line(
+                next_step.line(
+                    *words,
+                    *accept,
+                    "--apply",
+                    before="look for the lost files first. To accept the loss",
+                    config=config,
+                )
+            )
+        elif plan.refused is not None:
             out.line()
             out.line(next_step.after_refusal("recover", store, mode, config))
         elif apply and plan.is_needed:
             out.line()
             out.line(next_step.line("verify", store, config=config))
         if plan.refused is None and is_due:
-            words = ["recover", store, "--mode", mode] if mode != "safe" else ["recover", store]
+            if accept_loss is not None:
+                words += ["--accept-loss", str(accept_loss)]
             out.line("\n" + next_step.line(*words, "--apply", config=config))
     if plan.refused is not None or is_due:
         click.get_current_context().exit(
@@ -93,6 +128,8 @@ def _show_recovery(out: Output, plan: RecoveryPlan, store: str, *, is_applied: b
     else:
         verdict, colour = f"needs recovery, {count}; nothing was changed", "yellow"
     out.line(f"{text.printable(store)}: {out.style(text.printable(verdict), colour)}")
+    if plan.loss is not None and plan.refused is None:
+        out.line(out.style(text.printable(str(plan.loss)), "red"))
     length = text.size_text(plan.log_end - plan.log_start)
     ends = "ends" if is_applied or not plan.is_needed else "will end"
     log = f"the log begins at {plan.log_start} and {ends} at {plan.log_end}, {length}"
@@ -102,7 +139,8 @@ def _show_recovery(out: Output, plan: RecoveryPlan, store: str, *, is_applied: b
     ]
     _section(out, "damage, which stays in the log; readers skip it", damage)
     steps = [f"{number}. {step}" for number, step in enumerate(plan.steps, 1)]
-    _section(out, "done" if is_applied else "to do", steps)
+    title = "done" if is_applied else "to do" if plan.refused is None else "not done"
+    _section(out, title, steps)
 
 
 def _section(out: Output, title: str, lines: list[str]) -> None:

@@ -103,6 +103,14 @@ _BYTE_0: Final = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
 _PROC: Final = Path("/proc")
 
 
+def is_lockable(root: Path) -> bool:
+    """Whether the lock of a store can be taken without a change of any file."""
+    try:
+        return (root / LOCK).read_bytes() == _CONTENT
+    except OSError:
+        return False
+
+
 class StoreLock:
     """The lock of a store; creating the object takes the lock.
 

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import os
 import re
@@ -234,21 +235,13 @@ class StoreLayout:
         bases = [file.base for file in self.list_commit_log()]
         found = find_other_log(self.filesystem, self._names, self.config, bases)
         if found is None and not bases:
-            found = find_missing_log(self.filesystem, self._names, self.config)
+            found = self.missing_log
         return found
 
-    def require_log(self) -> None:
-        """Refuse a store whose log is not here: its reader would find no message.
-
-        Raises:
-            UnsupportedStore: if the log is elsewhere, or is missing.
-            UsageError: if the configuration gives another size of the log's files.
-        """
-        self.require_stated_size()
-        if not self.commit_log.files:
-            missing = find_missing_log(self.filesystem, self._names, self.config)
-            if missing is not None:
-                raise missing.error(self.root)
+    @property
+    def missing_log(self) -> LogPlace | None:
+        """For a store without log files: the evidence that it had messages, None without any."""
+        return find_missing_log(self.filesystem, self._names, self.config)
 
     def require_stated_size(self) -> None:
         """Refuse a size of the log's files that the files contradict: most would look damaged.
@@ -431,6 +424,24 @@ class StoreLayout:
             return None
         return mark.offset
 
+    @property
+    def cut_end(self) -> int | None:
+        """Where the last recovery ended the log, None if nothing shows that it still ends there.
+
+        RocketMQ's rules leave the bytes and the queue entries after that end in the files. The note
+        is void once a writer moves the durable offset on, or another program writes the checkpoint.
+        """
+        cut = self._listing.cut_end
+        return None if cut is None or self.has_abort else cut
+
+    def _find_cut_end(self) -> int | None:
+        try:
+            noted = json.loads(self.filesystem.read(DAMAGE))["log_end"]
+            return self.durable_end if noted == self.durable_end else None
+        except (OSError, StoreNotFound, ValueError, TypeError, KeyError, RecursionError):
+            # The readers of the noted damage report a file that is no such note.
+            return None
+
     def read_topics(self) -> dict[str, broker_config.TopicConfig]:
         """Topics by ``config/topics.json``; empty if the file is missing or not readable."""
         try:
@@ -506,6 +517,10 @@ class _Listing:
     @cached_property
     def durable_end(self) -> int | None:
         return self._layout._find_durable_end()
+
+    @cached_property
+    def cut_end(self) -> int | None:
+        return self._layout._find_cut_end()
 
 
 def _of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None) -> FileSequence:

@@ -42,9 +42,9 @@ _ADVICE: Final = {
         "names do not collide), leave storePathCommitLog out of --config, and read the copy."
     ),
     LOG_ELSEWHERE: (
-        "Copy the files of the broker's storePathCommitLog into commitlog/ of a copy of the store, "
-        "or make commitlog/ a link to that folder. If the log is lost, move consumequeue/, index/ "
-        "and checkpoint away: then the store is an empty one."
+        "Mount the disk, or make commitlog/ a link to the broker's storePathCommitLog. If the log "
+        "is lost, accept that with `logquarry recover --apply --accept-loss BYTES`, in Python with "
+        "accept_loss=BYTES: then the store is an empty one."
     ),
 }
 
@@ -65,8 +65,9 @@ class LogPlace:
 
     def error(self, root: str) -> UnsupportedStore:
         """The error of a reader or writer that needs the log."""
+        end = "" if self.reason.endswith("?") else "."
         return UnsupportedStore(
-            f"{root}: {self.reason}. {_NOTHING_READ} {_ADVICE[self.feature]}",
+            f"{root}: {self.reason}{end} {_NOTHING_READ} {_ADVICE[self.feature]}",
             feature=self.feature,
             evidence=self.evidence,
         )

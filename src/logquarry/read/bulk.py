@@ -14,6 +14,7 @@ from logquarry.log.columns import Decoding
 from logquarry.log.filters import MessageFilter, names, tag_expression
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import Run
+from logquarry.read.missing_log import require_log
 from logquarry.read.selection import Selection, plan_read, read_in_order
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def runs(
     batches.check_policy(on_damage)
     if damage is not None:
         arguments.instance(damage, "damage", batches.DamageLog, "a DamageLog")
-    layout.require_log()
+    require_log(layout)
     selection = Selection(wanted=wanted, stop_offset=stop_offset)
     plan = plan_read(layout, selection, skip_damage=on_damage == "skip")
     events = read_in_order(layout, plan, check_crc=check_crc)

@@ -202,6 +202,8 @@ class ConsumeQueue(Queue):
         queue_id: the queue, as its folder is named.
         log_min_offset: physical offset of the log's first byte.
         files: reads them (default: a new :class:`OpenFiles`).
+        with_stale: whether the queue includes the entries behind the end at which the last recovery
+            cut the log (:attr:`StoreLayout.cut_end`).
     """
 
     def __init__(
@@ -212,11 +214,13 @@ class ConsumeQueue(Queue):
         *,
         log_min_offset: int,
         files: OpenFiles | None = None,
+        with_stale: bool = False,
     ) -> None:
         self.topic = topic
         self.queue_id = queue_id
         self.log_min_offset = log_min_offset
         self._layout = layout
+        self._with_stale = with_stale
         self._reader = files or OpenFiles(layout)
         self._tail: tuple[int, int] | None = None
         self._min_offset: int | None = None
@@ -327,10 +331,14 @@ class ConsumeQueue(Queue):
 
         ``count`` entries of the file ``known`` are known to be written.
         """
+        cut = None if self._with_stale else self._layout.cut_end
         for index in range(len(self.files) - 1, -1, -1):
             is_known = known is not None and self.files[index].base == known.base
             units = self._file_units(index)
             written = _written_prefix(units, min(count, len(units)) if is_known else 0)
+            if written and cut is not None:
+                kept = np.flatnonzero(units["physical_offset"][:written] < cut)
+                written = int(kept[-1]) + 1 if len(kept) else 0
             if written:
                 return index, written
         # ConsumeQueue.recover() begins at the third-last file, and finds no entry there.

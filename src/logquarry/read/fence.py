@@ -25,6 +25,7 @@ from logquarry.read.features import (
     find_queue_kinds,
     rocksdb_config,
 )
+from logquarry.read.missing_log import require_log
 
 
 class Action(Enum):
@@ -107,11 +108,23 @@ def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
         raise error
 
 
-def refusal(layout: StoreLayout, action: Action, *, mode: str = "safe") -> UnsupportedStore | None:
-    """The error of :func:`require`, None if the store allows the action."""
+def refusal(
+    layout: StoreLayout, action: Action, *, mode: str = "safe", may_lack_log: bool = False
+) -> UnsupportedStore | None:
+    """The error of :func:`require`, None if the store allows the action.
+
+    Args:
+        layout: the store's files.
+        action: the action of the caller.
+        mode: ``rocketmq`` if the recovery is to be that of RocketMQ 4.9.3.
+        may_lack_log: whether the action is allowed if all files of the log are missing.
+    """
     try:
-        if action is not Action.SALVAGE:
-            layout.require_log()
+        if may_lack_log:
+            # This raises if files of the log are in other folders.
+            _ = layout.commit_log
+        elif action is not Action.SALVAGE:
+            require_log(layout)
     except UnsupportedStore as error:
         return error
     # Only the version of the writer depends on the index, which is read again for the settings.

@@ -103,12 +103,16 @@ def known_damage(layout: StoreLayout) -> DamageMap:
     return DamageMap(sorted(spans) if layout.durable_end is not None else ())
 
 
-def consume_queues(layout: StoreLayout, files: OpenFiles | None = None) -> list[ConsumeQueue]:
-    """All queues that have files."""
+def consume_queues(
+    layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
+) -> list[ConsumeQueue]:
+    """All queues that have files; ``with_stale`` as in :class:`ConsumeQueue`."""
     files = files or OpenFiles(layout)
     start = layout.commit_log.start
     return [
-        ConsumeQueue(layout, topic, queue_id, log_min_offset=start, files=files)
+        ConsumeQueue(
+            layout, topic, queue_id, log_min_offset=start, files=files, with_stale=with_stale
+        )
         for topic, queue_id in layout.queue_names
     ]
 

@@ -21,6 +21,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import LogSplit
 from logquarry.log.store_names import broker_names, find_stores
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, Event, ExpiredSpan, LogEnd
+from logquarry.read.missing_log import require_log
 from logquarry.read.selection import (
     Part,
     PlaceList,
@@ -152,7 +153,7 @@ def plan_tasks(
             start_offset=options.start.of(broker),
             stop_offset=options.stop.of(broker),
         )
-        layout.require_log()
+        require_log(layout)
         check_start(layout, selection, fail=options.fail_on_data_loss)
         stores.append(_Store(location, broker, layout, selection))
     whole = sum(file.size for store in stores for file in store.layout.commit_log.files)

@@ -56,6 +56,7 @@ class MessageStore(StoreReads):
         clock: Clock | None = None,
         broker: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        accept_loss: int | None = None,
     ) -> StoreWriter: ...
     @overload
     @staticmethod
@@ -67,6 +68,7 @@ class MessageStore(StoreReads):
         clock: Clock | None = None,
         broker: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        accept_loss: int | None = None,
     ) -> MessageStore: ...
     @staticmethod
     def open(
@@ -77,6 +79,7 @@ class MessageStore(StoreReads):
         clock: Clock | None = None,
         broker: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        accept_loss: int | None = None,
     ) -> MessageStore:
         """Open the store at a path or URL.
 
@@ -88,6 +91,9 @@ class MessageStore(StoreReads):
             clock: returns store times in milliseconds, for writing.
             broker: the ``broker`` of each message (default: the folder's name).
             storage_options: options of the file system, for a URL.
+            accept_loss: for ``"rw"``: the bytes of messages whose loss you accept. Without it,
+                a store that needs a recovery is not opened if the recovery would lose more than a
+                small share of what was on the disk.
 
         Raises:
             StoreNotFound: if there is no store, or if the folder to write holds other files.
@@ -95,6 +101,7 @@ class MessageStore(StoreReads):
                 feature of the store that logquarry does not support.
             StoreUnavailable: if another process has the store open for writing, or if the store
                 needs a recovery that opening cannot do.
+            LossRefused: if the recovery would lose more than ``accept_loss`` allows.
         """
         arguments.choice(mode, "mode", ("r", "rw"))
         arguments.optional(arguments.text, broker, "broker")
@@ -102,7 +109,9 @@ class MessageStore(StoreReads):
         takes = "a mapping of names to values"
         arguments.optional(arguments.mapping, storage_options, "storage_options", takes=takes)
         if mode == "rw":
-            return StoreWriter.start(path, config=config, clock=clock, broker=broker)
+            return StoreWriter.start(
+                path, config=config, clock=clock, broker=broker, accept_loss=accept_loss
+            )
         return StoreReader.start(
             path, config=config, broker=broker, storage_options=storage_options
         )

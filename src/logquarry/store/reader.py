@@ -29,6 +29,7 @@ from logquarry.read.fence import OtherQueues, other_queues, require_queue
 from logquarry.read.get_message import GetResult
 from logquarry.read.index import Index
 from logquarry.read.log_end import last_entries, log_bound, sound_bound
+from logquarry.read.missing_log import require_log
 from logquarry.store.read_rules import get_arguments, no_queue
 from logquarry.store.reads import StoreReads
 from logquarry.units import now_ms
@@ -75,7 +76,7 @@ class BaseReader(StoreReads):
     ) -> Self:
         """Open the store at a path or URL; see :meth:`MessageStore.open`."""
         layout = StoreLayout.open(path, config, storage_options)
-        layout.require_log()
+        require_log(layout)
         name = absolute(path).rstrip("/").rpartition("/")[2] or layout.root
         return cls(layout, broker=name if broker is None else broker)
 

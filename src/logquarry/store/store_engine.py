@@ -28,7 +28,7 @@ from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import scratch_of
 from logquarry.disk.disk import Disk
 from logquarry.disk.keep_settings import keep_settings
-from logquarry.disk.locks import AbortFile, StoreLock
+from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.disk.service import Refusal, RunningFlags, Service
 from logquarry.errors import StoreError, StoreNotFound, StoreUnavailable, UsageError
@@ -38,17 +38,18 @@ from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import COMMIT_LOG, INDEX, StoreLayout
 from logquarry.read.fence import Action
 from logquarry.read.log_queues import QueueKey, is_lmq
-from logquarry.read.store_sizes import with_sizes
-from logquarry.repair.recover.apply import apply_safe
+from logquarry.repair.recover.apply import apply_safe, note_end
 from logquarry.repair.recover.folder_check import check_entries, refusal_to_change
+from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.open_check import (
     NeedsRecovery,
     StoreFound,
+    check_before_lock,
     check_folder,
     find_store,
+    plan_to_open,
     recovered_store,
 )
-from logquarry.repair.recover.safe import plan_safe
 from logquarry.store.load.loading import Loads, Pending, pending_load
 from logquarry.store.log_feed import LogFeed
 from logquarry.store.log_growth import LogGrowth
@@ -76,6 +77,7 @@ class StoreEngine:
         config: its settings.
         clock: gives store times, in milliseconds.
         disk: the disk that the store is on.
+        accept_loss: the bytes of messages that a recovery may lose, None for a small share.
 
     Attributes:
         root: as given.
@@ -100,10 +102,19 @@ class StoreEngine:
         StoreNotFound: if the folder holds other files.
         UnsupportedStore: if writing would harm a feature of the store.
         StoreUnavailable: if another process has the store open, or if the store needs a recovery.
+        LossRefused: if that recovery would lose more than ``accept_loss`` allows.
         CorruptStore: if a file violates the format.
     """
 
-    def __init__(self, root: Path, config: StoreConfig, *, clock: Clock, disk: Disk) -> None:
+    def __init__(
+        self,
+        root: Path,
+        config: StoreConfig,
+        *,
+        clock: Clock,
+        disk: Disk,
+        accept_loss: int | None = None,
+    ) -> None:
         self.root = root
         self.clock = clock
         self.disk = disk
@@ -118,10 +129,15 @@ class StoreEngine:
             # The folder holds no store yet, or other files: check_folder decides.
             unsupported = None
         else:
-            unsupported = refusal_to_change(layout, Action.WRITE, mode=config.recovery)
+            unsupported = refusal_to_change(
+                layout, Action.WRITE, mode=config.recovery, may_lack_log=accept_loss is not None
+            )
         if unsupported is not None:
             raise unsupported
         check_folder(root)
+        if not is_lockable(root):
+            # Taking the lock makes a file: a refused opening changes nothing.
+            check_before_lock(root, config, accept_loss)
         disk.make_folders(root)
         with ExitStack() as undo:
             # These end last, both when the store is closed and when its opening fails.
@@ -130,7 +146,7 @@ class StoreEngine:
             self._abort = AbortFile(disk, root)
             pending = pending_load(root, config, disk, clock)
             was_unclean = self._abort.exists
-            found = self._find(config)
+            found = self._find(config, accept_loss)
             if not (root / COMMIT_LOG).is_dir():
                 disk.sync_parent(root)
             self._end.callback(self.health.end, f"{root}: the store was closed")
@@ -172,11 +188,11 @@ class StoreEngine:
         self._finish(pending)
 
     # ------------------------------------------------------------------------------------ start
-    def _find(self, config: StoreConfig) -> StoreFound:
+    def _find(self, config: StoreConfig, accept_loss: int | None) -> StoreFound:
         """Read the store's files, recover the store if necessary, and make ``abort``."""
         root = self.root
         if config.recovery == "rocketmq":
-            return recovered_store(root, config, self.disk, self.clock, self._abort)
+            return recovered_store(root, config, self.disk, self.clock, self._abort, accept_loss)
         try:
             found = find_store(root, config)
         except NeedsRecovery as error:
@@ -187,7 +203,8 @@ class StoreEngine:
                 # A file that a crash left with only its second name is part of the store. A file
                 # that is moved to quarantine must not reappear under its second name.
                 NameGuard(self.disk).restore([root / COMMIT_LOG, root / INDEX])
-            plan = plan_safe(root, with_sizes(config, StoreLayout.open(root, config)))
+            plan = plan_to_open(root, config)
+            require_consent(plan.root, plan.loss, accept_loss)
             for line in plan.summary():
                 logger.warning("%s: %s", root, line)
             apply_safe(plan, self.disk, self.clock)
@@ -412,7 +429,11 @@ class StoreEngine:
             is_whole = self.queues.restore_lost()
             self.health.end_reads()
             self._flushing.queues.close()
+            log_end = self.log.wrote_offset
             self.files.close()
+            if self.files.keeps_tails:
+                # Bytes and queue entries of an earlier log may follow.
+                note_end(self.disk, self.root, log_end)
             if not (all(ended) and is_whole and failure is None):
                 return False
             self._abort.remove()

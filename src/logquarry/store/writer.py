@@ -78,6 +78,7 @@ class BaseWriter(LiveReads, ServiceCalls):
         clock: Clock | None = None,
         broker: str | None = None,
         disk: Disk | None = None,
+        accept_loss: int | None = None,
     ) -> Self:
         """Open the store at a path to write to it; see :meth:`MessageStore.open`.
 
@@ -87,6 +88,7 @@ class BaseWriter(LiveReads, ServiceCalls):
             clock: gives store times, in milliseconds.
             broker: the ``broker`` of each message.
             disk: the disk that the store is on (default: the machine's).
+            accept_loss: the bytes of messages that a recovery may lose.
         """
         from logquarry.disk.disk import LocalDisk
         from logquarry.disk.lifetime import close_at_exit
@@ -95,7 +97,11 @@ class BaseWriter(LiveReads, ServiceCalls):
         # A program may change its working folder while the store is open.
         root = local_folder(path, "only a local store can be written")
         engine = StoreEngine(
-            root, settings_of(config), clock=clock or now_ms, disk=disk or LocalDisk()
+            root,
+            settings_of(config),
+            clock=clock or now_ms,
+            disk=disk or LocalDisk(),
+            accept_loss=accept_loss,
         )
         try:
             layout = StoreLayout.open(root, engine.config)

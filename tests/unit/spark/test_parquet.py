@@ -232,7 +232,7 @@ def test_there_are_not_too_many_tasks(
 
 def test_a_store_without_a_log_is_refused(store: Path) -> None:
     shutil.rmtree(store / "commitlog")
-    with pytest.raises(UnsupportedStore, match="knows of messages"):
+    with pytest.raises(UnsupportedStore, match="is a disk not mounted"):
         plan_tasks(ReadOptions(paths=(str(store),)))
 
 

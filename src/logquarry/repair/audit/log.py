@@ -83,9 +83,11 @@ def find_bounds(
         checkpoint: the store's checkpoint; all zeros without one.
     """
     entries = last_entries(layout, queues)
+    queued = entries[0].physical_offset + entries[0].size if entries else None
+    cut = layout.cut_end
     return KnownBounds(
         durable=layout.durable_end,
-        queued=entries[0].physical_offset + entries[0].size if entries else None,
+        queued=queued if cut is None or queued is None else min(queued, cut),
         is_closed=not layout.has_abort,
         dispatched_timestamp=checkpoint.logics_timestamp or None,
     )

@@ -154,7 +154,9 @@ class QueuesAudit:
 
     def _queue(self, key: QueueKey) -> ConsumeQueue:
         start = self.layout.commit_log.start
-        return ConsumeQueue(self.layout, *key, log_min_offset=start, files=self._files)
+        return ConsumeQueue(
+            self.layout, *key, log_min_offset=start, files=self._files, with_stale=True
+        )
 
     def _is_next_part(self, seen: _Seen, part: QueuePart) -> bool:
         """Whether a queue continues with exactly the entries of these messages."""

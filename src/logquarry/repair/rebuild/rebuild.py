@@ -58,6 +58,7 @@ from logquarry.repair.rebuild.build import (
 )
 from logquarry.repair.rebuild.queue_files import QueueFiles
 from logquarry.repair.recover.folder_check import check_file_size
+from logquarry.repair.recover.loss import find_loss, require_consent
 from logquarry.units import Clock, Progress, now_ms
 
 _BUILD: Final = "rebuild"
@@ -105,6 +106,8 @@ def rebuild(
         StoreUnavailable: if a process has the store open (in place), if another process uses
             ``into``, if the log's files have another size than ``config`` gives, or if the disk
             fails or is full; the store is unchanged.
+        LossRefused: in place, if the old queues point to messages that the log has lost, more than
+            a small share: recover the store first.
         UsageError: if a folder is invalid, or the settings belong to another store.
     """
     root = local_store(path)
@@ -365,6 +368,12 @@ class _Rebuild:
         )
         built = self._builder(job, progress)
         queues = built.queues
+        if self._target == self._root and queues is not None:
+            # The new queues would no longer show what the log has lost.
+            lost = find_loss(
+                layout, end=log.end, damage=log.damage, last_timestamp=log.last_timestamp
+            )
+            require_consent(layout.root, lost, None)
         report = dataclasses.replace(
             report, log_end=log.end, messages=log.count, damage=tuple(log.damage)
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -36,10 +36,12 @@ from logquarry.log.layout import (
     StoreLayout,
     quarantine,
 )
+from logquarry.log.walk import DamagedSpan
 from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_end import DamageMap
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.audit.differences import names_damage
+from logquarry.repair.audit.log import damage_json
 from logquarry.repair.recover.folder_check import REPORT
 from logquarry.repair.recover.kept_entries import KEPT_ENTRIES, load_kept, save_kept, sync_files
 from logquarry.repair.recover.plan import IndexPlan, QueueAction, StepKind, kept_entries
@@ -129,12 +131,15 @@ class _Work:
         log = self._mend_log()
         try:
             if self._plan.damage or (self._root / DAMAGE).is_file():
-                disk_json(self._disk, self._root / DAMAGE, _damage_document(self._plan))
+                note_end(self._disk, self._root, self._plan.log_end, self._plan.damage)
             self._mend_queues_and_index(log, checkpoint)
             log.flush(0)
             sync_files(self._disk, self._root, write_from=durable_until, log_end=self._plan.log_end)
             self._mark(checkpoint, self._plan.log_end)
             times = max(checkpoint.physic_timestamp, self._plan.last_timestamp)
+            if not self._plan.message_count:
+                # An empty log: later readers must not take it for one whose files are missing.
+                times = checkpoint.index_timestamp = 0
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
             checkpoint.flush()
             self._disk.remove(self._kept_path)
@@ -377,8 +382,14 @@ def disk_json(disk: Disk, path: Path, document: object) -> None:
     disk.replace(path, text.encode(errors="backslashreplace") + b"\n")
 
 
-def _damage_document(plan: SafePlan) -> dict[str, object]:
-    return {"log_end": plan.log_end, "damage": plan.to_json()["damage"]}
+def note_end(disk: Disk, root: Path, log_end: int, damage: Iterable[DamagedSpan] = ()) -> None:
+    """Note for later readers where the log ends, and which parts of it are damaged.
+
+    Raises:
+        StoreUnavailable: if the disk cannot store the note.
+    """
+    document = {"log_end": log_end, "damage": damage_json(damage)}
+    disk_json(disk, root / DAMAGE, document)
 
 
 class _IndexRest:

@@ -289,14 +289,14 @@ def _check_length(layout: StoreLayout, file: StoreFile) -> None:
 
 
 def refusal_to_change(
-    layout: StoreLayout, action: Action, *, mode: str = "safe"
+    layout: StoreLayout, action: Action, *, mode: str = "safe", may_lack_log: bool = False
 ) -> UnsupportedStore | None:
     """The refusal of :func:`logquarry.read.fence.refusal`, None if the store allows the action.
 
     Raises:
         StoreUnavailable: if the log is missing only because its files were renamed.
     """
-    found = refusal(layout, action, mode=mode)
+    found = refusal(layout, action, mode=mode, may_lack_log=may_lack_log)
     if found is not None and found.feature == LOG_ELSEWHERE:
         check_renamed(layout)
     return found

@@ -56,7 +56,15 @@ from logquarry.repair.audit.differences import FileFault, file_differences, queu
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.index import index_fault
 from logquarry.repair.recover.kept_entries import sync_files
-from logquarry.repair.recover.rocketmq import RocketmqRefuses, RocketmqResult, recover_as_rocketmq
+from logquarry.repair.recover.loss import require_consent
+from logquarry.repair.recover.plan import RecoveryPlan
+from logquarry.repair.recover.rocketmq import (
+    RocketmqRefuses,
+    RocketmqResult,
+    plan_rocketmq,
+    recover_as_rocketmq,
+)
+from logquarry.repair.recover.safe import SafePlan, plan_safe
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +160,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         return StoreFound(with_sizes(config, None), 0, (), {})
     layout = StoreLayout.open(root, config)
     files = OpenFiles(layout)
-    queues = consume_queues(layout, files)
+    queues = consume_queues(layout, files, with_stale=True)
     queued = max((queue.last_physical_end or 0 for queue in queues), default=0)
     has_log = bool(layout.commit_log.files)
     settings = with_sizes(config, layout)
@@ -261,7 +269,12 @@ def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
 
 
 def recovered_store(
-    root: Path, config: StoreConfig, disk: Disk, clock: Callable[[], int], abort: AbortFile
+    root: Path,
+    config: StoreConfig,
+    disk: Disk,
+    clock: Callable[[], int],
+    abort: AbortFile,
+    accept_loss: int | None,
 ) -> StoreFound:
     """Recover a store as RocketMQ does, and open it.
 
@@ -270,8 +283,14 @@ def recovered_store(
 
     Raises:
         StoreUnavailable: if RocketMQ would not start, or the disk fails.
+        LossRefused: if the recovery would lose more than ``accept_loss`` allows.
     """
-    if not _is_store(root):
+    if _is_store(root):
+        plan = plan_rocketmq(root, config)
+        if plan.refused is not None:
+            raise RocketmqRefuses(f"{root}: {plan.refused}")
+        require_consent(plan.root, plan.loss, accept_loss)
+    else:
         found = find_store(root, config)
         abort.make()
         return found
@@ -290,6 +309,38 @@ def recovered_store(
         # The durable offset will cover the log, which its writer may not have synced.
         sync_files(disk, root, write_from=plan.log_end, log_end=plan.log_end, parts=(COMMIT_LOG,))
     return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=result)
+
+
+def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) -> None:
+    """Refuse to open a store as it will be refused with its lock held. Changes nothing.
+
+    Raises:
+        CorruptFile: if the files have other sizes than the settings.
+        StoreUnavailable: if the store cannot be recovered.
+    """
+    if not _is_store(root):
+        return
+    plan: RecoveryPlan
+    if config.recovery == "rocketmq":
+        plan = plan_rocketmq(root, config)
+        if plan.refused is not None:
+            raise RocketmqRefuses(f"{root}: {plan.refused}")
+    else:
+        try:
+            find_store(root, config)
+            return
+        except NeedsRecovery:
+            plan = plan_to_open(root, config)
+    require_consent(plan.root, plan.loss, accept_loss)
+
+
+def plan_to_open(root: Path, config: StoreConfig) -> SafePlan:
+    """The safe plan of a store that needs a recovery before it is opened.
+
+    Raises:
+        StoreUnavailable: if it cannot be recovered.
+    """
+    return plan_safe(root, with_sizes(config, StoreLayout.open(root, config)))
 
 
 def _is_store(root: Path) -> bool:

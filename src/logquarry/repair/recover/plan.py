@@ -23,6 +23,7 @@ from logquarry.repair.audit.differences import names_damage
 from logquarry.repair.audit.first_difference import AuditedQueue
 from logquarry.repair.audit.index import entries_of_last, file_fault, sequence_fault
 from logquarry.repair.audit.log import damage_json
+from logquarry.repair.recover.loss import Loss
 from logquarry.text import plural
 
 RecoveryMode = Literal["safe", "rocketmq"]
@@ -97,6 +98,7 @@ class RecoveryPlan:
         damage: damage within the log, which stays.
         steps: the steps in their order.
         refused: why the store cannot be recovered in this mode, None if it can.
+        loss: what the recovery would lose, None if nothing.
         applied: whether the steps were done.
     """
 
@@ -110,6 +112,7 @@ class RecoveryPlan:
     steps: tuple[Step, ...] = ()
     refused: str | None = None
     applied: bool = field(default=False, compare=False)
+    loss: Loss | None = None
 
     @property
     def is_needed(self) -> bool:
@@ -130,10 +133,13 @@ class RecoveryPlan:
             "refused": self.refused,
             "needed": self.is_needed,
             "applied": self.applied,
+            "loss": None if self.loss is None else self.loss.to_json(),
         }
 
     def summary(self, most: int = 12) -> Iterator[str]:
         """The plan in lines of text: the first ``most`` steps, and counts of the others."""
+        if self.loss is not None:
+            yield str(self.loss)
         yield from self.looked_at
         yield f"the log begins at {self.log_start} and will end at {self.log_end}"
         if self.damage:
@@ -146,7 +152,9 @@ class RecoveryPlan:
             yield f"and {count} more times: {name}"
 
     def lines(self) -> Iterator[str]:
-        """The plan in lines of text."""
+        """The plan in lines of text; what would be lost is the first."""
+        if self.loss is not None:
+            yield str(self.loss)
         yield from self.looked_at
         yield f"the log begins at {self.log_start} and will end at {self.log_end}"
         for span in self.damage:

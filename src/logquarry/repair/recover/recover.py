@@ -13,7 +13,7 @@ from pathlib import Path
 from logquarry import arguments
 from logquarry.config import RECOVERIES, StoreConfig, settings_of
 from logquarry.disk.disk import Disk, LocalDisk
-from logquarry.disk.locks import AbortFile, StoreLock
+from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
 from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreUnavailable
 from logquarry.log.filesystem import local_store
@@ -23,6 +23,7 @@ from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe
 from logquarry.repair.recover.folder_check import check_entries, refusal_to_change
+from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.open_check import find_store
 from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, Step, StepKind
 from logquarry.repair.recover.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
@@ -35,6 +36,7 @@ def recover(
     *,
     mode: RecoveryMode = "safe",
     apply: bool = False,
+    accept_loss: int | None = None,
     config: StoreConfig | None = None,
     clock: Clock | None = None,
     disk: Disk | None = None,
@@ -51,6 +53,9 @@ def recover(
         mode: ``safe`` keeps every message that is whole in the log; ``rocketmq`` gives RocketMQ's
             own outcome.
         apply: whether to apply the plan.
+        accept_loss: the bytes of messages whose loss you accept. A recovery that would lose more
+            than a small share of what was on the disk is refused without it
+            (:mod:`logquarry.repair.recover.loss`).
         config: settings of the store; missing sizes are inferred from the files.
         clock: names new index files, in milliseconds.
         disk: disk of the store.
@@ -62,6 +67,7 @@ def recover(
     Raises:
         StoreNotFound: if there is no store.
         UnsupportedStore: with ``apply``, if the store has a feature that a recovery would harm.
+        LossRefused: with ``apply``, if the recovery would lose more than ``accept_loss`` allows.
         StoreUnavailable: if a process has the store open; with ``apply`` also if the plan is
             refused or the disk fails.
         UsageError: if the store is not local, or the settings belong to another store.
@@ -71,7 +77,8 @@ def recover(
     arguments.choice(mode, "mode", RECOVERIES)
     apply = arguments.flag(apply, "apply")
     layout = StoreLayout.open(root, settings)
-    unsupported = refusal_to_change(layout, Action.RECOVER, mode=mode)
+    may_lack_log = accept_loss is not None
+    unsupported = refusal_to_change(layout, Action.RECOVER, mode=mode, may_lack_log=may_lack_log)
     if not apply:
         if layout.is_live():
             raise StoreUnavailable(
@@ -82,18 +89,23 @@ def recover(
         if unsupported is not None:
             reason = str(unsupported).removeprefix(f"{root}: ")
             plan = dataclasses.replace(plan, steps=(), refused=reason)
+        elif plan.refused is None and plan.loss is not None:
+            plan = dataclasses.replace(plan, refused=plan.loss.refusal(accept_loss))
         return plan
     if unsupported is not None:
         raise unsupported
     disk = disk or LocalDisk()
+    if not is_lockable(root):
+        # Taking the lock makes a file: a refused recovery changes nothing.
+        check_entries(root)
+        _require_possible(_planned(root, mode, settings, None), accept_loss)
     lock = StoreLock(disk, root)
     try:
         check_entries(root)
         # A writer that crashed may have left files with their second name alone.
         NameGuard(disk).restore([root / COMMIT_LOG, root / INDEX])
         plan = _planned(root, mode, settings, progress)
-        if plan.refused is not None:
-            raise StoreUnavailable(f"{root}: {plan.refused}")
+        _require_possible(plan, accept_loss)
         if plan.is_needed:
             abort = AbortFile(disk, root)
             _carry_out(plan, disk, abort, clock or now_ms, progress)
@@ -102,6 +114,17 @@ def recover(
     finally:
         lock.release()
     return plan
+
+
+def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:
+    """Refuse a plan that cannot be applied, or that loses more than the user accepts.
+
+    Raises:
+        StoreUnavailable: if so.
+    """
+    if plan.refused is not None:
+        raise StoreUnavailable(f"{plan.root}: {plan.refused}")
+    require_consent(plan.root, plan.loss, accept_loss)
 
 
 def _planned(
@@ -114,6 +137,9 @@ def _planned(
         plan = plan_rocketmq(root, config)
         if plan.refused is not None:
             return plan
+        if layout.cut_end == plan.log_end and all(s.kind is StepKind.CUT for s in plan.steps):
+            # RocketMQ cuts in memory only: the note of an earlier recovery has the same effect.
+            plan = dataclasses.replace(plan, steps=())
     else:
         plan = plan_safe(root, with_sizes(config, layout), progress=progress)
     steps = list(plan.steps)
@@ -128,6 +154,10 @@ def _planned(
         if len(news) > 1:
             reason += f" and in {len(news) - 1} more places"
         steps.append(Step(StepKind.NOTE_DAMAGE, DAMAGE, None, None, reason))
+    try:
+        layout.read_checkpoint()
+    except ValueError as error:
+        steps.append(Step(StepKind.EXTEND, CHECKPOINT, None, None, str(error)))
     if layout.has_abort:
         reason = "the store was not shut down cleanly"
         steps.append(Step(StepKind.REMOVE, ABORT, None, None, reason))

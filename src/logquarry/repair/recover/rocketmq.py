@@ -11,6 +11,7 @@ plan and applies it, over two kinds of files.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from logquarry.config import DIALECTS, StoreConfig
 from logquarry.disk.disk import Disk
-from logquarry.disk.page_file import CheckpointFile
+from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint, index, java
 from logquarry.format.checkpoint import Checkpoint
@@ -36,6 +37,7 @@ from logquarry.log.layout import (
 )
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
+from logquarry.repair.recover.apply import note_end
 from logquarry.repair.recover.java_dispatch import JavaDispatch
 from logquarry.repair.recover.java_log import JavaLog
 from logquarry.repair.recover.java_queues import (
@@ -49,6 +51,7 @@ from logquarry.repair.recover.java_queues import (
     WrittenFiles,
 )
 from logquarry.repair.recover.kept_entries import sync_files
+from logquarry.repair.recover.loss import find_loss, missing_files
 from logquarry.repair.recover.plan import RecoveryPlan, Step, StepKind
 from logquarry.units import Clock, now_ms
 from logquarry.write.index_writer import IndexKeeper, IndexWriter
@@ -62,11 +65,13 @@ class RocketmqPlan(RecoveryPlan):
         config: the store's settings, with all sizes.
         queue_ends: one past the last queue offset of each queue, as Java counts.
         checkpoint: the checkpoint after a shutdown.
+        has_log: whether any file of the log is left.
     """
 
     config: StoreConfig
     queue_ends: Mapping[QueueKey, int]
     checkpoint: Checkpoint
+    has_log: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +133,16 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     file = CheckpointFile(disk, root / CHECKPOINT)
     try:
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
+        if not result.plan.has_log:
+            # Later readers must not take the empty log for one whose files are missing.
+            file.physic_timestamp = file.logics_timestamp = file.index_timestamp = 0
         file.flush()
+        if result.plan.has_log:
+            note_end(disk, root, end, result.plan.damage)
+            DurableFile(disk, root / DURABLE, end, file.times).close()
     finally:
         file.close()
-    return result.plan
+    return dataclasses.replace(result.plan, loss=plan.loss)
 
 
 def recover_as_rocketmq(
@@ -213,20 +224,26 @@ class _Recovery:
             refused = str(refusal)
         self._tell_of_queues()
         queues = self._dispatch.queues
+        end = self._log.max_offset
+        gaps = tuple(missing_files(self._layout, end))
         return RocketmqPlan(
             root=str(self.root),
             mode="rocketmq",
             looked_at=tuple(self._looked_at),
             log_start=max(0, self._log.min_offset),
-            log_end=self._log.max_offset,
+            log_end=end,
             dispatch_from=self._dispatch_from,
             steps=() if refused else tuple(self._steps),
             refused=refused,
+            damage=gaps,
+            # An applied plan has changed the queues already.
+            loss=None if refused or self._disk else find_loss(self._layout, end=end, damage=gaps),
             config=self.config,
             queue_ends={
                 key: queue.wrote_offset // UNIT_SIZE for key, queue in sorted(queues.items())
             },
             checkpoint=self._times,
+            has_log=bool(self._log.files),
         )
 
     @property

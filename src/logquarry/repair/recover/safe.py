@@ -27,6 +27,7 @@ from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, made_whole, torn_end
 from logquarry.repair.audit.runs import EntryFacts, runs_ahead
 from logquarry.repair.recover.folder_check import check_entries, leave_out, misnamed_files
+from logquarry.repair.recover.loss import find_loss
 from logquarry.repair.recover.plan import (
     IndexPlan,
     QueueAction,
@@ -116,7 +117,8 @@ class _Planner:
         torn = torn_end(layout, bounds)
         if torn is not None:
             self._words.append(f"the log ends at {torn}: the message there ends in zeros")
-        log = LogAudit(layout, bounds, stop=torn)
+        # What an earlier recovery decided holds, if no writer has worked on the store since.
+        log = LogAudit(layout, bounds, stop=layout.cut_end if torn is None else torn)
         damage = DamageMap(log.damage)
         is_3_1 = keeps_transactions(layout, config)
         transactions = TransactionCheck() if is_3_1 else None
@@ -155,6 +157,9 @@ class _Planner:
             dispatch_from=min(starts, default=log.end),
             damage=tuple(log.damage),
             steps=tuple(self._steps),
+            loss=find_loss(
+                layout, end=log.end, damage=log.damage, last_timestamp=log.last_timestamp
+            ),
             config=config,
             queues=queues,
             index=index,
@@ -232,7 +237,7 @@ class _Planner:
         size = self._config.queue_file_size
         assert size is not None
         self._queues: dict[QueueKey, ConsumeQueue | None] = {}
-        for queue in consume_queues(self._layout, self._files):
+        for queue in consume_queues(self._layout, self._files, with_stale=True):
             key = queue.topic, queue.queue_id
             # A queue ignores files whose names are no multiple of an entry's size.
             reason = queue_fault(self._layout.queue(*key).files, size)

@@ -140,7 +140,9 @@ class SoundReader:
         queue = self._queues.get(key)
         if queue is None and key in self._names:
             start = self.layout.commit_log.start
-            queue = ConsumeQueue(self.layout, *key, log_min_offset=start, files=self._files)
+            queue = ConsumeQueue(
+                self.layout, *key, log_min_offset=start, files=self._files, with_stale=True
+            )
             self._queues[key] = queue
         return queue
 

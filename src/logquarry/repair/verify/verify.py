@@ -205,7 +205,7 @@ class _Verification:
         if bound is not None and log.files:
             self._beyond(end)
             # An earlier recovery may have left queues and index behind the log's end.
-            self.stale = end < bound
+            self.stale = end < bound or self.layout.cut_end is not None
         return end
 
     def _guesses(self) -> Generator[_Facts | SoundRun]:
@@ -313,6 +313,7 @@ class _Verification:
                 end,
                 "bytes behind the log's end that are no frames",
                 last - end,
+                is_explained=self.layout.cut_end is not None,
             )
 
     # ----------------------------------------------------------------------------------- the rest

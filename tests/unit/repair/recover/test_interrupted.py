@@ -53,7 +53,7 @@ def comes_to(root: Path, tmp_path: Path, view: Callable[[Path], list[bytes]]) ->
     """
     whole = StoppedDisk()
     shutil.copytree(root, tmp_path / "whole")
-    lq.recover(tmp_path / "whole", apply=True, disk=whole, config=config())
+    lq.recover(tmp_path / "whole", apply=True, accept_loss=1 << 20, disk=whole, config=config())
     left = view(tmp_path / "whole")
     assert len(whole.order) > 30
     recovered: set[frozenset[tuple[str, bytes | None]]] = set()
@@ -61,10 +61,12 @@ def comes_to(root: Path, tmp_path: Path, view: Callable[[Path], list[bytes]]) ->
         copy = tmp_path / "copy"
         shutil.copytree(root, copy)
         with pytest.raises(KeyboardInterrupt):
-            lq.recover(copy, apply=True, disk=StoppedDisk(number), config=config())
+            lq.recover(
+                copy, apply=True, accept_loss=1 << 20, disk=StoppedDisk(number), config=config()
+            )
         interrupted = tree(copy)
         if interrupted not in recovered:
-            lq.recover(copy, apply=True, config=config())
+            lq.recover(copy, apply=True, accept_loss=1 << 20, config=config())
             assert view(copy) == left, f"call {number}, {whole.order[number]}"
             recovered.add(interrupted)
         shutil.rmtree(copy)

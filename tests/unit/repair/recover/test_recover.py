@@ -12,6 +12,7 @@ from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import frame
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import StoreLayout
+from logquarry.read.log_end import known_damage
 from logquarry.repair.recover.plan import StepKind
 from logquarry.testing.builder import StoreBuilder
 from tests.helpers.failing_disk import StoppedDisk
@@ -201,7 +202,7 @@ def test_a_topic_that_names_no_folder_needs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "y").exists() and not (tmp_path / "consumequeue" / "y").exists()
 
 
-def test_what_rocketmq_cuts_is_known_to_no_mark(tmp_path: Path) -> None:
+def test_the_end_of_a_cut_by_rocketmq_is_noted(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         for number in range(20):
             store.put(lq.Message("t", b"body %d" % number, keys="k"))
@@ -209,9 +210,10 @@ def test_what_rocketmq_cuts_is_known_to_no_mark(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"body 10", b"rotten!"))
     lq.recover(tmp_path, apply=True, config=config())
     (tmp_path / "abort").touch()
-    lq.recover(tmp_path, mode="rocketmq", apply=True, config=config())
-    assert StoreLayout.open(tmp_path, config()).durable_end is None
-    assert not (tmp_path / ".logquarry" / "damage.json").exists()
+    plan = lq.recover(tmp_path, mode="rocketmq", apply=True, config=config(), accept_loss=10_000)
+    layout = StoreLayout.open(tmp_path, config())
+    assert layout.durable_end == layout.cut_end == plan.log_end
+    assert not known_damage(layout)
 
 
 def test_an_index_of_another_store_goes(tmp_path: Path) -> None:

@@ -1,0 +1,333 @@
+"""What a recovery would lose, and whether the user has to accept it.
+
+A message is lost if a queue, the durable offset or the checkpoint knows it, and the recovered log
+does not have it. Entries of messages before the log's first offset are expired, not lost. Damage
+that an earlier recovery recorded was accepted then.
+
+The loss of messages that nothing vouches for is the normal end of a crash. These vouch for a
+message:
+
+- the durable offset, for every message before it, and for no other message;
+- without a durable offset, a clean shutdown, for every message that a queue names;
+- after a crash without a durable offset: frames after the message that are sound, a whole file of
+  zeros in its place, or a checkpoint that is later than the last message of the log.
+
+The loss of vouched messages needs the user's consent (``accept_loss``) if it exceeds the limits of
+:func:`_is_small`, or if files of the log that had them are missing. docs/recovery.md has a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry import text
+from logquarry.errors import StoreUnavailable
+from logquarry.format.frame import FIXED_SIZE_V1
+from logquarry.log.layout import COMMIT_LOG, StoreLayout
+from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader
+from logquarry.read.consume_queue import Queue, Units, has_message
+from logquarry.read.log_end import consume_queues, known_damage
+
+_SMALL_BYTES: Final = 64 << 10
+_SMALL_SHARE: Final = 10
+"""A loss of at most 64 KiB may be a tenth of the log."""
+_LARGE_BYTES: Final = 64 << 20
+_LARGE_SHARE: Final = 100
+"""A larger loss may be a hundredth of the log, and at most 64 MiB."""
+_MOST_COUNTED: Final = 20_000_000
+"""Lost entries that are compared, so that a message in several queues counts once."""
+_LARGEST_MESSAGE: Final = 64 << 20
+_LEAST_APART: Final = 2
+"""Entries that must name messages far behind the log before they count: one may be rot."""
+
+_Pairs = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The messages that a recovery would lose.
+
+    Attributes:
+        messages: number of messages that queues name. A message that multi-dispatch put into
+            several queues counts once, unless more than 20 million are lost.
+        bytes: their bytes; with a durable offset at least the bytes of the log that are missing
+            before it.
+        known_bytes: the bytes of the log that are known in total, lost ones included.
+        reason: where the messages were, in words.
+        needs_consent: whether the recovery needs ``accept_loss``.
+    """
+
+    messages: int
+    bytes: int
+    known_bytes: int
+    reason: str
+    needs_consent: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object of docs/json.md."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if not self.bytes:
+            return f"messages would be lost, their number is unknown: {self.reason}"
+        count = text.plural(self.messages, "message")
+        return f"{count} would be lost, {text.plural(self.bytes, 'byte')}: {self.reason}"
+
+    def refusal(self, accept_loss: int | None) -> str | None:
+        """Why the recovery is refused, None if it may go on.
+
+        Args:
+            accept_loss: the bytes whose loss the user accepts, None without consent.
+        """
+        if not self.needs_consent or (accept_loss is not None and accept_loss >= self.bytes):
+            return None
+        return (
+            f"{self}. Nothing was changed. Bring back the files that have these messages; or "
+            f"accept the loss: `logquarry recover STORE --apply --accept-loss {self.bytes}`, in "
+            f"Python accept_loss={self.bytes}"
+        )
+
+
+class LossRefused(StoreUnavailable):
+    """A recovery would lose messages, and the caller has not accepted that. Nothing was changed.
+
+    Attributes:
+        loss: the messages that would be lost.
+    """
+
+    def __init__(self, message: str, *, loss: Loss) -> None:
+        super().__init__(message)
+        self.loss = loss
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (str(self), self.loss)
+
+
+def _rebuilt(message: str, loss: Loss) -> LossRefused:
+    return LossRefused(message, loss=loss)
+
+
+def require_consent(root: str, loss: Loss | None, accept_loss: int | None) -> None:
+    """Refuse a recovery that would lose more than the user accepts.
+
+    Args:
+        root: the store's folder.
+        loss: the loss, None if there is none.
+        accept_loss: the bytes whose loss the user accepts, None without consent.
+
+    Raises:
+        LossRefused: if the loss needs consent.
+    """
+    reason = None if loss is None else loss.refusal(accept_loss)
+    if loss is not None and reason is not None:
+        raise LossRefused(f"{root}: {reason}", loss=loss)
+
+
+def find_loss(
+    layout: StoreLayout,
+    *,
+    end: int,
+    damage: Sequence[DamagedSpan] = (),
+    last_timestamp: int | None = None,
+) -> Loss | None:
+    """What the recovered log would lack of what the store knows; None if nothing.
+
+    Reads the queues from their ends back to the first entry that is not lost.
+
+    Args:
+        layout: the store's files before the recovery; its log without misnamed files.
+        end: physical offset at which the log will end.
+        damage: damage within the log.
+        last_timestamp: store time of the last message before ``end``, None if unknown.
+    """
+    return _Search(layout, end, damage, last_timestamp).loss()
+
+
+class _Search:
+    def __init__(
+        self,
+        layout: StoreLayout,
+        end: int,
+        damage: Sequence[DamagedSpan],
+        last_timestamp: int | None,
+    ) -> None:
+        self._layout = layout
+        self._log = layout.commit_log
+        self._end = max(end, self._log.start)
+        known = known_damage(layout)
+        self._damage = [span for span in damage if span.offset not in known]
+        self._last_timestamp = last_timestamp
+        self._durable = layout.durable_end
+        self._is_closed = not layout.has_abort
+        try:
+            checkpoint = layout.read_checkpoint()
+        except ValueError:
+            checkpoint = None
+        self._flushed = 0 if checkpoint is None else checkpoint.physic_timestamp
+
+    def loss(self) -> Loss | None:
+        lost = self._lost()
+        vouched = lost[self._is_vouched(lost)]
+        durable = self._durable or 0
+        gone = max(0, durable - self._end)
+        gone += sum(span.length for span in self._damage if span.kind == MISSING_FILE)
+        count, size = len(lost), max(int(lost[:, 1].sum()), gone)
+        kept = self._end - self._log.start
+        if not count and not gone:
+            if kept or self._log.files or self._flushed <= 0:
+                return None
+            reason = "the log has no files, but the checkpoint knows of messages"
+            return Loss(0, 0, 0, f"{reason}: {_IS_MOUNTED}", needs_consent=True)
+        missing = vouched[self._is_missing(vouched)]
+        is_missing = len(missing) > 0 or self._lacks_file
+        known = kept + size
+        certain = max(int(vouched[:, 1].sum()), gone)
+        is_one = len(vouched) == 1 and gone <= int(vouched[0, 1])
+        return Loss(
+            messages=count,
+            bytes=size,
+            known_bytes=known,
+            reason=self._reason(lost, is_missing=is_missing),
+            needs_consent=is_missing or not (is_one or _is_small(certain, known)),
+        )
+
+    @property
+    def _lacks_file(self) -> bool:
+        """Whether the log certainly had files that are missing, even if no entry names them."""
+        if any(span.kind == MISSING_FILE for span in self._damage):
+            return True
+        durable = self._durable or 0
+        return durable > self._end and self._log.at(durable - 1) is None
+
+    # ---------------------------------------------------------------------------------- entries
+    def _lost(self) -> _Pairs:
+        """Physical offset and size of each lost message, in the order of the log."""
+        lowest = min([self._end, *(span.offset for span in self._damage)])
+        found: list[_Pairs] = [np.empty((0, 2), np.int64)]
+        for queue in consume_queues(self._layout):
+            found += self._lost_of(queue, lowest)
+        pairs = np.concatenate(found)
+        if len(pairs) > _MOST_COUNTED:
+            return pairs
+        _, first = np.unique(pairs[:, 0], return_index=True)
+        return pairs[first]
+
+    def _lost_of(self, queue: Queue, lowest: int) -> Iterator[_Pairs]:
+        after: int | None = None
+        for segment in reversed(list(queue.segments())):
+            units = [found for _, found in queue.runs(segment.start, segment.start + segment.count)]
+            if not units:
+                continue
+            pairs = _pairs(np.concatenate(units), after)
+            reaching = pairs[pairs[:, 0] + pairs[:, 1] > lowest]
+            lost = reaching[self._lacks(reaching)]
+            if len(lost):
+                yield lost
+            if not len(reaching) and len(pairs):
+                return
+            if len(pairs):
+                after = int(pairs[0, 0])
+
+    def _lacks(self, pairs: _Pairs) -> npt.NDArray[np.bool_]:
+        """Which messages the recovered log does not have."""
+        starts, ends = pairs[:, 0], pairs[:, 0] + pairs[:, 1]
+        lacking: npt.NDArray[np.bool_] = ends > self._end
+        for span in self._damage:
+            lacking |= (starts < span.offset + span.length) & (ends > span.offset)
+        if self._durable is not None and self._is_closed:
+            # An earlier recovery cut the log there; the entries after it are stale.
+            lacking &= starts < self._durable
+        return lacking & (starts >= self._log.start)
+
+    # ------------------------------------------------------------------------------- which count
+    def _is_vouched(self, lost: _Pairs) -> npt.NDArray[np.bool_]:
+        """Which lost messages were on the disk for certain."""
+        starts = lost[:, 0]
+        if self._durable is not None:
+            return starts < self._durable
+        if self._is_closed or not len(lost):
+            return np.ones(len(lost), np.bool_)
+        known = self._last_timestamp
+        is_flushed = known is not None and 0 < known < self._flushed
+        if is_flushed or self._drops_frames():
+            return np.ones(len(lost), np.bool_)
+        vouched = starts < self._end
+        for file in self._log.files:
+            if file.base >= self._end:
+                vouched |= (starts >= file.base) & (starts < file.base + self._log.file_size)
+        return vouched | self._is_missing(lost)
+
+    def _drops_frames(self) -> bool:
+        """Whether sound frames follow the new end of the log."""
+        return LogReader(self._layout).find(self._end, self._log.end) is not None
+
+    def _is_missing(self, lost: _Pairs) -> npt.NDArray[np.bool_]:
+        """Which messages were in files that are missing."""
+        missing = np.ones(len(lost), np.bool_)
+        for file in self._log.files:
+            missing &= (lost[:, 0] < file.base) | (lost[:, 0] >= file.base + self._log.file_size)
+        if not self._log.files or np.count_nonzero(missing) >= _LEAST_APART:
+            return missing
+        return missing & (lost[:, 0] < self._log.end + self._log.file_size)
+
+    def _reason(self, lost: _Pairs, *, is_missing: bool) -> str:
+        if not self._log.files:
+            return f"the log has no files, but the queues point to them: {_IS_MOUNTED}"
+        if is_missing:
+            return f"files of the log are missing in {COMMIT_LOG}/: {_IS_MOUNTED}"
+        within = int(np.count_nonzero(lost[:, 0] < self._end))
+        if len(lost) and within == len(lost):
+            return f"the log is damaged from {int(lost[0, 0])} on"
+        words = f"the log will end at {self._end}"
+        if within:
+            words += f", and {text.plural(within, 'message')} before that are damaged"
+        return words
+
+
+def missing_files(layout: StoreLayout, end: int) -> Iterator[DamagedSpan]:
+    """The parts of a log without a file, between two files.
+
+    Args:
+        layout: the store's files.
+        end: physical offset of the log's end.
+    """
+    for file, following in pairwise(layout.commit_log.files):
+        start = file.base + layout.commit_log.file_size
+        if start < following.base < end:
+            reason = "there is no file for this part of the log"
+            path = layout.filesystem.full_path(layout.log_file(start))
+            yield DamagedSpan(start, following.base - start, MISSING_FILE, reason, path)
+
+
+_IS_MOUNTED: Final = "a disk may not be mounted"
+
+
+def _pairs(units: Units, after: int | None) -> _Pairs:
+    """Physical offsets and sizes of the entries that a queue can have had.
+
+    A queue's entries are in the order of the log: an entry that points behind a later one is rot.
+    """
+    units = units[has_message(units)]
+    pairs = np.stack(
+        [units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)], axis=1
+    )
+    pairs = pairs[(pairs[:, 1] >= FIXED_SIZE_V1) & (pairs[:, 1] <= _LARGEST_MESSAGE)]
+    pairs = pairs[pairs[:, 0] < np.iinfo(np.int64).max - _LARGEST_MESSAGE]
+    if not len(pairs):
+        return pairs
+    least = np.minimum.accumulate(pairs[::-1, 0])[::-1]
+    if after is not None:
+        least = np.minimum(least, after)
+    return pairs[pairs[:, 0] <= least]
+
+
+def _is_small(size: int, known: int) -> bool:
+    """Whether the loss of some bytes, of those that are known, needs no consent."""
+    is_little = size <= _SMALL_BYTES and size * _SMALL_SHARE <= known
+    return is_little or (size <= _LARGE_BYTES and size * _LARGE_SHARE <= known)
