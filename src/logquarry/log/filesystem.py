@@ -51,6 +51,10 @@ class FileView(ABC):
     def window(self, start: int, length: int) -> memoryview:
         """Bytes from ``start``: at least ``length`` bytes, or all up to the end of the file."""
 
+    def head(self, length: int) -> memoryview:
+        """The first ``length`` bytes, or all of a shorter file; no more are read."""
+        return self.window(0, length)[:length]
+
     def next_data(self, position: int) -> int:
         """The first position from ``position`` on that may hold data, ``size`` if there is none.
 
@@ -209,8 +213,13 @@ class _ArrowFile(FileView):
         self.size = size
         self._file = file
 
+    def head(self, length: int) -> memoryview:
+        return self._range(0, min(length, self.size))
+
     def window(self, start: int, length: int) -> memoryview:
-        length = min(max(length, REMOTE_RANGE), self.size - start)
+        return self._range(start, min(max(length, REMOTE_RANGE), self.size - start))
+
+    def _range(self, start: int, length: int) -> memoryview:
         if length <= 0:
             return memoryview(b"")
         try:

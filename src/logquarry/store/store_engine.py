@@ -35,11 +35,11 @@ from logquarry.format import delay
 from logquarry.log import codec
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import COMMIT_LOG, INDEX, StoreLayout
-from logquarry.read.fence import Action
+from logquarry.read.fence import Action, refusal
 from logquarry.read.log_queues import QueueKey, is_lmq
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe
-from logquarry.repair.recover.folder_check import check_entries, refusal_to_change
+from logquarry.repair.recover.folder_check import check_entries
 from logquarry.repair.recover.open_check import (
     NeedsRecovery,
     StoreFound,
@@ -112,12 +112,12 @@ class StoreEngine:
         self.recorder = StatsRecorder()
         self._closing = threading.Lock()
         try:
-            layout = StoreLayout.open(root, config)
+            layout = StoreLayout.open(root, config).by_content()
         except StoreNotFound:
             # The folder holds no store yet, or other files: check_folder decides.
             unsupported = None
         else:
-            unsupported = refusal_to_change(layout, Action.WRITE, mode=config.recovery)
+            unsupported = refusal(layout, Action.WRITE, mode=config.recovery)
         if unsupported is not None:
             raise unsupported
         check_folder(root)
@@ -184,7 +184,7 @@ class StoreEngine:
                 # A file that a crash left with only its second name is part of the store. A file
                 # that is moved to quarantine must not reappear under its second name.
                 NameGuard(self.disk).restore([root / COMMIT_LOG, root / INDEX])
-            plan = plan_safe(root, with_sizes(config, StoreLayout.open(root, config)))
+            plan = plan_safe(root, with_sizes(config, StoreLayout.open(root, config).by_content()))
             for line in plan.summary():
                 logger.warning("%s: %s", root, line)
             apply_safe(plan, self.disk, self.clock)

@@ -52,6 +52,7 @@ from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import FileFault, file_differences, queue_name
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.index import index_fault
+from logquarry.repair.recover.folder_check import refuse_wrong_names
 from logquarry.repair.recover.kept_entries import sync_files
 from logquarry.repair.recover.rocketmq import RocketmqRefuses, RocketmqResult, recover_as_rocketmq
 
@@ -145,6 +146,9 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     if not _is_store(root):
         return StoreFound(with_sizes(config, None), 0, (), {})
     layout = StoreLayout.open(root, config)
+    names = layout.by_content().log_names
+    if not names.are_right:
+        raise NeedsRecovery(str(names.error(layout.filesystem)))
     files = OpenFiles(layout)
     queues = consume_queues(layout, files)
     queued = max((queue.last_physical_end or 0 for queue in queues), default=0)
@@ -260,6 +264,9 @@ def recovered_store(
         found = find_store(root, config)
         abort.make()
         return found
+    misnamed = refuse_wrong_names(StoreLayout.open(root, config))
+    if misnamed is not None:
+        raise misnamed
     is_clean = not abort.exists
     abort.make()
     try:

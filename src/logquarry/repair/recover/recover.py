@@ -17,11 +17,11 @@ from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreUnavailable
 from logquarry.log.filesystem import local_store
 from logquarry.log.layout import ABORT, COMMIT_LOG, DAMAGE, INDEX, StoreLayout
-from logquarry.read.fence import Action
+from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe
-from logquarry.repair.recover.folder_check import check_entries, refusal_to_change
+from logquarry.repair.recover.folder_check import check_entries, refuse_wrong_names
 from logquarry.repair.recover.open_check import find_store
 from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, Step, StepKind
 from logquarry.repair.recover.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
@@ -67,8 +67,8 @@ def recover(
     """
     root = local_store(path)
     settings = config or StoreConfig()
-    layout = StoreLayout.open(root, settings)
-    unsupported = refusal_to_change(layout, Action.RECOVER, mode=mode)
+    layout = StoreLayout.open(root, settings).by_content()
+    unsupported = refusal(layout, Action.RECOVER, mode=mode)
     if not apply:
         if layout.is_live():
             raise StoreUnavailable(
@@ -104,9 +104,12 @@ def _planned(
     root: Path, mode: RecoveryMode, config: StoreConfig, progress: Progress | None
 ) -> RecoveryPlan:
     """The plan of a mode, with the steps of every mode: note the damage, remove ``abort``."""
-    layout = StoreLayout.open(root, config)
+    layout = StoreLayout.open(root, config).by_content()
     plan: RecoveryPlan
     if mode == "rocketmq":
+        misnamed = refuse_wrong_names(layout)
+        if misnamed is not None:
+            raise misnamed
         plan = plan_rocketmq(root, config)
         if plan.refused is not None:
             return plan

@@ -93,7 +93,7 @@ class _Verification:
         stretch_bytes: int,
         sound: SoundParts | None,
     ) -> None:
-        self.layout = layout = with_index_tags(layout)
+        self.layout = layout = with_index_tags(layout.by_content())
         self.progress = progress
         self.stretch_bytes = stretch_bytes
         self.sound = sound
