@@ -298,11 +298,12 @@ class StoreLayout:
         return self._listing.log_names
 
     def _find_log_names(self) -> LogNames:
-        ignored = list(self.ignored)
         files = [(file.path, file.base, file.size) for file in self._numbered(COMMIT_LOG)]
         found = identify_files(self.filesystem, files, largest=LARGEST_BASE)
-        renamed = {one.path for one in found.renames} - set(ignored)
-        self.ignored = [path for path in self.ignored if path not in renamed]
+        known = {path for path, _, _ in files} | {one.path for one in found.renames}
+        for entry in self.filesystem.list(COMMIT_LOG):
+            if (path := f"{COMMIT_LOG}/{entry.name}") not in known:
+                self._ignore(path)
         return found
 
     def _files_by_content(self) -> tuple[StoreFile, ...]:
@@ -463,7 +464,7 @@ class StoreLayout:
             # Offset arithmetic from any accepted base stays within 64 bits.
             if numbered and not entry.is_dir and int(name) <= LARGEST_BASE:
                 files.append(StoreFile(int(name), entry.size, f"{folder}/{name}"))
-            else:
+            elif folder != COMMIT_LOG or self._goes_by_names:
                 self._ignore(f"{folder}/{name}")
         return files
 

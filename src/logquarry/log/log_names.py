@@ -24,28 +24,24 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
 from logquarry.errors import LogquarryError, MisnamedFile
-from logquarry.format import frame, java, queue_entry
+from logquarry.format import queue_entry
 from logquarry.format.frame import Frame
 from logquarry.log.filesystem import Entry, FileSystem, FileView
+from logquarry.log.first_frames import first_frames, head_offset
 
 _COMMIT_LOG: Final = "commitlog"
 _CONSUME_QUEUE: Final = "consumequeue"
 _NAME_DIGITS: Final = 20
 RENAMING: Final = ".renaming"
 """Suffix of a file that a recovery is renaming; its name before the suffix is its right one."""
-_MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
-_MOST_FRAMES: Final = 32
-"""Frames of one file that vote."""
 _LEAST_FRAMES: Final = 2
 """Frames that must agree against a name that may be right, if no queue confirms them."""
-_SEARCHED: Final = 64 << 20
-"""Bytes of a file in which frames are searched. More are garbage: the file keeps its name."""
 _CHUNK: Final = 1 << 20
 _MOST_GAP: Final = 1 << 12
 """Files of the log that may be missing in a row: 4 TiB with files of 1 GiB."""
@@ -132,23 +128,6 @@ class LogNames:
 def right_path(base: int) -> str:
     """The path of the log file that begins at a physical offset."""
     return f"{_COMMIT_LOG}/{base:0{_NAME_DIGITS}d}"
-
-
-def head_offset(view: FileView) -> int | None:
-    """The physical offset in the first frame of a file; -1 if its first bytes are no frame.
-
-    None if the file is too short, or begins with zeros or a blank: then it shows nothing.
-    """
-    size = frame.HEAD.size
-    if view.size < size:
-        return None
-    head = bytes(view.head(size))
-    if len(head) < size:
-        return None
-    fields = frame.HEAD.struct.unpack(head)
-    if fields[1] in _MAGICS:
-        return int(fields[6])
-    return None if fields[1] == frame.MAGIC_BLANK or not any(head) else -1
 
 
 def contradicts_name(view: FileView, base: int | None) -> bool:
@@ -312,7 +291,7 @@ class _Identification:
 
     def _vote(self, item: _Item, view: FileView) -> None:
         votes: defaultdict[int, list[Frame]] = defaultdict(list)
-        for position, found in _first_frames(view):
+        for position, found in first_frames(view):
             base = found.physical_offset - position
             if 0 <= base <= self._largest:
                 votes[base].append(found)
@@ -500,38 +479,3 @@ class _Identification:
 def is_offset_name(name: str) -> bool:
     """Whether a name has the form of a physical offset, or of an offset in a queue."""
     return len(name) == _NAME_DIGITS and name.isascii() and name.isdigit()
-
-
-def _first_frames(view: FileView) -> Iterable[tuple[int, Frame]]:
-    """The first whole frames of a file with their positions, wherever in the log it begins."""
-    stop = min(view.size, _SEARCHED, java.INT_MAX)
-    data = view.window(0, stop)[:stop]
-    position, count = 0, 0
-    while count < _MOST_FRAMES:
-        position = _next_magic(data, position)
-        if position < 0 or position + frame.HEAD.size > len(data):
-            return
-        told = frame.HEAD.struct.unpack_from(data, position)[6]
-        found = frame.decode_at(data, position, base=told - position)
-        if isinstance(found, Frame):
-            yield position, found
-            count += 1
-            position += found.size
-        else:
-            position += 1
-
-
-def _next_magic(data: memoryview, position: int) -> int:
-    """The next position at which a frame may start, -1 if there is none."""
-    at_magic = frame.HEAD.offsets["magic"]
-    magics = [magic.to_bytes(4, "big") for magic in _MAGICS]
-    while position + at_magic < len(data):
-        start = position + at_magic
-        chunk = bytes(data[start : start + _CHUNK])
-        hits = [hit for magic in magics if (hit := chunk.find(magic)) >= 0]
-        if hits:
-            return position + min(hits)
-        if len(chunk) < _CHUNK:
-            return -1
-        position += _CHUNK - len(magics[0]) + 1
-    return -1

@@ -32,6 +32,7 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     },
     MISSING_FILE: ("damage", "a file of the log is missing"),
     TORN_TAIL: ("damage", "bytes after the log's last frame that are neither a frame nor zeros"),
+    "misnamed_file": ("damage", "a file of the log whose frames belong to another name"),
     "wrong_file_size": ("damage", "a file whose size differs from that of its neighbours"),
     "suspect_text": ("damage", "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": ("damage", "the log has messages of a queue that has no files"),

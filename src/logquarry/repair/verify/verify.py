@@ -198,7 +198,15 @@ class _Verification:
         return self.queues.is_next(run.queues) and self.index.is_next(run.entries[0])
 
     def _log_files(self) -> None:
-        log = self.layout.commit_log
+        log, names = self.layout.commit_log, self.layout.log_names
+        for one in names.renames:
+            reason = f"{one.reason}; `logquarry recover` renames it"
+            self.report.add("misnamed_file", one.path, one.base, reason)
+        for path, why in names.strangers:
+            reason = f"{why}; `logquarry recover` moves it to quarantine"
+            self.report.add("misnamed_file", path, 0, reason)
+        for path, reason in names.doubts:
+            self.report.add("misnamed_file", path, 0, reason)
         for found in file_differences(log.files, log.file_size):
             # The walk over the log reports missing files.
             if found.fault in (FileFault.SIZE, FileFault.EMPTY_LAST):
