@@ -222,7 +222,7 @@ class StoreLayout:
         folder, _, name = path.rpartition("/")
         is_log = folder == COMMIT_LOG and is_offset_name(name)
         if is_log and self._goes_by_names and contradicts_name(view, int(name)):
-            self._require_right_names(path)
+            self.require_right_names(path)
         return view
 
     @property
@@ -243,7 +243,7 @@ class StoreLayout:
         if self._goes_by_names and has_doubtful_name(
             self.filesystem, [(file.path, file.base) for file in files], size
         ):
-            self._require_right_names()
+            self.require_right_names()
         # RocketMQ's file size is an int, and positions in a file are 32 bits wide here too: bytes
         # beyond that are no part of a log.
         return FileSequence(files, min(size, java.INT_MAX))
@@ -310,8 +310,16 @@ class StoreLayout:
         files = self._find_log_names().files
         return tuple(StoreFile(file.base, file.size, file.path) for file in files)
 
-    def _require_right_names(self, path: str | None = None) -> None:
-        """Refuse a log with wrong names; with ``path``, only if that file has one."""
+    def require_right_names(self, path: str | None = None) -> None:
+        """Refuse a log with wrong names; with ``path``, only if that file has one.
+
+        Reads the first bytes of every file. Does nothing for a layout :meth:`by_content`.
+
+        Raises:
+            MisnamedFile: if a file has a wrong name.
+        """
+        if not self._goes_by_names:
+            return
         names = self.log_names
         wrong = {one.path for one in names.renames} | {one for one, _ in names.doubts}
         if path in wrong or (path is None and wrong):

@@ -108,10 +108,15 @@ def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
 
 
 def refusal(layout: StoreLayout, action: Action, *, mode: str = "safe") -> UnsupportedStore | None:
-    """The error of :func:`require`, None if the store allows the action."""
+    """The error of :func:`require`, None if the store allows the action.
+
+    Raises:
+        MisnamedFile: if a file of the log has a wrong name, and the caller goes by names.
+    """
     try:
         if action is not Action.SALVAGE:
             layout.require_log()
+            layout.require_right_names()
     except UnsupportedStore as error:
         return error
     found = find_features(layout)
