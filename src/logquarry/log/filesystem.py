@@ -106,6 +106,10 @@ class FileSystem(ABC):
     def exists(self, path: str) -> bool:
         """Whether a name exists below the root."""
 
+    def broken_link(self, path: str) -> str | None:
+        """The target of a link that leads nowhere, None if the path is none."""
+        return None
+
     def read(self, path: str) -> bytes:
         """Read a small file whole."""
         view = self.open(path)
@@ -202,6 +206,13 @@ class LocalFileSystem(FileSystem):
             return Path(self._path(path)).exists()
         except OSError:
             return False
+
+    def broken_link(self, path: str) -> str | None:
+        link = Path(self._path(path))
+        try:
+            return None if link.exists() or not link.is_symlink() else str(link.readlink())
+        except OSError:
+            return None
 
     def _unreadable(self, path: str, error: OSError) -> StoreNotFound:
         return StoreNotFound(f"{self.full_path(path)}: cannot be read: {error.strerror}")

@@ -155,6 +155,13 @@ class StoreLayout:
                 f"{filesystem.root}: an unfinished salvage is here: remove the folder and salvage "
                 "again"
             )
+        for name in (COMMIT_LOG, CONSUME_QUEUE):
+            target = None if name in present else filesystem.broken_link(name)
+            if target is not None:
+                raise StoreNotFound(
+                    f"{filesystem.full_path(name)}: it is a link to {target}, which does not exist:"
+                    " mount that disk, or correct the link"
+                )
         if not present & {COMMIT_LOG, CONSUME_QUEUE}:
             self._require_log_here(())
             raise StoreNotFound(

@@ -101,7 +101,10 @@ def _found(path: Path) -> os.stat_result | None:
     except OSError as error:
         if not path.is_symlink():
             return None
-        raise _refused(path, "is a link to a missing file") from error
+        raise StoreUnavailable(
+            f"{path}: it is a link to {path.readlink()}, which does not exist: mount that disk, or "
+            "correct the link. Nothing was changed"
+        ) from error
 
 
 def _refused(path: Path, what: str) -> StoreUnavailable:
