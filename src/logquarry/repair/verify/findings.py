@@ -47,6 +47,10 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
         "entries whose position is not the queue offset of their messages",
     ),
     "queue_file_missing": ("damage", "a file is missing between two files of a queue"),
+    "misnamed_queue_file": (
+        "note",
+        "a queue file whose entries belong to another queue or position: why they are wrong",
+    ),
     "queue_filler": (
         "note",
         "a filler entry for a lost message, so that later queue offsets stay the same",

@@ -38,6 +38,7 @@ from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.repair.audit.runs import AuditedRun, FrameFacts, audited, runs_ahead
 from logquarry.repair.verify.findings import VerifyReport
+from logquarry.repair.verify.queue_names import misnamed_queue_files
 from logquarry.repair.verify.sound_parts import SoundParts, SoundRun
 from logquarry.units import Progress
 
@@ -116,6 +117,7 @@ class _Verification:
         end = self._log()
         lost: list[DamagedSpan | ExpiredSpan] = [*self.damage, *self.expired]
         self.report.add_all(self.queues.finish(end, lost))
+        self._queue_names()
         self.report.add_all(self.index.finish(end, lost, self.last_keyed))
         if self.layout.has_state_table and not self.live:
             check_transactions(self.layout, end, self.report)
@@ -253,6 +255,11 @@ class _Verification:
         if len(keyed):
             self.last_keyed = int(requests.physical_offset[keyed[-1]])
         self.last_time = max(self.last_time, int(requests.store_timestamp.max()))
+
+    def _queue_names(self) -> None:
+        files = [f.file for f in self.report.findings if f.severity == "damage"]
+        for path, reason in misnamed_queue_files(self.layout, files):
+            self.report.add("misnamed_queue_file", path, 0, reason)
 
     def _count_keys(self, bound: int | None) -> None:
         """Count the keys of the log, for an index whose entries differ from them."""
