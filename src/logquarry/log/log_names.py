@@ -422,15 +422,16 @@ class _Identification:
     # --------------------------------------------------------------------------------- evidence
     def _agrees_with_queues(self, item: _Item) -> bool | None:
         """Whether the queues have the messages of a file where its frames say; None if unknown."""
-        found: bool | None = None
+        others = 0
         for one in item.frames:
             entry = self._entry_of(one)
             if entry is None:
                 continue
             if entry == one.physical_offset:
                 return True
-            found = False
-        return found
+            others += 1
+        # One queue offset may be in the log twice: RocketMQ 3 counts wrong after a restart.
+        return False if others >= _LEAST_FRAMES else None
 
     def _entry_of(self, message: Frame) -> int | None:
         """The physical offset that the queue has for a message, None if it has no entry."""

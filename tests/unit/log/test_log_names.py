@@ -306,3 +306,17 @@ def test_rotten_offsets_are_damage_not_a_name(store: Path, places: list[int]) ->
     with pytest.raises(CorruptStore) as error:
         bodies(lq.MessageStore.open(store))
     assert not isinstance(error.value, MisnamedFile)
+
+
+@pytest.mark.parametrize("case", ["three rotated", "first beyond the end", "all .bak"])
+def test_after_a_crash_the_second_names_restore_no_renamed_file(
+    store: Path, prepared: Path, case: str
+) -> None:
+    second = store / ".logquarry" / "names" / "commitlog"
+    second.mkdir(parents=True, exist_ok=True)
+    for path in sorted((store / "commitlog").iterdir()):
+        (second / path.name).hardlink_to(path)
+    (store / "abort").touch()
+    rename(store, CASES[case])
+    lq.recover(store, apply=True, config=config())
+    assert log_of(store) == log_of(prepared)
