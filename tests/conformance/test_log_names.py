@@ -79,7 +79,7 @@ def rocketmq5(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("scenario", ["5.3.3-plain", "5.5.0-plain", "5.5.0-timer"])
+@pytest.mark.parametrize("scenario", ["5.3.3-kill", "5.5.0-kill", "5.5.0-plain"])
 def test_stores_of_rocketmq_5(scenario: str, way: str, rocketmq5: Path, tmp_path: Path) -> None:
     check(rocketmq5 / scenario / "store", tmp_path / "store", None, way)
 
