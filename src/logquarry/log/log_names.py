@@ -115,7 +115,7 @@ class LogNames:
         found = [(one.path, one.base, one.reason) for one in self.renames]
         found += [(path, 0, reason) for path, reason in self.doubts]
         path, offset, reason = next((one for one in found if one[0] == first), found[0])
-        more = f" ({len(found) - 1} more files have wrong names)" if len(found) > 1 else ""
+        more = f" (wrong names in total: {len(found)})" if len(found) > 1 else ""
         return MisnamedFile(
             filesystem.full_path(path),
             offset,

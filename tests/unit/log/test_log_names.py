@@ -16,6 +16,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify import verify_store
+from tests.helpers.command import run
 from tests.helpers.failing_disk import StoppedDisk
 from tests.helpers.small_store import bodies, config, opened
 
@@ -132,6 +133,12 @@ def test_a_reader_names_the_file(store: Path, case: str, reader: str) -> None:
         READERS[reader](store)
     assert error.value.kind == "misnamed_file"
     assert log_of(store) == before
+
+
+def test_info_checks_every_name(store: Path) -> None:
+    rename(store, CASES["two in the middle swapped"])
+    result = run("info", store, code=1)
+    assert "look swapped" in result.stderr and "logquarry recover" in result.stderr
 
 
 @pytest.mark.parametrize("case", CASES)
