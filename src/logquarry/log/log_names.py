@@ -403,9 +403,9 @@ class _Identification:
                 self._right[base] = item
         free = self._free_names() if displaced else iter(())
         for item in displaced:
-            base = next(free, None)
-            if base is not None:
-                self._placed[base] = item
+            place = next(free, None)
+            if place is not None:
+                self._placed[place] = item
             else:
                 reason = "no message in it shows its place, and another file needs its name"
                 self._strangers.append((item.path, reason))
