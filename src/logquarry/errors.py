@@ -22,6 +22,7 @@
         └── CorruptStore      bytes that violate the format (exit code 1)
             ├── CorruptFrame  ... in the commit log: path, offset, kind and reason
             └── CorruptFile   ... in any other file of the store
+                └── MisnamedFile  a log file whose frames contradict its name
 
 An exception means that an operation was not done. Outcomes of normal work (an offset past the end
 of a queue, a torn tail) are values, never exceptions.
@@ -234,6 +235,10 @@ class CorruptFrame(CorruptStore):
 
 class CorruptFile(CorruptStore):
     """Damage in a queue file, an index file, the checkpoint or a configuration file."""
+
+
+class MisnamedFile(CorruptFile):
+    """A file of the log has the name of another one, or a name that is no physical offset."""
 
 
 def _rebuild_unsupported(message: str, feature: str, evidence: tuple[str, ...]) -> UnsupportedStore:

@@ -132,6 +132,8 @@ class Harmed:
                 continue
             self.harms.append(name)
             harms[name]()
+        if self.mode == "safe" and self.rng.random() < 0.5:
+            self._rename_log_files()
         parts = [self.store / name for name in ("commitlog", "consumequeue", "index")]
         # What one harm wrote another may have taken away.
         self.tokens = [token for token in self.tokens if not self.lacks(*parts, tokens=[token])]
@@ -188,6 +190,18 @@ class Harmed:
 
     def _make_misnamed(self) -> None:
         self._log_file(777).write_bytes(self._token().ljust(LOG_SIZE, b"\0"))
+
+    def _rename_log_files(self) -> None:
+        """Two swapped, or the first one behind the end. The other harms go by the right names."""
+        files = sorted(
+            path for path in (self.store / "commitlog").iterdir() if path.name[-1] != "7"
+        )
+        other = self.rng.choice([files[-1], self._log_file(self._last_base() + 4 * LOG_SIZE)])
+        self.harms.append(f"{files[0].name} renamed to {other.name}")
+        between = files[0].rename(self.store / "between")
+        if other.exists():
+            other.rename(files[0])
+        between.rename(other)
 
     def _lengthen_a_log_file(self) -> None:
         path = self._log_file(self.rng.randrange(0, self._last_base() + 1, LOG_SIZE))

@@ -56,6 +56,7 @@ def info(
     Example: logquarry info /data/store
     """
     out = Output(quiet=quiet)
+    from logquarry.log.filesystem import LocalFileSystem
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import overview
 
@@ -66,6 +67,9 @@ def info(
         _show_features(out, store, settings, as_json=as_json)
         raise
     with store_to_read as opened:
+        if isinstance(opened.layout.filesystem, LocalFileSystem):
+            # A quick look reads few log files; on this machine their first bytes cost nothing.
+            opened.layout.require_right_names()
         if not exact and not opened.has_queue_files:
             out.note("the store has no consume queues: reading the whole log")
         with out.progress("reading the log", in_bytes=True) as progress:

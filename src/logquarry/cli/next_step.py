@@ -112,12 +112,11 @@ def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | No
         config: the value of ``--config``.
     """
     from logquarry.log.layout import StoreLayout
-    from logquarry.read.fence import Action
-    from logquarry.repair.recover.folder_check import refusal_to_change
+    from logquarry.read.fence import Action, refusal
 
-    layout = StoreLayout.open(store, options.store_config(config))
-    refusal = refusal_to_change(layout, Action.RECOVER, mode=mode)
-    if isinstance(refusal, UnsupportedStore) and not is_log_place(refusal):
+    layout = StoreLayout.open(store, options.store_config(config)).by_content()
+    found = refusal(layout, Action.RECOVER, mode=mode)
+    if found is not None and not is_log_place(found):
         return line("salvage", store, "--into", "DIR", config=config)
     return line(command, store, before="do what the first line says", config=config)
 

@@ -129,6 +129,9 @@ class NameGuard:
     def restore(self, folders: Iterable[Path]) -> list[Path]:
         """Restore, after a crash, files that have only their second name.
 
+        A file that was renamed in its folder has its first name, only another one: a recovery
+        renames it back.
+
         Returns:
             Their paths.
 
@@ -139,11 +142,31 @@ class NameGuard:
         for folder in folders:
             second = link_of(folder / "any").parent
             names = self._disk.names_in(second)
-            self._paths = tuple(folder / name for name in names)
+            named = _files_in(folder)
+            self._paths = tuple(
+                folder / name for name in names if _file_at(second / name) not in named
+            )
             back += self.check()
             for name in names:
                 self.release(folder / name)
         return back
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    """The identity of a file, None if it is missing or cannot be read."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _files_in(folder: Path) -> set[tuple[int, int] | None]:
+    """The identities of the files in a folder and in its folders."""
+    try:
+        return {_file_at(path) for path in (*folder.glob("*"), *folder.glob("*/*"))} - {None}
+    except OSError:
+        return set()
 
 
 def link_of(path: Path) -> Path:

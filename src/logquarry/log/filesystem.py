@@ -53,6 +53,10 @@ class FileView(ABC):
     def window(self, start: int, length: int) -> memoryview:
         """Bytes from ``start``: at least ``length`` bytes, or all up to the end of the file."""
 
+    def head(self, length: int) -> memoryview:
+        """The first ``length`` bytes, or all of a shorter file; no more are read."""
+        return self.window(0, length)[:length]
+
     def next_data(self, position: int) -> int:
         """The first position from ``position`` on that may hold data, ``size`` if there is none.
 
@@ -103,6 +107,10 @@ class FileSystem(ABC):
     @abstractmethod
     def exists(self, path: str) -> bool:
         """Whether a name exists below the root."""
+
+    def broken_link(self, path: str) -> str | None:
+        """The target of a link that leads nowhere, None if the path is none."""
+        return None
 
     def read(self, path: str) -> bytes:
         """Read a small file whole."""
@@ -201,6 +209,13 @@ class LocalFileSystem(FileSystem):
         except OSError:
             return False
 
+    def broken_link(self, path: str) -> str | None:
+        link = Path(self._path(path))
+        try:
+            return None if link.exists() or not link.is_symlink() else str(link.readlink())
+        except OSError:
+            return None
+
     def _unreadable(self, path: str, error: OSError) -> StoreNotFound:
         return StoreNotFound(f"{self.full_path(path)}: cannot be read: {error.strerror}")
 
@@ -211,8 +226,13 @@ class _ArrowFile(FileView):
         self.size = size
         self._file = file
 
+    def head(self, length: int) -> memoryview:
+        return self._range(0, min(length, self.size))
+
     def window(self, start: int, length: int) -> memoryview:
-        length = min(max(length, REMOTE_RANGE), self.size - start)
+        return self._range(start, min(max(length, REMOTE_RANGE), self.size - start))
+
+    def _range(self, start: int, length: int) -> memoryview:
         if length <= 0:
             return memoryview(b"")
         try:

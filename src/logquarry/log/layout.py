@@ -39,6 +39,13 @@ from logquarry.format import (
 from logquarry.format.rows import REACHED_STOP
 from logquarry.log import kept_settings
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
+from logquarry.log.log_names import (
+    LogNames,
+    contradicts_name,
+    has_doubtful_name,
+    identify_files,
+    is_offset_name,
+)
 from logquarry.log.log_place import LogPlace, find_missing_log, find_other_log
 from logquarry.log.near_store import not_a_store
 
@@ -146,6 +153,7 @@ class StoreLayout:
         self.config = config or StoreConfig()
         self.ignored: list[str] = []
         self.writer_end: int | None = None
+        self._goes_by_names = True
         self._names = filesystem.list("")
         present = {entry.name for entry in self._names if entry.is_dir}
         if SALVAGE in present:
@@ -153,6 +161,13 @@ class StoreLayout:
                 f"{filesystem.root}: an unfinished salvage is here: remove the folder and salvage "
                 "again"
             )
+        for name in (COMMIT_LOG, CONSUME_QUEUE):
+            target = None if name in present else filesystem.broken_link(name)
+            if target is not None:
+                raise StoreNotFound(
+                    f"{filesystem.full_path(name)}: it is a link to {target}, which does not exist:"
+                    " mount that disk, or correct the link"
+                )
         if not present & {COMMIT_LOG, CONSUME_QUEUE}:
             error = not_a_store(
                 filesystem.root,
@@ -189,6 +204,18 @@ class StoreLayout:
         other.config = config
         return other
 
+    def by_content(self) -> StoreLayout:
+        """The same store, with the offsets of its log files by their frames, not by their names.
+
+        Verify, recover and salvage use it. The files keep their paths. Other readers refuse a log
+        with wrong names.
+        """
+        other = copy.copy(self)
+        other._goes_by_names = False
+        other.ignored = []
+        other._listing = _Listing(other)
+        return other
+
     @property
     def root(self) -> str:
         """Path or URL of the store."""
@@ -203,8 +230,17 @@ class StoreLayout:
         self._listing.commit_log = files
 
     def open_file(self, path: str) -> FileView:
-        """Open a file below the root; see :meth:`FileSystem.open`."""
-        return self.filesystem.open(path)
+        """Open a file below the root; see :meth:`FileSystem.open`.
+
+        Raises:
+            MisnamedFile: if it is a file of the log and has the name of another one.
+        """
+        view = self.filesystem.open(path)
+        folder, _, name = path.rpartition("/")
+        is_log = folder == COMMIT_LOG and is_offset_name(name)
+        if is_log and self._goes_by_names and contradicts_name(view, int(name)):
+            self.require_right_names(path)
+        return view
 
     @property
     def commit_log(self) -> FileSequence:
@@ -212,13 +248,19 @@ class StoreLayout:
 
         Raises:
             UnsupportedStore: if files of the log are in other folders of the store.
+            MisnamedFile: if the first or the last file, or one beside a gap, has a wrong name. The
+                names of the others are checked when they are opened.
         """
         return self._listing.commit_log
 
     def _find_commit_log(self) -> FileSequence:
-        files = self._numbered(COMMIT_LOG)
+        files = self.list_commit_log()
         self._require_log_here(files)
         size = self.config.mapped_file_size_commit_log or _size_of(files)
+        if self._goes_by_names and has_doubtful_name(
+            self.filesystem, [(file.path, file.base) for file in files], size
+        ):
+            self.require_right_names()
         # RocketMQ's file size is an int, and positions in a file are 32 bits wide here too: bytes
         # beyond that are no part of a log.
         return FileSequence(files, min(size, java.INT_MAX))
@@ -232,7 +274,7 @@ class StoreLayout:
     @property
     def other_log(self) -> LogPlace | None:
         """The place of the log if ``commitlog/`` does not hold all of it; else None."""
-        bases = [file.base for file in self.list_commit_log()]
+        bases = [file.base for file in self.list_commit_log() or self._files_by_content()]
         found = find_other_log(self.filesystem, self._names, self.config, bases)
         if found is None and not bases:
             found = self.missing_log
@@ -293,7 +335,40 @@ class StoreLayout:
 
     def list_commit_log(self) -> tuple[StoreFile, ...]:
         """List the files of the commit log again."""
-        return self._numbered(COMMIT_LOG)
+        return self._numbered(COMMIT_LOG) if self._goes_by_names else self._files_by_content()
+
+    @property
+    def log_names(self) -> LogNames:
+        """The files of the log by their content, with those that have wrong names."""
+        return self._listing.log_names
+
+    def _find_log_names(self) -> LogNames:
+        files = [(file.path, file.base, file.size) for file in self._numbered(COMMIT_LOG)]
+        found = identify_files(self.filesystem, files, largest=LARGEST_BASE)
+        known = {path for path, _, _ in files} | {one.path for one in found.renames}
+        for entry in self.filesystem.list(COMMIT_LOG):
+            if (path := f"{COMMIT_LOG}/{entry.name}") not in known:
+                self._ignore(path)
+        return found
+
+    def _files_by_content(self) -> tuple[StoreFile, ...]:
+        files = self._find_log_names().files
+        return tuple(StoreFile(file.base, file.size, file.path) for file in files)
+
+    def require_right_names(self, path: str | None = None) -> None:
+        """Refuse a log with wrong names; with ``path``, only if that file has one.
+
+        Reads the first bytes of every file. Does nothing for a layout :meth:`by_content`.
+
+        Raises:
+            MisnamedFile: if a file has a wrong name.
+        """
+        if not self._goes_by_names:
+            return
+        names = self.log_names
+        wrong = {one.path for one in names.renames} | {one for one, _ in names.doubts}
+        if path in wrong or (path is None and wrong):
+            raise names.error(self.filesystem, path)
 
     @property
     def queue_names(self) -> tuple[tuple[str, int], ...]:
@@ -470,11 +545,11 @@ class StoreLayout:
         files: list[StoreFile] = []
         for entry in self.filesystem.list(folder):
             name = entry.name
-            numbered = len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
+            numbered = is_offset_name(name)
             # Offset arithmetic from any accepted base stays within 64 bits.
             if numbered and not entry.is_dir and int(name) <= LARGEST_BASE:
                 files.append(StoreFile(int(name), entry.size, f"{folder}/{name}"))
-            else:
+            elif folder != COMMIT_LOG or self._goes_by_names:
                 self._ignore(f"{folder}/{name}")
         return files
 
@@ -497,6 +572,10 @@ class _Listing:
     @cached_property
     def commit_log(self) -> FileSequence:
         return self._layout._find_commit_log()
+
+    @cached_property
+    def log_names(self) -> LogNames:
+        return self._layout._find_log_names()
 
     @cached_property
     def queue_names(self) -> tuple[tuple[str, int], ...]:

@@ -16,6 +16,7 @@ from logquarry.config import StoreConfig
 from logquarry.errors import StoreNotFound, UnsupportedStore
 from logquarry.format import checkpoint
 from logquarry.log.filesystem import Entry, FileSystem
+from logquarry.log.log_names import is_offset_name
 
 DLEDGER: Final = "dledger"
 SEVERAL_LOG_PATHS: Final = "several_log_paths"
@@ -23,7 +24,6 @@ LOG_ELSEWHERE: Final = "log_elsewhere"
 
 _COMMIT_LOG: Final = "commitlog"
 _CONSUME_QUEUE: Final = "consumequeue"
-_NAME_DIGITS: Final = 20
 _DLEDGER_FOLDER: Final = "dledger-"
 _NO_LOG: Final = frozenset(
     {
@@ -168,14 +168,7 @@ def _offset_names(filesystem: FileSystem, folder: str) -> list[int]:
     except StoreNotFound:
         # A folder that RocketMQ does not know and that may not be read, as lost+found.
         return []
-    return [
-        int(entry.name)
-        for entry in entries
-        if not entry.is_dir
-        and len(entry.name) == _NAME_DIGITS
-        and entry.name.isascii()
-        and entry.name.isdigit()
-    ]
+    return [int(entry.name) for entry in entries if not entry.is_dir and is_offset_name(entry.name)]
 
 
 def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None:

@@ -270,7 +270,10 @@ class LogReader:
             after = file.base + self.files.file_size
             return ExpiredSpan(position, after - position), after
         if file is None or position - file.base >= self._log.size(file):
-            return self._broken(position, self._missing_reason(file), look_ahead=look_ahead)
+            kind, reason = self._missing_reason(file)
+            if file is None:
+                reason = self._link_reason(position) or reason
+            return self._broken(position, (kind, reason), look_ahead=look_ahead)
         at = position - file.base
         rows = codec.empty_rows(self._rows_hint)
         end = self.files.file_size
@@ -324,6 +327,13 @@ class LogReader:
                 f"the file ends after {size} of {self.files.file_size} bytes",
             )
         return MISSING_FILE, "there is no file for this part of the log"
+
+    def _link_reason(self, position: int) -> str | None:
+        """Why the file with an offset is missing, if its name is a link that leads nowhere."""
+        target = self.layout.filesystem.broken_link(self.layout.log_file(position))
+        if target is None:
+            return None
+        return f"its file is a link to {target}, which does not exist: mount that disk"
 
     def _broken(
         self, position: int, why: tuple[str, str], *, look_ahead: bool = True

@@ -118,6 +118,9 @@ def refusal(
         action: the action of the caller.
         mode: ``rocketmq`` if the recovery is to be that of RocketMQ 4.9.3.
         may_lack_log: whether the action is allowed if all files of the log are missing.
+
+    Raises:
+        MisnamedFile: if a file of the log has a wrong name, and the caller goes by names.
     """
     try:
         if may_lack_log:
@@ -125,6 +128,8 @@ def refusal(
             _ = layout.commit_log
         elif action is not Action.SALVAGE:
             require_log(layout)
+        if action is not Action.SALVAGE:
+            layout.require_right_names()
     except UnsupportedStore as error:
         return error
     # Only the version of the writer depends on the index, which is read again for the settings.

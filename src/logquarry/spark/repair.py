@@ -55,7 +55,9 @@ class _Place:
     storage_options: Mapping[str, Any] | None
 
     def open(self) -> StoreLayout:
-        return StoreLayout.open(self.location, self.config, self.storage_options)
+        # A task checks the same files as the driver, whatever their names are.
+        layout = StoreLayout.open(self.location, self.config, self.storage_options)
+        return layout.by_content()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ def salvage_stores(
     locations = find_stores(as_paths(stores), storage_options)
     tasks = []
     for location, broker in zip(locations, broker_names(locations), strict=True):
-        layout = StoreLayout.open(location, config or StoreConfig(), storage_options)
+        layout = StoreLayout.open(location, config or StoreConfig(), storage_options).by_content()
         target = None if folder is None else folder / broker
         if target is not None:
             if resume and settle(location, target):

@@ -36,10 +36,10 @@ from logquarry.format import delay
 from logquarry.log import codec
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import COMMIT_LOG, INDEX, StoreLayout
-from logquarry.read.fence import Action
+from logquarry.read.fence import Action, refusal
 from logquarry.read.log_queues import QueueKey, is_lmq
 from logquarry.repair.recover.apply import apply_safe, note_end
-from logquarry.repair.recover.folder_check import check_entries, refusal_to_change
+from logquarry.repair.recover.folder_check import check_entries
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.open_check import (
     NeedsRecovery,
@@ -124,12 +124,12 @@ class StoreEngine:
         self.recorder = StatsRecorder()
         self._closing = threading.Lock()
         try:
-            layout = StoreLayout.open(root, config)
+            layout = StoreLayout.open(root, config).by_content()
         except StoreNotFound:
             # The folder holds no store yet, or other files: check_folder decides.
             unsupported = None
         else:
-            unsupported = refusal_to_change(
+            unsupported = refusal(
                 layout, Action.WRITE, mode=config.recovery, may_lack_log=accept_loss is not None
             )
         if unsupported is not None:

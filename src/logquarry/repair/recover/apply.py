@@ -45,6 +45,7 @@ from logquarry.repair.audit.log import damage_json
 from logquarry.repair.recover.folder_check import REPORT
 from logquarry.repair.recover.kept_entries import KEPT_ENTRIES, load_kept, save_kept, sync_files
 from logquarry.repair.recover.plan import IndexPlan, QueueAction, StepKind, kept_entries
+from logquarry.repair.recover.renames import rename_files
 from logquarry.repair.recover.safe import SafePlan
 from logquarry.units import Progress
 from logquarry.write.dispatcher import Dispatcher, Lacking
@@ -155,6 +156,9 @@ class _Work:
         for name in plan.misnamed:
             if (root / name).exists():
                 self._disk.set_aside(root / name, quarantine(root, COMMIT_LOG))
+        rename_files(
+            self._disk, root, [step for step in plan.steps if step.kind is StepKind.RENAME]
+        )
         for step in plan.steps:
             path = root / step.file
             if step.kind is StepKind.PUT_BLANK:

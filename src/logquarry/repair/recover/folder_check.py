@@ -10,13 +10,13 @@ import contextlib
 import os
 import stat
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from logquarry.errors import StoreUnavailable, UnsupportedStore
-from logquarry.format import frame, java
+from logquarry.errors import StoreUnavailable
+from logquarry.format import java
 from logquarry.format.rows import REACHED_STOP
 from logquarry.log import codec
 from logquarry.log.codec import Window
@@ -27,7 +27,6 @@ from logquarry.log.layout import (
     CONSUME_QUEUE,
     DURABLE,
     INDEX,
-    LARGEST_BASE,
     LOCK,
     NAME_DIGITS,
     REDO_LOG,
@@ -39,9 +38,6 @@ from logquarry.log.layout import (
     StoreLayout,
     quarantine,
 )
-from logquarry.log.log_place import LOG_ELSEWHERE
-from logquarry.read.fence import Action, refusal
-from logquarry.read.log_end import known_damage
 from logquarry.repair.recover.kept_entries import KEPT_ENTRIES
 
 REPORT: Final = "recovery.json"
@@ -105,7 +101,10 @@ def _found(path: Path) -> os.stat_result | None:
     except OSError as error:
         if not path.is_symlink():
             return None
-        raise _refused(path, "is a link to a missing file") from error
+        raise StoreUnavailable(
+            f"{path}: it is a link to {path.readlink()}, which does not exist: mount that disk, or "
+            "correct the link. Nothing was changed"
+        ) from error
 
 
 def _refused(path: Path, what: str) -> StoreUnavailable:
@@ -143,46 +142,51 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 # ---------------------------------------------------------------------- wrong names of log files
-# The name of a file shows where in the log it begins, and so does each message in it. A recovery
-# does not touch a renamed file: you can rename it back. A file whose messages do not show its place
-# does not belong to the log, and goes to quarantine.
+# :mod:`logquarry.log.log_names` identifies the files by their frames, and a recovery renames them.
+# A file whose frames do not show its place does not belong to the log, and goes to quarantine.
 
 _MOST_BLANKS: Final = 1 << 12
 """Files of the log that may be missing in a row: 4 TiB with files of 1 GiB."""
-_LEAST_FRAMES: Final = 2
-"""Messages that must agree before a file whose name may be right counts as renamed."""
 
 
 def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
     """The files that do not belong to the log, each with its reason.
 
+    Args:
+        layout: the store's files, by content.
+
     Raises:
-        StoreUnavailable: if a file was renamed, or belongs to a log with files of another size.
+        StoreUnavailable: if a file belongs to a log with files of another size, or its frames do
+            not decide where it belongs.
     """
     files = layout.commit_log
-    check_renamed(layout)
+    for path, reason in layout.log_names.doubts:
+        full = layout.filesystem.full_path(path)
+        raise StoreUnavailable(f"{full}: {reason}. Nothing was changed")
     size = files.file_size
     if not size:
         return []
     for file in files.files:
         _check_length(layout, file)
+    found = [
+        (StoreFile(int(path.rpartition("/")[2]), 0, path), f"its name is wrong: {reason}")
+        for path, reason in layout.log_names.strangers
+    ]
     names = Counter(file.base % size for file in files.files)
     # In Java's logs names are multiples of the size. Else the majority decides.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
-    found: list[tuple[StoreFile, str]] = []
-    # An earlier recovery has decided about the damage that it recorded.
-    known = known_damage(layout)
     last: StoreFile | None = None
     for file in files.files:
         fits = file.base % size == start
         is_far = last is not None and file.base - last.base > _MOST_BLANKS * size
-        reason = _why_wrong(layout, file, start, known, may_be_right=fits and not is_far)
-        if not fits or is_far:
-            reason = reason or "no message in it shows that it belongs to this log"
-            where = "no place of a log file" if not fits else "far behind the log"
-            found.append((file, f"its name is {where}, and {reason}"))
-        else:
+        if fits and not is_far:
             last = file
+            continue
+        if _begins_with_own_message(layout, file):
+            raise _no_place(layout, file)
+        where = "no place of a log file" if not fits else "far behind the log"
+        reason = "no message in it shows that it belongs to this log"
+        found.append((file, f"its name is {where}, and {reason}"))
     return found
 
 
@@ -222,47 +226,6 @@ def _no_place(layout: StoreLayout, file: StoreFile) -> StoreUnavailable:
     )
 
 
-def _why_wrong(
-    layout: StoreLayout,
-    file: StoreFile,
-    start: int,
-    known: Container[int],
-    *,
-    may_be_right: bool,
-) -> str | None:
-    """Why the messages of a file contradict its name, None if they do not.
-
-    Raises:
-        StoreUnavailable: if they show that it was renamed.
-    """
-    files = layout.commit_log
-    if file.size < frame.HEAD.size:
-        return None
-    data = layout.open_file(file.path).window(0, min(file.size, files.file_size))
-    magic, told = (_field(data, name) for name in ("magic", "physical_offset"))
-    is_message = magic % (1 << 32) in (frame.MAGIC_V1, frame.MAGIC_V2)
-    if may_be_right and (told == file.base or not is_message or file.base in known):
-        return None
-    window = Window.of(data, file.base, files.file_size)
-    _, code = codec.find_frame(window, 0, len(data), check_crc=True)
-    if code == REACHED_STOP or (is_message and told == file.base):
-        if may_be_right:
-            return None
-        raise _no_place(layout, file)
-    # If all files were renamed alike, their names do not show where the log begins.
-    if told < 0 or (not may_be_right and told % files.file_size != start):
-        return None
-    rows = codec.empty_rows(_LEAST_FRAMES)
-    window = Window.of(data, told, files.file_size)
-    count, _, _ = codec.walk(window, 0, len(data), rows, check_crc=True)
-    if count < (_LEAST_FRAMES if may_be_right else 1):
-        return None
-    right = f"{told:0{NAME_DIGITS}d}"
-    if all(other.base != told for other in files.files):
-        raise _renamed(layout.filesystem.full_path(file.path), told)
-    return f"it has the messages of {right}, which exists"
-
-
 def _check_length(layout: StoreLayout, file: StoreFile) -> None:
     """Check that a file that is too long has no messages after its size.
 
@@ -288,61 +251,19 @@ def _check_length(layout: StoreLayout, file: StoreFile) -> None:
         )
 
 
-def refusal_to_change(
-    layout: StoreLayout, action: Action, *, mode: str = "safe", may_lack_log: bool = False
-) -> UnsupportedStore | None:
-    """The refusal of :func:`logquarry.read.fence.refusal`, None if the store allows the action.
-
-    Raises:
-        StoreUnavailable: if the log is missing only because its files were renamed.
-    """
-    found = refusal(layout, action, mode=mode, may_lack_log=may_lack_log)
-    if found is not None and found.feature == LOG_ELSEWHERE:
-        check_renamed(layout)
-    return found
-
-
-def check_renamed(layout: StoreLayout) -> None:
-    """Check that no file of the log has a name like ``00000000000000000000.bak``.
-
-    Copies of existing files, and of files from before the log's start, are ignored.
-
-    Raises:
-        StoreUnavailable: if a file has such a name.
-    """
-    files = layout.commit_log
-    bases = {file.base for file in files.files}
-    paths = {file.path for file in files.files}
-    for entry in layout.filesystem.list(COMMIT_LOG):
-        path = f"{COMMIT_LOG}/{entry.name}"
-        if entry.is_dir or path in paths or entry.size < frame.HEAD.size:
-            continue
-        try:
-            file = layout.open_file(path)
-        except FileNotFoundError:
-            continue
-        size = files.file_size or min(file.size, java.INT_MAX)
-        data = file.window(0, file.size)[:size]
-        magic, told = (_field(data, name) for name in ("magic", "physical_offset"))
-        if magic % (1 << 32) not in (frame.MAGIC_V1, frame.MAGIC_V2) or told in bases:
-            continue
-        if not 0 <= told <= LARGEST_BASE or (bases and told < files.start - size):
-            continue
-        rows = codec.empty_rows(1)
-        if codec.walk(Window.of(data, told, size), 0, len(data), rows, check_crc=True)[0]:
-            raise _renamed(layout.filesystem.full_path(path), told)
-
-
-def _renamed(path: str, told: int) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"{path}: it was renamed: by its messages it is {told:0{NAME_DIGITS}d}. Give it that "
-        "name, and recover again. Nothing was changed"
+def refuse_wrong_names(layout: StoreLayout) -> StoreUnavailable | None:
+    """Why RocketMQ's recovery must not see a log: it goes by names; None if they are right."""
+    names = layout.by_content().log_names
+    if names.are_right:
+        return None
+    path, reason = next(
+        ((one.path, one.reason) for one in names.renames), (names.doubts or (("", ""),))[0]
     )
-
-
-def _field(data: memoryview, name: str) -> int:
-    at, width = frame.HEAD.offsets[name], 4 if name == "magic" else 8
-    return int.from_bytes(data[at : at + width], "big", signed=True)
+    return StoreUnavailable(
+        f"{layout.filesystem.full_path(path)}: {reason}. RocketMQ goes by names, and its recovery "
+        f"would cut the log there. Nothing was changed. Run `logquarry recover {layout.root} "
+        "--apply` in mode safe first: it renames the files"
+    )
 
 
 def leave_out(layout: StoreLayout, misnamed: list[tuple[StoreFile, str]]) -> None:

@@ -55,6 +55,7 @@ from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import FileFault, file_differences, queue_name
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.index import index_fault
+from logquarry.repair.recover.folder_check import refuse_wrong_names
 from logquarry.repair.recover.kept_entries import sync_files
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.plan import RecoveryPlan
@@ -159,6 +160,9 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     if not _is_store(root):
         return StoreFound(with_sizes(config, None), 0, (), {})
     layout = StoreLayout.open(root, config)
+    names = layout.by_content().log_names
+    if not names.are_right:
+        raise NeedsRecovery(str(names.error(layout.filesystem)))
     files = OpenFiles(layout)
     queues = consume_queues(layout, files, with_stale=True)
     queued = max((queue.last_physical_end or 0 for queue in queues), default=0)
@@ -294,6 +298,9 @@ def recovered_store(
         found = find_store(root, config)
         abort.make()
         return found
+    misnamed = refuse_wrong_names(StoreLayout.open(root, config))
+    if misnamed is not None:
+        raise misnamed
     is_clean = not abort.exists
     abort.make()
     try:
@@ -340,7 +347,7 @@ def plan_to_open(root: Path, config: StoreConfig) -> SafePlan:
     Raises:
         StoreUnavailable: if it cannot be recovered.
     """
-    return plan_safe(root, with_sizes(config, StoreLayout.open(root, config)))
+    return plan_safe(root, with_sizes(config, StoreLayout.open(root, config).by_content()))
 
 
 def _is_store(root: Path) -> bool:

@@ -32,6 +32,8 @@ RecoveryMode = Literal["safe", "rocketmq"]
 class StepKind(Enum):
     """The kind of a step."""
 
+    RENAME = "rename"
+    """Give a file of the log the name that its frames show; the step's offset is that name."""
     CUT = "cut"
     """Shorten the log or a queue."""
     ZERO = "zero"

@@ -18,11 +18,11 @@ from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreUnavailable
 from logquarry.log.filesystem import local_store
 from logquarry.log.layout import ABORT, CHECKPOINT, COMMIT_LOG, DAMAGE, INDEX, StoreLayout
-from logquarry.read.fence import Action
+from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe
-from logquarry.repair.recover.folder_check import check_entries, refusal_to_change
+from logquarry.repair.recover.folder_check import check_entries, refuse_wrong_names
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.open_check import find_store
 from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, Step, StepKind
@@ -76,9 +76,9 @@ def recover(
     settings = settings_of(config)
     arguments.choice(mode, "mode", RECOVERIES)
     apply = arguments.flag(apply, "apply")
-    layout = StoreLayout.open(root, settings)
+    layout = StoreLayout.open(root, settings).by_content()
     may_lack_log = accept_loss is not None
-    unsupported = refusal_to_change(layout, Action.RECOVER, mode=mode, may_lack_log=may_lack_log)
+    unsupported = refusal(layout, Action.RECOVER, mode=mode, may_lack_log=may_lack_log)
     if not apply:
         if layout.is_live():
             raise StoreUnavailable(
@@ -131,9 +131,12 @@ def _planned(
     root: Path, mode: RecoveryMode, config: StoreConfig, progress: Progress | None
 ) -> RecoveryPlan:
     """The plan of a mode, with the steps of every mode: checkpoint, damage, ``abort``."""
-    layout = StoreLayout.open(root, config)
+    layout = StoreLayout.open(root, config).by_content()
     plan: RecoveryPlan
     if mode == "rocketmq":
+        misnamed = refuse_wrong_names(layout)
+        if misnamed is not None:
+            raise misnamed
         plan = plan_rocketmq(root, config)
         if plan.refused is not None:
             return plan

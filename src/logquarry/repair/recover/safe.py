@@ -16,7 +16,8 @@ from logquarry.dialect31.recovery import TransactionCheck, UnitsPlan, keeps_tran
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.log.layout import COMMIT_LOG, CONSUME_QUEUE, INDEX, StoreLayout
+from logquarry.log.layout import CONSUME_QUEUE, INDEX, StoreLayout
+from logquarry.log.log_names import right_path
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.walk import LogReader
 from logquarry.read.consume_queue import ConsumeQueue
@@ -83,11 +84,12 @@ def plan_safe(
 
     Raises:
         StoreNotFound: if there is no store.
-        StoreUnavailable: if a file of the log was renamed, if a folder or a link has the name of a
-            file, or if the settings have the sizes of another store.
+        StoreUnavailable: if the place of a log file is in doubt, if a folder or a link has the name
+            of a file, or if the settings have the sizes of another store.
     """
     check_entries(root)
-    return _Planner(StoreLayout.open(root, config), config).plan(progress, stretch_bytes)
+    layout = StoreLayout.open(root, config).by_content()
+    return _Planner(layout, config).plan(progress, stretch_bytes)
 
 
 class _Planner:
@@ -108,6 +110,8 @@ class _Planner:
         leave_out(layout, misnamed)
         for file, reason in misnamed:
             self._step(StepKind.SET_ASIDE, file.path, None, None, reason)
+        for one in layout.log_names.renames:
+            self._step(StepKind.RENAME, one.path, one.base, None, f"{one.reason}")
         try:
             checkpoint = layout.read_checkpoint()
         except ValueError:
@@ -195,19 +199,20 @@ class _Planner:
             if one.fault not in (FileFault.SIZE, FileFault.EMPTY_LAST):
                 continue
             file, reason = one.file, f"{one.file.size} bytes instead of {size}"
+            path = right_path(file.base)
             end = file.base + min(file.size, size)
             if file.size < size:
                 torn = made_whole(self._layout, file, log)
                 if torn is not None:
                     why = "the file ends within this message, and zeros would make it look whole"
-                    self._step(StepKind.ZERO, file.path, torn, end - torn, why)
-                self._step(StepKind.EXTEND, file.path, end, size - file.size, reason)
+                    self._step(StepKind.ZERO, path, torn, end - torn, why)
+                self._step(StepKind.EXTEND, path, end, size - file.size, reason)
             else:
-                self._step(StepKind.CUT, file.path, end, file.size - size, reason)
+                self._step(StepKind.CUT, path, end, file.size - size, reason)
         for one in found:
             if one.fault is FileFault.GAP:
                 for base in one.missing:
-                    path = f"{COMMIT_LOG}/{base:020d}"
+                    path = right_path(base)
                     reason = "this part of the log has no file"
                     self._step(StepKind.PUT_BLANK, path, base, size, reason)
 
@@ -226,10 +231,10 @@ class _Planner:
             if file.base < log.end or file is self._layout.commit_log.files[0]:
                 at = max(log.end, file.base)
                 reason = "bytes behind the log's end must not become messages again"
-                self._step(StepKind.ZERO, file.path, at, last - at, reason)
+                self._step(StepKind.ZERO, right_path(file.base), at, last - at, reason)
             else:
                 reason = "the whole file lies behind the log's end"
-                self._step(StepKind.SET_ASIDE, file.path, None, None, reason)
+                self._step(StepKind.SET_ASIDE, right_path(file.base), None, None, reason)
 
     # ----------------------------------------------------------------------------------- queues
     def _find_queues(self) -> None:

@@ -187,6 +187,7 @@ def salvage(
     began = time.monotonic()
     if layout.is_live():
         raise StoreUnavailable(f"{layout.root}: a process has the store open and may be writing")
+    layout = layout.by_content()
     require(layout, Action.SALVAGE)
     check_file_size(layout)
     if into is not None:

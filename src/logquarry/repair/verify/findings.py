@@ -33,6 +33,7 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     },
     MISSING_FILE: ("damage", "a file of the log is missing"),
     TORN_TAIL: ("damage", "bytes after the log's last frame that are neither a frame nor zeros"),
+    "misnamed_file": ("damage", "a file of the log whose frames belong to another name"),
     "wrong_file_size": ("damage", "a file whose size differs from that of its neighbours"),
     "suspect_text": ("damage", "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": ("damage", "the log has messages of a queue that has no files"),
@@ -47,6 +48,10 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
         "entries whose position is not the queue offset of their messages",
     ),
     "queue_file_missing": ("damage", "a file is missing between two files of a queue"),
+    "misnamed_queue_file": (
+        "note",
+        "a queue file whose entries belong to another queue or position: why they are wrong",
+    ),
     "queue_filler": (
         "note",
         "a filler entry for a lost message, so that later queue offsets stay the same",

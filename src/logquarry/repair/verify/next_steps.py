@@ -30,6 +30,8 @@ STEPS: Final[Mapping[str, tuple[Action, str]]] = {
         "put the file back from a backup, else `recover`; if a recovery has recorded it: `salvage`",
     ),
     TORN_TAIL: (Action.RECOVER, ""),
+    "misnamed_file": (Action.RECOVER, ""),
+    "misnamed_queue_file": (Action.NOTHING, "that of the damage"),
     "wrong_file_size": (Action.RECOVER, ""),
     "suspect_text": (Action.READ, ""),
     "queue_missing": (Action.QUEUES, ""),

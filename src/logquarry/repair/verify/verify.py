@@ -41,6 +41,7 @@ from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.repair.audit.runs import AuditedRun, FrameFacts, Parts, audited, runs_ahead
 from logquarry.repair.verify.findings import VerifyReport
+from logquarry.repair.verify.queue_names import misnamed_queue_files
 from logquarry.repair.verify.sound_parts import SoundParts, SoundRun
 from logquarry.units import Progress
 
@@ -100,7 +101,7 @@ class _Verification:
         stretch_bytes: int,
         sound: SoundParts | None,
     ) -> None:
-        self.layout = layout = with_entry_rules(layout)
+        self.layout = layout = with_entry_rules(layout.by_content())
         self.progress = progress
         self.stretch_bytes = stretch_bytes
         self.sound = sound
@@ -130,6 +131,7 @@ class _Verification:
         lost: list[DamagedSpan | ExpiredSpan] = [*self.damage, *self.expired]
         self.report.add_all(self.queues.finish(end, lost))
         self._advance(self.log_bytes + self.queue_bytes)
+        self._queue_names()
         self.report.add_all(self.index.finish(end, lost, self.last_keyed))
         if self.layout.has_state_table and not self.live:
             check_transactions(self.layout, end, self.report)
@@ -225,7 +227,15 @@ class _Verification:
         return self.queues.is_next(run.queues) and self.index.is_next(run.entries[0])
 
     def _log_files(self) -> None:
-        log = self.layout.commit_log
+        log, names = self.layout.commit_log, self.layout.log_names
+        for one in names.renames:
+            reason = f"{one.reason}; `logquarry recover` renames it"
+            self.report.add("misnamed_file", one.path, one.base, reason)
+        for path, why in names.strangers:
+            reason = f"{why}; `logquarry recover` moves it to quarantine"
+            self.report.add("misnamed_file", path, 0, reason)
+        for path, reason in names.doubts:
+            self.report.add("misnamed_file", path, 0, reason)
         for found in file_differences(log.files, log.file_size):
             # The walk over the log reports missing files.
             if found.fault in (FileFault.SIZE, FileFault.EMPTY_LAST):
@@ -272,6 +282,11 @@ class _Verification:
         if len(keyed):
             self.last_keyed = int(requests.physical_offset[keyed[-1]])
         self.last_time = max(self.last_time, int(requests.store_timestamp.max()))
+
+    def _queue_names(self) -> None:
+        files = [f.file for f in self.report.findings if f.severity == "damage"]
+        for path, reason in misnamed_queue_files(self.layout, files):
+            self.report.add("misnamed_queue_file", path, 0, reason)
 
     def _count_keys(self, bound: int | None) -> None:
         """Count the keys of the log, for an index whose entries differ from them."""

@@ -1,0 +1,482 @@
+"""Identifies the files of the commit log by their content.
+
+A file's name is the physical offset of its first byte. Each frame has its own physical offset too
+(PHYSICALOFFSET), so the frames of a file show where it begins, whatever its name is.
+:func:`identify_files` compares names and frames for a whole log. Verify reports the differences,
+recover renames the files, salvage reads them as if they had their right names, and every other
+reader refuses a log with wrong names (:class:`logquarry.errors.MisnamedFile`).
+
+These rules decide:
+
+- The first frame settles the usual case: it has the offset of the name.
+- Otherwise the first whole frames of the file vote. Body CRCs are checked, so one rotten offset
+  changes nothing. Stale frames of an earlier life do not disturb: they are behind the new ones, and
+  have the same first offset.
+- A file without a whole frame (zeros, a blank) has no opinion and keeps its name, unless another
+  file needs it.
+- If two files claim one offset, the file with that name is right and the other one is a copy.
+- The offsets alone cannot show that a file is from another store. The queues can: the entry of a
+  message has its physical offset. A misnamed file whose sampled messages are all at other places by
+  the queues is not renamed; the recovery refuses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from logquarry.errors import LogquarryError, MisnamedFile
+from logquarry.format import queue_entry
+from logquarry.format.frame import Frame
+from logquarry.log.filesystem import Entry, FileSystem, FileView
+from logquarry.log.first_frames import first_frames, head_offset
+
+_COMMIT_LOG: Final = "commitlog"
+_CONSUME_QUEUE: Final = "consumequeue"
+_NAME_DIGITS: Final = 20
+RENAMING: Final = ".renaming"
+"""Suffix of a file that a recovery is renaming; its name before the suffix is its right one."""
+_LEAST_FRAMES: Final = 2
+"""Frames that must agree against a name that may be right, if no queue confirms them."""
+_CHUNK: Final = 1 << 20
+_MOST_GAP: Final = 1 << 12
+"""Files of the log that may be missing in a row: 4 TiB with files of 1 GiB."""
+_OURS: Final = re.compile(rf"([0-9]{{{_NAME_DIGITS}}})\{RENAMING}(\.[0-9]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A file of the log.
+
+    Attributes:
+        path: its path below the store's folder.
+        size: its bytes.
+        base: physical offset of its first byte.
+    """
+
+    path: str
+    size: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """A file of the log that has a wrong name.
+
+    Attributes:
+        path: its path now.
+        base: physical offset of its first byte, by its frames.
+        reason: why the name is wrong, in words.
+    """
+
+    path: str
+    base: int
+    reason: str
+
+    @property
+    def target(self) -> str:
+        """The path that it should have."""
+        return right_path(self.base)
+
+
+@dataclass(frozen=True, slots=True)
+class LogNames:
+    """The files of a log, by their content.
+
+    Attributes:
+        files: the log's files with the offsets that their frames show, in order.
+        renames: those with a wrong name.
+        strangers: files with the name of a log file that belong to no place of this log, each with
+            the reason.
+        doubts: why no recovery can decide about some files.
+    """
+
+    files: tuple[LogFile, ...]
+    renames: tuple[Rename, ...] = ()
+    strangers: tuple[tuple[str, str], ...] = ()
+    doubts: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def are_right(self) -> bool:
+        """Whether every file has its right name, as far as its frames show it."""
+        return not (self.renames or self.doubts)
+
+    def error(self, filesystem: FileSystem, first: str | None = None) -> MisnamedFile:
+        """The error of a reader that goes by names.
+
+        Args:
+            filesystem: the store's folder.
+            first: path of the file that the reader met (default: the first one).
+        """
+        found = [(one.path, one.base, one.reason) for one in self.renames]
+        found += [(path, 0, reason) for path, reason in self.doubts]
+        path, offset, reason = next((one for one in found if one[0] == first), found[0])
+        more = f" (wrong names in total: {len(found)})" if len(found) > 1 else ""
+        return MisnamedFile(
+            filesystem.full_path(path),
+            offset,
+            f"{reason}{more}. Nothing was read or changed. `logquarry recover {filesystem.root}` "
+            "shows how to rename the files; `logquarry salvage` reads them as they are",
+            kind="misnamed_file",
+        )
+
+
+def right_path(base: int) -> str:
+    """The path of the log file that begins at a physical offset."""
+    return f"{_COMMIT_LOG}/{base:0{_NAME_DIGITS}d}"
+
+
+def contradicts_name(view: FileView, base: int | None) -> bool:
+    """Whether a file begins with a frame of another physical offset than its name. Reads its head.
+
+    Args:
+        view: the file.
+        base: the offset by its name; None if the name is no offset.
+    """
+    try:
+        told = head_offset(view)
+    except (OSError, LogquarryError):
+        # Its reader reports that it cannot be read.
+        return False
+    return told is not None and told >= 0 and told != base
+
+
+def has_doubtful_name(filesystem: FileSystem, files: Sequence[tuple[str, int]], size: int) -> bool:
+    """Whether the listing of a log or the ends of it show that a name may be wrong.
+
+    Checks the files beside which a misnamed file would not be met by a walk over the log: the first
+    and the last one, those around a gap, and those with other names. The other files are checked
+    when they are opened.
+
+    Args:
+        filesystem: the store's folder.
+        files: paths and offsets of the files whose names are offsets, in order.
+        size: bytes of each file.
+    """
+    suspects: set[tuple[str, int | None]] = {*files[:1], *files[-1:]}
+    for before, after in pairwise(files):
+        if after[1] - before[1] != size:
+            suspects |= {before, after}
+    known = {path for path, _ in files}
+    suspects |= {(path, None) for path, _ in _entries(filesystem) if path not in known}
+    for path, base in suspects:
+        try:
+            view = filesystem.open(path)
+        except (OSError, LogquarryError):
+            # Its reader reports that it is missing, or cannot be read.
+            continue
+        if contradicts_name(view, base):
+            return True
+    return False
+
+
+def identify_files(
+    filesystem: FileSystem, files: Sequence[tuple[str, int, int]], *, largest: int
+) -> LogNames:
+    """Identify the files of a log by their content.
+
+    Args:
+        filesystem: the store's folder.
+        files: path, offset and size of the files whose names are offsets, in order.
+        largest: the largest offset that a name may have.
+    """
+    return _Identification(filesystem, files, largest).run()
+
+
+def _entries(filesystem: FileSystem) -> Iterator[tuple[str, Entry]]:
+    """The files in the log's folder and in the folders there (a backup; lost+found of a disk)."""
+    for entry in filesystem.list(_COMMIT_LOG):
+        path = f"{_COMMIT_LOG}/{entry.name}"
+        if not entry.is_dir:
+            yield path, entry
+            continue
+        try:
+            inner = filesystem.list(path)
+        except LogquarryError:
+            continue
+        yield from ((f"{path}/{one.name}", one) for one in inner if not one.is_dir)
+
+
+@dataclass(slots=True)
+class _Item:
+    """One file.
+
+    Attributes:
+        named: the offset by its name, None if the name is none.
+        ours: the offset that an interrupted recovery was giving it.
+        base: the offset by its frames, None if they show none.
+        frames: the frames that agree on it.
+    """
+
+    path: str
+    size: int
+    named: int | None
+    ours: int | None = None
+    base: int | None = None
+    frames: list[Frame] = field(default_factory=list)
+
+
+class _Identification:
+    """Identifies the files of one log."""
+
+    def __init__(
+        self, filesystem: FileSystem, files: Sequence[tuple[str, int, int]], largest: int
+    ) -> None:
+        self._filesystem = filesystem
+        self._largest = largest
+        self._items = [_Item(path, size, base) for path, base, size in files]
+        known = {path for path, _, _ in files}
+        for path, entry in _entries(filesystem):
+            if path not in known:
+                ours = _OURS.fullmatch(entry.name)
+                target = int(ours[1]) if ours is not None and "/" not in entry.name else None
+                self._items.append(_Item(path, entry.size, None, target))
+        sizes = Counter(item.size for item in self._items if item.named is not None and item.size)
+        sizes = sizes or Counter(item.size for item in self._items)
+        # Frames of one file show its size only if it is full: the names do not count here.
+        self._size = max(sizes, key=lambda size: (sizes[size], size), default=0)
+        self._right: dict[int, _Item] = {}
+        self._mute: list[_Item] = []
+        self._wrong: list[_Item] = []
+        self._placed: dict[int, _Item] = {}
+        self._strangers: list[tuple[str, str]] = []
+        self._doubts: list[tuple[str, str]] = []
+        self._queues: dict[str, list[tuple[int, str]]] = {}
+
+    def run(self) -> LogNames:
+        """The result."""
+        for item in self._items:
+            self._judge(item)
+        self._drop_other_grids()
+        self._place()
+        self._place_mute()
+        files = self._right | self._placed
+        renames = [
+            Rename(item.path, base, self._reason(item, base))
+            for base, item in sorted(files.items())
+            if item.path != right_path(base)
+        ]
+        return LogNames(
+            tuple(LogFile(item.path, item.size, base) for base, item in sorted(files.items())),
+            tuple(renames),
+            tuple(self._strangers),
+            tuple(self._doubts),
+        )
+
+    # ---------------------------------------------------------------------------------- one file
+    def _judge(self, item: _Item) -> None:
+        try:
+            view = self._filesystem.open(item.path)
+            told = head_offset(view)
+            if told is not None and told == item.named:
+                item.base = told
+            elif told is not None:
+                self._vote(item, view)
+        except (OSError, LogquarryError):
+            # Its reader reports that it is missing, or cannot be read: it keeps its name.
+            item.base, item.frames = None, []
+        if item.base is None and item.ours is not None:
+            item.base = item.ours
+        if item.base is None:
+            if item.named is not None:
+                self._mute.append(item)
+        elif item.base == item.named:
+            self._right[item.base] = item
+        else:
+            self._wrong.append(item)
+
+    def _vote(self, item: _Item, view: FileView) -> None:
+        votes: defaultdict[int, list[Frame]] = defaultdict(list)
+        for position, found in first_frames(view):
+            base = found.physical_offset - position
+            if 0 <= base <= self._largest:
+                votes[base].append(found)
+        if not votes:
+            return
+        base = max(votes, key=lambda one: (len(votes[one]), one == item.named))
+        item.base, item.frames = base, votes[base]
+        doubtful = len(votes[base]) < _LEAST_FRAMES and self._may_be_right(item)
+        if doubtful and self._agrees_with_queues(item) is not True:
+            item.base = item.named if item.named in votes else None
+
+    def _may_be_right(self, item: _Item) -> bool:
+        """Whether another file of the log shows that the name is possible."""
+        if item.named is None or not self._size:
+            return False
+        rest = Counter(one.named % self._size for one in self._items if one.named is not None)
+        return item.named % self._size == max(rest, key=lambda one: (rest[one], not one))
+
+    # ------------------------------------------------------------------------------- all of them
+    def _drop_other_grids(self) -> None:
+        """Forget the offsets at which no file of this log can begin."""
+        if not self._size:
+            return
+        bases = [*self._right, *(item.base for item in self._wrong if item.base is not None)]
+        rest = Counter(base % self._size for base in bases)
+        start = max(rest, key=lambda one: (rest[one], not one), default=0)
+        for item in list(self._wrong):
+            assert item.base is not None
+            if item.base % self._size != start:
+                self._wrong.remove(item)
+                if item.named is not None:
+                    item.base = None
+                    self._mute.append(item)
+
+    def _place(self) -> None:
+        """Decide which of the misnamed files gets the place that its frames show."""
+        claims: defaultdict[int, list[_Item]] = defaultdict(list)
+        for item in self._wrong:
+            assert item.base is not None
+            if item.base in self._right:
+                self._is_copy(item)
+            elif self._agrees_with_queues(item) is False:
+                reason = (
+                    f"its frames start at physical offset {item.base}, but the queues have other "
+                    "messages there: it may be of another store. Move it out of the store; if the "
+                    "queues are wrong, move consumequeue/ out"
+                )
+                self._doubts.append((item.path, reason))
+            else:
+                claims[item.base].append(item)
+        mute = {item.named for item in self._mute}
+        strays: dict[int, _Item] = {}
+        for base, items in sorted(claims.items()):
+            items.sort(key=lambda item: (item.named is None, item.ours is None, item.path))
+            first, *others = items
+            if first.named is None and first.ours is None:
+                if base not in mute:
+                    strays[base] = first
+            else:
+                self._placed[base] = first
+            for other in others:
+                self._second_claim(first, other)
+        self._place_strays(strays)
+
+    def _place_strays(self, strays: dict[int, _Item]) -> None:
+        """Accept files whose names are no offsets, except for copies of expired files."""
+        bases = [*self._right, *self._placed]
+        start = min(bases, default=None)
+        last = max(bases, default=None)
+        for base in sorted(strays, reverse=True):
+            if start is None or last is None or base > start or base == start - self._size:
+                if last is not None and base - last > _MOST_GAP * self._size:
+                    continue
+                self._placed[base] = strays[base]
+                start = base if start is None else min(start, base)
+
+    def _second_claim(self, first: _Item, other: _Item) -> None:
+        if other.size == first.size and self._same_bytes(first, other):
+            self._is_copy(other)
+            return
+        reason = (
+            f"its frames start at physical offset {other.base}, as those of {first.path} do, but "
+            "the two files differ: move the older one out of the store"
+        )
+        self._doubts.append((other.path, reason))
+
+    def _is_copy(self, item: _Item) -> None:
+        """A copy with a name that is no offset is ignored: it does no harm."""
+        if item.named is not None:
+            assert item.base is not None
+            name = f"{item.base:0{_NAME_DIGITS}d}"
+            reason = f"it has the messages of {name}, which exists"
+            self._strangers.append((item.path, reason))
+
+    def _place_mute(self) -> None:
+        """Place the files whose content shows no offset."""
+        shifts = {
+            item.named - base for base, item in self._placed.items() if item.named is not None
+        }
+        # If all names are wrong by one distance, those of empty files are wrong by it too.
+        shift = shifts.pop() if not self._right and len(shifts) == 1 else 0
+        displaced: list[_Item] = []
+        for item in self._mute:
+            assert item.named is not None
+            base = item.named - shift
+            if base in self._placed or base in self._right or base < 0:
+                displaced.append(item)
+            else:
+                self._right[base] = item
+        free = self._free_names() if displaced else iter(())
+        for item in displaced:
+            place = next(free, None)
+            if place is not None:
+                self._placed[place] = item
+            else:
+                reason = "no message in it shows its place, and another file needs its name"
+                self._strangers.append((item.path, reason))
+
+    def _free_names(self) -> Iterator[int]:
+        """The offsets that lose their file, then those without a file, then the next one."""
+        there = {*self._right, *self._placed}
+        vacated = {item.named for item in self._placed.values()} - there
+        yield from sorted(base for base in vacated if base is not None)
+        if self._size:
+            gaps = range(min(there), max(there) + self._size + 1, self._size)[:_MOST_GAP]
+            yield from (base for base in gaps if base not in there and base not in vacated)
+
+    # --------------------------------------------------------------------------------- evidence
+    def _agrees_with_queues(self, item: _Item) -> bool | None:
+        """Whether the queues have the messages of a file where its frames say; None if unknown."""
+        others = 0
+        for one in item.frames:
+            entry = self._entry_of(one)
+            if entry is None:
+                continue
+            if entry == one.physical_offset:
+                return True
+            others += 1
+        # One queue offset may be in the log twice: RocketMQ 3 counts wrong after a restart.
+        return False if others >= _LEAST_FRAMES else None
+
+    def _entry_of(self, message: Frame) -> int | None:
+        """The physical offset that the queue has for a message, None if it has no entry."""
+        topic = message.topic.decode("utf-8", "replace")
+        if topic in ("", ".", "..") or "/" in topic or "\0" in topic:
+            return None
+        folder = f"{_CONSUME_QUEUE}/{topic}/{message.queue_id}"
+        try:
+            if folder not in self._queues:
+                self._queues[folder] = [
+                    (int(one.name), f"{folder}/{one.name}")
+                    for one in self._filesystem.list(folder)
+                    if not one.is_dir and is_offset_name(one.name)
+                ]
+            at = message.queue_offset * queue_entry.UNIT_SIZE
+            base, path = max((one for one in self._queues[folder] if one[0] <= at), default=(0, ""))
+            if not path:
+                return None
+            data = self._filesystem.open(path).window(at - base, queue_entry.UNIT_SIZE)
+            entry = queue_entry.decode_at(data, 0) if len(data) >= queue_entry.UNIT_SIZE else None
+        except (OSError, LogquarryError, ValueError):
+            return None
+        known = entry is not None and entry.is_written and not entry.is_filler
+        return entry.physical_offset if known and entry is not None else None
+
+    def _same_bytes(self, one: _Item, other: _Item) -> bool:
+        first, second = (self._filesystem.open(item.path) for item in (one, other))
+        return all(
+            first.window(at, _CHUNK)[:_CHUNK] == second.window(at, _CHUNK)[:_CHUNK]
+            for at in range(0, one.size, _CHUNK)
+        )
+
+    def _reason(self, item: _Item, base: int) -> str:
+        if item.base is None:
+            return "it has no frame, and another file needs its name"
+        told = f"its frames start at physical offset {base}"
+        if item.named is None:
+            return f"{told}, but its name is no offset"
+        told += f", but its name says {item.named}"
+        other = self._placed.get(item.named)
+        if other is not None and other.named == base:
+            return f"{told}: the names of this file and of {other.path} look swapped"
+        return told
+
+
+def is_offset_name(name: str) -> bool:
+    """Whether a name has the form of a physical offset, or of an offset in a queue."""
+    return len(name) == _NAME_DIGITS and name.isascii() and name.isdigit()

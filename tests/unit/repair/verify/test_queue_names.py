@@ -1,0 +1,71 @@
+"""Queue files and folders with wrong names: verify says where their entries belong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import logquarry as lq
+from logquarry.log.layout import StoreLayout
+from logquarry.repair.salvage.salvage import salvage
+from logquarry.repair.verify import verify_store
+from tests.helpers.small_store import config, opened
+
+COUNT = 100
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    with opened(root) as writer:
+        for number in range(COUNT):
+            writer.put(lq.Message("tu"[number % 2], b"%d" % number, queue_id=0))
+    return root
+
+
+def swap(one: Path, other: Path) -> None:
+    between = one.rename(one.with_name("between"))
+    other.rename(one)
+    between.rename(other)
+
+
+def notes(root: Path) -> dict[str, str]:
+    found = verify_store(StoreLayout.open(root)).findings
+    return {f.file: f.reason for f in found if f.kind == "misnamed_queue_file"}
+
+
+def test_a_sound_store_has_none(store: Path) -> None:
+    assert not notes(store)
+
+
+def test_two_files_of_a_queue(store: Path) -> None:
+    folder = store / "consumequeue/t/0"
+    first, second = sorted(folder.iterdir())[:2]
+    swap(first, second)
+    found = notes(store)
+    assert set(found) == {f"consumequeue/t/0/{path.name}" for path in (first, second)}
+    assert all("look swapped" in reason and "recover" in reason for reason in found.values())
+    assert salvage(StoreLayout.open(store)).plan.messages == COUNT
+    lq.recover(store, apply=True, config=config())
+    assert not verify_store(StoreLayout.open(store)).has_damage
+
+
+@pytest.mark.parametrize("target", ["t/1", "other/0"])
+def test_a_folder_with_the_name_of_another_queue(store: Path, target: str) -> None:
+    (store / "consumequeue" / target).parent.mkdir(exist_ok=True)
+    (store / "consumequeue/t/0").rename(store / "consumequeue" / target)
+    found = notes(store)
+    assert found
+    for path, reason in found.items():
+        assert path.startswith(f"consumequeue/{target}/")
+        assert f"belong in consumequeue/t/0/{path[-20:]}" in reason
+    if target == "t/1":
+        # The queue of a topic without messages looks like one of multi-dispatch.
+        lq.recover(store, apply=True, config=config())
+        assert not verify_store(StoreLayout.open(store)).has_damage
+
+
+def test_the_folders_of_two_queues(store: Path) -> None:
+    swap(store / "consumequeue/t/0", store / "consumequeue/u/0")
+    assert any("look swapped" in reason for reason in notes(store).values())
