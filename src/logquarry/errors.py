@@ -21,6 +21,7 @@
         └── CorruptStore      bytes that violate the format (exit code 1)
             ├── CorruptFrame  ... in the commit log: path, offset, kind and reason
             └── CorruptFile   ... in any other file of the store
+                └── UnreadableFile  ... that the disk does not deliver
 
 An exception means that an operation was not done. Outcomes of normal work (an offset past the end
 of a queue, a torn tail) are values, never exceptions.
@@ -223,6 +224,13 @@ class CorruptFrame(CorruptStore):
 
 class CorruptFile(CorruptStore):
     """Damage in a queue file, an index file, the checkpoint or a configuration file."""
+
+
+class UnreadableFile(CorruptFile, ValueError):
+    """Bytes of a queue file, an index file or a small file that the disk does not deliver.
+
+    It is a ``ValueError``, as for any small file whose bytes are not valid.
+    """
 
 
 def _rebuild_unsupported(message: str, feature: str, evidence: tuple[str, ...]) -> UnsupportedStore:

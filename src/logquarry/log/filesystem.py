@@ -12,11 +12,12 @@ import os
 import re
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from logquarry.errors import StoreNotFound, UsageError
+from logquarry.errors import StoreNotFound, UnreadableFile, UsageError
+from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable
 
 if TYPE_CHECKING:
     from pyarrow import fs as pafs
@@ -40,16 +41,37 @@ class FileView(ABC):
     Attributes:
         path: the full path, for messages.
         size: bytes of the file.
-        is_mapped: whether a window costs nothing until its bytes are read.
+        is_mapped: whether a window is a part of a map, which costs no copy.
     """
 
     path: str
     size: int
     is_mapped: bool = False
 
+    @property
+    def unreadable(self) -> Sequence[Unreadable]:
+        """The ranges found so far that the disk does not deliver, in order.
+
+        A window has the bytes :data:`~logquarry.log.readable.FILL` in their place.
+        """
+        return ()
+
     @abstractmethod
     def window(self, start: int, length: int) -> memoryview:
         """Bytes from ``start``: at least ``length`` bytes, or all up to the end of the file."""
+
+    def fault(self, start: int, length: int) -> Unreadable | None:
+        """The first unreadable range that has any of these bytes. Reads them."""
+        self.window(start, length)
+        return first_unreadable(self.unreadable, start, length)
+
+    def reaches(self, end: int) -> bool:
+        """Whether the file still has the bytes before a position: it was not truncated."""
+        return True
+
+    def good_start(self, position: int) -> int:
+        """A position up to ``position``: a window from there on costs no more than from here."""
+        return position
 
     def next_data(self, position: int) -> int:
         """The first position from ``position`` on that may hold data, ``size`` if there is none.
@@ -57,6 +79,12 @@ class FileView(ABC):
         Skips the holes of sparse and preallocated files, which read as zeros.
         """
         return min(position, self.size)
+
+
+def unreadable_file(view: FileView, fault: Unreadable | None = None) -> UnreadableFile:
+    """The error for an unreadable range of a file (default: the first one found)."""
+    offset, length, reason = fault or view.unreadable[0]
+    return UnreadableFile(view.path, offset, f"{length} bytes {reason}", kind=UNREADABLE)
 
 
 class GoneFile(FileView):
@@ -103,9 +131,16 @@ class FileSystem(ABC):
         """Whether a name exists below the root."""
 
     def read(self, path: str) -> bytes:
-        """Read a small file whole."""
+        """Read a small file whole.
+
+        Raises:
+            UnreadableFile: if the disk does not deliver all of it.
+        """
         view = self.open(path)
-        return bytes(view.window(0, view.size))
+        data = bytes(view.window(0, view.size))
+        if view.unreadable:
+            raise unreadable_file(view)
+        return data
 
     def full_path(self, path: str) -> str:
         """The full path of ``path`` below the root, for messages."""
@@ -125,14 +160,26 @@ class _LocalFile(FileView):
                 raise FileNotFoundError(errno.ENOENT, "not a file", path)
             self.size = status.st_size
             # The map keeps its own reference to the file until the last window is released.
-            self._view = memoryview(
-                mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ) if self.size else b""
+            self._map = (
+                ReadableMap(path, mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ), self.size)
+                if self.size
+                else None
             )
         finally:
             os.close(descriptor)
 
+    @property
+    def unreadable(self) -> Sequence[Unreadable]:
+        return () if self._map is None else self._map.unreadable
+
     def window(self, start: int, length: int) -> memoryview:
-        return self._view[start:]
+        return memoryview(b"") if self._map is None else self._map.window(start, length)
+
+    def reaches(self, end: int) -> bool:
+        return self._map is None or self._map.reaches(end)
+
+    def good_start(self, position: int) -> int:
+        return position if self._map is None else self._map.good_start(position)
 
     def next_data(self, position: int) -> int:
         if position >= self.size:

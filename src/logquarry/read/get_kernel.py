@@ -61,10 +61,12 @@ class _Entries:
 class LogAtHand:
     """A view of the log's bytes, in the form that the kernel reads."""
 
-    __slots__ = ("address", "data", "state")
+    __slots__ = ("address", "data", "end", "state")
 
     def __init__(self, start: int, end: int, data: memoryview, limits: TransferLimits) -> None:
         from logquarry.format.native import crc32_address
+
+        self.end = end
 
         self.data = np.frombuffer(data, np.uint8)
         self.state = np.array(
@@ -174,6 +176,10 @@ class KernelGet:
             self._files = files
         on_disk = _NONE if self._in_memory else memory_start(self._log, self.limits)
         at_hand = self._at_hand or self._read_log(units, offset)
+        if not (queue.reaches(units.stop) and self._log.reaches(at_hand.end)):
+            # Another program truncated a file: the reference reports the error.
+            self.release()
+            return None
         # Each call takes its own scratch memory; if an error loses one, the next call makes one.
         free = self._free
         scratch = free.pop() if free else _Scratch()
@@ -236,7 +242,11 @@ class KernelGet:
     def _read_log(self, units: _Entries, offset: int) -> LogAtHand:
         """The bytes of the log around the message of a queue offset."""
         place, size, _ = units.units[offset - units.first].item()
-        found = self._at_hand = LogAtHand(*self._log.window_at(place, size), self.limits)
+        start, end, data = self._log.window_at(place, size)
+        if self._log.unreadable_at(place, size) is not None:
+            # Only the reference reports unreadable bytes.
+            start, end, data = 0, 0, memoryview(b"")
+        found = self._at_hand = LogAtHand(start, end, data, self.limits)
         return found
 
 
