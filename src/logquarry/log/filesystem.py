@@ -7,21 +7,25 @@ map, without a copy; a remote window is a range fetched into memory.
 from __future__ import annotations
 
 import errno
+import logging
 import mmap
 import os
 import re
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logquarry.errors import StoreNotFound, UnreadableFile, UsageError
-from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable
+from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable, joined
 
 if TYPE_CHECKING:
     from pyarrow import fs as pafs
 
+
+logger = logging.getLogger(__name__)
 
 REMOTE_RANGE = 16 << 20
 """Bytes fetched at once from a remote file, unless one frame is larger."""
@@ -105,9 +109,11 @@ class FileSystem(ABC):
 
     Attributes:
         root: path or URL of the folder, for messages.
+        unreadable: the unreadable ranges found so far, by the path below the root.
     """
 
     root: str
+    unreadable: dict[str, Sequence[Unreadable]]
 
     @abstractmethod
     def list(self, path: str) -> list[Entry]:
@@ -150,7 +156,7 @@ class FileSystem(ABC):
 class _LocalFile(FileView):
     is_mapped = True
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, note: Callable[[Sequence[Unreadable]], None]) -> None:
         self.path = path
         # An ordinary open of a pipe without a writer would block for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
@@ -161,7 +167,12 @@ class _LocalFile(FileView):
             self.size = status.st_size
             # The map keeps its own reference to the file until the last window is released.
             self._map = (
-                ReadableMap(path, mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ), self.size)
+                ReadableMap(
+                    path,
+                    mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ),
+                    self.size,
+                    note=note,
+                )
                 if self.size
                 else None
             )
@@ -205,6 +216,7 @@ class LocalFileSystem(FileSystem):
         # The process may change its working folder while the store is open.
         self._base = str(Path(root).absolute()).rstrip("/")
         self.root = str(root)
+        self.unreadable = {}
 
     def _path(self, path: str) -> str:
         # pathlib takes longer to join names than the system takes to open a file.
@@ -232,13 +244,20 @@ class LocalFileSystem(FileSystem):
 
     def open(self, path: str) -> FileView:
         try:
-            return _LocalFile(self._path(path))
+            return _LocalFile(self._path(path), partial(self._note, path))
         except FileNotFoundError:
             raise
         except NotADirectoryError as error:
             raise FileNotFoundError(*error.args, self.full_path(path)) from error
         except OSError as error:
             raise self._unreadable(path, error) from error
+
+    def _note(self, path: str, ranges: Sequence[Unreadable]) -> None:
+        if ranges and path not in self.unreadable:
+            first = ranges[0]
+            logger.warning("%s: at offset %d: %s", self._path(path), first.offset, first.words)
+        known = {one.offset: one for one in (*self.unreadable.get(path, ()), *ranges)}
+        self.unreadable[path] = joined(list(known.values()))
 
     def exists(self, path: str) -> bool:
         try:
@@ -273,6 +292,7 @@ class ArrowFileSystem(FileSystem):
         self._fs = filesystem
         self._base = base.rstrip("/")
         self.root = root
+        self.unreadable = {}
 
     def list(self, path: str) -> list[Entry]:
         from pyarrow import fs as pafs

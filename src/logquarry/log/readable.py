@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import logging
 import mmap
 import os
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -32,8 +31,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from logquarry.format.frame import DamageKind
-
-logger = logging.getLogger(__name__)
 
 UNREADABLE: Final = DamageKind.UNREADABLE.label
 """Kind of bytes that the disk does not deliver."""
@@ -83,6 +80,22 @@ def first_unreadable(ranges: Sequence[Unreadable], start: int, length: int) -> U
     return ranges[at] if at < len(ranges) and ranges[at].offset < start + length else None
 
 
+def joined(ranges: Iterable[Unreadable]) -> tuple[Unreadable, ...]:
+    """Ranges in order; ranges that touch and have the same reason are one."""
+    found: list[Unreadable] = []
+    for one in sorted(ranges):
+        last = found[-1] if found else None
+        if (
+            last is None
+            or one.offset > last.offset + last.length
+            or (one.offset == last.offset + last.length and one.reason != last.reason)
+        ):
+            found.append(one)
+        elif one.offset + one.length > last.offset + last.length:
+            found[-1] = last._replace(length=one.offset + one.length - last.offset)
+    return tuple(found)
+
+
 class Probe:
     """The system calls that find out whether pages can be read. Tests replace it."""
 
@@ -129,7 +142,7 @@ _probe = Probe()
 @contextmanager
 def probed_by(probe: Probe) -> Iterator[None]:
     """Use another probe for all maps of this process, for a test."""
-    global _probe
+    global _probe  # noqa: PLW0603 - the one probe of the process
     before, _probe = _probe, probe
     try:
         yield
@@ -152,14 +165,24 @@ class ReadableMap:
         mapped: its map. It must not be closed while this object or a window is in use.
         size: bytes of the map.
         is_watched: whether another program may truncate the file.
+        note: called with all unreadable ranges when another one is found.
 
     Attributes:
         unreadable: the unreadable ranges found so far, in order.
     """
 
-    def __init__(self, path: str, mapped: mmap.mmap, size: int, *, is_watched: bool = True) -> None:
+    def __init__(
+        self,
+        path: str,
+        mapped: mmap.mmap,
+        size: int,
+        *,
+        is_watched: bool = True,
+        note: Callable[[Sequence[Unreadable]], None] = lambda _: None,
+    ) -> None:
         self.path = path
         self._is_watched = is_watched
+        self._tell = note
         self.unreadable: tuple[Unreadable, ...] = ()
         self._map = mapped
         self._size = size
@@ -274,25 +297,9 @@ class ReadableMap:
             os.close(descriptor)
 
     def _note(self, faults: list[Unreadable]) -> None:
-        found: list[Unreadable] = []
-        for one in sorted((*self.unreadable, *faults)):
-            last = found[-1] if found else None
-            if last is not None and one.offset < last.offset + last.length:
-                continue
-            if (
-                last is not None
-                and last.offset + last.length == one.offset
-                and last.reason == one.reason
-            ):
-                found[-1] = last._replace(length=last.length + one.length)
-            else:
-                found.append(one)
-        for one in faults[:1]:
-            logger.warning(
-                "%s: at offset %d: %d bytes %s",
-                *(self.path, one.offset, sum(f.length for f in faults), one.reason),
-            )
-        self.unreadable = tuple(found)
+        if faults:
+            self.unreadable = joined([*self.unreadable, *faults])
+            self._tell(self.unreadable)
 
     def _truncated(self) -> None:
         """Note that the file became shorter: a page after its end raises SIGBUS."""

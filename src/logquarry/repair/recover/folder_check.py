@@ -20,6 +20,7 @@ from logquarry.format import frame, java
 from logquarry.format.rows import REACHED_STOP
 from logquarry.log import codec
 from logquarry.log.codec import Window
+from logquarry.log.filesystem import FileView
 from logquarry.log.layout import (
     ABORT,
     CHECKPOINT,
@@ -206,10 +207,19 @@ def check_file_size(layout: StoreLayout) -> None:
 
 
 def _begins_with_own_message(layout: StoreLayout, file: StoreFile) -> bool:
-    data = layout.open_file(file.path).window(0, file.size)[: file.size]
-    rows = codec.empty_rows(1)
-    window = Window.of(data, file.base, file.size)
-    return bool(codec.walk(window, 0, len(data), rows, check_crc=True)[0])
+    view = layout.open_file(file.path)
+    return _starts_with_frame(view, file.base, min(view.size, file.size))
+
+
+def _starts_with_frame(view: FileView, base: int, size: int) -> bool:
+    """Whether a file of ``size`` bytes starts with a sound frame. Reads that frame alone."""
+    head = view.window(0, frame.FIXED_SIZE_V1)
+    if len(head) < frame.BLANK.size:
+        return False
+    length, _ = frame.BLANK.struct.unpack_from(head, 0)
+    data = view.window(0, min(max(length, frame.FIXED_SIZE_V1), size))[:size]
+    window = Window.of(data, base, size)
+    return bool(codec.walk(window, 0, 1, codec.empty_rows(1), check_crc=True)[0])
 
 
 def _no_place(layout: StoreLayout, file: StoreFile) -> StoreUnavailable:
@@ -236,11 +246,13 @@ def _why_wrong(
     files = layout.commit_log
     if file.size < frame.HEAD.size:
         return None
-    data = layout.open_file(file.path).window(0, min(file.size, files.file_size))
+    view = layout.open_file(file.path)
+    data = view.window(0, frame.FIXED_SIZE_V1)
     magic, told = (_field(data, name) for name in ("magic", "physical_offset"))
     is_message = magic % (1 << 32) in (frame.MAGIC_V1, frame.MAGIC_V2)
     if may_be_right and (told == file.base or not is_message or file.base in known):
         return None
+    data = view.window(0, min(file.size, files.file_size))
     window = Window.of(data, file.base, files.file_size)
     _, code = codec.find_frame(window, 0, len(data), check_crc=True)
     if code == REACHED_STOP or (is_message and told == file.base):
@@ -320,14 +332,13 @@ def check_renamed(layout: StoreLayout) -> None:
         except FileNotFoundError:
             continue
         size = files.file_size or min(file.size, java.INT_MAX)
-        data = file.window(0, file.size)[:size]
+        data = file.window(0, frame.FIXED_SIZE_V1)
         magic, told = (_field(data, name) for name in ("magic", "physical_offset"))
         if magic % (1 << 32) not in (frame.MAGIC_V1, frame.MAGIC_V2) or told in bases:
             continue
         if not 0 <= told <= LARGEST_BASE or (bases and told < files.start - size):
             continue
-        rows = codec.empty_rows(1)
-        if codec.walk(Window.of(data, told, size), 0, len(data), rows, check_crc=True)[0]:
+        if _starts_with_frame(file, told, size):
             raise _renamed(layout.filesystem.full_path(path), told)
 
 
