@@ -77,14 +77,6 @@ def untouched(frames: Frames, blocks: list[tuple[str, int]]) -> dict[int, bytes]
     }
 
 
-def bodies_of(root: Path) -> set[bytes]:
-    return {data[data.find(b"k") :] for _, data in frames_of(root).values()}
-
-
-def keys_of(reader: object) -> set[str]:
-    return {message.keys for message in reader}  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("has_populate", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_salvage_saves_every_message_that_touches_no_unreadable_block(
@@ -202,8 +194,13 @@ def test_unreadable_blocks_of_other_files_are_findings(
         if part == "config":
             assert UNREADABLE in {one.feature for one in saved.left_behind}
         with lq.MessageStore.open(copy, mode="rw", config=CONFIG) as writer:
-            put = writer.put(lq.Message("topic1", b"more"))
-            assert writer.get(put.topic, put.queue_id, put.queue_offset).messages
+            assert writer.put(lq.Message("topic1", b"more")).ok
+            assert writer.wait_dispatched()
+            if part == "index":
+                with pytest.raises(CorruptStore, match="errno 5"):
+                    writer.query("topic1", "k1")
+            else:
+                assert len(writer.query("topic1", "k1")) == 1
 
 
 def test_files_truncated_under_a_reader_are_errors(
@@ -266,3 +263,125 @@ print(errors)
         )
         assert done.returncode == 0, (kind, done.returncode, done.stderr)
         assert int(done.stdout) >= (1 if kind != "index" else 0)
+
+
+# ------------------------------------------------------------------------------ a real file system
+IMAGE = 48 << 20
+MORE = 16 << 20
+
+
+def call(*words: object) -> str:
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.fixture
+def bad_disk(
+    made: tuple[Path, Frames], tmp_path: Path
+) -> Iterator[tuple[Path, list[tuple[str, int]]]]:
+    """The store on a mounted ext4 image of which 100 random blocks of the log are unreadable.
+
+    The image is filled up, grown, and the blocks are written again: they lie in the new part. Then
+    the image loses that part while it is mounted.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("mounts need root")
+    root, frames = made
+    blocks = log_blocks(frames, 100, seed=11)
+    image, mount = tmp_path / "image", tmp_path / "mount"
+    mount.mkdir()
+    image.touch()
+    os.truncate(image, IMAGE)
+    try:
+        features = "^has_journal,^resize_inode,^flex_bg"
+        call("mkfs.ext4", "-q", "-b", BLOCK, "-m", 0, "-O", features, "-N", 2_000, image)
+        call("mount", "-o", "loop", image, mount)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no loop mounts here")
+    try:
+        call("cp", "-a", "--sparse=always", root, mount / "store")
+        os.sync()
+        contents = {}
+        for name, number in blocks:
+            path = mount / name
+            with path.open("rb") as file:
+                contents[name, number] = os.pread(file.fileno(), BLOCK, number * BLOCK)
+            call("fallocate", "-p", "-o", number * BLOCK, "-l", BLOCK, path)
+        os.sync()
+        _fill(mount)
+        call("umount", mount)
+        os.truncate(image, IMAGE + MORE)
+        subprocess.run(["e2fsck", "-fy", str(image)], capture_output=True, check=False)
+        call("resize2fs", image)
+        call("mount", "-o", "loop", image, mount)
+        for (name, number), data in contents.items():
+            with (mount / name).open("r+b") as file:
+                os.pwrite(file.fileno(), data, number * BLOCK)
+        call("umount", mount)
+        call("mount", "-o", "loop,ro", image, mount)
+        os.truncate(image, IMAGE)
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+        yield mount / "store", blocks
+    finally:
+        subprocess.run(["umount", "-l", str(mount)], capture_output=True, check=False)
+
+
+def _fill(mount: Path) -> None:
+    device = next(
+        line.split()[0]
+        for line in Path("/proc/mounts").read_text().splitlines()
+        if str(mount) in line
+    )
+    Path(f"/sys/fs/ext4/{Path(device).name}/reserved_clusters").write_text("0")
+    with (mount / "filler").open("wb") as file:
+        for step in (1 << 20, BLOCK):
+            while True:
+                try:
+                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, step)
+                except OSError:
+                    break
+
+
+COMMANDS = (
+    ("info", "STORE"),
+    ("messages", "STORE", "--limit", 50),
+    ("messages", "STORE", "--on-damage", "skip", "--jsonl"),
+    ("messages", "STORE", "--topic", "topic1", "--on-damage", "skip", "--jsonl"),
+    ("verify", "STORE"),
+    ("recover", "STORE"),
+    ("recover", "STORE", "--mode", "rocketmq"),
+    ("recover", "STORE", "--apply"),
+    ("rebuild", "STORE"),
+    ("rebuild", "STORE", "--into", "INTO"),
+    ("salvage", "STORE", "--into", "INTO"),
+    ("diff", "STORE", "STORE"),
+    ("stats", "STORE"),
+    ("report", "STORE", "INTO"),
+    ("retain", "STORE", "--keep-bytes", "1m"),
+)
+
+
+@pytest.mark.root
+def test_no_command_ends_by_a_signal_on_a_real_bad_disk(
+    bad_disk: tuple[Path, list[tuple[str, int]]], made: tuple[Path, Frames], tmp_path: Path
+) -> None:
+    store, blocks = bad_disk
+    wanted = untouched(made[1], blocks)
+    start = "import sys; from logquarry.cli.main import main; sys.exit(main())"
+    for number, words in enumerate(COMMANDS):
+        into = tmp_path / f"into{number}"
+        names = {"STORE": str(store), "INTO": str(into)}
+        arguments = [names.get(str(word), str(word)) for word in words]
+        done = subprocess.run(
+            [sys.executable, "-c", start, *arguments], capture_output=True, text=True, check=False
+        )
+        assert 0 <= done.returncode < 128, (words, done.returncode, done.stderr[-500:])
+        assert "Traceback" not in done.stderr, (words, done.stderr[-500:])
+        if words[0] == "salvage":
+            with lq.MessageStore.open(into, config=CONFIG) as saved:
+                assert len(list(saved.scan())) == len(wanted)
+        if words[:3] == ("messages", "STORE", "--on-damage"):
+            assert len(done.stdout.splitlines()) == len(wanted)
+        if words[0] == "verify":
+            assert done.returncode == 1
+            assert "errno 5" in done.stdout

@@ -255,7 +255,8 @@ class LocalFileSystem(FileSystem):
     def _note(self, path: str, ranges: Sequence[Unreadable]) -> None:
         if ranges and path not in self.unreadable:
             first = ranges[0]
-            logger.warning("%s: at offset %d: %s", self._path(path), first.offset, first.words)
+            text = "%s: at offset %d: %d bytes %s"
+            logger.warning(text, self._path(path), first.offset, first.length, first.reason)
         known = {one.offset: one for one in (*self.unreadable.get(path, ()), *ranges)}
         self.unreadable[path] = joined(list(known.values()))
 
@@ -334,6 +335,16 @@ class ArrowFileSystem(FileSystem):
 
     def _unreadable(self, path: str, error: OSError) -> StoreNotFound:
         return StoreNotFound(f"{self.full_path(path)}: cannot be read: {error}")
+
+
+def whole_file(path: Path) -> FileView:
+    """One local file, open for reading.
+
+    Raises:
+        FileNotFoundError: if it does not exist or is no regular file.
+        StoreNotFound: if it exists and cannot be read.
+    """
+    return LocalFileSystem(path.parent).open(path.name)
 
 
 def open_filesystem(
