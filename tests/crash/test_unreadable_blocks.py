@@ -6,10 +6,12 @@ image ends before the blocks do.
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,8 @@ CONFIG = lq.StoreConfig(
 COUNT = 6_000
 Frames = dict[int, tuple[int, bytes]]
 """Physical offset -> size and bytes of each frame."""
+Blocks = list[tuple[str, int]]
+"""Ends of paths, and the numbers of blocks of 4,096 bytes."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +61,7 @@ def frames_of(root: Path) -> Frames:
     return found
 
 
-def log_blocks(frames: Frames, count: int, seed: int) -> list[tuple[str, int]]:
+def log_blocks(frames: Frames, count: int, seed: int) -> Blocks:
     """Random blocks of the log's files, as path ends and numbers."""
     end = max(offset + size for offset, (size, _) in frames.items())
     numbers = random.Random(seed).sample(range(end // BLOCK), count)
@@ -67,7 +71,7 @@ def log_blocks(frames: Frames, count: int, seed: int) -> list[tuple[str, int]]:
     ]
 
 
-def untouched(frames: Frames, blocks: list[tuple[str, int]]) -> dict[int, bytes]:
+def untouched(frames: Frames, blocks: Blocks) -> dict[int, bytes]:
     """The frames that touch none of the blocks."""
     bad = {int(name.rpartition("/")[2]) // BLOCK + number for name, number in blocks}
     return {
@@ -363,7 +367,7 @@ COMMANDS = (
 
 @pytest.mark.root
 def test_no_command_ends_by_a_signal_on_a_real_bad_disk(
-    bad_disk: tuple[Path, list[tuple[str, int]]], made: tuple[Path, Frames], tmp_path: Path
+    bad_disk: tuple[Path, Blocks], made: tuple[Path, Frames], tmp_path: Path
 ) -> None:
     store, blocks = bad_disk
     wanted = untouched(made[1], blocks)
