@@ -360,7 +360,7 @@ COMMANDS = (
     ("salvage", "STORE", "--into", "INTO"),
     ("diff", "STORE", "STORE"),
     ("stats", "STORE"),
-    ("report", "STORE", "INTO"),
+    ("report", "STORE", "--html", "INTO"),
     ("retain", "STORE", "--keep-bytes", "1m"),
 )
 
