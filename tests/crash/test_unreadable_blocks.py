@@ -214,7 +214,7 @@ def test_files_truncated_under_a_reader_are_errors(
     copy = tmp_path / "store"
     shutil.copytree(root, copy)
     code = """
-import os, sys
+import os, sys, time
 import logquarry as lq
 from logquarry.errors import StoreError
 root, kind = sys.argv[1:]
@@ -234,6 +234,9 @@ if kind == "index":
 for folder in folders:
     for name in os.listdir(folder):
         os.truncate(os.path.join(folder, name), 100)
+start = time.monotonic()
+while time.monotonic() < start + 0.002:  # gets check the size once a millisecond
+    pass
 errors = 0
 for topic, queue_id in store.queues():
     for offset in (0, 1, 50):

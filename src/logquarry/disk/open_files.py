@@ -16,10 +16,11 @@ from typing import Any, Final
 from logquarry.errors import StoreNotFound
 from logquarry.log.filesystem import FileView, unreadable_file
 from logquarry.log.layout import StoreLayout
-from logquarry.log.readable import Unreadable, first_unreadable
+from logquarry.log.readable import CHUNK, Unreadable, first_unreadable
 
 _POPULATE_WRITE: Final = 23
 _STEP: Final = 8 << 20
+_MOST_AHEAD: Final = 4 << 20
 
 
 def address_of(mapped: mmap.mmap) -> int:
@@ -172,6 +173,8 @@ class _OpenFile:
         self.view = view
         self._start = 0
         self._data = memoryview(b"")
+        # Bytes to probe beyond a range, if the ranges follow one another.
+        self._ahead = 0
 
     @property
     def window(self) -> tuple[int, memoryview]:
@@ -184,9 +187,22 @@ class _OpenFile:
         at = position - self._start
         view = self.view
         if at < 0 or at + length > len(self._data) or not view.reaches(position + length):
-            self._start, self._data, at = position, view.window(position, length), 0
-            if view.is_mapped and not first_unreadable(view.unreadable, position, length):
-                self._start = view.good_start(position)
-                at = position - self._start
-                self._data = view.window(self._start, at + length)
+            is_next = 0 <= at <= len(self._data) > 0
+            self._ahead = min(_MOST_AHEAD, max(CHUNK, 2 * self._ahead)) if is_next else 0
+            self._start, self._data = self._around(position, length)
+            at = position - self._start
         return self._data[at : at + length]
+
+    def _around(self, position: int, length: int) -> tuple[int, memoryview]:
+        """A window with a range and the readable bytes around it, and its position."""
+        view = self.view
+        data = view.window(position, length)
+        if not view.is_mapped or first_unreadable(view.unreadable, position, length):
+            return position, data
+        more = min(length + self._ahead, view.size - position)
+        view.window(position, more)
+        if first_unreadable(view.unreadable, position, more):
+            # A window with an unreadable range is a copy, and not for the kernels.
+            more = length
+        start = view.good_start(position)
+        return start, view.window(start, position - start + more)

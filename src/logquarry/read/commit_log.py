@@ -41,7 +41,12 @@ class CommitLog:
         files: reads them (default: a new :class:`OpenFiles`).
         last_entries: gives the last entry of each queue, the one furthest in the log first
             (:func:`logquarry.read.log_end.last_entries`). Called only to find the log's end.
+
+    Attributes:
+        is_watched: whether another program may truncate the files.
     """
+
+    is_watched = True
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from functools import cached_property, partial
+from time import monotonic
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +41,8 @@ _MASK: Final = (1 << COUNT_SHIFT) - 1
 _REFERENCE_GETS: Final = 64
 """Gets by the reference before the kernels are loaded, which takes half a second."""
 _MOST_TAGS: Final = 1 << 10
+_CHECK_EVERY: Final = 0.001
+"""Seconds between two checks that no file was truncated: a check takes as long as a message."""
 _KERNELS: Final = "logquarry.format.kernels"
 _NONE: Final = java.LONG_MIN
 _new_result = tuple.__new__
@@ -136,6 +139,9 @@ class KernelGet:
         # The files for which _in_memory holds: whether the whole log counts as in memory.
         self._files: object = None
         self._in_memory = False
+        # Only the writer changes the files of a live log.
+        self._is_watched = log.is_watched
+        self._next_check = 0.0
 
     def release(self) -> None:
         """Release the views of all files: the store is closed, or lists its files again."""
@@ -176,10 +182,12 @@ class KernelGet:
             self._files = files
         on_disk = _NONE if self._in_memory else memory_start(self._log, self.limits)
         at_hand = self._at_hand or self._read_log(units, offset)
-        if not (queue.reaches(units.stop) and self._log.reaches(at_hand.end)):
-            # Another program truncated a file: the reference reports the error.
-            self.release()
-            return None
+        if self._is_watched and (now := monotonic()) >= self._next_check:
+            if not (queue.reaches(units.stop) and self._log.reaches(at_hand.end)):
+                # Another program truncated a file: the reference reports the error.
+                self.release()
+                return None
+            self._next_check = now + _CHECK_EVERY
         # Each call takes its own scratch memory; if an error loses one, the next call makes one.
         free = self._free
         scratch = free.pop() if free else _Scratch()

@@ -35,6 +35,8 @@ class LiveLog(CommitLog):
         layout: lists the store's files.
     """
 
+    is_watched = False
+
     def __init__(self, files: MappedFileQueue, layout: Callable[[], StoreLayout]) -> None:
         super().__init__(layout(), files=_LogBytes(files, layout()))
         self._queue = files
