@@ -22,7 +22,8 @@
         └── CorruptStore      bytes that violate the format (exit code 1)
             ├── CorruptFrame  ... in the commit log: path, offset, kind and reason
             └── CorruptFile   ... in any other file of the store
-                └── MisnamedFile  a log file whose frames contradict its name
+                ├── MisnamedFile  a log file whose frames contradict its name
+                └── UnreadableFile  ... that the disk does not deliver
 
 An exception means that an operation was not done. Outcomes of normal work (an offset past the end
 of a queue, a torn tail) are values, never exceptions.
@@ -239,6 +240,13 @@ class CorruptFile(CorruptStore):
 
 class MisnamedFile(CorruptFile):
     """A file of the log has the name of another one, or a name that is no physical offset."""
+
+
+class UnreadableFile(CorruptFile, ValueError):
+    """Bytes of a queue file, an index file or a small file that the disk does not deliver.
+
+    It is a ``ValueError``, as for any small file whose bytes are not valid.
+    """
 
 
 def _rebuild_unsupported(message: str, feature: str, evidence: tuple[str, ...]) -> UnsupportedStore:

@@ -20,7 +20,7 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +30,8 @@ import numpy.typing as npt
 from logquarry.disk import open_files
 from logquarry.disk.disk import Disk
 from logquarry.disk.lifetime import abandon_in_children, stays
-from logquarry.errors import StoreUnavailable
+from logquarry.errors import StoreUnavailable, UnreadableFile
+from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable
 
 
 class TransientStorePool:
@@ -133,6 +134,7 @@ class MappedFile:
         self._committed_timestamp = 0
         self._sync_lock = threading.Lock()
         self.is_locked_in_memory = False
+        self._is_made = False
         self._descriptor = self._open(exclusive)
         try:
             self._map = disk.map(self._descriptor, size)
@@ -142,6 +144,10 @@ class MappedFile:
         self._view = memoryview(self._map)
         self._readable = self._view.toreadonly()
         self._map_address = open_files.address_of(self._map)
+        # The pages of a file that this process makes are in memory when they are read.
+        self._probed = (
+            None if self._is_made else ReadableMap(str(path), self._map, size, is_watched=False)
+        )
         self._pool = pool
         borrowed = None if pool is None else pool.borrow(size)
         self._pooled = borrowed
@@ -151,10 +157,12 @@ class MappedFile:
 
     def _open(self, exclusive: bool) -> int:
         if exclusive:
+            self._is_made = True
             return self._disk.make_file(self.path, self.size)
         try:
             descriptor = self._disk.open(self.path)
         except FileNotFoundError:
+            self._is_made = True
             return self._disk.make_file(self.path, self.size)
         except OSError as error:
             raise self._disk.refused(self.path, error) from error
@@ -360,12 +368,55 @@ class MappedFile:
             end = stop
         if not 0 <= position < end:
             return None
-        found = self._readable[position:end]
+        if self._probed is not None:
+            found = self._probed.window(position, end - position)[: end - position]
+        else:
+            found = self._readable[position:end]
         if not found:
             # The file was closed meanwhile, with the store or by retention.
             self._health.require_readable()
             return None
         return found
+
+    def select_around(self, position: int, size: int) -> tuple[int, memoryview]:
+        """Readable bytes around a range: their position in the file, and the bytes.
+
+        If the file was made by this process, these are all its readable bytes. Else they end where
+        the probed bytes end.
+        """
+        probed, end = self._probed, self.committed
+        if probed is None:
+            found = self.select(0)
+            return 0, _NO_BYTES if found is None else found
+        if self._health.is_gone:
+            self._health.require_readable()
+        size = min(size, end - position)
+        if position < 0 or size <= 0:
+            return position, _NO_BYTES
+        found = probed.window(position, size)
+        start = position
+        if not first_unreadable(probed.unreadable, position, size):
+            start = probed.good_start(position)
+            found = probed.window(start, position - start + size)
+        return start, found[: end - start]
+
+    @property
+    def unreadable(self) -> Sequence[Unreadable]:
+        """The ranges found so far that the disk does not deliver."""
+        return () if self._probed is None else self._probed.unreadable
+
+    def require_readable(self, position: int, size: int) -> None:
+        """Check bytes before a write through the map reads their pages from the disk.
+
+        Raises:
+            UnreadableFile: if the disk does not deliver them.
+        """
+        if self._probed is not None:
+            self._probed.window(position, size)
+            fault = first_unreadable(self._probed.unreadable, position, size)
+            if fault is not None:
+                text = f"{fault.length} bytes {fault.reason}"
+                raise UnreadableFile(str(self.path), fault.offset, text, kind=UNREADABLE)
 
     # -------------------------------------------------------------------------------- life
     def is_named(self) -> bool:
@@ -413,6 +464,8 @@ class MappedFile:
         self._disk.let_go(descriptor)
 
     def _let_go(self) -> None:
+        if self._probed is not None:
+            self._probed.let_go()
         views = (self._view, self._readable)
         self.buffer = self._view = self._readable = _NO_BYTES
         self.address = self._map_address = 0

@@ -14,11 +14,13 @@ from functools import cache
 from typing import Any, Final
 
 from logquarry.errors import StoreNotFound
-from logquarry.log.filesystem import FileView
+from logquarry.log.filesystem import FileView, unreadable_file
 from logquarry.log.layout import StoreLayout
+from logquarry.log.readable import CHUNK, Unreadable, first_unreadable
 
 _POPULATE_WRITE: Final = 23
 _STEP: Final = 8 << 20
+_MOST_AHEAD: Final = 4 << 20
 
 
 def address_of(mapped: mmap.mmap) -> int:
@@ -77,9 +79,18 @@ class OpenFiles:
 
     Returned bytes stay valid while the caller holds them, also after the file was closed here or
     deleted by the broker.
+
+    Args:
+        layout: the store's files.
+        most: maximum number of open files.
+        is_strict: whether :meth:`read` raises an error for bytes that the disk does not deliver.
+            If not, it returns :data:`~logquarry.log.readable.FILL` in their place.
     """
 
-    def __init__(self, layout: StoreLayout, *, most: int = MOST_OPEN) -> None:
+    def __init__(
+        self, layout: StoreLayout, *, most: int = MOST_OPEN, is_strict: bool = False
+    ) -> None:
+        self.is_strict = is_strict
         self._layout = layout
         self._most = most
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
@@ -89,13 +100,25 @@ class OpenFiles:
 
         Raises:
             StoreNotFound: if the file exists and cannot be read.
+            UnreadableFile: if the disk does not deliver the bytes, and this object is strict.
         """
+        file = self._opened(path)
+        if file is None:
+            return memoryview(b"")
+        data = file.read(position, length)
+        if self.is_strict and file.view.unreadable:
+            found = first_unreadable(file.view.unreadable, position, len(data))
+            if found is not None:
+                raise unreadable_file(file.view, found)
+        return data
+
+    def _opened(self, path: str) -> _OpenFile | None:
         file = self._open.get(path)
         if file is None:
             try:
                 file = self._open[path] = _OpenFile(self._layout.open_file(path))
             except FileNotFoundError:
-                return memoryview(b"")
+                return None
             except OSError as error:
                 full = self._layout.filesystem.full_path(path)
                 raise StoreNotFound(f"{full}: cannot be read: {error.strerror}") from error
@@ -103,13 +126,27 @@ class OpenFiles:
                 self._open.popitem(last=False)
         else:
             self._open.move_to_end(path)
-        return file.read(position, length)
+        return file
 
     def window(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
         """A window that contains the range: its position in the file, and its bytes."""
-        self.read(path, position, length)
+        file = self._opened(path)
+        if file is None:
+            return position, memoryview(b"")
+        file.read(position, length)
+        return file.window
+
+    def fault(self, path: str, position: int, length: int) -> Unreadable | None:
+        """The first unreadable range among bytes that were read, None if there is none."""
         file = self._open.get(path)
-        return (position, memoryview(b"")) if file is None else file.window
+        if file is None or not file.view.unreadable:
+            return None
+        return first_unreadable(file.view.unreadable, position, length)
+
+    def reaches(self, path: str, end: int) -> bool:
+        """Whether an open file still has the bytes before a position: it was not truncated."""
+        file = self._open.get(path)
+        return file is None or file.view.reaches(end)
 
     def view(self, path: str) -> FileView | None:
         """The whole file, None if it was deleted.
@@ -117,8 +154,7 @@ class OpenFiles:
         Raises:
             StoreNotFound: if the file exists and cannot be read.
         """
-        self.read(path, 0, 0)
-        file = self._open.get(path)
+        file = self._opened(path)
         return None if file is None else file.view
 
     def forget(self, path: str) -> None:
@@ -131,12 +167,14 @@ class OpenFiles:
 
 
 class _OpenFile:
-    """One file with its last read window; for a local file the whole file."""
+    """One file with its last read window; for a local file all probed bytes around it."""
 
     def __init__(self, view: FileView) -> None:
         self.view = view
         self._start = 0
         self._data = memoryview(b"")
+        # Bytes to probe beyond a range, if the ranges follow one another.
+        self._ahead = 0
 
     @property
     def window(self) -> tuple[int, memoryview]:
@@ -147,8 +185,24 @@ class _OpenFile:
         if position < 0 or length <= 0:
             return memoryview(b"")
         at = position - self._start
-        if at < 0 or at + length > len(self._data):
-            # A map is taken whole, regardless of the requested part.
-            self._start = 0 if self.view.is_mapped else position
-            self._data, at = self.view.window(self._start, length), position - self._start
+        view = self.view
+        if at < 0 or at + length > len(self._data) or not view.reaches(position + length):
+            is_next = 0 <= at <= len(self._data) > 0
+            self._ahead = min(_MOST_AHEAD, max(CHUNK, 2 * self._ahead)) if is_next else 0
+            self._start, self._data = self._around(position, length)
+            at = position - self._start
         return self._data[at : at + length]
+
+    def _around(self, position: int, length: int) -> tuple[int, memoryview]:
+        """A window with a range and the readable bytes around it, and its position."""
+        view = self.view
+        data = view.window(position, length)
+        if not view.is_mapped or first_unreadable(view.unreadable, position, length):
+            return position, data
+        more = min(length + self._ahead, view.size - position)
+        view.window(position, more)
+        if first_unreadable(view.unreadable, position, more):
+            # A window with an unreadable range is a copy, and not for the kernels.
+            more = length
+        start = view.good_start(position)
+        return start, view.window(start, position - start + more)

@@ -109,6 +109,8 @@ class DamageKind(enum.IntEnum):
     BAD_BODY_CRC = 10
     BAD_BLANK = 11
     """A blank that does not fill its file exactly."""
+    UNREADABLE = 12
+    """The disk does not deliver some of the bytes. No kernel returns this."""
 
     @property
     def label(self) -> str:

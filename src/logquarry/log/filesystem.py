@@ -7,22 +7,27 @@ map, without a copy; a remote window is a range fetched into memory.
 from __future__ import annotations
 
 import errno
+import logging
 import mmap
 import os
 import re
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logquarry import arguments
-from logquarry.errors import StoreNotFound, UsageError
+from logquarry.errors import StoreNotFound, UnreadableFile, UsageError
 from logquarry.log.near_store import not_a_store
+from logquarry.log.readable import UNREADABLE, ReadableMap, Unreadable, first_unreadable, joined
 
 if TYPE_CHECKING:
     from pyarrow import fs as pafs
 
+
+logger = logging.getLogger(__name__)
 
 REMOTE_RANGE = 16 << 20
 """Bytes fetched at once from a remote file, unless one frame is larger."""
@@ -42,12 +47,20 @@ class FileView(ABC):
     Attributes:
         path: the full path, for messages.
         size: bytes of the file.
-        is_mapped: whether a window costs nothing until its bytes are read.
+        is_mapped: whether a window is a part of a map, which costs no copy.
     """
 
     path: str
     size: int
     is_mapped: bool = False
+
+    @property
+    def unreadable(self) -> Sequence[Unreadable]:
+        """The ranges found so far that the disk does not deliver, in order.
+
+        A window has the bytes :data:`~logquarry.log.readable.FILL` in their place.
+        """
+        return ()
 
     @abstractmethod
     def window(self, start: int, length: int) -> memoryview:
@@ -57,12 +70,31 @@ class FileView(ABC):
         """The first ``length`` bytes, or all of a shorter file; no more are read."""
         return self.window(0, length)[:length]
 
+    def fault(self, start: int, length: int) -> Unreadable | None:
+        """The first unreadable range that has any of these bytes. Reads them."""
+        self.window(start, length)
+        return first_unreadable(self.unreadable, start, length)
+
+    def reaches(self, end: int) -> bool:
+        """Whether the file still has the bytes before a position: it was not truncated."""
+        return True
+
+    def good_start(self, position: int) -> int:
+        """A position up to ``position``: a window from there on costs no more than from here."""
+        return position
+
     def next_data(self, position: int) -> int:
         """The first position from ``position`` on that may hold data, ``size`` if there is none.
 
         Skips the holes of sparse and preallocated files, which read as zeros.
         """
         return min(position, self.size)
+
+
+def unreadable_file(view: FileView, fault: Unreadable | None = None) -> UnreadableFile:
+    """The error for an unreadable range of a file (default: the first one found)."""
+    offset, length, reason = fault or view.unreadable[0]
+    return UnreadableFile(view.path, offset, f"{length} bytes {reason}", kind=UNREADABLE)
 
 
 class GoneFile(FileView):
@@ -83,9 +115,11 @@ class FileSystem(ABC):
 
     Attributes:
         root: path or URL of the folder, for messages.
+        unreadable: the unreadable ranges found so far, by the path below the root.
     """
 
     root: str
+    unreadable: dict[str, Sequence[Unreadable]]
 
     @abstractmethod
     def list(self, path: str) -> list[Entry]:
@@ -113,9 +147,16 @@ class FileSystem(ABC):
         return None
 
     def read(self, path: str) -> bytes:
-        """Read a small file whole."""
+        """Read a small file whole.
+
+        Raises:
+            UnreadableFile: if the disk does not deliver all of it.
+        """
         view = self.open(path)
-        return bytes(view.window(0, view.size))
+        data = bytes(view.window(0, view.size))
+        if view.unreadable:
+            raise unreadable_file(view)
+        return data
 
     def full_path(self, path: str) -> str:
         """The full path of ``path`` below the root, for messages."""
@@ -125,7 +166,7 @@ class FileSystem(ABC):
 class _LocalFile(FileView):
     is_mapped = True
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, note: Callable[[Sequence[Unreadable]], None]) -> None:
         self.path = path
         # An ordinary open of a pipe without a writer would block for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
@@ -135,14 +176,31 @@ class _LocalFile(FileView):
                 raise FileNotFoundError(errno.ENOENT, "not a file", path)
             self.size = status.st_size
             # The map keeps its own reference to the file until the last window is released.
-            self._view = memoryview(
-                mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ) if self.size else b""
+            self._map = (
+                ReadableMap(
+                    path,
+                    mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ),
+                    self.size,
+                    note=note,
+                )
+                if self.size
+                else None
             )
         finally:
             os.close(descriptor)
 
+    @property
+    def unreadable(self) -> Sequence[Unreadable]:
+        return () if self._map is None else self._map.unreadable
+
     def window(self, start: int, length: int) -> memoryview:
-        return self._view[start:]
+        return memoryview(b"") if self._map is None else self._map.window(start, length)
+
+    def reaches(self, end: int) -> bool:
+        return self._map is None or self._map.reaches(end)
+
+    def good_start(self, position: int) -> int:
+        return position if self._map is None else self._map.good_start(position)
 
     def next_data(self, position: int) -> int:
         if position >= self.size:
@@ -168,6 +226,7 @@ class LocalFileSystem(FileSystem):
         # The process may change its working folder while the store is open.
         self._base = str(Path(root).absolute()).rstrip("/")
         self.root = str(root)
+        self.unreadable = {}
 
     def _path(self, path: str) -> str:
         # pathlib takes longer to join names than the system takes to open a file.
@@ -195,13 +254,21 @@ class LocalFileSystem(FileSystem):
 
     def open(self, path: str) -> FileView:
         try:
-            return _LocalFile(self._path(path))
+            return _LocalFile(self._path(path), partial(self._note, path))
         except FileNotFoundError:
             raise
         except NotADirectoryError as error:
             raise FileNotFoundError(*error.args, self.full_path(path)) from error
         except OSError as error:
             raise self._unreadable(path, error) from error
+
+    def _note(self, path: str, ranges: Sequence[Unreadable]) -> None:
+        if ranges and path not in self.unreadable:
+            first = ranges[0]
+            text = "%s: at offset %d: %d bytes %s"
+            logger.warning(text, self._path(path), first.offset, first.length, first.reason)
+        known = {one.offset: one for one in (*self.unreadable.get(path, ()), *ranges)}
+        self.unreadable[path] = joined(list(known.values()))
 
     def exists(self, path: str) -> bool:
         try:
@@ -248,6 +315,7 @@ class ArrowFileSystem(FileSystem):
         self._fs = filesystem
         self._base = base.rstrip("/")
         self.root = root
+        self.unreadable = {}
 
     def list(self, path: str) -> list[Entry]:
         from pyarrow import fs as pafs
@@ -289,6 +357,16 @@ class ArrowFileSystem(FileSystem):
 
     def _unreadable(self, path: str, error: OSError) -> StoreNotFound:
         return StoreNotFound(f"{self.full_path(path)}: cannot be read: {error}")
+
+
+def whole_file(path: Path) -> FileView:
+    """One local file, open for reading.
+
+    Raises:
+        FileNotFoundError: if it does not exist or is no regular file.
+        StoreNotFound: if it exists and cannot be read.
+    """
+    return LocalFileSystem(path.parent).open(path.name)
 
 
 def open_filesystem(

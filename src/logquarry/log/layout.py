@@ -713,11 +713,14 @@ def _delays(layout: StoreLayout, queue_id: int) -> Iterator[int]:
     log = layout.commit_log
     for file in layout.queue(delay.SCHEDULE_TOPIC, queue_id).files:
         try:
-            data = layout.open_file(file.path).window(0, file.size)
+            view = layout.open_file(file.path)
         except FileNotFoundError:
             continue
-        for position in range(0, len(data) - queue_entry.UNIT_SIZE + 1, queue_entry.UNIT_SIZE):
-            entry = queue_entry.decode_at(data, position)
+        data, start = memoryview(b""), 0
+        for position in range(0, view.size - queue_entry.UNIT_SIZE + 1, queue_entry.UNIT_SIZE):
+            if position - start + queue_entry.UNIT_SIZE > len(data):
+                data, start = view.window(position, queue_entry.UNIT_SIZE), position
+            entry = queue_entry.decode_at(data, position - start)
             if not entry.is_written:
                 break
             at = log.at(entry.physical_offset)

@@ -11,6 +11,7 @@ from logquarry.log import codec
 from logquarry.log.codec import Window
 from logquarry.log.filesystem import FileView, GoneFile
 from logquarry.log.layout import StoreFile, StoreLayout
+from logquarry.log.readable import Unreadable
 
 _SEARCH_BYTES = 1 << 20
 
@@ -109,6 +110,24 @@ class LogBytes:
         data = data[: max(0, self._files.file_size - at)]
         return Window.of(data, file.base + at, self._files.file_size - at)
 
+    def fault(self, file: StoreFile, at: int, length: int) -> Unreadable | None:
+        """The first unreadable range among some bytes of a file."""
+        view = self.view(file)
+        if not view.unreadable:
+            return None
+        return view.fault(at, length)
+
+    def frame_fault(self, file: StoreFile, at: int) -> Unreadable | None:
+        """The first unreadable range in the frame or blank that seems to start at a position."""
+        view = self.view(file)
+        head = view.fault(at, FIXED_SIZE_V1) if view.unreadable else None
+        if head is not None or not view.unreadable:
+            return head
+        size, _ = BLANK_LAYOUT.struct.unpack_from(
+            bytes(view.window(at, BLANK_LAYOUT.size)[: BLANK_LAYOUT.size]).ljust(BLANK_LAYOUT.size)
+        )
+        return view.fault(at, size) if 0 < size <= self._files.file_size - at else None
+
     def whole_frame(self, file: StoreFile, at: int) -> tuple[Window, int]:
         """A window with the whole frame at ``at``, and the verdict on it."""
         window = self.window(file, at, FIXED_SIZE_V1)
@@ -146,7 +165,10 @@ class LogBytes:
             if data >= stop:
                 return None
             at = max(at, data - FIXED_SIZE_V1)
-            window = self.window(file, at, min(stop - at + FIXED_SIZE_V1, self._batch_bytes))
+            length = min(stop - at + FIXED_SIZE_V1, self._batch_bytes)
+            if view.is_mapped:
+                length = min(length, _SEARCH_BYTES + FIXED_SIZE_V1)
+            window = self.window(file, at, length)
             # Search piece by piece, so that later holes are skipped too.
             piece = min(stop - at, _SEARCH_BYTES)
             place, code = codec.find_frame(window, 0, piece, check_crc=self._check_crc)

@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from logquarry.format.frame import BLANK, FIXED_SIZE_V1, DamageKind
-from logquarry.format.rows import NEED_MORE, REACHED_STOP
+from logquarry.format.rows import NEED_MORE, REACHED_STOP, SIZE
 from logquarry.log import codec
-from logquarry.log.codec import Window
+from logquarry.log.codec import Rows, Window
 from logquarry.log.filesystem import REMOTE_RANGE, FileView
 from logquarry.log.layout import StoreFile, StoreLayout
+from logquarry.log.readable import UNREADABLE, Unreadable, first_unreadable
 from logquarry.log.walk import (
     DEFAULT_BATCH_BYTES,
     MISSING_FILE,
@@ -184,8 +185,17 @@ def _in_file(
         places = offsets[start:stop] - window.base
         wanted = np.zeros_like(sizes[start:stop]) if any_size else sizes[start:stop]
         rows, codes = codec.check_places(window, places, wanted, check_crc=check_crc)
+        hidden = _hidden(view, file, window, places, rows, codes)
+        for i, fault in hidden.items():
+            offset = window.base + int(places[i])
+            yield DamagedSpan(offset, int(sizes[start + i]), UNREADABLE, fault.words, path)
+        if hidden:
+            sound = np.flatnonzero(codes == REACHED_STOP)
+            rows = rows[[number for number, i in enumerate(sound.tolist()) if i not in hidden]]
         bad = np.flatnonzero(codes != REACHED_STOP)
         for i in bad.tolist():
+            if i in hidden:
+                continue
             yield _span(window, int(places[i]), int(sizes[start + i]), int(codes[i]), path)
         if len(rows):
             yield Run(window, rows, path)
@@ -218,6 +228,33 @@ def _whole_frames(
         size, _ = BLANK.struct.unpack_from(window.data.data, 0)
     at = window.base - file.base
     return start + 1, _window(view, file, at, min(max(size, FIXED_SIZE_V1), room - at), room)
+
+
+def _hidden(
+    view: FileView,
+    file: StoreFile,
+    window: Window,
+    places: Offsets,
+    rows: Rows,
+    codes: npt.NDArray[np.int32],
+) -> dict[int, Unreadable]:
+    """The places whose frames have bytes that the disk does not deliver, by their numbers."""
+    if not view.unreadable:
+        return {}
+    lengths = np.full(len(places), FIXED_SIZE_V1, np.int64)
+    lengths[codes == REACHED_STOP] = rows[:, SIZE]
+    found: dict[int, Unreadable] = {}
+    for i, place in enumerate(places.tolist()):
+        at, length = window.base - file.base + place, int(lengths[i])
+        if codes[i] != REACHED_STOP:
+            head = bytes(view.window(at, BLANK.size)[: BLANK.size]).ljust(BLANK.size, b"\0")
+            size, _ = BLANK.struct.unpack(head)
+            if FIXED_SIZE_V1 <= size <= window.end - place:
+                length = size
+        fault = first_unreadable(view.unreadable, at, length)
+        if fault is not None:
+            found[i] = fault
+    return found
 
 
 def _span(window: Window, place: int, size: int, code: int, path: str) -> DamagedSpan:

@@ -257,6 +257,9 @@ class StretchReader:
             return None
         first, count = at, 0
         window = self._reader.window(at, stop - at + self._more)
+        if self._reader.fault(at, window.length) is not None:
+            # The walk finds out which frames are lost.
+            return None
         while at < stop:
             done = at - window.base
             rest = Window(window.data[done:], at, window.end - done)

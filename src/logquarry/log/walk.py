@@ -22,6 +22,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from logquarry.format.frame import BLANK as BLANK_LAYOUT
 from logquarry.format.frame import FIXED_SIZE_V1, DamageKind
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, SIZE, TABLE_FULL
@@ -30,6 +32,7 @@ from logquarry.log.codec import Rows, Window
 from logquarry.log.filesystem import GoneFile
 from logquarry.log.layout import StoreFile, StoreLayout
 from logquarry.log.log_bytes import LogBytes
+from logquarry.log.readable import Unreadable
 
 DEFAULT_BATCH_BYTES = 4 << 20
 _LEAST_ROWS = 1024
@@ -101,6 +104,11 @@ class DamagedSpan:
     reason: str
     path: str
     ends_log: bool = False
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the log of another program may end here: it could read the bytes."""
+        return self.kind != DamageKind.UNREADABLE.label
 
     @property
     def is_tail(self) -> bool:
@@ -198,7 +206,7 @@ class LogReader:
                 return
             yield event
             if isinstance(event, DamagedSpan):
-                broken = not self._is_durable
+                broken = broken or (event.is_cut and not self._is_durable)
                 if event.ends_log:
                     yield LogEnd(event.offset)
                     return
@@ -229,6 +237,11 @@ class LogReader:
     def find(self, start: int, stop: int) -> int | None:
         """See :meth:`LogBytes.find`."""
         return self._log.find(start, stop)
+
+    def fault(self, offset: int, length: int) -> Unreadable | None:
+        """The first unreadable range among some bytes of one file of the log."""
+        file = self.files.at(offset)
+        return None if file is None else self._log.fault(file, offset - file.base, length)
 
     def window(self, offset: int, length: int) -> Window:
         """Bytes of the log from an offset on, at most up to the end of their file.
@@ -294,6 +307,13 @@ class LogReader:
             count, after, code = codec.walk(
                 window, at - shift, stop - shift, rows, check_crc=self.check_crc
             )
+        if count and (fault := self._log.fault(file, at, after + shift - at)) is not None:
+            ends = rows[:count, 0] + rows[:count, SIZE] + shift
+            count = int(np.searchsorted(ends, fault.offset, "right"))
+            after = int(ends[count - 1]) - shift if count else after
+            if not count:
+                why = (DamageKind.UNREADABLE.label, fault.words)
+                return self._broken(position, why, look_ahead=look_ahead)
         if count:
             # Frames of a log are alike: make room for a quarter more than the last run had.
             self._rows_hint = max(_LEAST_ROWS, count * 2 if code == TABLE_FULL else count * 5 // 4)
@@ -308,6 +328,9 @@ class LogReader:
         kind = DamageKind(code)
         if kind is DamageKind.TRUNCATED and end - at == 0:
             return None, file.base + end
+        if (fault := self._log.frame_fault(file, at)) is not None:
+            why = (DamageKind.UNREADABLE.label, fault.words)
+            return self._broken(position, why, look_ahead=look_ahead)
         reason = codec.damage_reason(window, at - shift, check_crc=self.check_crc)
         return self._broken(position, (kind.label, reason), look_ahead=look_ahead)
 
@@ -345,7 +368,9 @@ class LogReader:
             return LogEnd(position), position
         kind, reason = why
         path = self._log.path_at(position)
-        if self.bound is not None and not self._is_durable and not self._goes_on(position):
+        # RocketMQ's recovery cuts the log at a frame that it can read.
+        is_cut = kind != DamageKind.UNREADABLE.label and not self._is_durable
+        if self.bound is not None and is_cut and not self._goes_on(position):
             length = self.bound - position
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
         found = self._next_sound(position + 1)
@@ -362,7 +387,7 @@ class LogReader:
             if here < min(self.bound, self.files.end):
                 return DamagedSpan(position, here - position, kind, reason, path), here
             length = self.bound - position
-            if self._is_durable:
+            if not is_cut:
                 return DamagedSpan(position, length, kind, reason, path), self.bound
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
         if self._log.data_end(position) <= position:
@@ -373,6 +398,8 @@ class LogReader:
             if event is not None:
                 return event, after
         last = min(self._log.data_end(position), here)
+        if kind == DamageKind.UNREADABLE.label:
+            return DamagedSpan(position, last - position, kind, reason, path), last
         if kind == DamageKind.ZEROED.label:
             reason = "zeros, and then bytes that are no frame"
         else:

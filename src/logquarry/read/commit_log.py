@@ -16,7 +16,7 @@ from logquarry.errors import CorruptFrame, MessageNotFound
 from logquarry.format import frame
 from logquarry.format.frame import Blank, Damage, DamageKind, Frame, Outcome
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.log.layout import FileSequence, StoreLayout
+from logquarry.log.layout import FileSequence, StoreFile, StoreLayout
 from logquarry.read.log_end import last_file_start, sound_bound
 
 if TYPE_CHECKING:
@@ -41,7 +41,12 @@ class CommitLog:
         files: reads them (default: a new :class:`OpenFiles`).
         last_entries: gives the last entry of each queue, the one furthest in the log first
             (:func:`logquarry.read.log_end.last_entries`). Called only to find the log's end.
+
+    Attributes:
+        is_watched: whether another program may truncate the files.
     """
+
+    is_watched = True
 
     def __init__(
         self,
@@ -56,6 +61,7 @@ class CommitLog:
         self._end: int | None = None
         # The view that the last read used; the next read probably uses it too: offset, end, bytes.
         self._hot = (0, 0, _NO_BYTES)
+        self._hot_file: StoreFile | None = None
 
     def refresh(self) -> None:
         """Forget the log's end and release the bytes at hand. The caller refreshes the layout."""
@@ -133,7 +139,8 @@ class CommitLog:
         The view may have fewer than ``size`` bytes.
         """
         hot = self._hot
-        if not (hot[0] <= offset and offset + size <= hot[1]):
+        is_hot = hot[0] <= offset and offset + size <= hot[1]
+        if not is_hot or not self.reaches(offset + size):
             file = self.files.at(offset)
             if file is None:
                 return 0, 0, _NO_BYTES
@@ -142,12 +149,32 @@ class CommitLog:
             data = data[: max(0, self.files.file_size - position)]
             start = file.base + position
             self._hot = hot = start, start + len(data), data
+            self._hot_file = file
         return hot
+
+    def _bytes(self, path: str, position: int, length: int) -> memoryview:
+        """Bytes of a file, with FILL in place of the unreadable ones."""
+        start, data = self._reader.window(path, position, length)
+        return data[position - start : position - start + length]
+
+    def reaches(self, end: int) -> bool:
+        """Whether the file of the last view still has the bytes before a physical offset.
+
+        If not, another program has truncated it, and a read of the view ends the process.
+        """
+        file = self._hot_file
+        return file is None or self._reader.reaches(file.path, end - file.base)
+
+    def unreadable_at(self, offset: int, size: int) -> Damage | None:
+        """The damage if the disk did not deliver some of ``size`` bytes that were read."""
+        file = self.files.at(offset)
+        fault = None if file is None else self._reader.fault(file.path, offset - file.base, size)
+        return None if fault is None else Damage(DamageKind.UNREADABLE, fault.words)
 
     def store_time_at(self, offset: int, size: int) -> int:
         """The store time of a message, -1 if there is none (``pickupStoreTimestamp``)."""
         data = self.frame_at(offset, size)
-        if data is None or size < frame.FIXED_SIZE_V1:
+        if data is None or size < frame.FIXED_SIZE_V1 or self.unreadable_at(offset, size):
             return _NO_TIME
         _, magic, _, _, _, _, physical_offset, flags, _ = frame.HEAD.struct.unpack_from(data, 0)
         if magic not in _MAGICS or physical_offset != offset:
@@ -162,7 +189,9 @@ class CommitLog:
             return Damage(DamageKind.TRUNCATED, "there is no file for this part of the log")
         position = offset - file.base
         room = self.files.file_size - position
-        data = self._reader.read(file.path, position, frame.BLANK.size)
+        data = self._bytes(file.path, position, frame.BLANK.size)
+        if (unreadable := self.unreadable_at(offset, frame.BLANK.size)) is not None:
+            return unreadable
         if len(data) < min(room, frame.BLANK.size):
             return Damage(
                 DamageKind.TRUNCATED,
@@ -171,7 +200,9 @@ class CommitLog:
         if len(data) == frame.BLANK.size:
             size, magic = frame.BLANK.struct.unpack(data)
             if magic in _MAGICS and frame.FIXED_SIZE_V1 <= size <= room:
-                data = self._reader.read(file.path, position, size)
+                data = self._bytes(file.path, position, size)
+                if (unreadable := self.unreadable_at(offset, size)) is not None:
+                    return unreadable
                 if len(data) < size:
                     return Damage(
                         DamageKind.TRUNCATED, f"the file ends within a frame of {size} bytes"
@@ -256,7 +287,7 @@ class CommitLog:
             stop = min(file.size, self.files.file_size)
             view = self._reader.view(file.path) if at < stop else None
             while view is not None and (at := view.next_data(at)) < stop:
-                data = self._reader.read(file.path, at, min(_ZEROS_CHUNK, stop - at))
+                data = self._bytes(file.path, at, min(_ZEROS_CHUNK, stop - at))
                 if np.frombuffer(data, np.uint8).any():
                     return False
                 at += max(1, len(data))

@@ -78,6 +78,10 @@ class Queue(ABC):
         """Min and max offset."""
         return self.min_offset, self.max_offset
 
+    def reaches(self, stop: int) -> bool:
+        """Whether the files still have the entries before a queue offset: none was truncated."""
+        return True
+
     @property
     @abstractmethod
     def last_physical_end(self) -> int | None:
@@ -264,10 +268,11 @@ class ConsumeQueue(Queue):
     def _find_min(self) -> int:
         if not self.files:
             return 0
-        units = self._written_units(0)
+        count = self._written(0)
         at, chunk = 0, _FIRST_CHUNK
-        while at < len(units):
-            kept = units["physical_offset"][at : at + chunk] >= self.log_min_offset
+        while at < count:
+            units = self._read_units(0, at, min(at + chunk, count))
+            kept = units["physical_offset"] >= self.log_min_offset
             first = int(kept.argmax())
             if kept[first]:
                 return self.files[0].base // UNIT_SIZE + at + first
@@ -290,7 +295,7 @@ class ConsumeQueue(Queue):
         index, count = self._tail_position()
         if count == 0:
             return None
-        entry = QueueEntry(*self._file_units(index)[count - 1].item())
+        entry = QueueEntry(*self._read_units(index, count - 1, count)[0].item())
         return None if entry.is_filler else entry
 
     @property
@@ -316,7 +321,7 @@ class ConsumeQueue(Queue):
             if base >= stop:
                 return
             first = max(start, base)
-            units = self._written_units(number)[first - base : stop - base]
+            units = self._read_units(number, first - base, min(stop - base, self._written(number)))
             if len(units):
                 yield first, units
 
@@ -334,11 +339,9 @@ class ConsumeQueue(Queue):
         cut = None if self._with_stale else self._layout.cut_end
         for index in range(len(self.files) - 1, -1, -1):
             is_known = known is not None and self.files[index].base == known.base
-            units = self._file_units(index)
-            written = _written_prefix(units, min(count, len(units)) if is_known else 0)
+            written = self._written_prefix(index, count if is_known else 0)
             if written and cut is not None:
-                kept = np.flatnonzero(units["physical_offset"][:written] < cut)
-                written = int(kept[-1]) + 1 if len(kept) else 0
+                written = self._kept_prefix(index, written, cut)
             if written:
                 return index, written
         # ConsumeQueue.recover() begins at the third-last file, and finds no entry there.
@@ -349,19 +352,56 @@ class ConsumeQueue(Queue):
         tail, count = self._tail_position()
         if index == tail:
             return count
-        return len(self._file_units(index)) if index < tail else 0
+        return self._room(index) if index < tail else 0
 
-    def _written_units(self, index: int) -> Units:
-        return self._file_units(index)[: self._written(index)]
+    def _written_prefix(self, index: int, start: int) -> int:
+        """Number of entries of a file before the first unwritten one; ``start`` are known."""
+        room = self._room(index)
+        at, chunk = min(start, room), _FIRST_CHUNK
+        while at < room:
+            gaps = ~is_written(self._read_units(index, at, min(at + chunk, room)))
+            first = int(gaps.argmax())
+            if gaps[first]:
+                return at + first
+            at, chunk = at + len(gaps), min(4 * chunk, _LARGEST_CHUNK)
+        return at
 
-    def _file_units(self, index: int) -> Units:
-        """All whole entries of one file within its room."""
+    def _kept_prefix(self, index: int, written: int, cut: int) -> int:
+        """Number of entries up to the last one that points before the end of a cut log."""
+        stop = written
+        while stop:
+            start = max(0, stop - _LARGEST_CHUNK)
+            places = self._read_units(index, start, stop)["physical_offset"]
+            kept = np.flatnonzero(places < cut)
+            if len(kept):
+                return start + int(kept[-1]) + 1
+            stop = start
+        return 0
+
+    def _room(self, index: int) -> int:
+        """Number of whole entries of one file within its room."""
         file = self.files[index]
         room = self.sequence.file_size
         if index + 1 < len(self.files):
             room = min(room, self.files[index + 1].base - file.base)
-        data = self._reader.read(file.path, 0, room)
+        view = self._reader.view(file.path)
+        return 0 if view is None else max(0, min(room, view.size)) // UNIT_SIZE
+
+    def _read_units(self, index: int, start: int, stop: int) -> Units:
+        """Some entries of one file; fewer if the file ends before."""
+        if start >= stop:
+            return np.empty(0, UNIT_DTYPE)
+        path = self.files[index].path
+        data = self._reader.read(path, start * UNIT_SIZE, (stop - start) * UNIT_SIZE)
         return np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_SIZE)
+
+    def reaches(self, stop: int) -> bool:
+        """See :meth:`Queue.reaches`."""
+        index = self.sequence.index_of(max(0, stop - 1) * UNIT_SIZE)
+        if index is None:
+            return True
+        file = self.files[index]
+        return self._reader.reaches(file.path, stop * UNIT_SIZE - file.base)
 
 
 def _time_of(unit: np.void, store_time: StoreTime, log_min_offset: int) -> int:
@@ -418,15 +458,3 @@ def has_message(units: Units) -> npt.NDArray[np.bool_]:
     """Which entries name a message: those that are written and do not only pad a file."""
     message: npt.NDArray[np.bool_] = is_written(units) & (units["size"] != FILLER_SIZE)
     return message
-
-
-def _written_prefix(units: Units, start: int) -> int:
-    """Number of entries before the first unwritten one; ``start`` of them are known."""
-    at, chunk = start, _FIRST_CHUNK
-    while at < len(units):
-        gaps = ~is_written(units[at : at + chunk])
-        first = int(gaps.argmax())
-        if gaps[first]:
-            return at + first
-        at, chunk = at + chunk, min(4 * chunk, _LARGEST_CHUNK)
-    return len(units)

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any, Final, Literal
 
 from logquarry.disk.open_files import OpenFiles
-from logquarry.errors import StoreNotFound
+from logquarry.errors import StoreNotFound, UnreadableFile
 from logquarry.format import broker_config, fastjson, java, sys_flag
 from logquarry.format.frame import MAGIC_V2, Frame
 from logquarry.log.filesystem import Entry
@@ -448,7 +448,7 @@ class _Finder:
     def _writer(self) -> Writer:
         try:
             page = self._layout.filesystem.read(CHECKPOINT)
-        except (FileNotFoundError, StoreNotFound):
+        except (FileNotFoundError, StoreNotFound, UnreadableFile):
             page = b""
         if page[40:48].strip(b"\0"):
             return Writer("5.5.0", None, (f"{CHECKPOINT} at 40",))

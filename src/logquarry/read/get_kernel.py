@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from functools import cached_property, partial
+from time import monotonic
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +41,8 @@ _MASK: Final = (1 << COUNT_SHIFT) - 1
 _REFERENCE_GETS: Final = 64
 """Gets by the reference before the kernels are loaded, which takes half a second."""
 _MOST_TAGS: Final = 1 << 10
+_CHECK_EVERY: Final = 0.001
+"""Seconds between two checks that no file was truncated: a check takes as long as a message."""
 _KERNELS: Final = "logquarry.format.kernels"
 _NONE: Final = java.LONG_MIN
 _new_result = tuple.__new__
@@ -61,10 +64,12 @@ class _Entries:
 class LogAtHand:
     """A view of the log's bytes, in the form that the kernel reads."""
 
-    __slots__ = ("address", "data", "state")
+    __slots__ = ("address", "data", "end", "state")
 
     def __init__(self, start: int, end: int, data: memoryview, limits: TransferLimits) -> None:
         from logquarry.format.native import crc32_address
+
+        self.end = end
 
         self.data = np.frombuffer(data, np.uint8)
         self.state = np.array(
@@ -134,6 +139,9 @@ class KernelGet:
         # The files for which _in_memory holds: whether the whole log counts as in memory.
         self._files: object = None
         self._in_memory = False
+        # Only the writer changes the files of a live log.
+        self._is_watched = log.is_watched
+        self._next_check = 0.0
 
     def release(self) -> None:
         """Release the views of all files: the store is closed, or lists its files again."""
@@ -174,6 +182,12 @@ class KernelGet:
             self._files = files
         on_disk = _NONE if self._in_memory else memory_start(self._log, self.limits)
         at_hand = self._at_hand or self._read_log(units, offset)
+        if self._is_watched and (now := monotonic()) >= self._next_check:
+            if not (queue.reaches(units.stop) and self._log.reaches(at_hand.end)):
+                # Another program truncated a file: the reference reports the error.
+                self.release()
+                return None
+            self._next_check = now + _CHECK_EVERY
         # Each call takes its own scratch memory; if an error loses one, the next call makes one.
         free = self._free
         scratch = free.pop() if free else _Scratch()
@@ -236,7 +250,11 @@ class KernelGet:
     def _read_log(self, units: _Entries, offset: int) -> LogAtHand:
         """The bytes of the log around the message of a queue offset."""
         place, size, _ = units.units[offset - units.first].item()
-        found = self._at_hand = LogAtHand(*self._log.window_at(place, size), self.limits)
+        start, end, data = self._log.window_at(place, size)
+        if self._log.unreadable_at(place, size) is not None:
+            # Only the reference reports unreadable bytes.
+            start, end, data = 0, 0, memoryview(b"")
+        found = self._at_hand = LogAtHand(start, end, data, self.limits)
         return found
 
 

@@ -187,7 +187,11 @@ def get_message(
             # which the log has lost.
             continue
         data = log.frame_at(physical_offset, unit_size)
-        found = None if data is None else read(bytes(data), physical_offset)
+        found: StoredMessage | Damage | None = None
+        if data is not None:
+            found = log.unreadable_at(physical_offset, unit_size)
+            if found is None:
+                found = read(bytes(data), physical_offset)
         if found is None:
             if not messages:
                 status = GetMessageStatus.MESSAGE_WAS_REMOVING

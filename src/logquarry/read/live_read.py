@@ -16,6 +16,7 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.format import queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.layout import COMMIT_LOG, NAME_DIGITS, FileSequence, StoreFile, StoreLayout
+from logquarry.log.readable import Unreadable, first_unreadable
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import UNIT_DTYPE, Queue, QueueSegment, Units
 
@@ -33,6 +34,8 @@ class LiveLog(CommitLog):
         files: the log's files.
         layout: lists the store's files.
     """
+
+    is_watched = False
 
     def __init__(self, files: MappedFileQueue, layout: Callable[[], StoreLayout]) -> None:
         super().__init__(layout(), files=_LogBytes(files, layout()))
@@ -53,6 +56,10 @@ class LiveLog(CommitLog):
             sequence = FileSequence(tuple(files), size)
             self._sequence = bases, sequence
         return sequence
+
+    def reaches(self, end: int) -> bool:
+        """See :meth:`CommitLog.reaches`: only the writer, this process, changes the files."""
+        return True
 
     @property
     def max_offset(self) -> int:
@@ -78,12 +85,25 @@ class _LogBytes(OpenFiles):
 
     def read(self, path: str, position: int, length: int) -> memoryview:
         """See :meth:`OpenFiles.read`."""
-        return self.window(path, position, length)[1][position : position + length]
+        start, data = self.window(path, position, length)
+        return data[position - start : position - start + length]
 
     def window(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
         """See :meth:`OpenFiles.window`."""
-        found = self._queue.select(int(path.rpartition("/")[2]))
-        return 0, _NO_BYTES if found is None else found
+        base = int(path.rpartition("/")[2])
+        file = self._queue.find(base)
+        if file is None:
+            return 0, _NO_BYTES
+        return file.select_around(position, length)
+
+    def fault(self, path: str, position: int, length: int) -> Unreadable | None:
+        """See :meth:`OpenFiles.fault`."""
+        file = self._queue.find(int(path.rpartition("/")[2]))
+        return None if file is None else first_unreadable(file.unreadable, position, length)
+
+    def reaches(self, path: str, end: int) -> bool:
+        """See :meth:`OpenFiles.reaches`. Only the writer, this process, changes the files."""
+        return True
 
 
 def _name(base: int) -> str:

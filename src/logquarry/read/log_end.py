@@ -41,7 +41,7 @@ from logquarry.format import frame
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import DAMAGE, StoreFile, StoreLayout
-from logquarry.log.walk import BlankSpan, LogReader, Run
+from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.consume_queue import ConsumeQueue, Queue
 
 logger = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
     for event in LogReader(layout).events(start, bound):
         if isinstance(event, Run):
             position = event.end
-        elif isinstance(event, BlankSpan):
+        elif isinstance(event, BlankSpan) or (isinstance(event, DamagedSpan) and not event.is_cut):
             position = event.offset + event.length
         else:
             break

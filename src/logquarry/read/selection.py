@@ -309,8 +309,9 @@ def _first_time(layout: StoreLayout, path: str, base: int) -> int | None:
         return None
     data = view.window(0, FIXED_SIZE_V1)
     outcome = frame.decode_at(data, 0, base=base, check_crc=False) if len(data) else None
-    if isinstance(outcome, frame.Damage) and not view.is_mapped:
-        data = view.window(0, view.size)
+    if isinstance(outcome, frame.Damage) and len(data) < view.size:
+        size, _ = frame.BLANK.struct.unpack_from(data, 0)
+        data = view.window(0, min(max(size, FIXED_SIZE_V1), view.size))
         outcome = frame.decode_at(data, 0, base=base, check_crc=False)
     return outcome.store_timestamp if isinstance(outcome, frame.Frame) else None
 

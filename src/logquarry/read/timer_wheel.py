@@ -19,6 +19,7 @@ from typing import Final
 
 import numpy as np
 
+from logquarry.errors import UnreadableFile
 from logquarry.log.layout import CONFIG, StoreLayout
 from logquarry.read.consume_queue import ConsumeQueue
 
@@ -62,7 +63,7 @@ def pending(layout: StoreLayout) -> PendingTimers:
     """The timer messages that a store still has to deliver. Reads the used pages of the wheel."""
     try:
         read_time, _, offset = _CHECK.unpack_from(layout.filesystem.read(CHECK))
-    except (FileNotFoundError, struct.error):
+    except (FileNotFoundError, UnreadableFile, struct.error):
         read_time = offset = 0
     in_queue = 0
     if (TOPIC, 0) in layout.queue_names:

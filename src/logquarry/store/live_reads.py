@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from logquarry import arguments
+from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import StoreUnavailable
 from logquarry.format.properties import parse_tags
 from logquarry.log.layout import StoreLayout
@@ -154,7 +155,8 @@ class LiveReads(StoreReads):
         return self._new_layout(), self._engine.log.max_offset
 
     def _index_now(self) -> Index:
-        return Index(self._new_layout())
+        layout = self._new_layout()
+        return Index(layout, files=OpenFiles(layout, is_strict=True))
 
     def _log_reader(self) -> LogReader:
         from logquarry.log.walk import LogReader

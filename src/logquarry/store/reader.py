@@ -58,7 +58,7 @@ class BaseReader(StoreReads):
     """
 
     def __init__(self, layout: StoreLayout, *, broker: str) -> None:
-        self._files = OpenFiles(layout)
+        self._files = OpenFiles(layout, is_strict=True)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         log = CommitLog(layout, files=self._files, last_entries=self._last_entries)
         super().__init__(layout, log, broker=broker)

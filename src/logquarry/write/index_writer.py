@@ -63,6 +63,12 @@ class IndexFileWriter:
         self._counts_keys = counts_keys
         self.file = file
         self.shape = shape
+        # RocketMQ leaves a sparse file: on a full disk a write to a hole ends the process.
+        file.allocate()
+        # A put changes any slot; entries are appended.
+        file.require_readable(0, shape.entry_position(0))
+        count = index.decode_header(file.buffer).entry_count
+        file.require_readable(shape.entry_position(max(0, count - 1)), 2 * ENTRY.size)
         self.header = index.decode_header(file.buffer)
         # All of the file counts as written, so that a flush syncs every change in it.
         file.advance(file.room)

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import FIXED_SIZE_V1, DamageKind, Frame
 from logquarry.format.rows import POSITION, REACHED_STOP, SIZE
@@ -321,6 +323,9 @@ def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
     window = Window.of(data, span.offset, files.file_size - at)
     rows = codec.empty_rows(max(1, span.length // FIXED_SIZE_V1 + 1))
     count, _, _ = codec.walk(window, 0, span.length, rows, check_crc=False)
+    if count and (fault := LogReader(layout).fault(span.offset, span.length)) is not None:
+        ends = rows[:count, POSITION] + rows[:count, SIZE] + at
+        count = int(np.searchsorted(ends, fault.offset, "right"))
     if count:
         yield Run(window, rows[:count], span.path)
 

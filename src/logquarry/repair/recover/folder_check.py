@@ -20,6 +20,7 @@ from logquarry.format import java
 from logquarry.format.rows import REACHED_STOP
 from logquarry.log import codec
 from logquarry.log.codec import Window
+from logquarry.log.filesystem import FileView
 from logquarry.log.layout import (
     ABORT,
     CHECKPOINT,
@@ -212,10 +213,19 @@ def check_file_size(layout: StoreLayout) -> None:
 
 
 def _begins_with_own_message(layout: StoreLayout, file: StoreFile) -> bool:
-    data = layout.open_file(file.path).window(0, file.size)[: file.size]
-    rows = codec.empty_rows(1)
-    window = Window.of(data, file.base, file.size)
-    return bool(codec.walk(window, 0, len(data), rows, check_crc=True)[0])
+    view = layout.open_file(file.path)
+    return _starts_with_frame(view, file.base, min(view.size, file.size))
+
+
+def _starts_with_frame(view: FileView, base: int, size: int) -> bool:
+    """Whether a file of ``size`` bytes starts with a sound frame. Reads that frame alone."""
+    head = view.window(0, frame.FIXED_SIZE_V1)
+    if len(head) < frame.BLANK.size:
+        return False
+    length, _ = frame.BLANK.struct.unpack_from(head, 0)
+    data = view.window(0, min(max(length, frame.FIXED_SIZE_V1), size))[:size]
+    window = Window.of(data, base, size)
+    return bool(codec.walk(window, 0, 1, codec.empty_rows(1), check_crc=True)[0])
 
 
 def _no_place(layout: StoreLayout, file: StoreFile) -> StoreUnavailable:

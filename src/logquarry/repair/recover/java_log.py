@@ -10,7 +10,6 @@ A frame that the kernels find sound is sound to Java. If the kernels stop, the r
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +20,7 @@ from logquarry.format import frame
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.java_frame import JavaMemoryError, JavaVerdict, check_message
 from logquarry.log.codec import Window
+from logquarry.log.filesystem import whole_file
 from logquarry.log.follow import Followed, Follower
 from logquarry.repair.recover.java_dispatch import JavaDispatch
 from logquarry.repair.recover.java_queues import RECOVERED_FILES, JavaFile, JavaRefusal
@@ -77,11 +77,10 @@ class JavaLog:
         if self._open[0] != file.path:
             path = self._root / file.path
             try:
-                with path.open("rb") as opened:
-                    mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+                view = whole_file(path)
             except OSError as error:
                 raise StoreUnavailable(f"{path}: cannot be read: {error.strerror}") from error
-            self._open = file.path, memoryview(mapped)
+            self._open = file.path, view.window(0, view.size)
         return self._open[1]
 
     # --------------------------------------------------------------------------------- recover

@@ -25,6 +25,7 @@ from logquarry.disk.open_files import MOST_OPEN
 from logquarry.errors import StoreUnavailable
 from logquarry.format import java, queue_entry
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
+from logquarry.log.filesystem import whole_file
 from logquarry.log.layout import CONSUME_QUEUE, NAME_DIGITS, SIDECAR
 from logquarry.read.consume_queue import UNIT_DTYPE, Units
 from logquarry.read.log_queues import QueueKey
@@ -63,14 +64,14 @@ class Noted:
     def view(self, path: str) -> memoryview:
         """See :meth:`Target.view`."""
         changed = self._changed.get(path)
-        return memoryview(_mapped(self._root / path) if changed is None else changed).toreadonly()
+        return _mapped(self._root / path) if changed is None else memoryview(changed).toreadonly()
 
     def write(self, path: str, position: int, data: memoryview | bytes) -> None:
         """See :meth:`Target.write`."""
         if path not in self._changed:
-            with (self._root / path).open("rb") as file:
-                # A private mapping: written pages become copies in memory.
-                self._changed[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            there = _mapped(self._root / path)
+            self._changed[path] = mmap.mmap(-1, len(there))
+            self._changed[path][:] = bytes(there)
         self._changed[path][position : position + len(data)] = bytes(data)
 
     def make(self, path: str, size: int) -> None:
@@ -107,7 +108,7 @@ class Applied:
         file = self._open.get(path)
         if file is not None:
             return file.buffer.toreadonly()
-        return memoryview(_mapped(self._root / path))
+        return _mapped(self._root / path)
 
     def write(self, path: str, position: int, data: memoryview | bytes) -> None:
         """See :meth:`Target.write`."""
@@ -204,10 +205,10 @@ class WrittenFiles:
             self._disk.close(descriptor)
 
 
-def _mapped(path: Path) -> mmap.mmap:
+def _mapped(path: Path) -> memoryview:
     try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        view = whole_file(path)
+        return view.window(0, view.size)
     except OSError as error:
         raise StoreUnavailable(f"{path}: cannot be read: {error.strerror}") from error
 

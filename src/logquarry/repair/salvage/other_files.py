@@ -7,13 +7,14 @@ moved. All other files are left out, and the salvage lists each with the resulti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from logquarry.disk.disk import Disk
 from logquarry.log.layout import CONFIG, StoreLayout
+from logquarry.log.readable import UNREADABLE
 from logquarry.read import features as names
 from logquarry.read import timer_wheel
 from logquarry.read.features import Feature, find_features
@@ -106,6 +107,24 @@ def other_files(layout: StoreLayout, plan: SalvagePlan) -> OtherFiles:
         if entry.is_dir:
             carried.append(f"{CONFIG}/{entry.name}")
     return OtherFiles(tuple(carried), tuple(left), frozenset(left_config))
+
+
+def unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[LeftBehind]:
+    """The files with unreadable bytes that salvage leaves out, or copies in part.
+
+    Args:
+        layout: the store.
+        copied: files and folders that are copied.
+    """
+    known = tuple(copied)
+    for path, ranges in sorted(layout.filesystem.unreadable.items()):
+        is_copied = any(path == name or path.startswith(f"{name}/") for name in known)
+        if not ranges or not (is_copied or path.startswith(f"{CONFIG}/")):
+            continue
+        what = "copied with the bytes FF in their place" if is_copied else "the file is left out"
+        length = sum(one.length for one in ranges)
+        reason = f"{length} bytes from {ranges[0].offset} on {ranges[0].reason}: {what}"
+        yield LeftBehind(UNREADABLE, (path,), reason)
 
 
 def carried_names(folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from typing import Any, Final
 from logquarry.disk.disk import Disk, LocalDisk
 from logquarry.disk.keep_settings import keep_settings
 from logquarry.disk.locks import AbortFile, alone_in, lock_folder
-from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
+from logquarry.errors import StoreNotFound, StoreUnavailable, UnreadableFile, UsageError
 from logquarry.format import broker_config, fastjson, queue_entry
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
@@ -44,7 +44,13 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.folder_check import check_file_size
 from logquarry.repair.recover.safe import plan_safe
-from logquarry.repair.salvage.other_files import LeftBehind, carried_names, carry, other_files
+from logquarry.repair.salvage.other_files import (
+    LeftBehind,
+    carried_names,
+    carry,
+    other_files,
+    unreadable_files,
+)
 from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
 from logquarry.repair.salvage.write import LogWriter
 from logquarry.signals import held
@@ -198,6 +204,7 @@ def salvage(
     others = other_files(layout, plan)
     found.carried, found.left_behind = list(others.carried), list(others.left)
     found.progress, documents = _config(layout, plan)
+    found.left_behind += unreadable_files(layout, documents)
     for path in others.left_config:
         documents.pop(path, None)
     found.files = sorted(path for path in documents if path.startswith(f"{CONFIG}/"))
@@ -216,6 +223,10 @@ def salvage(
             for path in others.carried:
                 pause()
                 carry(layout, path, target.disk, target.work)
+            known = {one.paths for one in found.left_behind}
+            found.left_behind += [
+                one for one in unreadable_files(layout, others.carried) if one.paths not in known
+            ]
             found.seconds = time.monotonic() - began
             target.finish(found)
         except BaseException:
@@ -453,7 +464,8 @@ def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress]
     for entry in layout.filesystem.list(CONFIG):
         if not entry.is_dir:
             path = f"{CONFIG}/{entry.name}"
-            documents[path] = layout.filesystem.read(path)
+            with suppress(UnreadableFile):
+                documents[path] = layout.filesystem.read(path)
     topics = f"{CONFIG}/{broker_config.TOPICS_FILE}"
     if topics not in documents:
         # Lost, or in RocksDB: without it a broker serves no topic of the new store to clients.

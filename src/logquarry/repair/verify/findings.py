@@ -28,6 +28,7 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
             DamageKind.BAD_PROPERTIES_LENGTH: "PROPERTIESLEN is impossible",
             DamageKind.BAD_LENGTH_SUM: "the lengths of its parts do not add up to TOTALSIZE",
             DamageKind.BAD_BODY_CRC: "the body does not match BODYCRC",
+            DamageKind.UNREADABLE: "the disk does not deliver these bytes",
             DamageKind.BAD_BLANK: "a blank that does not reach the end of its file",
         }.items()
     },

@@ -13,6 +13,7 @@ import numpy as np
 
 from logquarry.dialect31.recovery import TransactionCheck
 from logquarry.dialect31.unit_files import transaction_frames
+from logquarry.errors import UnreadableFile
 from logquarry.format import broker_config, durable_mark, fastjson
 from logquarry.log import kept_settings
 from logquarry.log.follow import Followed, Follower, dispatch_requests
@@ -31,6 +32,7 @@ from logquarry.log.layout import (
     StoreLayout,
 )
 from logquarry.log.places import guided
+from logquarry.log.readable import UNREADABLE
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.read.log_end import known_damage, log_bound
@@ -139,6 +141,7 @@ class _Verification:
         self._config()
         self._state()
         self._sidecar()
+        self._unreadable()
         self._advance(self.total_bytes)
         if self.live:
             self.report.downgrade(_COMES_AND_GOES)
@@ -335,6 +338,8 @@ class _Verification:
     def _checkpoint(self) -> None:
         try:
             found = self.layout.read_checkpoint()
+        except UnreadableFile:
+            return
         except ValueError as error:
             self.report.add("checkpoint_short", CHECKPOINT, 0, str(error))
             return
@@ -369,6 +374,8 @@ class _Verification:
             decode: Callable[[bytes], object] = decoders.get(entry.name, fastjson.decode)
             try:
                 decode(self.layout.filesystem.read(path))
+            except UnreadableFile:
+                continue
             except (ValueError, TypeError, RecursionError) as error:
                 self.report.add("bad_config", path, 0, str(error))
             except FileNotFoundError:
@@ -381,6 +388,21 @@ class _Verification:
             self.report.add("abort_file", ABORT, 0, "the store was not shut down cleanly")
         for path in self.layout.ignored:
             self.report.add("unknown_file", path, 0, "ignored; RocketMQ may refuse to start")
+
+    def _unreadable(self) -> None:
+        """Report unreadable bytes that are in no frame: in other files, or behind the log's end."""
+        lost = [span for span in self.damage if span.kind == UNREADABLE]
+        bases = {file.path: file.base for file in self.layout.commit_log.files}
+        for path, ranges in sorted(self.layout.filesystem.unreadable.items()):
+            for one in ranges:
+                offset = bases.get(path, 0) + one.offset
+                is_reported = path in bases and any(
+                    span.offset < offset + one.length and offset < span.offset + span.length
+                    for span in lost
+                )
+                if not is_reported:
+                    reason = f"{one.length} bytes {one.reason}"
+                    self.report.add(UNREADABLE, path, offset, reason, one.length)
 
     def _sidecar(self) -> None:
         """Check the files of logquarry: settings, durable offset, leftovers of interrupted work."""
@@ -400,7 +422,7 @@ class _Verification:
             self.report.add("unfinished_load", f"{LOADS}/{INTENT}", 0, reason)
         try:
             mark = durable_mark.decode(files.read(DURABLE))
-        except FileNotFoundError:
+        except (FileNotFoundError, UnreadableFile):
             return
         except OSError as error:
             self.report.add("durable_mark_invalid", DURABLE, 0, str(error))

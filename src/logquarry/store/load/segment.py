@@ -12,7 +12,6 @@ rejects a segment whose CRC differs.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import re
 import struct
@@ -23,8 +22,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.documents import document
-from logquarry.errors import CorruptFile, StoreUnavailable
+from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable
 from logquarry.format.java import crc32
+from logquarry.log.filesystem import unreadable_file, whole_file
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.staged_put import StagedFrames
 
@@ -197,21 +197,19 @@ class SegmentReader:
 
     def __init__(self, folder: Path, segment: Segment, *, check: bool = True) -> None:
         path = folder / segment.name
-        self._map: mmap.mmap | None = None
         try:
-            with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size != segment.size or size < _TAIL.size:
-                    raise CorruptFile(
-                        str(path), 0, f"it has {size} bytes instead of {segment.size}"
-                    )
-                self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+            file = whole_file(path)
         except FileNotFoundError as error:
             reason = "the segment is missing: do all tasks and the loader see the same folder?"
             raise CorruptFile(str(path), 0, reason) from error
-        except OSError as error:
-            raise CorruptFile(str(path), 0, f"cannot be read: {error.strerror}") from error
-        self._view = memoryview(self._map)
+        except StoreNotFound as error:
+            raise CorruptFile(str(path), 0, str(error)) from error
+        if file.size != segment.size or file.size < _TAIL.size:
+            reason = f"it has {file.size} bytes instead of {segment.size}"
+            raise CorruptFile(str(path), 0, reason)
+        self._view = file.window(0, file.size)
+        if file.unreadable:
+            raise unreadable_file(file)
         try:
             self.frames = self._opened(path, segment, check)
         except BaseException:
@@ -237,8 +235,5 @@ class SegmentReader:
         """Close the file; further calls do nothing."""
         if hasattr(self, "frames"):
             self.frames.data.release()
-        self._view.release()
-        if self._map is not None:
-            with suppress(BufferError):
-                self._map.close()
-            self._map = None
+        with suppress(BufferError):
+            self._view.release()

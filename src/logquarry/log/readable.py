@@ -1,0 +1,330 @@
+"""Maps of which every page is known to be readable before a reader touches it.
+
+A read of a mapped page that the disk cannot deliver ends the process with SIGBUS, and so does a
+read beyond the end of a file that was truncated after it was mapped. So each reader asks
+:class:`ReadableMap` for a window. It probes the pages of a window once: ``MADV_POPULATE_READ``
+(Linux 5.14) loads them and returns an error in place of the signal. On other systems it reads the
+pages with ``pread``.
+
+If pages cannot be read, the window is a copy: these pages hold ``FILL``, and
+:attr:`ReadableMap.unreadable` lists them. No frame, queue entry or index entry begins with these
+bytes. A caller that decodes bytes without a CRC must ask :func:`first_unreadable` too.
+
+Two cases remain in which the system may send SIGBUS: the page cache drops a page after its probe
+and the disk fails when it is read again, or another program truncates the file between the check
+of its size and the read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from logquarry.format.frame import DamageKind
+
+UNREADABLE: Final = DamageKind.UNREADABLE.label
+"""Kind of bytes that the disk does not deliver."""
+FILL: Final = b"\xff"
+"""The bytes of a window in place of each unreadable byte."""
+BLOCK: Final = 4096
+"""The unit in which bytes are unreadable."""
+CHUNK: Final = 128 << 10
+"""The unit of a probe: the system reads as much ahead of a page fault."""
+_STEP: Final = 8 << 20
+"""Maximum bytes of one probe: a larger one would hold the process's memory map lock for long."""
+_POPULATE_READ: Final = 22
+_UNKNOWN, _GOOD, _BAD = b"\0", b"\1", b"\2"
+_NO_BYTES: Final = memoryview(b"")
+
+
+class Unreadable(NamedTuple):
+    """A range of a file that cannot be read.
+
+    Attributes:
+        offset: position of its first byte in the file.
+        length: number of bytes.
+        reason: the reason in words, with the errno.
+    """
+
+    offset: int
+    length: int
+    reason: str
+
+    @property
+    def words(self) -> str:
+        """The range and the reason as the reason of a finding."""
+        return f"{self.length} bytes at position {self.offset} of the file {self.reason}"
+
+
+def first_unreadable(ranges: Sequence[Unreadable], start: int, length: int) -> Unreadable | None:
+    """The first of some ranges that has bytes of another one.
+
+    Args:
+        ranges: ordered by offset, without overlaps.
+        start: position of the other range in the file.
+        length: its bytes.
+    """
+    if not ranges:
+        return None
+    at = bisect_left(ranges, start, key=lambda one: one.offset + one.length - 1)
+    return ranges[at] if at < len(ranges) and ranges[at].offset < start + length else None
+
+
+def joined(ranges: Iterable[Unreadable]) -> tuple[Unreadable, ...]:
+    """Ranges in order; ranges that touch and have the same reason are one."""
+    found: list[Unreadable] = []
+    for one in sorted(ranges):
+        last = found[-1] if found else None
+        if (
+            last is None
+            or one.offset > last.offset + last.length
+            or (one.offset == last.offset + last.length and one.reason != last.reason)
+        ):
+            found.append(one)
+        elif one.offset + one.length > last.offset + last.length:
+            found[-1] = last._replace(length=one.offset + one.length - last.offset)
+    return tuple(found)
+
+
+class Probe:
+    """The system calls that find out whether pages can be read. Tests replace it."""
+
+    def populate(self, path: str, position: int, address: int, length: int) -> bool | None:
+        """Load mapped pages; None if the system has no such call.
+
+        Args:
+            path: the file.
+            position: position of the first page in the file.
+            address: address of the first page.
+            length: bytes.
+        """
+        libc = _libc()
+        if libc is None:
+            return None
+        for _ in range(3):
+            if libc.madvise(address, length, _POPULATE_READ) == 0:
+                return True
+            failed = ctypes.get_errno()
+            if failed == errno.EINVAL:
+                return None
+            if failed not in (errno.EAGAIN, errno.EINTR):
+                return False
+        return False
+
+    def read(self, path: str, descriptor: int, position: int, length: int) -> bytes:
+        """Read bytes of a file. Raises OSError."""
+        return os.pread(descriptor, length, position)
+
+
+@cache
+def _libc() -> Any:
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    except (OSError, AttributeError):
+        return None
+    return libc
+
+
+_probe = Probe()
+
+
+@contextmanager
+def probed_by(probe: Probe) -> Iterator[None]:
+    """Use another probe for all maps of this process, for a test."""
+    global _probe  # noqa: PLW0603 - the one probe of the process
+    before, _probe = _probe, probe
+    try:
+        yield
+    finally:
+        _probe = before
+
+
+def reason_of(error: OSError) -> str:
+    """The reason of a failed read in words, with the errno."""
+    return f"cannot be read: {error.strerror or error} (errno {error.errno})"
+
+
+class ReadableMap:
+    """One mapped file with the knowledge which of its pages can be read.
+
+    Any number of threads may use it.
+
+    Args:
+        path: the file.
+        mapped: its map. It must not be closed while this object or a window is in use.
+        size: bytes of the map.
+        is_watched: whether another program may truncate the file.
+        note: called with all unreadable ranges when another one is found.
+
+    Attributes:
+        unreadable: the unreadable ranges found so far, in order.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        mapped: mmap.mmap,
+        size: int,
+        *,
+        is_watched: bool = True,
+        note: Callable[[Sequence[Unreadable]], None] = lambda _: None,
+    ) -> None:
+        self.path = path
+        self._is_watched = is_watched
+        self._tell = note
+        self.unreadable: tuple[Unreadable, ...] = ()
+        self._map = mapped
+        self._size = size
+        self._view = memoryview(mapped).toreadonly()
+        self._address = int(np.frombuffer(self._view, np.uint8).ctypes.data)
+        self._state = bytearray(-(-size // CHUNK))
+        self._copies: dict[int, bytes] = {}
+        self._left = size
+        self._change = threading.Lock()
+
+    def reaches(self, end: int) -> bool:
+        """Whether the file still has the bytes before a position: it was not truncated."""
+        return self._map.size() >= end
+
+    def _is_truncated(self) -> bool:
+        return self._is_watched and self._map.size() < self._left
+
+    def window(self, start: int, length: int) -> memoryview:
+        """At least ``length`` bytes from a position, or all up to the map's end.
+
+        The view is a part of the map that ends where the probed bytes end; or, if any of the bytes
+        cannot be read, a copy.
+        """
+        stop = min(self._size, start + length)
+        if start >= stop:
+            return _NO_BYTES
+        first, last = start // CHUNK, -(-stop // CHUNK)
+        if self._is_truncated():
+            self._truncated()
+        state = self._state
+        if state.find(_UNKNOWN, first, last) >= 0:
+            self._examine(first, last)
+        if state.find(_BAD, first, last) >= 0:
+            return self._copied(start, stop)
+        return self._view[start : self._good_end(last)]
+
+    def _good_end(self, chunk: int) -> int:
+        """The position up to which all chunks from one on are good."""
+        ends = [at for at in (self._state.find(s, chunk) for s in (_UNKNOWN, _BAD)) if at >= 0]
+        return min(min(ends) * CHUNK, self._size) if ends else self._size
+
+    def good_start(self, position: int) -> int:
+        """The position from which on all chunks up to one are good."""
+        chunk = position // CHUNK
+        begins = max(self._state.rfind(s, 0, chunk + 1) for s in (_UNKNOWN, _BAD))
+        return min(position, (begins + 1) * CHUNK)
+
+    def let_go(self) -> None:
+        """Release the view of the map: later windows are empty."""
+        view, self._view, self._size = self._view, _NO_BYTES, 0
+        with suppress(BufferError):
+            view.release()
+
+    # ------------------------------------------------------------------------------ the probe
+    def _examine(self, first: int, last: int) -> None:
+        with self._change:
+            at = first
+            while (at := self._state.find(_UNKNOWN, at, last)) >= 0:
+                known = [self._state.find(s, at, last) for s in (_GOOD, _BAD)]
+                end = min([last, at + _STEP // CHUNK, *(k for k in known if k >= 0)])
+                if self._populate(at, end):
+                    self._state[at:end] = _GOOD * (end - at)
+                else:
+                    for chunk in range(at, end):
+                        self._judge(chunk)
+                at = end
+
+    def _populate(self, first: int, last: int) -> bool | None:
+        start, stop = first * CHUNK, min(last * CHUNK, self._size)
+        return _probe.populate(self.path, start, self._address + start, stop - start)
+
+    def _judge(self, chunk: int) -> None:
+        """Probe one chunk; if it fails, copy what can be read."""
+        populated = self._populate(chunk, chunk + 1)
+        if populated:
+            self._state[chunk : chunk + 1] = _GOOD
+            return
+        start = chunk * CHUNK
+        data, faults = self._read(start, min(CHUNK, self._size - start))
+        if populated is None and not faults:
+            self._state[chunk : chunk + 1] = _GOOD
+            return
+        self._copies[chunk] = data
+        self._note(faults)
+        self._state[chunk : chunk + 1] = _BAD
+
+    def _read(self, start: int, length: int) -> tuple[bytes, list[Unreadable]]:
+        """The bytes of a range, with FILL in place of the unreadable ones, and these."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as error:
+            return FILL * length, [Unreadable(start, length, reason_of(error))]
+        try:
+            with suppress(OSError):
+                data = _probe.read(self.path, descriptor, start, length)
+                if len(data) == length:
+                    return data, []
+            parts: list[bytes] = []
+            faults: list[Unreadable] = []
+            for at in range(start, start + length, BLOCK):
+                count = min(BLOCK, start + length - at)
+                reason = "cannot be read: the file was truncated while it was open"
+                try:
+                    part = _probe.read(self.path, descriptor, at, count)
+                except OSError as error:
+                    part, reason = b"", reason_of(error)
+                parts.append(part.ljust(count, FILL))
+                if len(part) < count:
+                    faults.append(Unreadable(at + len(part), count - len(part), reason))
+            return b"".join(parts), faults
+        finally:
+            os.close(descriptor)
+
+    def _note(self, faults: list[Unreadable]) -> None:
+        if faults:
+            self.unreadable = joined([*self.unreadable, *faults])
+            self._tell(self.unreadable)
+
+    def _truncated(self) -> None:
+        """Note that the file became shorter: a page after its end raises SIGBUS."""
+        with self._change:
+            left = self._map.size()
+            if left >= self._left:
+                return
+            self._left = left
+            reason = f"cannot be read: the file was truncated to {left} bytes while it was open"
+            for chunk in range(left // CHUNK, len(self._state)):
+                start = chunk * CHUNK
+                stop = min(start + CHUNK, self._size)
+                there = max(0, min(stop, left) - start)
+                data, faults = self._read(start, there) if there else (b"", [])
+                self._copies[chunk] = data.ljust(stop - start, FILL)
+                self._state[chunk : chunk + 1] = _BAD
+                lost = Unreadable(start + there, stop - start - there, reason)
+                self._note([*faults, lost] if lost.length else faults)
+
+    def _copied(self, start: int, stop: int) -> memoryview:
+        parts = bytearray()
+        for chunk in range(start // CHUNK, -(-stop // CHUNK)):
+            begin = chunk * CHUNK
+            end = min(begin + CHUNK, self._size)
+            copy = self._copies.get(chunk)
+            parts += self._view[begin:end] if copy is None else copy
+        first = start - start % CHUNK
+        return memoryview(bytes(parts))[start - first : stop - first]
