@@ -40,6 +40,7 @@ STORE_SETTINGS: Final = frozenset(
     {
         "storePathRootDir",
         "storePathCommitLog",
+        "readOnlyCommitLogStorePaths",
         "storePathDLedgerCommitLog",
         "enableDLegerCommitLog",
         "storeType",

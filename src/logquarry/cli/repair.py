@@ -373,7 +373,7 @@ def salvage(
         for number, one in enumerate(found):
             if spark_master is not None:
                 out.line(f"{chr(10) if number else ''}{out.style(one.plan.store, 'bold')}")
-            _show_salvage(out, one)
+            show_salvage(out, one)
     if not all(one.is_whole for one in found):
         click.get_current_context().exit(_FINDINGS)
 
@@ -399,7 +399,8 @@ def _salvage_one(
         raise
 
 
-def _show_salvage(out: Output, found: Salvaged) -> None:
+def show_salvage(out: Output, found: Salvaged) -> None:
+    """Print what was saved, what is lost and what was left behind."""
     plan = found.plan
     if plan.lost:
         rows = [

@@ -36,7 +36,13 @@ from logquarry.format import (
     state_table,
 )
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
-from logquarry.log.log_place import LogPlace, find_missing_log, find_other_log
+from logquarry.log.log_place import (
+    LogFolders,
+    LogPlace,
+    find_log_folders,
+    find_missing_log,
+    find_other_log,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +96,14 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True)
 class FileSequence:
-    """Files that form one offset space, each with room for ``file_size`` bytes."""
+    """Files that form one offset space, each with room for ``file_size`` bytes.
+
+    ``has_heads`` says that they are those of a DLedger log: frames follow heads.
+    """
 
     files: tuple[StoreFile, ...]
     file_size: int
+    has_heads: bool = False
 
     def index_of(self, offset: int) -> int | None:
         """Index of the file with room for ``offset``, None if there is none."""
@@ -205,13 +215,20 @@ class StoreLayout:
         """
         return self._listing.commit_log
 
+    @cached_property
+    def log_folders(self) -> LogFolders:
+        """The folders of the log."""
+        return find_log_folders(self.filesystem, self._names, self.config)
+
     def _find_commit_log(self) -> FileSequence:
-        files = self._numbered(COMMIT_LOG)
-        self._require_log_here(files)
-        size = self.config.mapped_file_size_commit_log or _size_of(files)
+        files, folders = self.list_commit_log(), self.log_folders
+        if folders.feature is None:
+            self._require_log_here(files)
+        # DLedger has its own setting for the size of its files.
+        stated = None if folders.has_heads else self.config.mapped_file_size_commit_log
         # RocketMQ's file size is an int, and positions in a file are 32 bits wide here too: bytes
         # beyond that are no part of a log.
-        return FileSequence(files, min(size, java.INT_MAX))
+        return FileSequence(files, min(stated or _size_of(files), java.INT_MAX), folders.has_heads)
 
     def _require_log_here(self, files: tuple[StoreFile, ...]) -> None:
         bases = [file.base for file in files]
@@ -222,6 +239,8 @@ class StoreLayout:
     @property
     def other_log(self) -> LogPlace | None:
         """The place of the log if ``commitlog/`` does not hold all of it; else None."""
+        if self.log_folders.feature is not None:
+            return None
         bases = [file.base for file in self.list_commit_log()]
         found = find_other_log(self.filesystem, self._names, self.config, bases)
         if found is None and not bases:
@@ -246,16 +265,17 @@ class StoreLayout:
         if file is not None:
             return file.path
         base = offset - offset % log.file_size if log.file_size else offset
-        return f"{COMMIT_LOG}/{base:0{NAME_DIGITS}d}"
+        return f"{self.log_folders.paths[0]}/{base:0{NAME_DIGITS}d}"
 
     def log_path(self, offset: int) -> str:
         """Full path of the log file with room for a physical offset, else of the log's folder."""
         file = self.commit_log.at(offset)
-        return self.filesystem.full_path(COMMIT_LOG if file is None else file.path)
+        return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 
     def list_commit_log(self) -> tuple[StoreFile, ...]:
         """List the files of the commit log again."""
-        return self._numbered(COMMIT_LOG)
+        files = [file for folder in self.log_folders.paths for file in self._numbered(folder)]
+        return tuple(sorted(files, key=lambda file: file.base))
 
     @property
     def queue_names(self) -> tuple[tuple[str, int], ...]:

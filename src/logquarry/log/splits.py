@@ -259,7 +259,7 @@ class StretchReader:
         window = self._reader.window(at, stop - at + self._more)
         while at < stop:
             done = at - window.base
-            rest = Window(window.data[done:], at, window.end - done)
+            rest = window.after(done)
             followed, after, _ = self._follower.follow(rest, stop - at)
             if followed is None:
                 break
