@@ -43,6 +43,7 @@ STORE_SETTINGS: Final = frozenset(
     {
         "storePathRootDir",
         "storePathCommitLog",
+        "readOnlyCommitLogStorePaths",
         "storePathDLedgerCommitLog",
         "enableDLegerCommitLog",
         "storeType",

@@ -26,8 +26,10 @@ REFUSED: dict[str, frozenset[str]] = {
     "5.5.0-compaction": ALL - {QUEUES, INDEX},
     "5.5.0-controller": ALL - {QUEUES, INDEX},
     "5.5.0-cqext": ALL - {INDEX, RETAIN},
+    "5.5.0-dledger": ALL,
     "5.5.0-kill": NONE,
     "5.5.0-lmq": NONE,
+    "5.5.0-multipath": ALL,
     "5.5.0-no-mmap": NONE,
     "5.5.0-plain": NONE,
     "5.5.0-pop-kv": NONE,
@@ -39,10 +41,7 @@ REFUSED: dict[str, frozenset[str]] = {
     "5.5.0-tiered": ALL,
     "5.5.0-timer": NONE,
 }
-"""Scenario -> what is refused, of the stores whose log can be read."""
-
-ELSEWHERE = {"5.5.0-dledger": "dledger", "5.5.0-multipath": "several_log_paths"}
-"""Scenario -> feature, of the stores whose log is not in ``commitlog/``."""
+"""Scenario -> what is refused."""
 
 FEATURES: dict[str, set[str]] = {
     "5.1.4-batchcq": {"batch_queues", "inner_batches"},
@@ -55,10 +54,10 @@ FEATURES: dict[str, set[str]] = {
     "5.5.0-compaction": {"compaction", "index_tags"},
     "5.5.0-controller": {"controller", "index_tags", "timers"},
     "5.5.0-cqext": {"index_tags", "queue_ext", "timers"},
-    "5.5.0-dledger": {"dledger"},
+    "5.5.0-dledger": {"dledger", "index_tags", "timers"},
     "5.5.0-kill": {"index_tags"},
     "5.5.0-lmq": {"index_tags", "multi_dispatch"},
-    "5.5.0-multipath": {"several_log_paths"},
+    "5.5.0-multipath": {"index_tags", "several_log_paths", "timers"},
     "5.5.0-no-mmap": {"index_tags", "timers"},
     "5.5.0-plain": {"index_tags"},
     "5.5.0-pop-kv": {"index_tags", "pop_records"},

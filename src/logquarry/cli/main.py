@@ -34,6 +34,7 @@ _MODULES: Final = {
     "rebuild": "repair",
     "salvage": "repair",
     "retain": "retain",
+    "convert": "convert",
     "export": "export",
     "import": "import_",
     "compact": "export",

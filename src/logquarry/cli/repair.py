@@ -424,7 +424,7 @@ def salvage(
         for number, one in enumerate(found):
             if spark_master is not None:
                 out.line(f"{chr(10) if number else ''}{out.style(one.plan.store, 'bold')}")
-            _show_salvage(out, one)
+            show_salvage(out, one)
             at = stores[0] if len(stores) == len(found) == 1 else one.plan.store
             out.line(next_step.after_salvage(at, one.into, include_stale, config))
     if not all(one.is_whole for one in found):
@@ -450,7 +450,8 @@ def _salvage_one(
         raise
 
 
-def _show_salvage(out: Output, found: Salvaged) -> None:
+def show_salvage(out: Output, found: Salvaged) -> None:
+    """Print what was saved, what is lost and what was left behind."""
     plan = found.plan
     if plan.lost:
         rows = [

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from logquarry.format import frame
+from logquarry.format import dledger, frame
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, ROW_WIDTH, SIZE, TABLE_FULL
 
 if TYPE_CHECKING:
@@ -63,17 +63,32 @@ class Window:
         data: the bytes.
         base: physical offset of the first byte.
         end: index at which the file ends; larger than ``len(data)`` if the file continues.
+        has_heads: whether frames may follow the heads of DLedger entries.
     """
 
     data: npt.NDArray[np.uint8]
     base: int
     end: int
+    has_heads: bool = False
 
     @classmethod
-    def of(cls, data: bytes | memoryview, base: int, end: int | None = None) -> Window:
+    def of(
+        cls,
+        data: bytes | memoryview,
+        base: int,
+        end: int | None = None,
+        *,
+        has_heads: bool = False,
+    ) -> Window:
         """A window over ``data``; without ``end`` the file ends with the data."""
         array = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
-        return cls(array, base, len(array) if end is None else end)
+        return cls(array, base, len(array) if end is None else end, has_heads)
+
+    def after(self, position: int) -> Window:
+        """The same bytes from a position on."""
+        return Window(
+            self.data[position:], self.base + position, self.end - position, self.has_heads
+        )
 
     @property
     def address(self) -> int:
@@ -117,6 +132,7 @@ def walk(
             window.base,
             crc32_address(),
             check_crc,
+            window.has_heads,
             rows,
         )
         return int(count), int(position), int(code)
@@ -124,12 +140,32 @@ def walk(
     while position < stop:
         if count == len(rows):
             return count, position, TABLE_FULL
-        code = check(window, position, rows[count], check_crc=check_crc)
+        place, code = position, REACHED_STOP
+        if window.has_heads:
+            place, code = _after_head(window, position)
+            if place >= stop:
+                break
+        if code == REACHED_STOP:
+            code = check(window, place, rows[count], check_crc=check_crc)
         if code != REACHED_STOP:
             return count, position, code
-        position += int(rows[count, SIZE])
+        position = place + int(rows[count, SIZE])
         count += 1
     return count, position, REACHED_STOP
+
+
+def _after_head(window: Window, position: int) -> tuple[int, int]:
+    """The position after the head of a DLedger entry, if one is there, and a code."""
+    data, left = window.data.data, window.end - position
+    if dledger.has_head_reference(data, position, base=window.base, left=left):
+        return position + dledger.HEAD.size, REACHED_STOP
+    here = window.length - position
+    if here >= dledger.BLANK_SIZE and dledger.starts_blank(data, position):
+        is_blank = dledger.is_blank_reference(data, position, left=left)
+        return position, BLANK if is_blank else REACHED_STOP
+    if here < dledger.HEAD.size and here < left:
+        return position, NEED_MORE
+    return position, REACHED_STOP
 
 
 def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:

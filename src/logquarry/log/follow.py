@@ -272,7 +272,7 @@ class Follower:
         self._queue_table.fill(-1)
         count, after, code, topics, queues, keys, odd = kernels.follow(
             *(window.address, 0, stop, window.length, window.end, window.base),
-            *(codec.crc32_address(), self._check_crc, self._as_java),
+            *(codec.crc32_address(), self._check_crc, window.has_heads, self._as_java),
             *(self._level_array, self._rows, self._table),
             *(self._topic_table, self._topics, self._queue_table, self._queues),
             *(self._hashes, self._numbers),
@@ -334,8 +334,7 @@ def follow_run(follower: Follower, run: Run) -> Iterator[tuple[Window, Followed]
     """
     at, stop = int(run.rows[0, 0]), int(run.rows[0, 0]) + run.end - run.start
     while at < stop:
-        window = run.window
-        part = Window(window.data[at:], window.base + at, window.end - at)
+        part = run.window.after(at)
         found, after, _ = follower.follow(part, stop - at)
         if found is None:
             raise AssertionError(f"no frame at {part.base}, although the walk found one")

@@ -40,13 +40,20 @@ from logquarry.format.rows import REACHED_STOP
 from logquarry.log import kept_settings
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
 from logquarry.log.log_names import (
+    LogFile,
     LogNames,
     contradicts_name,
     has_doubtful_name,
     identify_files,
     is_offset_name,
 )
-from logquarry.log.log_place import LogPlace, find_missing_log, find_other_log
+from logquarry.log.log_place import (
+    LogFolders,
+    LogPlace,
+    find_log_folders,
+    find_missing_log,
+    find_other_log,
+)
 from logquarry.log.near_store import not_a_store
 
 logger = logging.getLogger(__name__)
@@ -103,10 +110,14 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True)
 class FileSequence:
-    """Files that form one offset space, each with room for ``file_size`` bytes."""
+    """Files that form one offset space, each with room for ``file_size`` bytes.
+
+    ``has_heads`` says that they are those of a DLedger log: frames follow heads.
+    """
 
     files: tuple[StoreFile, ...]
     file_size: int
+    has_heads: bool = False
 
     def index_of(self, offset: int) -> int | None:
         """Index of the file with room for ``offset``, None if there is none."""
@@ -253,17 +264,27 @@ class StoreLayout:
         """
         return self._listing.commit_log
 
+    @cached_property
+    def log_folders(self) -> LogFolders:
+        """The folders of the log."""
+        return find_log_folders(self.filesystem, self._names, self.config)
+
     def _find_commit_log(self) -> FileSequence:
-        files = self.list_commit_log()
-        self._require_log_here(files)
-        size = self.config.mapped_file_size_commit_log or _size_of(files)
-        if self._goes_by_names and has_doubtful_name(
-            self.filesystem, [(file.path, file.base) for file in files], size
+        files, folders = self.list_commit_log(), self.log_folders
+        if folders.feature is None:
+            self._require_log_here(files)
+        # DLedger has its own setting for the size of its files.
+        stated = None if folders.has_heads else self.config.mapped_file_size_commit_log
+        size = stated or _size_of(files)
+        if (
+            self._goes_by_names
+            and folders.feature is None
+            and has_doubtful_name(self.filesystem, [(file.path, file.base) for file in files], size)
         ):
             self.require_right_names()
         # RocketMQ's file size is an int, and positions in a file are 32 bits wide here too: bytes
         # beyond that are no part of a log.
-        return FileSequence(files, min(size, java.INT_MAX))
+        return FileSequence(files, min(size, java.INT_MAX), folders.has_heads)
 
     def _require_log_here(self, files: tuple[StoreFile, ...]) -> None:
         bases = [file.base for file in files]
@@ -274,6 +295,8 @@ class StoreLayout:
     @property
     def other_log(self) -> LogPlace | None:
         """The place of the log if ``commitlog/`` does not hold all of it; else None."""
+        if self.log_folders.feature is not None:
+            return None
         bases = [file.base for file in self.list_commit_log() or self._files_by_content()]
         found = find_other_log(self.filesystem, self._names, self.config, bases)
         if found is None and not bases:
@@ -326,16 +349,20 @@ class StoreLayout:
         if file is not None:
             return file.path
         base = offset - offset % log.file_size if log.file_size else offset
-        return f"{COMMIT_LOG}/{base:0{NAME_DIGITS}d}"
+        return f"{self.log_folders.paths[0]}/{base:0{NAME_DIGITS}d}"
 
     def log_path(self, offset: int) -> str:
         """Full path of the log file with room for a physical offset, else of the log's folder."""
         file = self.commit_log.at(offset)
-        return self.filesystem.full_path(COMMIT_LOG if file is None else file.path)
+        return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 
     def list_commit_log(self) -> tuple[StoreFile, ...]:
         """List the files of the commit log again."""
-        return self._numbered(COMMIT_LOG) if self._goes_by_names else self._files_by_content()
+        return self._files_by_name() if self._goes_by_names else self._files_by_content()
+
+    def _files_by_name(self) -> tuple[StoreFile, ...]:
+        files = [file for folder in self.log_folders.paths for file in self._numbered(folder)]
+        return tuple(sorted(files, key=lambda file: file.base))
 
     @property
     def log_names(self) -> LogNames:
@@ -343,7 +370,10 @@ class StoreLayout:
         return self._listing.log_names
 
     def _find_log_names(self) -> LogNames:
-        files = [(file.path, file.base, file.size) for file in self._numbered(COMMIT_LOG)]
+        named = self._files_by_name()
+        if self.log_folders.feature is not None:
+            return LogNames(tuple(LogFile(file.path, file.size, file.base) for file in named))
+        files = [(file.path, file.base, file.size) for file in named]
         found = identify_files(self.filesystem, files, largest=LARGEST_BASE)
         known = {path for path, _, _ in files} | {one.path for one in found.renames}
         for entry in self.filesystem.list(COMMIT_LOG):

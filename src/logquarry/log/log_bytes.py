@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from logquarry.format import dledger
 from logquarry.format.frame import BLANK as BLANK_LAYOUT
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP
@@ -108,7 +109,8 @@ class LogBytes:
         data = self.view(file).window(at, length)
         # Bytes after the file's room are no part of the log.
         data = data[: max(0, self._files.file_size - at)]
-        return Window.of(data, file.base + at, self._files.file_size - at)
+        end = self._files.file_size - at
+        return Window.of(data, file.base + at, end, has_heads=self._files.has_heads)
 
     def fault(self, file: StoreFile, at: int, length: int) -> Unreadable | None:
         """The first unreadable range among some bytes of a file."""
@@ -129,13 +131,20 @@ class LogBytes:
         return view.fault(at, size) if 0 < size <= self._files.file_size - at else None
 
     def whole_frame(self, file: StoreFile, at: int) -> tuple[Window, int]:
-        """A window with the whole frame at ``at``, and the verdict on it."""
-        window = self.window(file, at, FIXED_SIZE_V1)
+        """A window with the whole frame at ``at``, and the verdict on it.
+
+        In a DLedger log the window may begin with the head of the frame's entry.
+        """
+        window = self.window(file, at, dledger.HEAD.size + FIXED_SIZE_V1)
+        data, left, skip = window.data.data, window.end, 0
+        if window.has_heads and dledger.has_head_reference(data, 0, base=window.base, left=left):
+            skip = dledger.HEAD.size
         size = 0
-        if window.length >= BLANK_LAYOUT.size:
-            size, _ = BLANK_LAYOUT.struct.unpack_from(window.data.data, 0)
-        window = self.window(file, at, max(FIXED_SIZE_V1, min(size, self._files.file_size - at)))
-        _, _, code = codec.walk(window, 0, 1, codec.empty_rows(1), check_crc=self._check_crc)
+        if window.length >= skip + BLANK_LAYOUT.size:
+            size, _ = BLANK_LAYOUT.struct.unpack_from(data, skip)
+        window = self.window(file, at, max(FIXED_SIZE_V1, min(skip + size, left)))
+        rows = codec.empty_rows(1)
+        _, _, code = codec.walk(window, 0, 1 + skip, rows, check_crc=self._check_crc)
         return window, code
 
     def find(self, start: int, limit: int) -> int | None:

@@ -8,14 +8,16 @@ that names the feature of the store and the next step.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreNotFound, UnsupportedStore
-from logquarry.format import checkpoint
-from logquarry.log.filesystem import Entry, FileSystem
+from logquarry.format import checkpoint, dledger
+from logquarry.log.filesystem import Entry, FileSystem, LocalFileSystem
 from logquarry.log.log_names import is_offset_name
 
 DLEDGER: Final = "dledger"
@@ -24,7 +26,6 @@ LOG_ELSEWHERE: Final = "log_elsewhere"
 
 _COMMIT_LOG: Final = "commitlog"
 _CONSUME_QUEUE: Final = "consumequeue"
-_DLEDGER_FOLDER: Final = "dledger-"
 _NO_LOG: Final = frozenset(
     {
         *("commitlog", "consumequeue", "consumequeue_ext", "consumequeue_rocksdb", "index"),
@@ -36,10 +37,13 @@ _NO_LOG: Final = frozenset(
 
 _NOTHING_READ: Final = "Nothing was read or changed."
 _ADVICE: Final = {
-    DLEDGER: "Read the messages through a broker that runs with these files.",
+    DLEDGER: (
+        "Only a DLedger log that is the whole log is read: read the messages through a broker that "
+        "runs with these files."
+    ),
     SEVERAL_LOG_PATHS: (
-        "Copy or link all files of these folders into commitlog/ of a copy of the store (their "
-        "names do not collide), leave storePathCommitLog out of --config, and read the copy."
+        "One of them has no file of the log: is a disk not mounted? If the store is a copy, copy "
+        "the folders into it; they keep their names."
     ),
     LOG_ELSEWHERE: (
         "Mount the disk, or make commitlog/ a link to the broker's storePathCommitLog. If the log "
@@ -100,11 +104,7 @@ def find_other_log(
         StoreNotFound: if a folder cannot be read.
     """
     folders = sorted(entry.name for entry in names if entry.is_dir)
-    ledgers = tuple(
-        f"{name}/data"
-        for name in folders
-        if name.startswith(_DLEDGER_FOLDER) and _offset_names(filesystem, f"{name}/data")
-    )
+    ledgers = _ledgers(filesystem, folders)
     if ledgers:
         return LogPlace(DLEDGER, ledgers, f"its log is a DLedger log ({', '.join(ledgers)})")
     if not bases and is_on(config, "enableDLegerCommitLog"):
@@ -114,14 +114,7 @@ def find_other_log(
     if len(paths) > 1:
         reason = f"its configuration names {len(paths)} folders for the log (storePathCommitLog)"
         return LogPlace(SEVERAL_LOG_PATHS, ("storePathCommitLog",), reason)
-    others = {
-        name: found
-        for name in folders
-        if name not in _NO_LOG
-        and not name.startswith(_DLEDGER_FOLDER)
-        and (found := _offset_names(filesystem, name))
-    }
-    parts = tuple(name for name, found in others.items() if _goes_on(bases, found))
+    parts = _other_parts(filesystem, folders, bases)
     if parts:
         feature = SEVERAL_LOG_PATHS if bases or len(parts) > 1 else LOG_ELSEWHERE
         shown = ", ".join(f"{name}/" for name in parts)
@@ -130,6 +123,116 @@ def find_other_log(
             feature, tuple(f"{name}/" for name in parts), f"files of its log are {also}in {shown}"
         )
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class LogFolders:
+    """The folders that hold the whole log, below the store's root or beside it.
+
+    Attributes:
+        paths: the folders; almost always ``commitlog`` alone.
+        feature: :data:`DLEDGER`, :data:`SEVERAL_LOG_PATHS` or :data:`LOG_ELSEWHERE`; None for
+            ``commitlog`` alone.
+    """
+
+    paths: tuple[str, ...] = (_COMMIT_LOG,)
+    feature: str | None = None
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether the log is a DLedger log: each frame follows the head of its entry."""
+        return self.feature == DLEDGER
+
+
+def find_log_folders(
+    filesystem: FileSystem, names: Iterable[Entry], config: StoreConfig
+) -> LogFolders:
+    """The folders of the log; ``commitlog`` if no others are known to hold all of it.
+
+    A DLedger log counts if it is the only one and ``commitlog/`` has no files. Several folders
+    count if the configuration names them and each is found (in the store, or at its path), or if
+    they lie in the store and continue the log. Reads folder names only.
+
+    Args:
+        filesystem: the store's folder.
+        names: the entries of its root.
+        config: its settings.
+
+    Raises:
+        StoreNotFound: if a folder cannot be read.
+    """
+    folders = sorted(entry.name for entry in names if entry.is_dir)
+    bases = _offset_names(filesystem, _COMMIT_LOG)
+    ledgers = _ledgers(filesystem, folders)
+    if ledgers:
+        sole = len(ledgers) == 1 and not bases
+        return LogFolders(ledgers, DLEDGER) if sole else LogFolders()
+    stated = _stated_folders(filesystem, folders, config)
+    if stated == ():
+        return LogFolders()
+    if stated is not None:
+        also = (_COMMIT_LOG,) if bases and _COMMIT_LOG not in stated else ()
+        paths = (*also, *stated)
+        if paths == (_COMMIT_LOG,):
+            return LogFolders()
+        return LogFolders(paths, SEVERAL_LOG_PATHS if len(paths) > 1 else LOG_ELSEWHERE)
+    parts = _other_parts(filesystem, folders, bases)
+    if parts and (bases or len(parts) > 1):
+        return LogFolders(((_COMMIT_LOG,) if bases else ()) + parts, SEVERAL_LOG_PATHS)
+    return LogFolders()
+
+
+def _stated_folders(
+    filesystem: FileSystem, folders: Sequence[str], config: StoreConfig
+) -> tuple[str, ...] | None:
+    """The folders that a configuration names: none if one has no file of the log; None if the
+    configuration names no folder."""
+    stated = [
+        path.strip().rstrip("/")
+        for name in ("storePathCommitLog", "readOnlyCommitLogStorePaths")
+        for path in setting(config, name).split(",")
+        if path.strip()
+    ]
+    found = [_folder_of(filesystem, folders, path) for path in stated]
+    if not found:
+        return None
+    known = tuple(path for path in found if path is not None)
+    return known if len(known) == len(found) else ()
+
+
+def _folder_of(filesystem: FileSystem, folders: Sequence[str], path: str) -> str | None:
+    """A folder of the configuration, below the store's root; None if it has no file of the log.
+
+    The store may be a copy, in which the folder has another parent.
+    """
+    places = [path.rpartition("/")[2]] if path.rpartition("/")[2] in folders else []
+    if isinstance(filesystem, LocalFileSystem):
+        root = Path(filesystem.full_path("")).absolute()
+        places += [os.path.relpath(root.parent / path, root)]
+    return next((place for place in places if _offset_names(filesystem, place)), None)
+
+
+def _ledgers(filesystem: FileSystem, folders: Sequence[str]) -> tuple[str, ...]:
+    """The folders with the files of DLedger logs."""
+    return tuple(
+        f"{name}/data"
+        for name in folders
+        if name.startswith(dledger.FOLDER) and _offset_names(filesystem, f"{name}/data")
+    )
+
+
+def _other_parts(
+    filesystem: FileSystem, folders: Sequence[str], bases: Sequence[int]
+) -> tuple[str, ...]:
+    """The folders in the store that continue its log."""
+    return tuple(
+        name
+        for name in folders
+        if name not in _NO_LOG
+        and not name.startswith(dledger.FOLDER)
+        and (found := _offset_names(filesystem, name))
+        and _goes_on(bases, found)
+    )
 
 
 def find_missing_log(

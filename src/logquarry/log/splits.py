@@ -262,7 +262,7 @@ class StretchReader:
             return None
         while at < stop:
             done = at - window.base
-            rest = Window(window.data[done:], at, window.end - done)
+            rest = window.after(done)
             followed, after, _ = self._follower.follow(rest, stop - at)
             if followed is None:
                 break

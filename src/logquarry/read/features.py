@@ -22,6 +22,7 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import StoreNotFound, UnreadableFile
 from logquarry.format import broker_config, fastjson, java, sys_flag
 from logquarry.format.frame import MAGIC_V2, Frame
+from logquarry.log import log_place
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, SIDECAR, StoreLayout
 from logquarry.log.log_place import is_on, setting
@@ -49,6 +50,9 @@ POP_RECORDS: Final = "pop_records"
 CONTROLLER: Final = "controller"
 NO_MMAP: Final = "write_without_mmap"
 LOG_PATH: Final = "log_path"
+DLEDGER: Final = log_place.DLEDGER
+SEVERAL_LOG_PATHS: Final = log_place.SEVERAL_LOG_PATHS
+LOG_ELSEWHERE: Final = log_place.LOG_ELSEWHERE
 UNKNOWN: Final = "unknown"
 
 BATCH_FOLDER: Final = "batchconsumequeue"
@@ -338,6 +342,12 @@ class _Finder:
         other = self._other_log
         if other is not None:
             self._add(other.feature, other.evidence, other.reason)
+        folders = self._layout.log_folders
+        if folders.feature is not None:
+            other = "lies in several folders" if len(folders.paths) > 1 else "lies elsewhere"
+            what = "is a DLedger log" if folders.has_heads else other
+            evidence = tuple(f"{path}/" for path in folders.paths)
+            self._add(folders.feature, evidence, f"the log {what}")
         plugin = setting(self._config, "messageStorePlugIn")
         folders = tuple(f"{name}/" for name in sorted(self._root) if name.startswith("tiered"))
         metadata = tuple(f"{CONFIG}/{n}" for n in sorted(self._settings) if n.startswith("tiered"))
@@ -432,6 +442,7 @@ class _Finder:
 
     def _unknown(self) -> tuple[str, ...]:
         other = () if self._other_log is None else self._other_log.evidence
+        other += tuple(f"{path}/" for path in self._layout.log_folders.paths)
         found = [
             name
             for name in sorted(self._root)

@@ -54,9 +54,18 @@ _REFUSED: Final = {
     names.QUEUE_EXT: _QUEUES,
     names.CONTROLLER: _LOG,
     names.LOG_PATH: _EACH,
+    names.DLEDGER: _EACH,
+    names.SEVERAL_LOG_PATHS: _EACH,
+    names.LOG_ELSEWHERE: _EACH,
 }
 """Feature -> the actions that it forbids. A log outside of ``commitlog/`` forbids every action but
 salvage (:mod:`logquarry.log.log_place`)."""
+
+_WRITTEN: Final = "Only files in commitlog/ are written, and the log has others"
+_CONVERT: Final = (
+    "make a plain store with `logquarry convert STORE --into DIR`, or start the broker over the "
+    "store; it recovers it"
+)
 
 _HARM: Final = {
     names.BATCH_QUEUES: "The broker would not start: it finds queues of 20-byte entries where "
@@ -73,6 +82,9 @@ _HARM: Final = {
     "lose their messages",
     names.CONTROLLER: "The log would no longer agree with the controller's epochs",
     names.LOG_PATH: "The log in commitlog/ may be an old one",
+    names.SEVERAL_LOG_PATHS: _WRITTEN,
+    names.LOG_ELSEWHERE: _WRITTEN,
+    names.DLEDGER: "The other members of the group would no longer agree with this log",
 }
 """Feature -> the harm that the refused calls would do to the store."""
 
@@ -80,6 +92,9 @@ _OUT: Final = {
     names.BATCH_QUEUES: "start the broker over the store, it recovers it; or copy the messages "
     "with `logquarry export`",
     names.MULTI_DISPATCH: "leave enableMultiDispatch out of the configuration: the files show it",
+    names.SEVERAL_LOG_PATHS: _CONVERT,
+    names.LOG_ELSEWHERE: f"make commitlog/ a link to that folder; or {_CONVERT}",
+    names.DLEDGER: "make a plain store with `logquarry convert STORE --into DIR`",
     names.LOG_PATH: "if commitlog/ holds the whole log, leave storePathCommitLog out of --config",
     names.CONTROLLER: "copy the store without epochFileCheckpoint and change the copy",
     names.QUEUE_EXT: "start the broker over the store; it recovers it",

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from logquarry.disk.open_files import OpenFiles
-from logquarry.format import frame, java, sys_flag
+from logquarry.format import dledger, frame, java, sys_flag
 from logquarry.format.index import IndexHeader, IndexShape
+from logquarry.log.layout import FileSequence
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import Queue
 from logquarry.read.index import Index
@@ -134,6 +135,7 @@ def overview(
     found.topics = [topics[name] for name in sorted(topics)]
     if all(topic.bytes is not None for topic in found.topics):
         kept = sum(topic.bytes or 0 for topic in found.topics)
+        kept += _head_bytes(store.layout.commit_log, sum(row.messages or 0 for row in rows))
         found.other_bytes = max(0, found.max_offset - found.min_offset - kept)
     return found
 
@@ -152,7 +154,7 @@ def _sum_queues(
             copies.append(row.topic)
             row.bytes = None
             continue
-        total += row.bytes or 0
+        total += (row.bytes or 0) + _head_bytes(log.files, row.messages or 0)
         largest, end = max(largest, size), max(end, last)
     found.hint = _hint(found, log, total, largest, end)
     if found.hint is not None:
@@ -161,6 +163,11 @@ def _sum_queues(
     elif copies:
         names = ", ".join(sorted(set(copies)))
         found.hint = f"the queues of {names} name messages of other topics; --exact counts them"
+
+
+def _head_bytes(files: FileSequence, messages: int) -> int:
+    """Bytes of the heads of entries before the frames of some messages: a DLedger log has them."""
+    return messages * dledger.HEAD.size if files.has_heads else 0
 
 
 def _retained(queue: Queue, min_offset: int, max_offset: int) -> UnitCount:

@@ -34,7 +34,13 @@ from logquarry.format.kernels.bytes import (
 from logquarry.format.kernels.encode import AT_QUEUE_ID, AT_QUEUE_OFFSET
 from logquarry.format.kernels.entries import SPACE, positive
 from logquarry.format.kernels.properties import name_table, next_separator, which_name
-from logquarry.format.kernels.walk import CACHE_LINE, PREFETCH_AHEAD, check_frame
+from logquarry.format.kernels.walk import (
+    CACHE_LINE,
+    ENTRY_HEAD_SIZE,
+    PREFETCH_AHEAD,
+    check_frame,
+    has_head,
+)
 from logquarry.format.native import load_i32, load_i64, load_u8, prefetch
 from logquarry.format.request_rows import (
     FRAME_SIZE,
@@ -146,6 +152,7 @@ def follow(
     base: int,
     crc_function: int,
     check_crc: bool,
+    has_heads: bool,
     as_java: bool,
     levels: Array,
     rows: Array,
@@ -182,10 +189,15 @@ def follow(
             prefetch(address + asked)
             asked += CACHE_LINE
         row = rows[count]
-        code = check_frame(address, position, window, end, base, crc_function, check_crc, row)
+        place = position
+        if has_heads and has_head(address, position, window, end, base):
+            place += ENTRY_HEAD_SIZE
+            if place >= stop:
+                break
+        code = check_frame(address, place, window, end, base, crc_function, check_crc, row)
         if code != REACHED_STOP:
             return count, position, code, topic_count, queue_count, key_count, odd
-        at = address + position
+        at = address + place
         if as_java and load_i32(at + AT_MAGIC) != MAGIC_V1:
             return count, position, ASK_JAVA, topic_count, queue_count, key_count, odd
         props, props_length = at + row[PROPS_AT], row[PROPS_LENGTH]
@@ -295,6 +307,6 @@ def follow(
         requests[TAGS_CODE, count] = tags_code
         requests[HAS_KEY, count] = 1 if has_key else 0
         requests[QUEUE, count] = queue
-        position += row[SIZE]
+        position = place + row[SIZE]
         count += 1
     return count, position, REACHED_STOP, topic_count, queue_count, key_count, odd

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from logquarry.format import frame
+from logquarry.format import dledger, frame
 from logquarry.format.kernels.bytes import (
     AT_BODY_LENGTH,
     AT_CRC,
@@ -46,6 +46,13 @@ from logquarry.format.rows import (
     TOPIC_AT,
     TOPIC_LENGTH,
 )
+
+ENTRY_HEAD_SIZE = dledger.HEAD.size
+AT_ENTRY_SIZE = dledger.HEAD.offsets["size"]
+AT_ENTRY_POSITION = dledger.HEAD.offsets["position"]
+AT_ENTRY_BODY_SIZE = dledger.HEAD.offsets["body_size"]
+ENTRY_MAGIC = np.int32(dledger.MAGIC)
+ENTRY_BLANK = np.int32(dledger.MAGIC_BLANK)
 
 CACHE_LINE = 64
 PREFETCH_AHEAD = 8192
@@ -147,6 +154,21 @@ def check_frame(
 
 
 @kernel
+def has_head(address: int, position: int, window: int, end: int, base: int) -> bool:
+    """Whether the head of a DLedger entry is at a position, as ``dledger.has_head_reference``."""
+    if window - position < ENTRY_HEAD_SIZE:
+        return False
+    at = address + position
+    size = np.int64(load_i32(at + AT_ENTRY_SIZE))
+    return (
+        load_i32(at) == ENTRY_MAGIC
+        and ENTRY_HEAD_SIZE < size <= end - position
+        and load_i64(at + AT_ENTRY_POSITION) == base + position
+        and np.int64(load_i32(at + AT_ENTRY_BODY_SIZE)) == size - ENTRY_HEAD_SIZE
+    )
+
+
+@kernel
 def walk(
     address: int,
     position: int,
@@ -156,11 +178,13 @@ def walk(
     base: int,
     crc_function: int,
     check_crc: bool,
+    has_heads: bool,
     rows: Array,
 ) -> tuple[int, int, int]:
     """Follow the chain of frames from ``position``; see :func:`check_frame` for the arguments.
 
-    Takes the frames that start before ``stop``, as many as ``rows`` has room for.
+    Takes the frames that start before ``stop``, as many as ``rows`` has room for. If ``has_heads``,
+    frames may follow the heads of DLedger entries.
     Returns (frames taken, position after them, code).
     """
     count = 0
@@ -175,12 +199,21 @@ def walk(
         while asked < ahead:
             prefetch(address + asked)
             asked += CACHE_LINE
-        code = check_frame(
-            address, position, window, end, base, crc_function, check_crc, rows[count]
-        )
+        place = position
+        if has_heads:
+            if has_head(address, position, window, end, base):
+                place += ENTRY_HEAD_SIZE
+                if place >= stop:
+                    break
+            elif window - position >= BLANK_SIZE and load_i32(address + position) == ENTRY_BLANK:
+                if np.int64(load_i32(address + position + AT_ENTRY_SIZE)) == end - position:
+                    return count, position, BLANK
+            elif window - position < ENTRY_HEAD_SIZE and window < end:
+                return count, position, NEED_MORE
+        code = check_frame(address, place, window, end, base, crc_function, check_crc, rows[count])
         if code != REACHED_STOP:
             return count, position, code
-        position += rows[count, SIZE]
+        position = place + rows[count, SIZE]
         count += 1
     return count, position, REACHED_STOP
 

@@ -320,7 +320,7 @@ def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
         return
     at = span.offset - file.base
     data = layout.open_file(file.path).window(at, span.length)[: span.length]
-    window = Window.of(data, span.offset, files.file_size - at)
+    window = Window.of(data, span.offset, files.file_size - at, has_heads=files.has_heads)
     rows = codec.empty_rows(max(1, span.length // FIXED_SIZE_V1 + 1))
     count, _, _ = codec.walk(window, 0, span.length, rows, check_crc=False)
     if count and (fault := LogReader(layout).fault(span.offset, span.length)) is not None:

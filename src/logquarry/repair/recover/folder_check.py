@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.errors import StoreUnavailable
-from logquarry.format import java
+from logquarry.format import frame, java
 from logquarry.format.rows import REACHED_STOP
 from logquarry.log import codec
 from logquarry.log.codec import Window

@@ -19,7 +19,7 @@ from logquarry.errors import CorruptStore
 from logquarry.format import sys_flag
 from logquarry.format.delay import parse_levels
 from logquarry.format.frame import BLANK
-from logquarry.format.rows import SIZE
+from logquarry.format.rows import POSITION, SIZE
 from logquarry.log import columns
 from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import StoreLayout
@@ -107,6 +107,7 @@ class SalvagePlan:
         rotten_offsets: number of harmed queue offsets.
         raised_times: number of messages whose store time was before that of the previous message.
         ends: number of transaction ends whose half message is lost.
+        has_heads: whether the old log is a DLedger log.
     """
 
     store: str
@@ -122,6 +123,7 @@ class SalvagePlan:
     rotten_offsets: int = 0
     raised_times: int = 0
     ends: int = 0
+    has_heads: bool = False
 
     @property
     def messages(self) -> int:
@@ -142,6 +144,10 @@ class SalvagePlan:
 def settings_for(layout: StoreLayout, config: StoreConfig) -> StoreConfig:
     """Settings of the new store, with the sizes and delay levels of the old one."""
     found = with_sizes(config, layout)
+    # The new store has its log in commitlog/.
+    elsewhere = {"storePathCommitLog", "readOnlyCommitLogStorePaths", "enableDLegerCommitLog"}
+    kept = tuple(one for one in found.broker_settings if one[0] not in elsewhere)
+    found = replace(found, broker_settings=kept)
     levels = layout.delay_levels_ms
     if levels != parse_levels(found.message_delay_level) and not any(ms % 1_000 for ms in levels):
         words = " ".join(f"{ms // 1_000}s" for ms in levels)
@@ -198,6 +204,7 @@ class _Planner:
         self._known_end = 0
         self._plan = SalvagePlan(layout.root, self._config, [])
         self._plan.stale.included = include_stale
+        self._plan.has_heads = self._log.has_heads
 
     def plan(self) -> SalvagePlan:
         plan = self._plan
@@ -294,17 +301,22 @@ class _Planner:
         if self._base is not None and file.base != self._base:
             self._end_file()
         self._base = file.base
-        length = run.end - run.start
-        last = self._pieces[-1] if self._pieces else None
-        if (
-            last is not None
-            and last.stop == run.start
-            and self._at == last.to + run.start - last.start
-        ):
-            self._pieces[-1] = Piece(last.start, run.end, last.to)
+        if self._log.has_heads:
+            # The heads of the entries stay behind: each frame moves by another distance.
+            starts = run.rows[:, POSITION].astype(np.int64) + run.window.base
+            stops = starts + run.rows[:, SIZE]
+            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+                self._add(start, stop)
         else:
-            self._pieces.append(Piece(run.start, run.end, self._at))
-        self._at += length
+            self._add(run.start, run.end)
+
+    def _add(self, start: int, stop: int) -> None:
+        last = self._pieces[-1] if self._pieces else None
+        if last is not None and last.stop == start and self._at == last.to + start - last.start:
+            self._pieces[-1] = Piece(last.start, stop, last.to)
+        else:
+            self._pieces.append(Piece(start, stop, self._at))
+        self._at += stop - start
 
     def _end_file(self) -> None:
         past = (self._at - self._start) % self._size

@@ -120,7 +120,8 @@ class Salvaged:
     def to_json(self) -> dict[str, Any]:
         """The document that docs/json.md describes."""
         plan, stale = self.plan, self.plan.stale
-        moved = [piece for piece in plan.pieces if piece.to != piece.start]
+        # Each message of a DLedger log moves: a list would be as long as the log.
+        moved = [p for p in plan.pieces if p.to != p.start and not plan.has_heads]
         return {
             "store": plan.store,
             "into": self.into,
@@ -161,7 +162,8 @@ class Salvaged:
 
 
 @contextmanager
-def _no_bar(what: str) -> Iterator[Progress | None]:
+def no_bar(what: str) -> Iterator[Progress | None]:
+    """Show no progress."""
     yield None
 
 
@@ -171,7 +173,7 @@ def salvage(
     *,
     include_stale: bool = False,
     disk: Disk | None = None,
-    bars: Bars = _no_bar,
+    bars: Bars = no_bar,
     pause: Pause = lambda: None,
 ) -> Salvaged:
     """Save every sound message of a store.

@@ -1,0 +1,59 @@
+"""An entry of a DLedger log (``DLedgerEntry``): a head of 48 bytes, then one frame.
+
+A frame's PHYSICALOFFSET is its own position in the log, after the head; consume queues and index
+point to it. An entry that does not fit into a file goes to the next one, after eight bytes:
+magic -1 and the length of the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from logquarry.format.fields import Field, Layout
+
+HEAD = Layout(
+    "DLedger entry head",
+    Field("magic", "i", "1"),
+    Field("size", "i", "bytes of the entry: head and frame"),
+    Field("index", "q", "number of the entry, from 0"),
+    Field("term", "q", "term of the leader that wrote it"),
+    Field("position", "q", "position of the head in the log"),
+    Field("channel", "i", "0"),
+    Field("chain_crc", "i", "0"),
+    Field("body_crc", "i", "0"),
+    Field("body_size", "i", "bytes of the frame"),
+)
+assert HEAD.size == 48
+
+MAGIC: Final = 1
+MAGIC_BLANK: Final = -1
+BLANK_SIZE: Final = 8
+FOLDER: Final = "dledger-"
+"""Start of the folder's name in the store; the id of the group's member follows."""
+
+
+def has_head_reference(data: memoryview, position: int, *, base: int, left: int) -> bool:
+    """Whether the head of an entry is at a position.
+
+    Args:
+        data: the bytes.
+        position: index of the first byte of the head.
+        base: physical offset of ``data``.
+        left: bytes from the position to the end of the file.
+    """
+    if len(data) - position < HEAD.size:
+        return False
+    magic, size, _, _, at, _, _, _, body_size = HEAD.struct.unpack_from(data, position)
+    fits = HEAD.size < size <= left
+    return bool(magic == MAGIC and fits and at == base + position and body_size == size - HEAD.size)
+
+
+def starts_blank(data: memoryview, position: int) -> bool:
+    """Whether the magic of an unused rest is at a position."""
+    return int.from_bytes(data[position : position + 4], "big", signed=True) == MAGIC_BLANK
+
+
+def is_blank_reference(data: memoryview, position: int, *, left: int) -> bool:
+    """Whether a position starts the unused rest of a file, of ``left`` bytes."""
+    size = int.from_bytes(data[position + 4 : position + BLANK_SIZE], "big", signed=True)
+    return starts_blank(data, position) and size == left
