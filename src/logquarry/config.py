@@ -307,7 +307,7 @@ class StoreConfig(LayoutConfig):
             if value not in known and (name, value) != ("dialect", None):
                 raise UsageError(f"{name} is {value!r}, and must be one of {', '.join(known)}")
         if not self.flush_interval_commit_log:
-            interval = _FLUSH_INTERVALS[self.dialect]
+            interval = _FLUSH_INTERVALS[self._known_dialect]
             object.__setattr__(self, "flush_interval_commit_log", interval)
         for name in _ABOVE_ZERO:
             if getattr(self, name) <= 0:
@@ -358,11 +358,13 @@ class StoreConfig(LayoutConfig):
         before = self._known_dialect
         is_usual = self.message_delay_level == _DELAY_LEVELS[before]
         most = self.max_message_size
+        interval = self.flush_interval_commit_log
         return replace(
             self,
             dialect=dialect,
             message_delay_level="" if is_usual else self.message_delay_level,
             max_message_size=0 if most == _MOST_MESSAGE_BYTES[before] else most,
+            flush_interval_commit_log=0 if interval == _FLUSH_INTERVALS[before] else interval,
         )
 
     @property

@@ -63,7 +63,7 @@ def queues(root: Path, log: Path | None = None) -> dict[tuple[str, int], list[tu
     """The entries of each queue that point into the log."""
     layout = StoreLayout.open(root)
     start = StoreLayout.open(log or root).commit_log.start
-    found = {}
+    found: dict[tuple[str, int], list[tuple[int, ...]]] = {}
     for queue in consume_queues(layout):
         entries = [
             (number, *entry)

@@ -56,7 +56,7 @@ def note_what_is_there(store: StoreWriter, work: Workload, mark: Mark) -> None:
     What is not there is never to come back.
     """
     assert store.wait_dispatched(timeout=60)
-    seen = Seen.of(store, keys=work.config.message_index_enable)
+    seen = Seen.of(store, keys=work.config.message_index_enable is not False)
     wrong = [
         found
         for found in work.model.check(seen, must=mark.durable)

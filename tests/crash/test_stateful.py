@@ -84,7 +84,9 @@ class StoreMachine(RuleBasedStateMachine):
     def read_all(self) -> None:
         store = self.opened()
         assert store.wait_dispatched(timeout=60)
-        wrong = self.work.model.check(Seen.of(store, keys=self.work.config.message_index_enable))
+        wrong = self.work.model.check(
+            Seen.of(store, keys=self.work.config.message_index_enable is not False)
+        )
         assert not wrong, explain(wrong)
 
     @rule(number=st.integers(0, 1 << 16))

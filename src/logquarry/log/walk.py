@@ -325,14 +325,14 @@ class LogReader:
             return BlankSpan(position, length, path), file.base + end
         if code in (REACHED_STOP, TABLE_FULL):
             return None, position
-        kind = DamageKind(code)
-        if kind is DamageKind.TRUNCATED and end - at == 0:
+        damage = DamageKind(code)
+        if damage is DamageKind.TRUNCATED and end - at == 0:
             return None, file.base + end
         if (fault := self._log.frame_fault(file, at)) is not None:
             why = (DamageKind.UNREADABLE.label, fault.words)
             return self._broken(position, why, look_ahead=look_ahead)
         reason = codec.damage_reason(window, at - shift, check_crc=self.check_crc)
-        return self._broken(position, (kind.label, reason), look_ahead=look_ahead)
+        return self._broken(position, (damage.label, reason), look_ahead=look_ahead)
 
     def _is_expired(self, file: StoreFile) -> bool:
         """Whether a file and all files before it were deleted: retention deletes from the start."""

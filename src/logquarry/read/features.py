@@ -342,12 +342,12 @@ class _Finder:
         other = self._other_log
         if other is not None:
             self._add(other.feature, other.evidence, other.reason)
-        folders = self._layout.log_folders
-        if folders.feature is not None:
-            other = "lies in several folders" if len(folders.paths) > 1 else "lies elsewhere"
-            what = "is a DLedger log" if folders.has_heads else other
-            evidence = tuple(f"{path}/" for path in folders.paths)
-            self._add(folders.feature, evidence, f"the log {what}")
+        found = self._layout.log_folders
+        if found.feature is not None:
+            place = "lies in several folders" if len(found.paths) > 1 else "lies elsewhere"
+            what = "is a DLedger log" if found.has_heads else place
+            evidence = tuple(f"{path}/" for path in found.paths)
+            self._add(found.feature, evidence, f"the log {what}")
         plugin = setting(self._config, "messageStorePlugIn")
         folders = tuple(f"{name}/" for name in sorted(self._root) if name.startswith("tiered"))
         metadata = tuple(f"{CONFIG}/{n}" for n in sorted(self._settings) if n.startswith("tiered"))

@@ -15,6 +15,7 @@ from logquarry.disk.disk import Disk
 from logquarry.errors import UsageError
 from logquarry.format import dledger
 from logquarry.log.layout import StoreLayout
+from logquarry.read.missing_log import require_log
 from logquarry.repair.salvage.salvage import Bars, Salvaged, no_bar, salvage
 
 
@@ -64,7 +65,7 @@ def convert(
             f"{layout.root}: its log is in commitlog/ already, so that a broker can use the store "
             "as it is. To copy its sound messages: `logquarry salvage STORE --into DIR`"
         )
-    layout.require_log()
+    require_log(layout)
     uncommitted = _uncommitted(layout)
     return Converted(salvage(layout, into, disk=disk, bars=bars, pause=pause), uncommitted)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -99,9 +100,12 @@ def test_the_files_win_over_the_record(tmp_path: Path) -> None:
     """Another program made the store again, in the same folder."""
     keyed = [lq.Message("t", b"%d" % n * 300, keys=f"k{n}") for n in range(9)]
     root = made(tmp_path / "s", *keyed)
-    other = {"mapped_file_size_commit_log": 1_024, "mapped_file_size_consume_queue": 40}
+    other: dict[str, Any] = {
+        "mapped_file_size_commit_log": 1_024,
+        "mapped_file_size_consume_queue": 40,
+    }
     shape = {"max_hash_slot_num": 30, "max_index_num": 400}
-    config = lq.StoreConfig(**other, **shape)
+    config = lq.StoreConfig(**(other | shape))
     with lq.MessageStore.open(tmp_path / "other", mode="rw", config=config) as store:
         for message in keyed:
             store.put(message)
@@ -112,7 +116,10 @@ def test_the_files_win_over_the_record(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", list(SIZES))
 def test_sizes_of_another_store_are_refused(tmp_path: Path, name: str) -> None:
-    small = {"mapped_file_size_commit_log": 4_096, "mapped_file_size_consume_queue": 400}
+    small: dict[str, Any] = {
+        "mapped_file_size_commit_log": 4_096,
+        "mapped_file_size_consume_queue": 400,
+    }
     messages = [lq.Message("t", b"x" * 300, keys=f"k{n}") for n in range(60)]
     with lq.MessageStore.open(
         tmp_path / "s", mode="rw", config=lq.StoreConfig(**(SIZES | small))
@@ -121,7 +128,9 @@ def test_sizes_of_another_store_are_refused(tmp_path: Path, name: str) -> None:
             store.put(message)
     before = {path: path.read_bytes() for path in (tmp_path / "s").rglob("*") if path.is_file()}
     with pytest.raises(UsageError, match=r"leave (the setting|both settings) out"):
-        lq.MessageStore.open(tmp_path / "s", mode="rw", config=lq.StoreConfig(**{name: 777}))
+        lq.MessageStore.open(
+            tmp_path / "s", mode="rw", config=dataclasses.replace(lq.StoreConfig(), **{name: 777})
+        )
     assert before == {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()}
 
 
@@ -135,9 +144,9 @@ def test_multi_dispatch_goes_on(tmp_path: Path) -> None:
         with lq.MessageStore.open(root, mode="rw") as store:
             store.put(named(body))
             store.wait_dispatched()
-    with lq.MessageStore.open(root) as store:
-        assert store.queues() == (("%LMQ%a", 0), ("b", 3), ("t", 3))
-        assert [m.body for m in store.get("%LMQ%a", 0, 0).messages] == [b"1", b"2"]
+    with lq.MessageStore.open(root) as reader:
+        assert reader.queues() == (("%LMQ%a", 0), ("b", 3), ("t", 3))
+        assert [m.body for m in reader.get("%LMQ%a", 0, 0).messages] == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("has_record", [True, False])
