@@ -82,7 +82,7 @@ def check_closed(
     with lq.MessageStore.open(root, config=config) as store:
         if not store.layout.commit_log.files and not mark.acked:
             return []
-        seen = Seen.of(store, keys=config.message_index_enable)
+        seen = Seen.of(store, keys=config.message_index_enable is not False)
         wrong = model.check(seen, must=mark.acked)
         wrong += [
             Violation(Wrong.UNKNOWN, f"{message}: it was not there when the store was closed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -127,10 +126,9 @@ def test_sizes_of_another_store_are_refused(tmp_path: Path, name: str) -> None:
         for message in messages:
             store.put(message)
     before = {path: path.read_bytes() for path in (tmp_path / "s").rglob("*") if path.is_file()}
+    stated: dict[str, Any] = {name: 777}
     with pytest.raises(UsageError, match=r"leave (the setting|both settings) out"):
-        lq.MessageStore.open(
-            tmp_path / "s", mode="rw", config=dataclasses.replace(lq.StoreConfig(), **{name: 777})
-        )
+        lq.MessageStore.open(tmp_path / "s", mode="rw", config=lq.StoreConfig(**stated))
     assert before == {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()}
 
 
