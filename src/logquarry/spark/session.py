@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from logquarry.spark.adapter import has_sources, require_sources
 from logquarry.spark.java import launch_environment
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _DEFAULTS = {
@@ -78,15 +80,35 @@ def get_session(
         _set_python(override=local and not submitted)
         with nullcontext() if submitted else launch_environment(options):
             session = builder.getOrCreate()
-    register(session)
+    if has_sources():
+        register(session)
     return session
 
 
 def register(spark: SparkSession) -> None:
-    """Register the source `rocketmq` in `spark`; a second call changes nothing."""
+    """Register the source `rocketmq` in `spark`; a second call changes nothing.
+
+    Raises:
+        UsageError: if this PySpark has no data sources in Python, as 3.5.
+    """
+    require_sources()
     from logquarry.spark.source import RocketMQDataSource
 
+    context = getattr(spark, "_sc", None)
+    if context is not None:
+        use_this_python(context)
     spark.dataSource.register(RocketMQDataSource)
+
+
+def use_this_python(context: SparkContext) -> None:
+    """On a local master, make the Python workers run this interpreter, unless the user chose one.
+
+    Without a setting PySpark starts the first python3 on PATH, also if the driver runs in a virtual
+    environment that is not activated.
+    """
+    is_chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
+    if context.master.startswith("local") and not is_chosen:
+        context.pythonExec = sys.executable
 
 
 def _set_python(*, override: bool) -> None:
