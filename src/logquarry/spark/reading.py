@@ -15,6 +15,7 @@ from logquarry.spark.adapter import context_of, has_sources
 from logquarry.spark.columns import checked, struct_of, task_rows
 from logquarry.spark.option_names import FORMAT
 from logquarry.spark.options import parse_read_options
+from logquarry.spark.packaged import Packaged
 from logquarry.spark.session import register, use_this_python
 from logquarry.spark.tasks import plan_tasks
 
@@ -81,7 +82,7 @@ def _by_map(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
     return spark.createDataFrame(spread, "task binary").mapInArrow(_Read(struct), struct)
 
 
-class _Read:
+class _Read(Packaged):
     """The function of mapInArrow, in the workers."""
 
     def __init__(self, struct: StructType) -> None:

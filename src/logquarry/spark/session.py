@@ -6,17 +6,22 @@ Imports pyspark only inside functions, so importing this module is cheap.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from logquarry.errors import UsageError
 from logquarry.spark.adapter import has_sources, require_sources
 from logquarry.spark.java import launch_environment
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+_checked: set[str] = set()
+"""Interpreters that `check_python` accepted."""
 
 _DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -109,6 +114,36 @@ def use_this_python(context: SparkContext) -> None:
     is_chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
     if context.master.startswith("local") and not is_chosen:
         context.pythonExec = sys.executable
+    check_python(context.pythonExec)
+
+
+def check_python(executable: str) -> None:
+    """Check that the Python that Spark starts on this machine can import this package.
+
+    Raises:
+        UsageError: if it cannot, or has another version than this Python.
+    """
+    if executable in _checked:
+        return
+    code = "import sys, logquarry; print(*sys.version_info[:2])"
+    try:
+        done = subprocess.run(
+            [executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        )
+        told = done.stderr.strip().splitlines()
+        version, why = done.stdout.split(), told[-1] if told else f"exit code {done.returncode}"
+    except (OSError, subprocess.SubprocessError) as error:
+        version, why = [], str(error)
+    if version and version != [str(number) for number in sys.version_info[:2]]:
+        why = f"it is Python {'.'.join(version)}, and this is {sys.version.split()[0]}"
+    elif version:
+        _checked.add(executable)
+        return
+    raise UsageError(
+        f"Spark's workers would run {executable}, which cannot read stores: {why}. Set "
+        f"PYSPARK_PYTHON={sys.executable} before the session starts, or install logquarry there; a "
+        "folder that only sys.path names must be in PYTHONPATH"
+    )
 
 
 def _set_python(*, override: bool) -> None:

@@ -41,6 +41,7 @@ from logquarry.spark.adapter import (
 from logquarry.spark.errors import explain
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.option_names import refuse_unknown
+from logquarry.spark.packaged import Packaged
 from logquarry.spark.worker import ignore_hang_ups, settle, without_traceback
 from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.loading import Loaded
@@ -270,7 +271,7 @@ def stage(
         raise
 
 
-class RocketMQWriter(DataSourceArrowWriter):
+class RocketMQWriter(Packaged, DataSourceArrowWriter):
     """Writes a DataFrame.
 
     Args:
@@ -304,7 +305,7 @@ class RocketMQWriter(DataSourceArrowWriter):
         _discard(self._plan, self._load, messages)
 
 
-class RocketMQStreamWriter(DataSourceStreamArrowWriter):
+class RocketMQStreamWriter(Packaged, DataSourceStreamArrowWriter):
     """Writes the batches of a stream; each batch is a load whose version is the batch's number.
 
     Args:
@@ -451,7 +452,7 @@ def _staged(df: DataFrame, plan: LoadPlan, which: LoadId) -> list[Staged]:
     return [pickle.loads(row[0]) for row in rows]
 
 
-class _Stage:
+class _Stage(Packaged):
     """The function of the first job, in the workers."""
 
     def __init__(self, plan: LoadPlan, load: LoadId) -> None:

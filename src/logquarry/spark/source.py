@@ -22,6 +22,7 @@ from logquarry.spark.adapter import (
 from logquarry.spark.columns import checked, struct_of, task_rows
 from logquarry.spark.option_names import FORMAT
 from logquarry.spark.options import ReadOptions, parse_read_options
+from logquarry.spark.packaged import Packaged
 from logquarry.spark.tasks import ReadTask, open_stores, plan_tasks
 from logquarry.spark.worker import ignore_hang_ups, without_traceback
 
@@ -105,7 +106,7 @@ class RocketMQDataSource(DataSource):
             return stream_writer(self.options, schema, overwrite)
 
 
-class RocketMQReader(DataSourceReader):
+class RocketMQReader(Packaged, DataSourceReader):
     """Reads a batch: plans on the driver, reads in the workers.
 
     It does not override `pushFilters`: PySpark up to 4.3 caches a filtered plan with the loaded

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,7 @@ from tests.spark.golden_rows import golden_messages, rows_by_broker, sound_store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROWS_SHA256 = ""
+ROWS_SHA256 = "f763452eaab496c297fa28519980422e242684e3878c40a707bed221574a616d"
 """Hash of all rows of the sound golden stores, the same on each version of Spark."""
 
 needs_sources = pytest.mark.skipif(
@@ -49,7 +51,7 @@ def test_all_golden_rows(spark: SparkSession, golden: Path) -> None:
     digest = hashlib.sha256()
     for name, store in sorted(stores.items()):
         assert found.get(name, []) == golden_messages(store.parent / "expected.jsonl"), name
-        digest.update(repr([name, [sorted(row.items()) for row in found.get(name, [])]]).encode())
+        digest.update(json.dumps([name, found[name]], sort_keys=True, default=bytes.hex).encode())
     assert digest.hexdigest() == ROWS_SHA256
 
 
@@ -120,3 +122,31 @@ def test_sink_of_a_stream(spark: SparkSession, tmp_path: Path) -> None:
         assert writer.trigger(availableNow=True).start().awaitTermination(240)
     found = [bytes(row[0]) for row in read(spark, tmp_path / "out").select("body").collect()]
     assert sorted(found) == sorted(b"body %d" % n for n in range(20))
+
+
+@needs_sources
+def test_a_session_of_connect(tmp_path: Path) -> None:
+    pytest.importorskip("grpc_status", reason="Spark Connect needs pyspark[connect]")
+    small_store(tmp_path / "store", 0, 20)
+    # A process cannot have a classic session and one of Spark Connect.
+    code = f"""
+from pyspark.sql import SparkSession
+from logquarry.errors import UsageError
+from logquarry.spark import read, register, verify_stores
+
+spark = SparkSession.builder.remote("local[1]").getOrCreate()
+register(spark)
+df = spark.read.format("rocketmq").option("topics", "orders").load({str(tmp_path / "store")!r})
+assert df.count() == 10
+df.select("topic", "body").write.format("rocketmq").mode("append").option(
+    "config", {SETTINGS!r}).save({str(tmp_path / "out")!r})
+assert read(spark, {str(tmp_path / "out")!r}).count() == 10
+try:
+    verify_stores(spark, {str(tmp_path / "out")!r})
+except UsageError as error:
+    print("refused:", error)
+spark.stop()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "refused: this job needs a classic Spark session" in done.stdout

@@ -20,6 +20,7 @@ from logquarry.spark.adapter import (
 from logquarry.spark.columns import checked, task_rows
 from logquarry.spark.option_names import FORMAT
 from logquarry.spark.options import ReadOptions, parse_read_options
+from logquarry.spark.packaged import Packaged
 from logquarry.spark.stream.planner import Limits, StreamPlanner
 from logquarry.spark.stream.unlimited import UnlimitedPlanner
 from logquarry.spark.worker import without_traceback
@@ -36,7 +37,7 @@ def stream_reader(given: Mapping[str, str], struct: StructType) -> DataSourceStr
     return kind(given, struct)
 
 
-class _Reader(DataSourceStreamReader):
+class _Reader(Packaged, DataSourceStreamReader):
     """Plans in one process beside the driver, reads in the workers.
 
     Spark makes a second instance and sends it to the workers for `read`. The options are parsed at
