@@ -19,7 +19,7 @@ def _by_value() -> Callable[[bytes], Any]:
         import sys
 
         try:
-            import logquarry.spark  # noqa: F401
+            import logquarry.spark.worker  # noqa: F401
         except ImportError as error:
             raise ImportError(
                 f"the Python of Spark's workers, {sys.executable}, cannot import logquarry "

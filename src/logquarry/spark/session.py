@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from logquarry.errors import UsageError
-from logquarry.spark.adapter import has_sources, require_sources
 from logquarry.spark.java import launch_environment
 
 if TYPE_CHECKING:
@@ -85,6 +84,8 @@ def get_session(
         _set_python(override=local and not submitted)
         with nullcontext() if submitted else launch_environment(options):
             session = builder.getOrCreate()
+    from logquarry.spark.adapter import has_sources
+
     if has_sources():
         register(session)
     return session
@@ -96,6 +97,8 @@ def register(spark: SparkSession) -> None:
     Raises:
         UsageError: if this PySpark has no data sources in Python, as 3.5.
     """
+    from logquarry.spark.adapter import require_sources
+
     require_sources()
     from logquarry.spark.source import RocketMQDataSource
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -128,7 +129,8 @@ def test_sink_of_a_stream(spark: SparkSession, tmp_path: Path) -> None:
 def test_a_session_of_connect(tmp_path: Path) -> None:
     pytest.importorskip("grpc_status", reason="Spark Connect needs pyspark[connect]")
     small_store(tmp_path / "store", 0, 20)
-    # A process cannot have a classic session and one of Spark Connect.
+    # A process cannot have a classic session and one of Spark Connect. With SPARK_TESTING, the
+    # server listens on a port that the system chooses.
     code = f"""
 from pyspark.sql import SparkSession
 from logquarry.errors import UsageError
@@ -147,6 +149,12 @@ except UsageError as error:
     print("refused:", error)
 spark.stop()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "SPARK_TESTING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "refused: this job needs a classic Spark session" in done.stdout
