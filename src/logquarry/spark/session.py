@@ -115,7 +115,7 @@ def use_this_python(context: SparkContext) -> None:
     environment that is not activated.
     """
     is_chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
-    if context.master.startswith("local") and not is_chosen:
+    if (context.master or "").startswith("local") and not is_chosen:
         context.pythonExec = sys.executable
     check_python(context.pythonExec)
 

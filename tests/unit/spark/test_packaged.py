@@ -5,13 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark import cloudpickle
+from pyspark.serializers import CloudPickleSerializer
 
 from logquarry.errors import UsageError
 from logquarry.spark import session
 from logquarry.spark.packaged import Packaged
+
+PICKLER: Any = CloudPickleSerializer()
 
 
 class Part(Packaged):
@@ -20,13 +24,13 @@ class Part(Packaged):
 
 
 def test_state_is_kept() -> None:
-    found = cloudpickle.loads(cloudpickle.dumps(Part(3)))
+    found = PICKLER.loads(PICKLER.dumps(Part(3)))
     assert isinstance(found, Part) and found.value == 3
 
 
 def test_a_worker_without_the_package_names_the_setting(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    data.write_bytes(cloudpickle.dumps(Part(3)))
+    data.write_bytes(PICKLER.dumps(Part(3)))
     # -S: no installed packages, -E: no PYTHONPATH.
     folder = str(Path(cloudpickle.__file__).parent)
     code = f"""
