@@ -151,10 +151,10 @@ spark.stop()
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "SPARK_TESTING": "1"},
+        env={**os.environ, "SPARK_TESTING": "1", "PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[:3000]
     assert "refused: this job needs a classic Spark session" in done.stdout

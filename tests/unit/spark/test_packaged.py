@@ -15,7 +15,8 @@ from logquarry.errors import UsageError
 from logquarry.spark import session
 from logquarry.spark.packaged import Packaged
 
-PICKLER: Any = CloudPickleSerializer()
+_MAKE: Any = CloudPickleSerializer
+PICKLER = _MAKE()
 
 
 class Part(Packaged):
