@@ -21,7 +21,7 @@ QUICK := not slow and not java and not root and not cluster
 # If no test is selected, that is an error, unless ARGS narrowed the selection.
 OR_NONE := $(if $(ARGS),|| [ $$? -eq 5 ])
 
-.PHONY: help demo test test-slow test-root test-java test-cluster crash check bench clean
+.PHONY: help demo test test-slow test-root test-java test-cluster test-matrix crash check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed ## installs what is missing (needs Python 3.11+) and runs the main job
@@ -53,6 +53,10 @@ test-root: .venv/.installed-dev ## the quick tests that need root, for mounts (e
 test-cluster: .venv/.installed-dev ## the tests that start a Spark cluster here, or Spark beside RocketMQ
 	$(PYTEST) -m "cluster or (spark and (java or root) and not slow)" $(ARGS) $(OR_NONE)
 
+CELLS ?=
+test-matrix: .venv/.installed-dev ## each version of Spark in an environment below .matrix: CELLS="3.5 4.3"
+	$(BIN)/python -m tools.spark_matrix $(CELLS)
+
 RUNG ?= power_cut
 N ?=
 SEED ?= 1
@@ -63,7 +67,7 @@ bench: .venv/.installed-dev ## the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## removes what all of these made
-	rm -rf .venv .mutation demo-output dist build .hypothesis .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .matrix .mutation demo-output dist build .hypothesis .mypy_cache .ruff_cache .pytest_cache
 	rm -rf spark-warehouse metastore_db derby.log artifacts
 	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -73,7 +73,7 @@ def _task(store: Path, size: int) -> ReadTask:
 
 def _read(store: Path, _: Path, size: int) -> None:
     """The source's task, up to the batches that Spark receives."""
-    from logquarry.spark.source import native_struct, task_rows
+    from logquarry.spark.columns import native_struct, task_rows
 
     for batch in task_rows(_task(store, size), native_struct(schema.NAMES)):
         assert batch.num_rows

@@ -292,15 +292,21 @@ def test_writing_is_told_to_come_later(load: Load, spark: SparkSession, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_option_is_warned_of(real: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_option_without_effect_is_warned_of(
+    real: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     # Plan here, not in Spark's planning process, whose stderr goes to the JVM.
-    source = RocketMQDataSource({"path": str(real), "topic": "MainTopic", "limit": "3"})
+    source = RocketMQDataSource({"path": str(real), "kafka.group.id": "g"})
     source.reader(StructType([StructField("topic", StringType())]))
     told = [record.getMessage() for record in caplog.records]
-    assert told == [
-        "rocketmq: there is no option limit: it has no effect",
-        "rocketmq: there is no option topic (did you mean topics?): it has no effect",
-    ]
+    assert told == ["rocketmq: options of Kafka's client have no effect: kafka.group.id"]
+
+
+def test_an_unknown_option_fails(load: Load, real: Path) -> None:
+    ours, told = error_of(lambda: load(real, topic="MainTopic").count())
+    assert isinstance(ours, UsageError)
+    assert str(ours).startswith("there is no option topic (did you mean topics?)")
+    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize(

@@ -449,6 +449,14 @@ def local_folder(
     return Path(name).absolute()
 
 
+def _first_line(url: str, error: OSError) -> str:
+    """Return the reason in one line: libhdfs lists each place in which it looked for Java."""
+    text = str(error).partition("\n")[0]
+    if url.startswith(("hdfs://", "viewfs://")) and re.search("libjvm|libhdfs", text):
+        return f"{text}. HDFS needs Hadoop's libraries: set JAVA_HOME, HADOOP_HOME and CLASSPATH"
+    return text
+
+
 def arrow_folder(
     url: str, storage_options: Mapping[str, Any] | None = None
 ) -> tuple[pafs.FileSystem, str]:
@@ -469,7 +477,7 @@ def arrow_folder(
         except (ValueError, TypeError, NotImplementedError) as error:
             trouble += f"{error}; "
         except OSError as error:
-            raise UsageError(f"{url}: {error}") from error
+            raise UsageError(f"{url}: {_first_line(url, error)}") from error
         else:
             return arrow, base
     if url.startswith("://"):

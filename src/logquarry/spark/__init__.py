@@ -6,9 +6,10 @@
     spark.read.format("rocketmq").load("store").show()
 
 `get_session` finds Java and makes a session with the source; `register` adds the source to a
-session of your own. The jobs: `verify_stores`, `salvage_stores` and `rebuild_on_spark` check and
-repair stores, `export_parquet`, `export_delta`, `export_iceberg` and `compact` write tables,
-`summarize` counts messages, `load` writes a DataFrame into stores.
+session of your own. `read` reads stores on each version of Spark, also on 3.5. The jobs:
+`verify_stores`, `salvage_stores` and `rebuild_on_spark` check and repair stores, `export_parquet`,
+`export_delta`, `export_iceberg` and `compact` write tables, `summarize` counts messages, `load`
+writes a DataFrame into stores.
 
 Needs the extra `logquarry[spark]`.
 """
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from logquarry.spark.compaction import compact
     from logquarry.spark.export import export_parquet, summarize
     from logquarry.spark.lakehouse.export import export_delta, export_iceberg
+    from logquarry.spark.reading import read
     from logquarry.spark.rebuilding import rebuild_on_spark
     from logquarry.spark.repair import salvage_stores, verify_stores
     from logquarry.spark.sink import load
@@ -43,6 +45,7 @@ __all__ = [
     "export_parquet",
     "get_session",
     "load",
+    "read",
     "rebuild_on_spark",
     "register",
     "salvage_stores",
@@ -56,6 +59,7 @@ _JOBS = {
     "export_iceberg": "lakehouse.export",
     "export_parquet": "export",
     "load": "sink",
+    "read": "reading",
     "rebuild_on_spark": "rebuilding",
     "salvage_stores": "repair",
     "summarize": "export",

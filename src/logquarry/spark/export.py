@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from logquarry.errors import UsageError
 from logquarry.log.store_names import Stores, as_paths
 from logquarry.signals import held
+from logquarry.spark.adapter import context_of
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.options import ReadOptions, parse_read_options
 from logquarry.spark.output import ExportCommit, OutputFolder
@@ -190,7 +191,7 @@ def read_options(
 
 def _cores(spark: SparkSession) -> int:
     with held():
-        return spark.sparkContext.defaultParallelism
+        return context_of(spark).defaultParallelism
 
 
 def _weight(task: ReadTask) -> int:

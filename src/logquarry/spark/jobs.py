@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from logquarry.signals import held
+from logquarry.spark.adapter import context_of
 from logquarry.spark.errors import explain
 from logquarry.spark.worker import settle, without_traceback
 from logquarry.units import Progress
@@ -52,7 +53,7 @@ def run_tasks(
         return []
     total = sum(map(weight, tasks))
     with held() as interrupts:
-        context = spark.sparkContext
+        context = context_of(spark)
         done = context.accumulator(0)
         pieces = [(number, task, weight(task)) for number, task in enumerate(tasks)]
         spread = context.parallelize(pieces, len(pieces))

@@ -7,12 +7,11 @@ Option names are case-insensitive; Spark passes them in lower case. Lists are ``
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
@@ -21,90 +20,8 @@ from logquarry.log import kafka, schema
 from logquarry.log.batches import OnDamage
 from logquarry.log.filters import TAG_SEPARATOR, MessageFilter, tag_expression
 from logquarry.log.store_names import absolute
+from logquarry.spark.option_names import Given
 from logquarry.text import byte_count, time_ms
-
-ALIASES: Final = {"subscribe": "topics", "subscribepattern": "topicpattern"}
-"""Kafka's names of our options. ``assign`` has its own format and is no alias."""
-
-_OURS: Final = (
-    "path", "topics", "topicPattern", "queueIds", "tags", "keys", "columns",
-    "startingOffsets", "endingOffsets", "startingQueueOffsets", "endingQueueOffsets",
-    "startingTimestamp", "endingTimestamp", "splitSize", "minPartitions", "batchSize",
-    "onDamage", "failOnDataLoss", "schema", "decompress", "config", "storageOptions",
-    "includeHeaders", "maxBytesPerTrigger", "maxOffsetsPerTrigger", "quarantinePath",
-)  # fmt: skip
-_SPELLING: Final = {name.lower(): name for name in [*_OURS, "subscribe", "subscribePattern"]}
-_KNOWN: Final = {name.lower() for name in _OURS} | set(ALIASES) | {"assign", "paths"}
-_STREAM_ONLY: Final = ("maxbytespertrigger", "maxoffsetspertrigger")
-_NO_STREAM: Final = ("endingOffsets", "endingQueueOffsets", "endingTimestamp")
-
-T = TypeVar("T")
-
-
-class Given:
-    """The user's options by lower-case name; Kafka's names are replaced by logquarry's."""
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._values: dict[str, str] = {}
-        self._spelling: dict[str, str] = {}
-        for name, value in options.items():
-            key = ALIASES.get(name.lower(), name.lower())
-            if key in self._values:
-                raise UsageError(
-                    f"{self._spelling[key]} and {name} are the same option: give one of them"
-                )
-            self._values[key] = value
-            self._spelling[key] = _SPELLING.get(name.lower(), name)
-
-    def text(self, name: str) -> str | None:
-        """Return the value of an option as the user gave it."""
-        return self._values.get(name.lower())
-
-    def parsed(self, name: str, parse: Callable[[str], T]) -> T | None:
-        """Return the parsed value of an option; None if the user did not give it.
-
-        Raises:
-            UsageError: if the value is invalid; the text begins with the option's name.
-        """
-        text = self.text(name)
-        if text is None:
-            return None
-        try:
-            return parse(text.strip())
-        except ValueError as error:  # also a UsageError
-            raise UsageError(f"{self._spelling[name.lower()]}: {error}") from error
-
-    def refuse_ends(self) -> None:
-        """Reject the options that set the end of a read: a stream has no end.
-
-        Raises:
-            UsageError: if the user gave one of them.
-        """
-        for name in _NO_STREAM:
-            if name.lower() in self._values:
-                raise UsageError(
-                    f"{self._spelling[name.lower()]}: a stream has no end: use a batch (spark.read)"
-                )
-
-    def remarks(self, *, is_stream: bool) -> list[str]:
-        """Return one sentence for each kind of option that has no effect."""
-        names = sorted(self._values)
-        kafka = [self._spelling[name] for name in names if name.startswith("kafka.")]
-        others = [name for name in names if not name.startswith("kafka.")]
-        unknown = [self._spelling[name] for name in others if name not in _KNOWN]
-        streaming = [self._spelling[n] for n in names if n in _STREAM_ONLY and not is_stream]
-        found: list[str] = []
-        if kafka:
-            found.append(f"options of Kafka's client have no effect: {', '.join(kafka)}")
-        found += [f"there is no option {n}{_nearest(n)}: it has no effect" for n in unknown]
-        if streaming:
-            found.append(f"options of a stream have no effect on a batch: {', '.join(streaming)}")
-        return found
-
-
-def _nearest(name: str) -> str:
-    found = difflib.get_close_matches(name.lower(), [*_SPELLING, "assign"], n=1)
-    return f" (did you mean {_SPELLING.get(found[0], found[0])}?)" if found else ""
 
 
 # ---------------------------------------------------------------------------------- single values
@@ -421,6 +338,7 @@ def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -
         UsageError: if an option has an invalid value, or the path is missing.
     """
     given = Given(options)
+    given.refuse_unknown()
     if is_stream:
         given.refuse_ends()
     start, first_queues = _offsets(given, "startingOffsets", is_start=True)

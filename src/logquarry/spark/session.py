@@ -6,15 +6,21 @@ Imports pyspark only inside functions, so importing this module is cheap.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from logquarry.errors import UsageError
 from logquarry.spark.java import launch_environment
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+_checked: set[str] = set()
+"""Interpreters that `check_python` accepted."""
 
 _DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -78,15 +84,69 @@ def get_session(
         _set_python(override=local and not submitted)
         with nullcontext() if submitted else launch_environment(options):
             session = builder.getOrCreate()
-    register(session)
+    from logquarry.spark.adapter import has_sources
+
+    if has_sources():
+        register(session)
     return session
 
 
 def register(spark: SparkSession) -> None:
-    """Register the source `rocketmq` in `spark`; a second call changes nothing."""
+    """Register the source `rocketmq` in `spark`; a second call changes nothing.
+
+    Raises:
+        UsageError: if this PySpark has no data sources in Python, as 3.5.
+    """
+    from logquarry.spark.adapter import require_sources
+
+    require_sources()
     from logquarry.spark.source import RocketMQDataSource
 
+    context = getattr(spark, "_sc", None)
+    if context is not None:
+        use_this_python(context)
     spark.dataSource.register(RocketMQDataSource)
+
+
+def use_this_python(context: SparkContext) -> None:
+    """On a local master, make the Python workers run this interpreter, unless the user chose one.
+
+    Without a setting PySpark starts the first python3 on PATH, also if the driver runs in a virtual
+    environment that is not activated.
+    """
+    is_chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
+    if (context.master or "").startswith("local") and not is_chosen:
+        context.pythonExec = sys.executable
+    check_python(context.pythonExec)
+
+
+def check_python(executable: str) -> None:
+    """Check that the Python that Spark starts on this machine can import this package.
+
+    Raises:
+        UsageError: if it cannot, or has another version than this Python.
+    """
+    if executable in _checked:
+        return
+    code = "import sys, logquarry; print(*sys.version_info[:2])"
+    try:
+        done = subprocess.run(
+            [executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        )
+        told = done.stderr.strip().splitlines()
+        version, why = done.stdout.split(), told[-1] if told else f"exit code {done.returncode}"
+    except (OSError, subprocess.SubprocessError) as error:
+        version, why = [], str(error)
+    if version and version != [str(number) for number in sys.version_info[:2]]:
+        why = f"it is Python {'.'.join(version)}, and this is {sys.version.split()[0]}"
+    elif version:
+        _checked.add(executable)
+        return
+    raise UsageError(
+        f"Spark's workers would run {executable}, which cannot read stores: {why}. Set "
+        f"PYSPARK_PYTHON={sys.executable} before the session starts, or install logquarry there; a "
+        "folder that only sys.path names must be in PYTHONPATH"
+    )
 
 
 def _set_python(*, override: bool) -> None:

@@ -8,7 +8,6 @@ through the driver and loading scales with the executors. All of them must see t
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import os
@@ -18,12 +17,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
-
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
 
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, UsageError
@@ -38,8 +31,17 @@ from logquarry.ingest.load import (
 )
 from logquarry.ingest.staging import LoadPlan, OnRejected, Staged, Stager, check_rows
 from logquarry.log.filesystem import local_folder
+from logquarry.spark.adapter import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+    arrow_schema,
+    context_of,
+)
 from logquarry.spark.errors import explain
 from logquarry.spark.jobs import run_tasks
+from logquarry.spark.option_names import refuse_unknown
+from logquarry.spark.packaged import Packaged
 from logquarry.spark.worker import ignore_hang_ups, settle, without_traceback
 from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.loading import Loaded
@@ -60,8 +62,6 @@ _OURS: Final = (
     "config",
 )
 _SPELLING: Final = {name.lower(): name for name in _OURS}
-_SPARKS: Final = frozenset({"checkpointlocation", "queryname"})
-"""Spark's own options, which a stream's options include."""
 _MOST_BROKERS: Final = 1 << 12
 
 
@@ -93,6 +93,7 @@ def parse_write_options(options: Mapping[str, str], *, is_stream: bool) -> Write
         UsageError: if an option has an invalid value, or the path is missing. The text begins with
             the option's name.
     """
+    refuse_unknown(options, _SPELLING.keys(), _SPELLING)
     given = {name.lower(): value for name, value in options.items()}
     app = _parsed(given, "txnAppId", _some)
     version = _parsed(given, "txnVersion", lambda text: _number(text, 0))
@@ -132,12 +133,6 @@ def _remarks(options: Mapping[str, str], is_stream: bool) -> list[str]:
     kafka = [name for name in names if name.lower().startswith("kafka.")]
     if kafka:
         found.append(f"options of Kafka's client have no effect: {', '.join(kafka)}")
-    for name in names:
-        key = name.lower()
-        if key not in _SPELLING and key not in _SPARKS and name not in kafka:
-            near = difflib.get_close_matches(key, _SPELLING, n=1)
-            meant = f" (did you mean {_SPELLING[near[0]]}?)" if near else ""
-            found.append(f"there is no option {name}{meant}: it has no effect")
     lower = {name.lower() for name in names}
     if is_stream and "txnversion" in lower:
         found.append("txnVersion has no effect on a stream: its batches have numbers already")
@@ -258,9 +253,8 @@ def check_schema(schema: StructType) -> None:
         UsageError: if they cannot.
     """
     import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
 
-    check_rows(pa.RecordBatch.from_pylist([], to_arrow_schema(schema, timezone="UTC")))
+    check_rows(pa.RecordBatch.from_pylist([], arrow_schema(schema)))
 
 
 def stage(
@@ -277,7 +271,7 @@ def stage(
         raise
 
 
-class RocketMQWriter(DataSourceArrowWriter):
+class RocketMQWriter(Packaged, DataSourceArrowWriter):
     """Writes a DataFrame.
 
     Args:
@@ -311,7 +305,7 @@ class RocketMQWriter(DataSourceArrowWriter):
         _discard(self._plan, self._load, messages)
 
 
-class RocketMQStreamWriter(DataSourceStreamArrowWriter):
+class RocketMQStreamWriter(Packaged, DataSourceStreamArrowWriter):
     """Writes the batches of a stream; each batch is a load whose version is the batch's number.
 
     Args:
@@ -432,6 +426,8 @@ def load(
     options = parse_write_options(
         {name: value for name, value in given.items() if value is not None}, is_stream=False
     )
+    # Refuse a session without a context before anything is staged.
+    context_of(df.sparkSession)
     check_schema(df.schema)
     plan = plan_load(replace(options.plan, config=config or StoreConfig()))
     which = load_id(options.app, options.version)
@@ -456,7 +452,7 @@ def _staged(df: DataFrame, plan: LoadPlan, which: LoadId) -> list[Staged]:
     return [pickle.loads(row[0]) for row in rows]
 
 
-class _Stage:
+class _Stage(Packaged):
     """The function of the first job, in the workers."""
 
     def __init__(self, plan: LoadPlan, load: LoadId) -> None:

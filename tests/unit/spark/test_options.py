@@ -158,16 +158,23 @@ def test_config(tmp_path: Path) -> None:
 
 def test_remarks() -> None:
     options = parse(
-        **{"kafka.bootstrap.servers": "x", "kafka.group.id": "y", "nonsense": "1", "topic": "a"},
+        **{"kafka.bootstrap.servers": "x", "kafka.group.id": "y", "checkpointLocation": "c"},
         maxBytesPerTrigger="64m",
         includeHeaders="true",
     )
     assert options.remarks == (
         "options of Kafka's client have no effect: kafka.bootstrap.servers, kafka.group.id",
-        "there is no option nonsense: it has no effect",
-        "there is no option topic (did you mean topics?): it has no effect",
         "options of a stream have no effect on a batch: maxBytesPerTrigger",
     )
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_unknown_option_is_refused(is_stream: bool) -> None:
+    given = {"path": "/a/store", "topic": "a", "nonsense": "1", "kafka.group.id": "y"}
+    with pytest.raises(UsageError) as caught:
+        parse_read_options(given, is_stream=is_stream)
+    told = "there is no option nonsense, topic (did you mean topics?)"
+    assert str(caught.value).startswith(told)
 
 
 @pytest.mark.parametrize(

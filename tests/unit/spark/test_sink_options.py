@@ -65,13 +65,16 @@ def test_what_cannot_be_meant(options: dict[str, str], why: str) -> None:
     assert str(caught.value).startswith(why)
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_unknown_option_is_refused(is_stream: bool) -> None:
+    with pytest.raises(UsageError, match=r"no option broker \(did you mean brokers\?\)"):
+        parse_write_options({"path": "/a", "broker": "2"}, is_stream=is_stream)
+
+
 def test_what_has_no_effect_is_told() -> None:
-    given = {"path": "/a", "broker": "2", "kafka.bootstrap.servers": "x", "checkpointLocation": "c"}
+    given = {"path": "/a", "kafka.bootstrap.servers": "x", "checkpointLocation": "c"}
     found = parse_write_options(given, is_stream=True)
-    assert found.remarks == (
-        "options of Kafka's client have no effect: kafka.bootstrap.servers",
-        "there is no option broker (did you mean brokers?): it has no effect",
-    )
+    assert found.remarks == ("options of Kafka's client have no effect: kafka.bootstrap.servers",)
     found = parse_write_options({"path": "/a", "txnVersion": "3"}, is_stream=True)
     assert len(found.remarks) == 1 and found.remarks[0].startswith("txnVersion has no effect")
     found = parse_write_options({"path": "/a", "deadLetterPath": "/d"}, is_stream=False)

@@ -1,0 +1,119 @@
+"""Runs tests/spark/matrix on each version of Spark: `make test-matrix`, or with names of cells.
+
+Each cell has a virtual environment below `.matrix/`, or below the folder in MATRIX_DIR. If this
+machine does not have a cell's Python, the cell is skipped and the summary names it. A name selects
+the cells that begin with it: `3.5`, `4.3-py3.13`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CELLS = ("3.5-py3.11", "4.0-py3.11", "4.0-py3.12", "4.1-py3.12", "4.2-py3.13", "4.3-py3.13")
+# PySpark 3.5 imports distutils, which setuptools provides on newer Pythons.
+TOOLS = ("pytest>=9", "pytest-timeout>=2.4", "hypothesis", "setuptools<81", "zstandard")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A version of Spark with a version of Python."""
+
+    name: str
+
+    @property
+    def spark(self) -> str:
+        """The minor version of Spark."""
+        return self.name.partition("-py")[0]
+
+    @property
+    def python(self) -> str:
+        """The minor version of Python."""
+        return self.name.partition("-py")[2]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the environment."""
+        return Path(os.environ.get("MATRIX_DIR", ROOT / ".matrix")).absolute() / self.name
+
+    def make(self, base: str) -> bool:
+        """Make the environment if it does not exist; return whether it can be used."""
+        done = self.folder / ".installed"
+        if done.exists():
+            return True
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+        extras = project["optional-dependencies"]
+        wanted = [f"pyspark[connect]=={self.spark}.*", *project["dependencies"], *TOOLS]
+        wanted += [text for text in extras["spark"] if text.startswith("pandas")]
+        wanted += [text for text in extras["lakehouse"] if text.startswith("deltalake")]
+        python = str(self.folder / "bin" / "python")
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        for command in ([base, "-m", "venv", str(self.folder)], [*pip, *wanted]):
+            if subprocess.run(command, check=False).returncode:
+                return False
+        done.touch()
+        return True
+
+    def test(self) -> bool:
+        """Run the tests; return whether they passed."""
+        python = str(self.folder / "bin" / "python")
+        words = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/spark/matrix"]
+        # Each PySpark has warnings that only its own version can avoid.
+        words += ["-W", "default", "--disable-warnings"]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        return subprocess.run(words, cwd=ROOT, env=environ, check=False).returncode == 0
+
+
+def find_python(version: str) -> str | None:
+    """Return a Python of a minor version that can make environments; None if there is none."""
+    name = f"python{version}"
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates = [shutil.which(name), *(str(p) for p in pyenv.glob(f"{version}.*/bin/{name}"))]
+    for found in candidates:
+        # A name on PATH may be the shim of a version that is not installed.
+        if (
+            found
+            and not subprocess.run(
+                [found, "-c", "import ensurepip, venv"], check=False, capture_output=True
+            ).returncode
+        ):
+            return found
+    return None
+
+
+def main(names: list[str]) -> int:
+    """Run the cells whose names begin with one of `names`, or all; return the exit code."""
+    chosen = [Cell(c) for c in CELLS if not names or any(c.startswith(name) for name in names)]
+    if not chosen:
+        print(f"no such cell; there are: {', '.join(CELLS)}", file=sys.stderr)
+        return 2
+    told: list[str] = []
+    failed = False
+    for cell in chosen:
+        base = find_python(cell.python)
+        if base is None:
+            told.append(f"{cell.name}: skipped, this machine has no Python {cell.python}")
+            continue
+        begin = time.monotonic()
+        passed = cell.make(base)
+        installed = time.monotonic()
+        passed = passed and cell.test()
+        failed |= not passed
+        ended = time.monotonic()
+        told.append(
+            f"{cell.name}: {'passed' if passed else 'FAILED'}, {installed - begin:.0f} s to "
+            f"install and {ended - installed:.0f} s to test"
+        )
+    print("\n".join(told))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
