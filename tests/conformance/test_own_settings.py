@@ -65,7 +65,7 @@ def queues(root: Path, log: Path | None = None) -> dict[tuple[str, int], list[tu
     start = StoreLayout.open(log or root).commit_log.start
     found: dict[tuple[str, int], list[tuple[int, ...]]] = {}
     for queue in consume_queues(layout):
-        entries = [
+        entries: list[tuple[int, ...]] = [
             (number, *entry)
             for number, entry in queue.entries(0, queue.max_offset)
             if entry.physical_offset >= start and not entry.is_filler
