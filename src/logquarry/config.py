@@ -47,6 +47,7 @@ STORE_SETTINGS: Final = frozenset(
         "enabledAppendPropCRC",
         "enableConsumeQueueExt",
         "enableControllerMode",
+        "mapperFileSizeBatchConsumeQueue",
         "messageStorePlugIn",
         "writeWithoutMmap",
         "indexRocksDBEnable",

@@ -43,7 +43,8 @@ def unwrap(frame: Frame, *, limit: int = DEFAULT_LIMIT) -> tuple[Frame, ...]:
 
     Args:
         frame: a sound frame.
-        limit: maximum bytes of the decompressed body.
+        limit: maximum bytes of the decompressed body, and of the messages as frames; a frame with
+            more stays whole.
     """
     if not is_inner_batch(frame.sys_flag):
         return (frame,)
@@ -51,7 +52,9 @@ def unwrap(frame: Frame, *, limit: int = DEFAULT_LIMIT) -> tuple[Frame, ...]:
         items = tuple(batch.decode(decompress(frame.body, frame.sys_flag, limit=limit)))
     except (ValueError, DecompressionError):
         return (frame,)
-    if not items or frame.queue_offset > java.LONG_MAX - len(items):
+    fixed = frame.size - len(frame.body) - len(frame.properties)
+    room = sum(fixed + len(item.body) + len(item.properties) for item in items)
+    if not items or room > limit or frame.queue_offset > java.LONG_MAX - len(items):
         return (frame,)
     flag = frame.sys_flag & ~OF_BATCH
     return tuple(
@@ -67,28 +70,15 @@ def unwrap(frame: Frame, *, limit: int = DEFAULT_LIMIT) -> tuple[Frame, ...]:
     )
 
 
-def queue_span(frame: Frame) -> tuple[int, int] | None:
-    """The first queue offset of a frame and the number of its offsets, as the broker dispatches it.
+def queue_count(frame: Frame) -> int:
+    """The number of queue offsets that a frame takes, as the broker dispatches it.
 
-    ``CommitLog.checkMessageAndReturnSize`` takes both from the properties INNER_BASE and INNER_NUM
-    of an inner batch.
-
-    Returns:
-        (QUEUEOFFSET, 1) for an ordinary frame; None for an inner batch whose properties are not
-        numbers, which the broker takes for a damaged frame.
+    For an inner batch it is INNER_NUM, whatever the body holds
+    (``CommitLog.checkMessageAndReturnSize``).
     """
     if not frame.sys_flag & sys_flag.INNER_BATCH:
-        return frame.queue_offset, 1
-    found = props.decode_bytes(frame.properties)
-    number, base = found.get(props.INNER_NUM), found.get(props.INNER_BASE)
-    if number is None or base is None:
-        return frame.queue_offset, 1
-    if not (_is_number(number) and _is_number(base)):
-        return None
-    if int(number) > MOST_MESSAGES or int(base) > java.LONG_MAX - MOST_MESSAGES:
-        return None
-    return int(base), int(number)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= len(str(java.LONG_MAX))
+        return 1
+    number = props.decode_bytes(frame.properties).get(props.INNER_NUM, "")
+    if not (number.isascii() and number.isdigit() and len(number) <= len(str(MOST_MESSAGES))):
+        return 1
+    return min(max(1, int(number)), MOST_MESSAGES)

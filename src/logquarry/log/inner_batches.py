@@ -1,14 +1,13 @@
 """Takes inner batches of RocketMQ 5 apart: every bulk read gets one row per message.
 
-A run of frames with an inner batch becomes runs of frames that stand alone
-(:mod:`logquarry.format.inner_batch`), in a window of their own; filters and columns read these as
-they read the log. A run without one is passed on as it is: the check of its flags is all it costs.
+A run of frames with an inner batch becomes a run of frames that stand alone
+(:mod:`logquarry.format.inner_batch`), in a window of their own; filters and columns read them as
+they read the log. A run without an inner batch stays as it is, at the cost of reading its flags.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -16,16 +15,16 @@ import numpy.typing as npt
 
 from logquarry.format import frame
 from logquarry.format import rows as r
-from logquarry.format.compression import DEFAULT_LIMIT, is_compressed
-from logquarry.format.inner_batch import INNER_BATCH, OF_BATCH, unwrap
-from logquarry.log import codec, columns
+from logquarry.format.compression import DEFAULT_LIMIT
+from logquarry.format.inner_batch import is_inner_batch, queue_count, unwrap
+from logquarry.log import codec
 from logquarry.log.codec import Rows, Window
 from logquarry.log.walk import Run
 
-MOST_BYTES: Final = 8 << 20
-"""Bytes of messages in one run, approximately. A batch of tiny messages grows tenfold."""
+Int64 = npt.NDArray[np.int64]
 
-Bools = npt.NDArray[np.bool_]
+_COMPRESSED: Final = -1
+_AT_SYS_FLAG: Final = frame.HEAD.offsets["sys_flag"]
 
 
 def unwrapped(runs: Iterable[Run], *, limit: int = DEFAULT_LIMIT) -> Iterator[Run]:
@@ -33,75 +32,81 @@ def unwrapped(runs: Iterable[Run], *, limit: int = DEFAULT_LIMIT) -> Iterator[Ru
 
     Args:
         runs: runs of frames of the log.
-        limit: maximum bytes of a decompressed batch; a larger one stays one row.
+        limit: maximum bytes of the messages of one batch; a larger batch stays one row.
     """
     for run in runs:
-        inner = inner_batches(run.window, run.rows)
-        if inner is None:
-            yield run
-        else:
-            yield from _unwrap(run, inner, limit)
+        found = unwrap_rows(run.window, run.rows, limit)
+        yield run if found is None else Run(*found, run.path)
 
 
-def inner_batches(window: Window, rows: Rows) -> Bools | None:
-    """Which frames are inner batches; None if no frame is one."""
-    flags = columns.fixed_fields(window, rows, ["sys_flag"])["sys_flag"]
-    found: Bools = flags & INNER_BATCH == INNER_BATCH
-    return found if found.any() else None
+def unwrap_rows(window: Window, rows: Rows, limit: int) -> tuple[Window, Rows] | None:
+    """The frames of a window with inner batches taken apart; None if no frame is one."""
+    kernels = codec.kernels()
+    if kernels is None:
+        return _unwrap_reference(window, rows, limit)
+    rows = np.ascontiguousarray(rows)
+    numbers = np.empty(len(rows), np.int64)
+    inner, count, size = kernels.measure_inner(window.address, rows, len(rows), limit, numbers)
+    if not inner:
+        return None
+    if inner == _COMPRESSED:
+        return _unwrap_reference(window, rows, limit)
+    data, made = np.empty(size, np.uint8), codec.empty_rows(count)
+    crc32 = codec.crc32_address()
+    kernels.unwrap_frames(window.address, rows, numbers, crc32, data, made)
+    return Window(data, window.base, size, is_unwrapped=True), made
 
 
-def _unwrap(run: Run, inner: Bools, limit: int) -> Iterator[Run]:
-    """Cut a run where the messages would take more than MOST_BYTES."""
-    lengths = np.where(inner, run.rows[:, r.BODY_LENGTH].astype(np.int64), run.rows[:, r.SIZE])
-    ends = np.cumsum(lengths) // MOST_BYTES
-    cuts = np.flatnonzero(np.diff(ends)) + 1
-    for part, marks in zip(np.split(run.rows, cuts), np.split(inner, cuts), strict=True):
-        yield from _part(run, part, marks, limit)
+def message_counts(window: Window, rows: Rows, limit: int = DEFAULT_LIMIT) -> Int64 | None:
+    """The number of messages in each frame; None if no frame is an inner batch."""
+    kernels = codec.kernels()
+    if kernels is not None:
+        rows = np.ascontiguousarray(rows)
+        numbers = np.empty(len(rows), np.int64)
+        inner, *_ = kernels.measure_inner(window.address, rows, len(rows), limit, numbers)
+        if inner != _COMPRESSED:
+            return np.maximum(numbers, 1) if inner else None
+    starts = rows[:, r.POSITION].tolist()
+    if not any(is_inner_batch(_flag_at(window, start)) for start in starts):
+        return None
+    return np.array([len(unwrap(_frame_at(window, start), limit=limit)) for start in starts])
 
 
-def _part(run: Run, rows: Rows, inner: Bools, limit: int) -> Iterator[Run]:
-    made = _Frames(run)
-    for row, is_inner in zip(rows.tolist(), inner.tolist(), strict=True):
-        start = row[r.POSITION]
-        if not is_inner:
-            made.copy(row, run.window.data[start : start + row[r.SIZE]].tobytes())
-            continue
-        found = run.window.decode(start, check_crc=False)
-        if not isinstance(found, frame.Frame):
-            raise AssertionError("the walk found a sound frame here, the reference does not")
-        for message in unwrap(found, limit=limit):
-            if made.is_full:
-                yield made.take()
-            made.add(message)
-    if made.rows:
-        yield made.take()
+def queue_counts(window: Window, rows: Rows) -> Int64 | None:
+    """The number of queue offsets that each frame takes (INNER_NUM); None if each takes one."""
+    if message_counts(window, rows) is None:
+        return None
+    starts = rows[:, r.POSITION].tolist()
+    return np.array(
+        [
+            queue_count(_frame_at(window, start)) if is_inner_batch(_flag_at(window, start)) else 1
+            for start in starts
+        ],
+        np.int64,
+    )
 
 
-class _Frames:
-    """Collects frames to a run."""
+def _unwrap_reference(window: Window, rows: Rows, limit: int) -> tuple[Window, Rows] | None:
+    starts = rows[:, r.POSITION].tolist()
+    if not any(is_inner_batch(_flag_at(window, start)) for start in starts):
+        return None
+    data = bytearray()
+    made: list[tuple[int, ...]] = []
+    for start in starts:
+        for message in unwrap(_frame_at(window, start), limit=limit):
+            made.append(codec.row_of(len(data), message))
+            data += frame.encode(message)
+    whole = np.frombuffer(data, np.uint8)
+    return Window(whole, window.base, len(data), is_unwrapped=True), np.array(made, np.int32)
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._data = bytearray()
-        self.rows: list[list[int]] = []
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._data) >= MOST_BYTES
+def _frame_at(window: Window, start: int) -> frame.Frame:
+    found = window.decode(start, check_crc=False)
+    if not isinstance(found, frame.Frame):
+        raise AssertionError("the walk found a sound frame here, the reference does not")
+    return found
 
-    def copy(self, row: list[int], data: bytes) -> None:
-        """Add a frame of the log."""
-        self.rows.append([len(self._data), *row[1:]])
-        self._data += data
 
-    def add(self, message: frame.Frame) -> None:
-        """Add a message of a batch."""
-        self.rows.append(list(codec.row_of(len(self._data), message)))
-        self._data += frame.encode(message)
-
-    def take(self) -> Run:
-        """The run so far; the next one begins empty."""
-        data, rows = bytes(self._data), np.array(self.rows, np.int32)
-        self._data, self.rows = bytearray(), []
-        window = replace(Window.of(data, self._run.window.base), is_unwrapped=True)
-        return Run(window, rows, self._run.path)
+def _flag_at(window: Window, start: int) -> int:
+    at = start + _AT_SYS_FLAG
+    return int.from_bytes(window.data[at : at + 4].tobytes(), "big", signed=True)

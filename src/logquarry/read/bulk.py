@@ -60,9 +60,7 @@ def runs(
     selection = Selection(wanted=wanted, stop_offset=stop_offset)
     plan = plan_read(layout, selection, skip_damage=on_damage == "skip")
     events = read_in_order(layout, plan, check_crc=check_crc)
-    return batches.message_runs(
-        events, on_damage, damage, limit=layout.config.decompress_limit
-    )
+    return batches.message_runs(events, on_damage, damage, limit=layout.config.decompress_limit)
 
 
 def messages(

@@ -23,6 +23,7 @@ from logquarry.errors import StoreNotFound
 from logquarry.format import broker_config, fastjson, java, sys_flag
 from logquarry.format.frame import MAGIC_V2, Frame
 from logquarry.log.filesystem import Entry
+from logquarry.log.layout import BATCH_QUEUE as BATCH_FOLDER
 from logquarry.log.layout import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, StoreLayout
 from logquarry.log.log_place import is_on, setting
 from logquarry.read import timer_wheel
@@ -51,7 +52,6 @@ NO_MMAP: Final = "write_without_mmap"
 LOG_PATH: Final = "log_path"
 UNKNOWN: Final = "unknown"
 
-BATCH_FOLDER: Final = "batchconsumequeue"
 ROCKSDB_FOLDERS: Final = (CONSUME_QUEUE, "consumequeue_rocksdb")
 """Folders that hold the queues in RocksDB, if there is a file ``CURRENT`` in them."""
 CONFIG_V1: Final = ("topics", "subscriptionGroups", "consumerOffsets")
@@ -376,7 +376,7 @@ class _Finder:
         if crc:
             self._add(PROPERTY_CRC, (evidence,), "frames carry a CRC over all their bytes")
         if batches or self.has(BATCH_QUEUES):
-            detail = "a frame may hold several messages; it is read as one row"
+            detail = "a frame may hold several messages"
             self._add(INNER_BATCHES, (batches or f"{BATCH_FOLDER}/",), detail)
         if copies:
             folder = f"{CONSUME_QUEUE}/{min(copies)}/"

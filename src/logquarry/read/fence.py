@@ -76,7 +76,7 @@ _HARM: Final = {
 
 _OUT: Final = {
     names.BATCH_QUEUES: "start the broker over the store, it recovers it; or copy the messages "
-    "with `logquarry export`",
+    "with `logquarry export` and, for a plain store, `logquarry import`",
     names.MULTI_DISPATCH: "pass enableMultiDispatch=true, and enableLmq=true if the broker has it, "
     "with --config",
     names.LOG_PATH: "if commitlog/ holds the whole log, leave storePathCommitLog out of --config",
@@ -145,10 +145,6 @@ class OtherQueues:
     def __bool__(self) -> bool:
         return self.has_rocksdb or bool(self.batch)
 
-    def holds(self, topic: str) -> bool:
-        """Whether a topic without queue files may have batch queues, or queues in RocksDB."""
-        return self.has_rocksdb or topic in self.batch
-
 
 def other_queues(layout: StoreLayout) -> OtherQueues:
     """The queues of a store that are no files of 20-byte entries. Reads names and topics.json."""
@@ -167,16 +163,9 @@ def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:
         topic: the queue's topic.
 
     Raises:
-        UnsupportedStore: for a batch queue, in which one entry names several messages; for a queue
-            of multi-dispatch in RocksDB, if the configuration does not switch it on.
+        UnsupportedStore: for a queue of multi-dispatch in RocksDB, if the configuration does not
+            switch it on.
     """
-    if topic in others.batch:
-        raise UnsupportedStore(
-            f"{layout.root}: topic {topic} has batch queues, which are not read by queue offset. "
-            "Read its frames with scan() or `logquarry messages --topic`",
-            feature=names.BATCH_QUEUES,
-            evidence=(f"{names.BATCH_FOLDER}/{topic}/",),
-        )
     if topic.startswith("%LMQ%") and others.has_rocksdb and not layout.config.enable_multi_dispatch:
         raise UnsupportedStore(
             f"{layout.root}: the queues of {topic} are in RocksDB. {_OUT[names.MULTI_DISPATCH]}",

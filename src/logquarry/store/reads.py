@@ -158,6 +158,9 @@ class StoreReads(ABC):
     def message_at(self, physical_offset: int) -> StoredMessage:
         """The message that starts at a physical offset. Its CRC is checked.
 
+        An inner batch of RocketMQ 5 is one message here; :meth:`StoredMessage.unwrap` gives its
+        messages.
+
         Raises:
             MessageNotFound: if no message starts there: outside the log (bytes after its end are
                 no message, sound or not), or inside a message or a blank.
@@ -311,6 +314,10 @@ class StoreReads(ABC):
             max_count: most messages.
             exact: leave out messages with another key of the same hash, which RocketMQ returns
                 too, and second entries of the same message.
+
+        Of an inner batch of RocketMQ 5 you get the messages with the key; all messages if the key
+        is the UNIQ_KEY of the batch, which the producer got as the message id. RocketMQ indexes a
+        key of KEYS only if the batch itself has it; :meth:`scan` finds the other keys too.
         """
         self._require_open()
         from logquarry.read import query_message
@@ -329,7 +336,10 @@ class StoreReads(ABC):
             most = min(max_count, self.config.max_msgs_num_batch)
             events = self._log_reader().events()
             found = query_message.search_log(events, topic, key, most, begin, end)
-        return [self._stored(frame) for frame in found]
+        # More than max_count only if an inner batch has several messages with the key.
+        stored = (self._stored(frame) for frame in found)
+        messages = [one for message in stored for one in query_message.of_key(message, key)]
+        return messages[-max_count:] if max_count > 0 else []
 
     @abstractmethod
     def _index_now(self) -> Index:
