@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 import logquarry as lq
-from logquarry.errors import CorruptFrame
+from logquarry.errors import CorruptFrame, UnsupportedStore
 from logquarry.log.layout import StoreLayout
+from logquarry.repair.rebuild.build import BuildJob, Built
+from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.verify.verify import verify_store
 from tests.conformance.rocketmq5 import broker_queues, expected_frames, unpack_rocketmq5
 from tests.helpers.command import run
@@ -175,6 +177,88 @@ def test_commands_count_and_show_messages(stores: Path) -> None:
     place = inner["physical_offset"]
     shown = run("messages", root, "--offset", str(place), "--jsonl").stdout.splitlines()
     assert len(shown) == sum(row["physical_offset"] == place for row in wanted)
+
+
+# -------------------------------------------------------------------------------------- rebuild
+def _files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_rebuilt_queues_have_the_bytes_of_the_broker(
+    name: str, stores: Path, tmp_path: Path
+) -> None:
+    root, into = stores / name / "store", tmp_path / "new"
+    report = rebuild(root, into=into)
+    for folder in (f"batchconsumequeue/{TOPIC}", "consumequeue/Plain"):
+        assert _files(into / folder) == _files(root / folder)
+    assert sorted(path.name for path in (into / "consumequeue").iterdir()) == ["Plain"]
+    assert report.queues is not None
+    assert {(q.topic, q.queue_id): q.max_offset for q in report.queues} == {
+        key: queue["maxOffset"] for key, queue in broker_queues(stores / name).items()
+    }
+
+
+def test_lost_batch_queues_are_rebuilt_in_place(stores: Path, tmp_path: Path) -> None:
+    root = _copy(stores / "5.5.0-batchcq", tmp_path)
+    wanted = _files(root / "batchconsumequeue")
+    shutil.rmtree(root / "batchconsumequeue" / TOPIC / "1")
+    (first, *_) = sorted((root / "batchconsumequeue" / TOPIC / "0").iterdir())
+    first.write_bytes(bytes(first.stat().st_size))
+    assert verify_store(StoreLayout.open(root)).has_damage
+    report = rebuild(root, apply=True)
+    assert _files(root / "batchconsumequeue") == wanted
+    assert report.quarantine is not None
+    assert (Path(report.quarantine) / "batchconsumequeue" / TOPIC / "0").is_dir()
+    assert not verify_store(StoreLayout.open(root)).has_damage
+
+
+def test_a_rebuild_refuses_a_gap_at_which_a_broker_would_loop(stores: Path, tmp_path: Path) -> None:
+    root = _copy(stores / "5.5.0-batchcq", tmp_path)
+    lost = [r for r in expected_frames(stores / "5.5.0-batchcq") if r["sysFlag"] & 0x80][20]
+    log = root / "commitlog" / ("0" * 20)
+    with log.open("r+b") as file:
+        file.seek(lost["physicalOffset"])
+        file.write(b"damage")
+    before = _files(root)
+    with pytest.raises(UnsupportedStore, match="lost messages") as raised:
+        rebuild(root, apply=True)
+    assert raised.value.feature == "batch_queues"
+    after = _files(root)
+    after.pop("lock", None), before.pop("lock", None)
+    assert after == before
+    # The index needs no batch queues.
+    assert rebuild(root, apply=True, queues=False).keys
+
+
+def test_a_queue_whose_messages_expired_continues_where_it_ended(
+    stores: Path, tmp_path: Path
+) -> None:
+    source = stores / "5.5.0-batchcq"
+    root, into = _copy(source, tmp_path), tmp_path / "new"
+    log = root / "commitlog" / ("0" * 20)
+    # The log now begins with a later file, which has no message.
+    log.rename(log.with_name(f"{131072:020d}"))
+    log.with_name(f"{131072:020d}").write_bytes(bytes(131072))
+    report = rebuild(root, into=into)
+    assert _files(into / "batchconsumequeue") == _files(root / "batchconsumequeue")
+    ends = {(q.topic, q.queue_id): q for q in report.queues or ()}
+    for key, queue in broker_queues(source).items():
+        assert ends[key].is_taken_over and ends[key].max_offset == queue["maxOffset"]
+
+
+def test_spark_does_not_rebuild_batch_queues(stores: Path, tmp_path: Path) -> None:
+    def build(job: BuildJob, progress: object) -> Built:
+        raise AssertionError("the store is refused before")
+
+    root = stores / "5.5.0-batchcq" / "store"
+    with pytest.raises(UnsupportedStore, match="without Spark"):
+        rebuild(root, into=tmp_path / "new", builder=build)
+    assert not (tmp_path / "new").exists()
 
 
 # --------------------------------------------------------------------------------------- verify

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 _FINDINGS: Final = 1
 _REFUSED: Final = 4
 _MOST_LISTED: Final = 40
-_NAMES: Final = {"consumequeue": "consume queues", "index": "index"}
+_NAMES: Final = {
+    "consumequeue": "consume queues",
+    "batchconsumequeue": "batch queues",
+    "index": "index",
+}
 
 
 @click.command()

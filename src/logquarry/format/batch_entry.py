@@ -6,7 +6,7 @@ in the files is no queue offset: readers search the base.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from logquarry.format.fields import Field, Layout
 
@@ -25,21 +25,4 @@ ENTRY_SIZE: Final = LAYOUT.size
 assert ENTRY_SIZE == 46
 DEFAULT_ENTRIES_PER_FILE: Final = 300_000
 NOT_COMPACTED: Final = -1
-
-
-class BatchEntry(NamedTuple):
-    """One entry."""
-
-    physical_offset: int
-    size: int
-    tags_code: int
-    store_timestamp: int
-    base: int
-    count: int
-    compacted_offset: int = NOT_COMPACTED
-    reserved: int = 0
-
-
-def encode(entry: BatchEntry) -> bytes:
-    """Encode an entry."""
-    return LAYOUT.struct.pack(*entry)
+"""Compacted offset of an entry that no compaction has seen."""

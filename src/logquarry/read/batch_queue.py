@@ -23,7 +23,14 @@ from logquarry.format import batch_entry, java
 from logquarry.format.batch_entry import ENTRY_SIZE
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import FileSequence, StoreFile, StoreLayout
-from logquarry.read.consume_queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Units
+from logquarry.read.consume_queue import (
+    UNIT_DTYPE,
+    ConsumeQueue,
+    Queue,
+    QueueSegment,
+    StoreTime,
+    Units,
+)
 
 BATCH_DTYPE: Final = batch_entry.LAYOUT.dtype()
 BatchEntries = npt.NDArray[np.void]
@@ -314,3 +321,13 @@ def batch_queues(layout: StoreLayout, files: OpenFiles | None = None) -> list[Ba
         BatchQueue(layout, topic, queue_id, log_min_offset=start, files=files)
         for topic, queue_id in layout.batch_queue_names
     ]
+
+
+def queue_with_files(layout: StoreLayout, topic: str, queue_id: int) -> Queue | None:
+    """One queue of either kind; None if it has no files."""
+    start = layout.commit_log.start
+    if (topic, queue_id) in layout.batch_queue_names:
+        return BatchQueue(layout, topic, queue_id, log_min_offset=start)
+    if (topic, queue_id) in layout.queue_names:
+        return ConsumeQueue(layout, topic, queue_id, log_min_offset=start)
+    return None

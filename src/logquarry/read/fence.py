@@ -43,7 +43,7 @@ _QUEUES: Final = frozenset({Action.WRITE, Action.RECOVER, Action.REBUILD_QUEUES}
 _LOG: Final = frozenset({Action.WRITE, Action.RECOVER, Action.RETAIN})
 
 _REFUSED: Final = {
-    names.BATCH_QUEUES: frozenset(Action),
+    names.BATCH_QUEUES: frozenset(Action) - {Action.REBUILD_QUEUES, Action.REBUILD_INDEX},
     names.ROCKSDB_QUEUES: _QUEUES | {Action.RETAIN},
     names.ROCKSDB_CONFIG: frozenset({Action.WRITE, Action.RETAIN}),
     names.ROCKSDB_STORE: _EACH,
@@ -75,8 +75,8 @@ _HARM: Final = {
 """Feature -> the harm that the refused calls would do to the store."""
 
 _OUT: Final = {
-    names.BATCH_QUEUES: "start the broker over the store, it recovers it; or copy the messages "
-    "with `logquarry export` and, for a plain store, `logquarry import`",
+    names.BATCH_QUEUES: "start the broker over the store, it recovers it; `logquarry rebuild` "
+    "makes new batch queues; or copy the messages with `logquarry export` and `logquarry import`",
     names.MULTI_DISPATCH: "pass enableMultiDispatch=true, and enableLmq=true if the broker has it, "
     "with --config",
     names.LOG_PATH: "if commitlog/ holds the whole log, leave storePathCommitLog out of --config",

@@ -288,12 +288,10 @@ def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> Non
 
 
 def _oldest_in_queue(layout: StoreLayout, topic: str, queue_id: int) -> int | None:
-    from logquarry.read.consume_queue import ConsumeQueue
+    from logquarry.read.batch_queue import queue_with_files
 
-    if (topic, queue_id) not in layout.queue_names:
-        return None
-    queue = ConsumeQueue(layout, topic, queue_id, log_min_offset=layout.commit_log.start)
-    return queue.min_offset
+    queue = queue_with_files(layout, topic, queue_id)
+    return None if queue is None else queue.min_offset
 
 
 def lost(text: str, *, fail: bool) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from logquarry.disk.open_files import OpenFiles
-from logquarry.format.batch_entry import ENTRY_SIZE
+from logquarry.format.batch_entry import ENTRY_SIZE, NOT_COMPACTED
 from logquarry.format.frame import Frame
 from logquarry.log.follow import Followed
 from logquarry.log.layout import BATCH_QUEUE, StoreLayout
@@ -52,7 +52,7 @@ def batch_entries_of(followed: Followed, part: QueuePart) -> BatchEntries:
     entries["store_timestamp"] = requests.store_timestamp[rows]
     entries["base"] = part.offsets
     entries["count"] = 1 if followed.counts is None else followed.counts[rows]
-    entries["compacted_offset"] = -1
+    entries["compacted_offset"] = NOT_COMPACTED
     return entries
 
 
