@@ -13,10 +13,13 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import CorruptFrame, UnsupportedStore
+from logquarry.log.filters import MessageFilter
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.build import BuildJob, Built
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.verify.verify import verify_store
+from logquarry.spark.options import ReadOptions
+from logquarry.spark.tasks import plan_tasks, read_batches
 from tests.conformance.rocketmq5 import broker_queues, expected_frames, unpack_rocketmq5
 from tests.helpers.command import run
 
@@ -144,6 +147,24 @@ def test_queues_made_from_the_log(name: str, stores: Path, tmp_path: Path) -> No
     with lq.MessageStore.open(root) as store:
         assert {key: store.get(*key, 0, 32).messages for key in store.queues()} == wanted
         assert store.get(TOPIC, 0, 0, 32, tag).messages == tagged
+
+
+def test_spark_tasks_read_the_same_rows(stores: Path) -> None:
+    wanted = broker_messages(stores / "5.5.0-batchcq")
+    root = str(stores / "5.5.0-batchcq" / "store")
+
+    def rows(options: ReadOptions) -> list[tuple[str, int, int]]:
+        tasks = plan_tasks(options)
+        batches = [batch for task in tasks for batch in read_batches(task)]
+        found = [row for batch in batches for row in batch.to_pylist()]
+        return sorted((row["topic"], row["queue_id"], row["queue_offset"]) for row in found)
+
+    every = sorted((row["topic"], row["queue_id"], row["queue_offset"]) for row in wanted)
+    assert rows(ReadOptions(paths=(root,))) == every
+    assert rows(ReadOptions(paths=(root,), min_partitions=7)) == every
+    part = MessageFilter(topics=frozenset({TOPIC}), queue_offsets=(5, 20))
+    some = [row for row in every if row[0] == TOPIC and 5 <= row[2] < 20]
+    assert rows(ReadOptions(paths=(root,), wanted=part)) == some
 
 
 def test_query_by_key_gives_messages_of_the_batch(stores: Path) -> None:

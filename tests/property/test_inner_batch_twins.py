@@ -86,6 +86,7 @@ def test_twins(found: list[Frame], base: int) -> None:
     assert np.array_equal(fast[1], plain[1])
     made = columns.messages(*fast, Decoding())
     assert [message.frame for message in made] == wanted
+    assert counts is not None and plain_counts is not None
     assert np.array_equal(counts, plain_counts) and int(np.sum(counts)) == len(wanted)
     batch_of_rows = columns.record_batch(*fast, Decoding())
     assert batch_of_rows["physical_offset"].to_pylist() == [m.physical_offset for m in wanted]

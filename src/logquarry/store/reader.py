@@ -99,7 +99,9 @@ class BaseReader(StoreReads):
         self._files.close()
         self._log.refresh()
         self._found = _Found(self)
-        for queue in (*self._queues.values(), *self._batch_queues.values()):
+        queues: list[ConsumeQueue | BatchQueue] = [*self._queues.values()]
+        queues += self._batch_queues.values()
+        for queue in queues:
             queue.log_min_offset = self._log.min_offset
             queue.refresh()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,8 @@ ITEMS = (
 )
 
 
-def _frame(body: bytes | None = None, **changes: object) -> Frame:
-    values = {
+def _frame(body: bytes | None = None, **changes: Any) -> Frame:
+    values: dict[str, Any] = {
         "topic": b"Batch",
         "body": batch.encode(ITEMS) if body is None else body,
         "properties": b"INNER_NUM\x013\x02INNER_BASE\x017\x02",
@@ -30,7 +31,7 @@ def _frame(body: bytes | None = None, **changes: object) -> Frame:
         "flag": 9,
         **changes,
     }
-    return Frame(**values).with_crc()  # type: ignore[arg-type]
+    return Frame(**values).with_crc()
 
 
 def test_each_message_stands_alone() -> None:
@@ -73,7 +74,7 @@ def test_a_compressed_batch_is_decompressed() -> None:
         {"queue_offset": java.LONG_MAX - 1},
     ],
 )
-def test_a_frame_that_cannot_be_taken_apart_stays_whole(changes: dict[str, object]) -> None:
+def test_a_frame_that_cannot_be_taken_apart_stays_whole(changes: dict[str, Any]) -> None:
     whole = _frame(**changes)
     assert unwrap(whole) == (whole,)
 
