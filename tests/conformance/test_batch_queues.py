@@ -238,7 +238,7 @@ def test_lost_batch_queues_are_rebuilt_in_place(stores: Path, tmp_path: Path) ->
     assert not verify_store(StoreLayout.open(root)).has_damage
 
 
-def test_a_rebuild_refuses_a_gap_at_which_a_broker_would_loop(stores: Path, tmp_path: Path) -> None:
+def test_a_rebuild_refuses_a_gap_between_batches(stores: Path, tmp_path: Path) -> None:
     root = _copy(stores / "5.5.0-batchcq", tmp_path)
     lost = [r for r in expected_frames(stores / "5.5.0-batchcq") if r["sysFlag"] & 0x80][20]
     log = root / "commitlog" / ("0" * 20)

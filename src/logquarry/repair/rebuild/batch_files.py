@@ -1,8 +1,9 @@
 """Writes the batch queues of RocketMQ 5 in bulk, into a folder that no other process uses.
 
 The entries of a queue follow each other from the first file on, whatever their queue offsets: the
-broker searches an offset among them. If the log has lost messages of a queue, it is not built: at a
-gap, the broker would deliver the batch before the gap again and again.
+broker searches an offset among them. If the log has lost messages of a queue, it is not built: a
+consumer that asks for an offset in such a gap gets the batch before the gap again
+(``BatchConsumeQueue.getBatchMsgIndexBuffer``), and does not get past it if that batch fills a pull.
 """
 
 from __future__ import annotations
@@ -124,8 +125,9 @@ class BatchFiles:
             raise UnsupportedStore(
                 f"{queue_name(key)}: it is a batch queue, and the log continues with queue offset "
                 f"{first} after {queue.stop} (at {int(entries['physical_offset'][0])}): between "
-                "them it has lost messages. A broker would deliver the batch before them again and "
-                "again. Nothing was changed; copy the messages with `logquarry export`",
+                "them it has lost messages. A consumer that asks a broker for one of their offsets "
+                "would get the batch before them again, and might not get past it. Nothing was "
+                "changed; copy the messages with `logquarry export`",
                 feature=BATCH_QUEUES,
                 evidence=(f"{BATCH_QUEUE}/{key[0]}/{key[1]}/",),
             )
