@@ -308,7 +308,7 @@ class StoreConfig(LayoutConfig):
             if value not in known and (name, value) != ("dialect", None):
                 raise UsageError(f"{name} is {value!r}, and must be one of {', '.join(known)}")
         if not self.flush_interval_commit_log:
-            interval = _FLUSH_INTERVALS[self.dialect]
+            interval = _FLUSH_INTERVALS[self._known_dialect]
             object.__setattr__(self, "flush_interval_commit_log", interval)
         for name in _ABOVE_ZERO:
             if getattr(self, name) <= 0:
