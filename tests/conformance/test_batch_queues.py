@@ -15,8 +15,10 @@ import logquarry as lq
 from logquarry.errors import CorruptFrame, UnsupportedStore
 from logquarry.log.filters import MessageFilter
 from logquarry.log.layout import StoreLayout
+from logquarry.read.lost_messages import lost_messages
 from logquarry.repair.rebuild.build import BuildJob, Built
 from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.recover.loss import LossRefused
 from logquarry.repair.verify.verify import verify_store
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.tasks import plan_tasks, read_batches
@@ -373,3 +375,51 @@ def test_missing_parts_of_a_batch_queue_are_found(stores: Path, tmp_path: Path) 
     shutil.rmtree(queue)
     kinds = {finding.kind for finding in verify_store(StoreLayout.open(root)).findings}
     assert kinds == {"queue_missing"}
+
+
+# ----------------------------------------------------------------------------- lost parts of a log
+def _cut_log(root: Path, place: int) -> None:
+    """Zeros from a physical offset on, in a log of one file."""
+    log = root / "commitlog" / ("0" * 20)
+    data = log.read_bytes()
+    log.write_bytes(data[:place] + bytes(len(data) - place))
+
+
+def test_lost_messages_of_batches_are_counted(stores: Path, tmp_path: Path) -> None:
+    source = stores / "5.5.0-batchcq"
+    root = _copy(source, tmp_path)
+    frames = expected_frames(source)
+    place = frames[len(frames) // 2]["physicalOffset"]
+    lost = [row for row in broker_messages(source) if row["physical_offset"] >= place]
+    assert len(lost) > len(frames) - len(frames) // 2
+    with lq.MessageStore.open(root) as store:
+        end = store.max_offset
+    _cut_log(root, place)
+    assert lost_messages(StoreLayout.open(root), (), place) == (len(lost), end - place)
+
+
+def test_a_rebuild_does_not_hide_lost_messages(stores: Path, tmp_path: Path) -> None:
+    source = stores / "5.5.0-batchcq"
+    root = _copy(source, tmp_path)
+    # Only batch queues name the messages from here on.
+    place = max(f["physicalOffset"] for f in expected_frames(source) if not f["sysFlag"] & 0x80)
+    lost = [row for row in broker_messages(source) if row["physical_offset"] > place]
+    frames = {row["physical_offset"] for row in lost}
+    _cut_log(root, min(frames))
+    before = _files(root)
+    with pytest.raises(LossRefused) as raised:
+        rebuild(root, apply=True)
+    assert raised.value.loss.messages == len(lost) > len(frames)
+    after = _files(root)
+    after.pop("lock", None), before.pop("lock", None)
+    assert after == before
+
+
+def test_a_store_with_batch_queues_and_no_log_is_refused(stores: Path, tmp_path: Path) -> None:
+    root = _copy(stores / "5.5.0-batchcq", tmp_path)
+    shutil.rmtree(root / "consumequeue")
+    (root / "checkpoint").unlink()
+    for file in (root / "commitlog").iterdir():
+        file.unlink()
+    with pytest.raises(UnsupportedStore, match="the queues point to"):
+        lq.MessageStore.open(root)

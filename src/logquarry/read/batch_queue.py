@@ -52,6 +52,19 @@ def is_batch_written(entries: BatchEntries) -> Bools:
     return found & (entries["base"] >= 0) & (entries["count"] > 0)
 
 
+def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
+    """The frames that units name: the index of the first unit of each, and its number of units.
+
+    Args:
+        places: physical offset of each unit.
+        is_batch: whether neighbours may name one frame (:attr:`Queue.is_batch`).
+    """
+    if not is_batch:
+        return np.arange(len(places)), np.ones(len(places), np.int64)
+    firsts = np.flatnonzero(np.append(True, np.diff(places) != 0)[: len(places)])
+    return firsts, np.diff(np.append(firsts, len(places)))
+
+
 @dataclass(frozen=True, slots=True)
 class Spans:
     """The entries of one file in the order of their queue offsets.

@@ -118,6 +118,12 @@ def consume_queues(
     ]
 
 
+def all_queues(layout: StoreLayout) -> list[Queue]:
+    """All queues that have files, batch queues too."""
+    files = OpenFiles(layout)
+    return [*consume_queues(layout, files), *batch_queues(layout, files)]
+
+
 def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntry]:
     """The last entry of each queue, the one that reaches furthest in the log first.
 

@@ -272,7 +272,10 @@ class _Found:
 
     @cached_property
     def has_queue_files(self) -> bool:
-        queues = (*self._store._file_queues(), *batch_queues(self._store.layout))
+        queues = (
+            *self._store._file_queues(),
+            *batch_queues(self._store.layout, self._store._files),
+        )
         return any(queue.last_entry is not None for queue in queues)
 
     @cached_property
