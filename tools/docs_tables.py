@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from logquarry.cli import exit_codes
-from logquarry.format import batch, checkpoint, frame, index, queue_entry, state_table
+from logquarry.format import batch, batch_entry, checkpoint, frame, index, queue_entry, state_table
 from logquarry.format.fields import Layout
 from logquarry.log import schema
 from logquarry.repair.verify import findings
@@ -36,6 +36,11 @@ _FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
         "A blank is the last item of a file. The bytes behind these 8 are undefined.",
     ),
     ("Consume queue entry", (queue_entry.LAYOUT,), ""),
+    (
+        "Batch queue entry (5.x)",
+        (batch_entry.LAYOUT,),
+        "The place of an entry is no queue offset: readers search the base.",
+    ),
     (
         "State table entry (3.x)",
         (state_table.LAYOUT,),

@@ -51,6 +51,7 @@ STORE_SETTINGS: Final = frozenset(
         "enabledAppendPropCRC",
         "enableConsumeQueueExt",
         "enableControllerMode",
+        "mapperFileSizeBatchConsumeQueue",
         "messageStorePlugIn",
         "writeWithoutMmap",
         "indexRocksDBEnable",

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple, Self
 
 from logquarry import arguments
-from logquarry.format import compression, delay, java, message_id, sys_flag
+from logquarry.format import compression, delay, inner_batch, java, message_id, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 
@@ -438,6 +438,16 @@ class StoredMessage:
     def is_dispatched(self) -> bool:
         """Whether the message gets a queue entry (not PREPARED, not ROLLBACK)."""
         return sys_flag.advances_queue(self.frame.sys_flag)
+
+    def unwrap(self) -> tuple[StoredMessage, ...]:
+        """The messages of an inner batch of RocketMQ 5, each with its own queue offset, body, flag
+        and properties (:mod:`logquarry.format.inner_batch`); else this message alone."""
+        if not inner_batch.is_inner_batch(self.frame.sys_flag):
+            return (self,)
+        return tuple(
+            StoredMessage(found, broker=self.broker, delay_levels_ms=self._delay_levels_ms)
+            for found in inner_batch.unwrap(self.frame)
+        )
 
     def content(self, *, limit: int = compression.DEFAULT_LIMIT) -> bytes:
         """The body, decompressed if SYSFLAG marks it as compressed.

@@ -284,7 +284,11 @@ def test_the_log_is_read(name: str, stores: Path) -> None:
     expected = expected_frames(stores / name) if "kill" not in name else None
     with lq.MessageStore.open(stores / name / "store") as store:
         found = list(store.scan())
-    if expected is not None:
+    if expected is not None and "inner_batches" in FEATURES[name]:
+        # test_batch_queues.py compares the messages inside.
+        places = dict.fromkeys(m.physical_offset for m in found)
+        assert list(places) == [one["physicalOffset"] for one in expected]
+    elif expected is not None:
         assert [m.physical_offset for m in found] == [one["physicalOffset"] for one in expected]
         assert [m.topic for m in found] == [one["topic"] for one in expected]
         assert [m.queue_offset for m in found] == [one["queueOffset"] for one in expected]
@@ -293,18 +297,9 @@ def test_the_log_is_read(name: str, stores: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(n for n in REFUSED if "kill" not in n))
-def test_queues_are_read_as_by_the_broker_or_refused(name: str, stores: Path) -> None:
+def test_queues_are_read_as_by_the_broker(name: str, stores: Path) -> None:
     with lq.MessageStore.open(stores / name / "store") as store:
         for (topic, queue_id), queue in broker_queues(stores / name).items():
-            if queue["class"] == "BatchConsumeQueue":
-                for call in (store.get, store.queue_offsets):
-                    with pytest.raises(UnsupportedStore, match="batch queues"):
-                        call(topic, queue_id)
-                with pytest.raises(UnsupportedStore, match="batch queues"):
-                    store.offset_by_time(topic, queue_id, 0)
-                with pytest.raises(UnsupportedStore, match="batch queues"):
-                    store.consumer("g", topic)
-                continue
             assert store.queue_offsets(topic, queue_id).max == queue["maxOffset"], topic
             found, offset = [], 0
             while offset < queue["maxOffset"]:
@@ -312,9 +307,10 @@ def test_queues_are_read_as_by_the_broker_or_refused(name: str, stores: Path) ->
                 found += [[m.queue_offset, m.physical_offset] for m in answer.messages]
                 offset = answer.next_offset
             # LMQ queues name messages of other topics; compaction topics lose some in the broker.
+            units = [[u[0] + i, u[1]] for u in queue["units"] for i in range(u[4])]
             if not topic.startswith("%LMQ%") and name != "5.5.0-compaction":
-                assert found == [unit[:2] for unit in queue["units"]]
-            assert len(found) == len(queue["units"])
+                assert found == units
+            assert len(found) == len(units)
 
 
 def test_queues_of_multi_dispatch_in_rocksdb(stores: Path) -> None:

@@ -118,6 +118,7 @@ def _document(store: MessageStore, found: Overview, halves: Transactions | None)
     """The document of ``info --json``, described in docs/json.md."""
     layout, log = store.layout, store.layout.commit_log
     queue_files = [f for name in layout.queue_names for f in layout.queue(*name).files]
+    batch_files = [f for n in layout.batch_queue_names for f in layout.batch_queue(*n).files]
     return {
         "store": store.root,
         "broker": store.broker,
@@ -148,6 +149,7 @@ def _document(store: MessageStore, found: Overview, halves: Transactions | None)
         "file_bytes": {
             "commitlog": sum(f.size for f in log.files),
             "consumequeue": sum(f.size for f in queue_files),
+            **({"batchconsumequeue": sum(f.size for f in batch_files)} if batch_files else {}),
             "index": sum(file.size for file in found.index),
         },
         "checkpoint": _checkpoint(store),

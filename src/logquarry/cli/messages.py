@@ -90,7 +90,8 @@ def messages(
         )
         if one:
             found = _single(opened, offset, message_id)
-            write(_of_one(found, reader.decoding, hidden, jsonl=jsonl))
+            for message in found.unwrap():
+                write(_of_one(message, reader.decoding, hidden, jsonl=jsonl))
             return
         for lines in _lines(reader, out, filters.limit, hidden, jsonl=jsonl):
             write(lines)

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from logquarry.repair.salvage.salvage import Salvaged
 
 _MOST_LISTED: Final = 40
-_NAMES: Final = {"consumequeue": "consume queues", "index": "index"}
+_NAMES: Final = {
+    "consumequeue": "consume queues",
+    "batchconsumequeue": "batch queues",
+    "index": "index",
+}
 
 
 @click.command()

@@ -14,10 +14,12 @@ import pyarrow as pa
 
 from logquarry.arguments import choice
 from logquarry.errors import CorruptFrame
+from logquarry.format.compression import DEFAULT_LIMIT
 from logquarry.log import columns
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding
 from logquarry.log.filters import MessageFilter
+from logquarry.log.inner_batches import unwrapped
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import DamagedSpan, Event, Run
 from logquarry.message import StoredMessage
@@ -112,6 +114,24 @@ def sound_runs(
                 raise as_error(event)
             if on_damage != "skip":
                 return
+
+
+def message_runs(
+    events: Iterable[Event],
+    on_damage: OnDamage,
+    damage: DamageLog | None = None,
+    *,
+    limit: int = DEFAULT_LIMIT,
+) -> Iterator[Run]:
+    """The runs of :func:`sound_runs` with one row per message: inner batches are taken apart.
+
+    Args:
+        events: from :class:`~logquarry.log.walk.LogReader`.
+        on_damage: the damage policy.
+        damage: collects every damaged span.
+        limit: maximum bytes of a decompressed batch.
+    """
+    return unwrapped(sound_runs(events, on_damage, damage), limit=limit)
 
 
 def record_batches(

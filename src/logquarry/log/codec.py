@@ -64,12 +64,15 @@ class Window:
         base: physical offset of the first byte.
         end: index at which the file ends; larger than ``len(data)`` if the file continues.
         has_heads: whether frames may follow the heads of DLedger entries.
+        is_unwrapped: whether the frames are not as the log has them, but messages of inner batches
+            (:mod:`logquarry.log.inner_batches`). Only its PHYSICALOFFSET places a frame then.
     """
 
     data: npt.NDArray[np.uint8]
     base: int
     end: int
     has_heads: bool = False
+    is_unwrapped: bool = False
 
     @classmethod
     def of(
@@ -100,10 +103,17 @@ class Window:
         """Bytes in the window."""
         return len(self.data)
 
+    def offset_at(self, position: int) -> int:
+        """The physical offset of the frame at a position."""
+        if not self.is_unwrapped:
+            return self.base + position
+        return int(frame.HEAD.struct.unpack_from(self.data.data, position)[6])
+
     def decode(self, position: int, *, check_crc: bool = True) -> frame.Outcome:
         """Decode one position with the reference codec."""
+        base = self.offset_at(position) - position if self.is_unwrapped else self.base
         return frame.decode_at(
-            self.data.data, position, base=self.base, end=self.end, check_crc=check_crc
+            self.data.data, position, base=base, end=self.end, check_crc=check_crc
         )
 
 
@@ -190,21 +200,20 @@ def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
         return int(outcome.kind)
     if isinstance(outcome, frame.Blank):
         return BLANK
-    born, store = frame.host_sizes(outcome.sys_flag)
-    body_at = frame.BODY_POSITION + born + store - 2 * frame.HOST_SIZE_V4
-    topic_size = 1 if outcome.magic == frame.MAGIC_V1 else 2
-    topic_at = body_at + len(outcome.body) + topic_size
-    row[:] = (
-        position,
-        outcome.size,
-        body_at,
-        len(outcome.body),
-        topic_at,
-        len(outcome.topic),
-        topic_at + len(outcome.topic) + frame.PROPERTIES_LENGTH.size,
-        len(outcome.properties),
-    )
+    row[:] = row_of(position, outcome)
     return REACHED_STOP
+
+
+def row_of(position: int, found: frame.Frame) -> tuple[int, ...]:
+    """The row of a frame at a position."""
+    born, store = frame.host_sizes(found.sys_flag)
+    body_at = frame.BODY_POSITION + born + store - 2 * frame.HOST_SIZE_V4
+    topic_at = body_at + len(found.body) + (1 if found.magic == frame.MAGIC_V1 else 2)
+    props_at = topic_at + len(found.topic) + frame.PROPERTIES_LENGTH.size
+    return (
+        *(position, found.size, body_at, len(found.body)),
+        *(topic_at, len(found.topic), props_at, len(found.properties)),
+    )
 
 
 def _bytes_needed(window: Window, position: int) -> int:

@@ -207,7 +207,7 @@ def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Itera
     for row, flag in zip(rows.tolist(), flags, strict=True):
         start = row[r.POSITION] + row[r.BODY_AT]
         stored_body = window.data[start : start + row[r.BODY_LENGTH]].tobytes()
-        body = _content(stored_body, flag, window.base + row[r.POSITION], decoding)
+        body = _content(stored_body, flag, window.offset_at(row[r.POSITION]), decoding)
         if len(ends) > 1 and len(data) + len(body) > most:
             yield _binary(data, ends)
             data, ends = bytearray(), [0]

@@ -4,6 +4,7 @@
 
     STORE/commitlog/00000000000000000000      names: physical offset of the first byte
     STORE/consumequeue/TOPIC/QUEUE/0000...    names: byte offset in the queue
+    STORE/batchconsumequeue/TOPIC/QUEUE/0000...
     STORE/index/yyyyMMddHHmmssSSS
     STORE/transaction/statetable/0000...      names: byte offset in the table (3.x)
     STORE/config/*.json  checkpoint  abort  lock
@@ -27,6 +28,7 @@ from typing import Any
 from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import StoreNotFound, UsageError
 from logquarry.format import (
+    batch_entry,
     broker_config,
     checkpoint,
     delay,
@@ -53,6 +55,7 @@ from logquarry.log.log_place import (
     find_log_folders,
     find_missing_log,
     find_other_log,
+    setting,
 )
 from logquarry.log.near_store import not_a_store
 
@@ -60,6 +63,7 @@ logger = logging.getLogger(__name__)
 
 COMMIT_LOG = "commitlog"
 CONSUME_QUEUE = "consumequeue"
+BATCH_QUEUE = "batchconsumequeue"
 INDEX = "index"
 TRANSACTION = "transaction"
 """Folder of 3.x with its state table and redo log."""
@@ -405,14 +409,19 @@ class StoreLayout:
         """(topic, queue id) of each consume queue, sorted."""
         return self._listing.queue_names
 
-    def _find_queue_names(self) -> tuple[tuple[str, int], ...]:
+    @property
+    def batch_queue_names(self) -> tuple[tuple[str, int], ...]:
+        """(topic, queue id) of each batch queue of RocketMQ 5, sorted."""
+        return self._listing.batch_queue_names
+
+    def _find_queue_names(self, root: str = CONSUME_QUEUE) -> tuple[tuple[str, int], ...]:
         names: list[tuple[str, int]] = []
-        topics = self.filesystem.list(CONSUME_QUEUE)
+        topics = self.filesystem.list(root)
         if any(topic.name == "CURRENT" and not topic.is_dir for topic in topics):
             # The queues are in RocksDB (storeType=defaultRocksDB): its files are not stray files.
             topics = [topic for topic in topics if topic.is_dir]
         for topic in topics:
-            folder = f"{CONSUME_QUEUE}/{topic.name}"
+            folder = f"{root}/{topic.name}"
             queues = self.filesystem.list(folder) if topic.is_dir else []
             for queue in queues:
                 if queue.is_dir and _is_queue_id(queue.name):
@@ -425,10 +434,18 @@ class StoreLayout:
 
     def queue(self, topic: str, queue_id: int) -> FileSequence:
         """The files of a consume queue; none if there is no such queue."""
+        files = self._queue_files(CONSUME_QUEUE, topic, queue_id)
+        return _of_entries(files, queue_entry.UNIT_SIZE, self.config.queue_file_size)
+
+    def batch_queue(self, topic: str, queue_id: int) -> FileSequence:
+        """The files of a batch queue; none if there is no such queue."""
+        files = self._queue_files(BATCH_QUEUE, topic, queue_id)
+        return _of_entries(files, batch_entry.ENTRY_SIZE, batch_queue_file_size(self.config))
+
+    def _queue_files(self, root: str, topic: str, queue_id: int) -> tuple[StoreFile, ...]:
         # The topic may come from a message; it must not lead to a path outside the store.
         named = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
-        files = self._numbered(f"{CONSUME_QUEUE}/{topic}/{queue_id}") if named else ()
-        return _of_entries(files, queue_entry.UNIT_SIZE, self.config.queue_file_size)
+        return self._numbered(f"{root}/{topic}/{queue_id}") if named else ()
 
     @property
     def has_state_table(self) -> bool:
@@ -612,6 +629,10 @@ class _Listing:
         return self._layout._find_queue_names()
 
     @cached_property
+    def batch_queue_names(self) -> tuple[tuple[str, int], ...]:
+        return self._layout._find_queue_names(BATCH_QUEUE)
+
+    @cached_property
     def state_table(self) -> FileSequence:
         return self._layout._find_state_table()
 
@@ -630,6 +651,15 @@ class _Listing:
     @cached_property
     def cut_end(self) -> int | None:
         return self._layout._find_cut_end()
+
+
+def batch_queue_file_size(config: StoreConfig) -> int | None:
+    """Bytes of a batch queue file, rounded up to whole entries; None if no setting fixes it."""
+    # RocketMQ spells it "mapper".
+    stated = setting(config, "mapperFileSizeBatchConsumeQueue")
+    if not (stated.isascii() and stated.isdigit() and 0 < int(stated) <= java.INT_MAX):
+        return None
+    return -(-int(stated) // batch_entry.ENTRY_SIZE) * batch_entry.ENTRY_SIZE
 
 
 def _of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None) -> FileSequence:

@@ -25,7 +25,7 @@ SEVERAL_LOG_PATHS: Final = "several_log_paths"
 LOG_ELSEWHERE: Final = "log_elsewhere"
 
 _COMMIT_LOG: Final = "commitlog"
-_CONSUME_QUEUE: Final = "consumequeue"
+_QUEUE_FOLDERS: Final = ("consumequeue", "batchconsumequeue")
 _NO_LOG: Final = frozenset(
     {
         *("commitlog", "consumequeue", "consumequeue_ext", "consumequeue_rocksdb", "index"),
@@ -276,13 +276,14 @@ def _offset_names(filesystem: FileSystem, folder: str) -> list[int]:
 
 def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None:
     """A file that names a message in the log, None if there is none."""
-    for topic in filesystem.list(_CONSUME_QUEUE) if _CONSUME_QUEUE in folders else ():
-        for queue in filesystem.list(f"{_CONSUME_QUEUE}/{topic.name}") if topic.is_dir else ():
-            folder = f"{_CONSUME_QUEUE}/{topic.name}/{queue.name}"
-            for file in filesystem.list(folder) if queue.is_dir else ():
-                path = f"{folder}/{file.name}"
-                if not file.is_dir and file.size and _has_bytes(filesystem, path):
-                    return path
+    for root in (name for name in _QUEUE_FOLDERS if name in folders):
+        for topic in filesystem.list(root):
+            for queue in filesystem.list(f"{root}/{topic.name}") if topic.is_dir else ():
+                folder = f"{root}/{topic.name}/{queue.name}"
+                for file in filesystem.list(folder) if queue.is_dir else ():
+                    path = f"{folder}/{file.name}"
+                    if not file.is_dir and file.size and _has_bytes(filesystem, path):
+                        return path
     try:
         times = checkpoint.decode(filesystem.read("checkpoint"))
     except (FileNotFoundError, ValueError):
@@ -291,7 +292,10 @@ def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None
 
 
 def _has_bytes(filesystem: FileSystem, path: str) -> bool:
-    """Whether a queue file has its first entry: the size in an entry is never 0."""
+    """Whether a queue file has its first entry: the size in an entry is never 0.
+
+    Entries of batch queues begin with the same two fields.
+    """
     try:
         return bool(bytes(filesystem.open(path).window(0, 20)[8:12]).strip(b"\0"))
     except FileNotFoundError:

@@ -57,7 +57,10 @@ def runs(
     check_crc: bool = True,
     stop_offset: int | None = None,
 ) -> Iterator[Run]:
-    """The frames before ``stop_offset`` that may pass a filter, in physical order."""
+    """The messages before ``stop_offset`` that may pass a filter, in physical order.
+
+    The messages of an inner batch are rows of their own, in an unwrapped window.
+    """
     batches.check_policy(on_damage)
     if damage is not None:
         arguments.instance(damage, "damage", batches.DamageLog, "a DamageLog")
@@ -65,7 +68,7 @@ def runs(
     selection = Selection(wanted=wanted, stop_offset=stop_offset)
     plan = plan_read(layout, selection, skip_damage=on_damage == "skip")
     events = read_in_order(layout, plan, check_crc=check_crc)
-    return batches.sound_runs(events, on_damage, damage)
+    return batches.message_runs(events, on_damage, damage, limit=layout.config.decompress_limit)
 
 
 def messages(

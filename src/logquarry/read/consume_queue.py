@@ -58,11 +58,13 @@ class Queue(ABC):
         topic: its topic.
         queue_id: its number in the topic.
         units_per_file: entries of a queue file; no ``get`` reads past the end of one.
+        is_batch: whether several queue offsets may name one frame: an inner batch.
     """
 
     topic: str
     queue_id: int
     units_per_file: int
+    is_batch: bool = False
 
     @property
     @abstractmethod

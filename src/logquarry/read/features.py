@@ -24,6 +24,7 @@ from logquarry.format import broker_config, fastjson, java, sys_flag
 from logquarry.format.frame import MAGIC_V2, Frame
 from logquarry.log import log_place
 from logquarry.log.filesystem import Entry
+from logquarry.log.layout import BATCH_QUEUE as BATCH_FOLDER
 from logquarry.log.layout import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, SIDECAR, StoreLayout
 from logquarry.log.log_place import is_on, setting
 from logquarry.read import timer_wheel
@@ -55,7 +56,6 @@ SEVERAL_LOG_PATHS: Final = log_place.SEVERAL_LOG_PATHS
 LOG_ELSEWHERE: Final = log_place.LOG_ELSEWHERE
 UNKNOWN: Final = "unknown"
 
-BATCH_FOLDER: Final = "batchconsumequeue"
 ROCKSDB_FOLDERS: Final = (CONSUME_QUEUE, "consumequeue_rocksdb")
 """Folders that hold the queues in RocksDB, if there is a file ``CURRENT`` in them."""
 CONFIG_V1: Final = ("topics", "subscriptionGroups", "consumerOffsets")
@@ -393,7 +393,7 @@ class _Finder:
         if crc:
             self._add(PROPERTY_CRC, (evidence,), "frames carry a CRC over all their bytes")
         if batches or self.has(BATCH_QUEUES):
-            detail = "a frame may hold several messages; it is read as one row"
+            detail = "a frame may hold several messages"
             self._add(INNER_BATCHES, (batches or f"{BATCH_FOLDER}/",), detail)
         if copies:
             folder = f"{CONSUME_QUEUE}/{min(copies)}/"

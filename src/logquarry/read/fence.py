@@ -44,7 +44,7 @@ _QUEUES: Final = frozenset({Action.WRITE, Action.RECOVER, Action.REBUILD_QUEUES}
 _LOG: Final = frozenset({Action.WRITE, Action.RECOVER, Action.RETAIN})
 
 _REFUSED: Final = {
-    names.BATCH_QUEUES: frozenset(Action),
+    names.BATCH_QUEUES: frozenset(Action) - {Action.REBUILD_QUEUES, Action.REBUILD_INDEX},
     names.ROCKSDB_QUEUES: _QUEUES | {Action.RETAIN},
     names.ROCKSDB_CONFIG: frozenset({Action.WRITE, Action.RETAIN}),
     names.ROCKSDB_STORE: _EACH,
@@ -89,8 +89,8 @@ _HARM: Final = {
 """Feature -> the harm that the refused calls would do to the store."""
 
 _OUT: Final = {
-    names.BATCH_QUEUES: "start the broker over the store, it recovers it; or copy the messages "
-    "with `logquarry export`",
+    names.BATCH_QUEUES: "start the broker over the store, it recovers it; `logquarry rebuild` "
+    "makes new batch queues; or copy the messages with `logquarry export` and `logquarry import`",
     names.MULTI_DISPATCH: "leave enableMultiDispatch out of the configuration: the files show it",
     names.SEVERAL_LOG_PATHS: _CONVERT,
     names.LOG_ELSEWHERE: f"make commitlog/ a link to that folder; or {_CONVERT}",
@@ -179,10 +179,6 @@ class OtherQueues:
     def __bool__(self) -> bool:
         return self.has_rocksdb or bool(self.batch)
 
-    def holds(self, topic: str) -> bool:
-        """Whether a topic without queue files may have batch queues, or queues in RocksDB."""
-        return self.has_rocksdb or topic in self.batch
-
 
 def other_queues(layout: StoreLayout) -> OtherQueues:
     """The queues of a store that are no files of 20-byte entries. Reads names and topics.json."""
@@ -201,16 +197,9 @@ def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:
         topic: the queue's topic.
 
     Raises:
-        UnsupportedStore: for a batch queue, in which one entry names several messages; for a queue
-            of multi-dispatch in RocksDB, if the configuration switches it off.
+        UnsupportedStore: for a queue of multi-dispatch in RocksDB, if the configuration switches it
+            off.
     """
-    if topic in others.batch:
-        raise UnsupportedStore(
-            f"{layout.root}: topic {topic} has batch queues, which are not read by queue offset. "
-            "Read its frames with scan() or `logquarry messages --topic`",
-            feature=names.BATCH_QUEUES,
-            evidence=(f"{names.BATCH_FOLDER}/{topic}/",),
-        )
     is_off = layout.config.enable_multi_dispatch is False
     if topic.startswith("%LMQ%") and others.has_rocksdb and is_off:
         raise UnsupportedStore(

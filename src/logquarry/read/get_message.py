@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptFrame
 from logquarry.format import java
-from logquarry.format.frame import Damage
+from logquarry.format.frame import Damage, DamageKind
+from logquarry.format.inner_batch import is_inner_batch
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.message import StoredMessage
 from logquarry.read.commit_log import CommitLog
@@ -156,11 +157,15 @@ def get_message(
     stop = min(next_file, offset + max(LEAST_UNITS, max_count))
     first, units = next(queue.runs(offset, stop), (offset, None))
     if units is None:
+        if queue.is_batch:
+            next_file = next(queue.runs(stop, high), (high, None))[0]
         return answer(GetMessageStatus.OFFSET_FOUND_NULL, next_file)
     codes = None if tags is None else {java.hash_code(tag) for tag in tags}
 
     messages: list[StoredMessage] = []
     size = 0
+    read_inner = _InnerReader(read)
+    last_place = -1
     # Offsets before the first entry are a gap: damage in the log from which the queue was made.
     done = first - offset
     status = GetMessageStatus.NO_MATCHED_MESSAGE
@@ -174,7 +179,9 @@ def get_message(
             continue
         most, most_size = on_disk if physical_offset < in_memory_from else in_memory
         # QUIRK: the sum with a filler's size overflows in Java, and so is below any limit.
-        grown = size if unit_size == FILLER_SIZE else size + unit_size
+        # The messages of an inner batch share their frame.
+        added = 0 if unit_size == FILLER_SIZE or physical_offset == last_place else unit_size
+        grown = size + added
         if messages and (len(messages) >= most or grown > most_size):
             done -= 1
             break
@@ -191,7 +198,7 @@ def get_message(
         if data is not None:
             found = log.unreadable_at(physical_offset, unit_size)
             if found is None:
-                found = read(bytes(data), physical_offset)
+                found = read_inner.at(data, physical_offset, offset + done - 1)
         if found is None:
             if not messages:
                 status = GetMessageStatus.MESSAGE_WAS_REMOVING
@@ -216,10 +223,40 @@ def get_message(
                 status = GetMessageStatus.NO_MATCHED_MESSAGE
             continue
         messages.append(found)
-        size += unit_size
+        size = grown
+        last_place = physical_offset
         status = GetMessageStatus.FOUND
         removed_below = None
     return answer(status, offset + done, tuple(messages))
+
+
+class _InnerReader:
+    """Reads the message of an entry; of an inner batch, the one of the entry's queue offset."""
+
+    def __init__(self, read: Callable[[bytes, int], StoredMessage | Damage | None]) -> None:
+        self._read = read
+        self._place = -1
+        self._batch: tuple[StoredMessage, ...] = ()
+
+    def at(
+        self, data: memoryview, physical_offset: int, queue_offset: int
+    ) -> StoredMessage | Damage | None:
+        if physical_offset != self._place:
+            found = self._read(bytes(data), physical_offset)
+            if not isinstance(found, StoredMessage) or not is_inner_batch(found.sys_flag):
+                return found
+            batch = found.unwrap()
+            if len(batch) == 1 and is_inner_batch(batch[0].sys_flag):
+                # Its body is no batch: it is one message, also for clients.
+                return found
+            self._place, self._batch = physical_offset, batch
+        first, count = self._batch[0].queue_offset, len(self._batch)
+        if not first <= queue_offset < first + count:
+            return Damage(
+                DamageKind.BAD_SIZE,
+                f"an inner batch with the queue offsets {first} to {first + count - 1}",
+            )
+        return self._batch[queue_offset - first]
 
 
 def _may_match(tags_code: int, codes: Collection[int]) -> bool:

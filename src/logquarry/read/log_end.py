@@ -42,6 +42,7 @@ from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import DAMAGE, StoreFile, StoreLayout
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
+from logquarry.read.batch_queue import batch_queues
 from logquarry.read.consume_queue import ConsumeQueue, Queue
 
 logger = logging.getLogger(__name__)
@@ -117,15 +118,23 @@ def consume_queues(
     ]
 
 
+def all_queues(layout: StoreLayout) -> list[Queue]:
+    """All queues that have files, batch queues too."""
+    files = OpenFiles(layout)
+    return [*consume_queues(layout, files), *batch_queues(layout, files)]
+
+
 def last_entries(layout: StoreLayout, queues: Iterable[Queue]) -> list[QueueEntry]:
     """The last entry of each queue, the one that reaches furthest in the log first.
 
-    Entries that end more than a file after the log's last file are invalid, and are left out. This
-    reads at most the last file of each queue.
+    The batch queues of the store count too, in addition to ``queues``. Entries that end more than a
+    file after the log's last file are invalid, and are left out. This reads at most the last file
+    of each queue.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
-    entries = [entry for queue in queues if (entry := queue.last_entry) is not None]
+    every = (*queues, *batch_queues(layout))
+    entries = [entry for queue in every if (entry := queue.last_entry) is not None]
     sane = [e for e in entries if e.size != FILLER_SIZE and e.physical_offset + e.size <= limit]
     return sorted(sane, key=lambda entry: entry.physical_offset + entry.size, reverse=True)
 

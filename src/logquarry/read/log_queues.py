@@ -24,8 +24,10 @@ from logquarry.format import delay, queue_entry, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.format.rows import SIZE
+from logquarry.log.inner_batches import message_counts
 from logquarry.log.walk import Event, LogEnd, Run
 from logquarry.message import StoredMessage
+from logquarry.read.batch_queue import NO_CODE
 from logquarry.read.consume_queue import UNIT_DTYPE, Queue, QueueSegment, Units, has_message
 
 _CHUNK: Final = 1 << 20
@@ -57,8 +59,21 @@ class UnitCount(NamedTuple):
         )
 
 
-def count_units(units: Units, min_offset: int, max_offset: int) -> UnitCount:
-    """Count the entries that name a message between two physical offsets."""
+def count_units(
+    units: Units, min_offset: int, max_offset: int, *, is_batch: bool = False
+) -> UnitCount:
+    """Count the entries that name a message between two physical offsets.
+
+    Args:
+        units: the entries.
+        min_offset: first physical offset.
+        max_offset: physical offset after the last one.
+        is_batch: whether neighbours may name one frame, whose bytes count once.
+    """
+    if is_batch:
+        firsts = units[np.append(True, np.diff(units["physical_offset"]) != 0)[: len(units)]]
+        frames = count_units(firsts, min_offset, max_offset)
+        return frames._replace(messages=count_units(units, min_offset, max_offset).messages)
     found = UnitCount()
     for start in range(0, len(units), _CHUNK):
         part = units[start : start + _CHUNK]
@@ -140,7 +155,8 @@ class RetainedCounter:
             count = int(behind.argmax()) if bool(behind.any()) else len(units)
             number = first // queue.units_per_file
             before = known.files.get(number, UnitCount())
-            known.files[number] = before.plus(count_units(units[:count], log_start, log_end))
+            counted = count_units(units[:count], log_start, log_end, is_batch=queue.is_batch)
+            known.files[number] = before.plus(counted)
             done = first + count
             if count < len(units):
                 break
@@ -155,7 +171,8 @@ class RetainedCounter:
             total, is_whole = UnitCount(), False
             for first, units in queue.runs(start, stop):
                 is_whole = first == start and int(units["physical_offset"][0]) >= log_start
-                total = total.plus(count_units(units, log_start, log_end))
+                counted = count_units(units, log_start, log_end, is_batch=queue.is_batch)
+                total = total.plus(counted)
             if total.messages:
                 known.files[number] = total
             else:
@@ -192,6 +209,7 @@ class LogQueue(Queue):
         self.topic = topic
         self.queue_id = queue_id
         self.units_per_file = units_per_file
+        self.is_batch = bool((units["tags_code"] == NO_CODE).any())
         self._offsets = offsets
         self._units = units
 
@@ -279,6 +297,7 @@ class QueueBuilder:
         batch = columns.record_batch(run.window, run.rows, decoding)
         numbers = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in _COLUMNS}
         ids, topics = columns.topic_ids(run.window, run.rows)
+        counts = message_counts(run.window, run.rows)
         units = np.empty(len(run.rows), UNIT_DTYPE)
         units["physical_offset"] = numbers["physical_offset"]
         units["size"] = run.rows[:, SIZE]
@@ -287,6 +306,7 @@ class QueueBuilder:
         queued = (flags == sys_flag.TRANSACTION_NOT) | (flags == sys_flag.TRANSACTION_COMMIT)
         # A negative offset is no place in a queue.
         queued &= numbers["queue_offset"] >= 0
+        offsets = numbers["queue_offset"]
         rows = np.flatnonzero(queued)
         # Stable: the order within a queue stays the log's.
         rows = rows[np.lexsort((numbers["queue_id"][rows], ids[rows]))]
@@ -295,7 +315,7 @@ class QueueBuilder:
         for part in np.split(rows, cuts):
             if len(part):
                 key = topics[ids[part[0]]], int(numbers["queue_id"][part[0]])
-                self._parts[key].append((numbers["queue_offset"][part], units[part]))
+                self._parts[key].append(_spread(offsets[part], units[part], counts, part))
         if self.config.enable_multi_dispatch is not False:
             self._add_copies(run, queued, units)
 
@@ -309,6 +329,21 @@ class QueueBuilder:
         for row, message in zip(rows.tolist(), found, strict=True):
             for key, offset in copies_of(message, self.config):
                 self._parts[key].append((np.array([offset]), units[row : row + 1]))
+
+
+def _spread(
+    offsets: Offsets, units: Units, counts: Offsets | None, rows: npt.NDArray[np.int64]
+) -> tuple[Offsets, Units]:
+    """One entry for each message of some frames: ``counts`` by frame; None for one each."""
+    if counts is None:
+        return offsets, units
+    own = counts[rows]
+    units["tags_code"] = np.where(
+        (own > 1) | (units["tags_code"] == 0), NO_CODE, units["tags_code"]
+    )
+    firsts = np.cumsum(own) - own
+    within = np.arange(int(own.sum())) - np.repeat(firsts, own)
+    return np.repeat(offsets, own) + within, np.repeat(units, own)
 
 
 def copies_of(message: StoredMessage, config: StoreConfig) -> Iterator[tuple[QueueKey, int]]:

@@ -9,8 +9,9 @@ import numpy as np
 
 from logquarry.format import java
 from logquarry.log.layout import StoreLayout
+from logquarry.read.batch_queue import frames_in
 from logquarry.read.consume_queue import has_message
-from logquarry.read.log_end import Span, consume_queues
+from logquarry.read.log_end import Span, all_queues
 from logquarry.text import plural
 
 _OFFSET, _SIZE = "physical_offset", "size"
@@ -35,7 +36,8 @@ class LostMessages(NamedTuple):
 def lost_messages(layout: StoreLayout, spans: Sequence[Span], log_end: int) -> LostMessages:
     """Count the messages of the queues in damaged parts of the log and after its end.
 
-    Reads all queue entries. A message that several queues name counts once.
+    Reads all queue entries. A message that several queues name counts once. Each message of an
+    inner batch counts, and the bytes of its frame count once.
 
     Args:
         layout: the store's files.
@@ -47,8 +49,8 @@ def lost_messages(layout: StoreLayout, spans: Sequence[Span], log_end: int) -> L
     limit = max(log_end, log.end) + log.file_size if log.files else java.LONG_MAX
     starts = np.array([span.offset for span in spans], np.int64)
     ends = np.array([span.offset + span.length for span in spans], np.int64)
-    offsets, sizes = [_NONE], [_NONE]
-    for queue in consume_queues(layout):
+    offsets, sizes, counts = [_NONE], [_NONE], [_NONE]
+    for queue in all_queues(layout):
         for _, units in queue.runs(queue.min_offset, queue.max_offset):
             at = units[_OFFSET].astype(np.int64)
             is_lost = (at >= log_end) & (at < limit)
@@ -56,7 +58,12 @@ def lost_messages(layout: StoreLayout, spans: Sequence[Span], log_end: int) -> L
                 number = np.searchsorted(starts, at, side="right") - 1
                 is_lost |= (number >= 0) & (at < ends[np.maximum(number, 0)])
             is_lost &= has_message(units)
-            offsets.append(at[is_lost])
-            sizes.append(units[_SIZE][is_lost].astype(np.int64))
+            at, size = at[is_lost], units[_SIZE][is_lost].astype(np.int64)
+            which, held = frames_in(at, is_batch=queue.is_batch)
+            offsets.append(at[which])
+            sizes.append(size[which])
+            counts.append(held)
     _, first = np.unique(np.concatenate(offsets), return_index=True)
-    return LostMessages(len(first), int(np.concatenate(sizes)[first].sum()))
+    return LostMessages(
+        int(np.concatenate(counts)[first].sum()), int(np.concatenate(sizes)[first].sum())
+    )

@@ -9,7 +9,7 @@ from logquarry import text
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import CHECKPOINT, COMMIT_LOG, StoreLayout
 from logquarry.log.log_place import setting
-from logquarry.read.log_end import consume_queues
+from logquarry.read.log_end import all_queues
 
 
 def require_log(layout: StoreLayout) -> None:
@@ -44,7 +44,7 @@ def _known(layout: StoreLayout) -> str:
     """What the store knows of the log, by the ends of its queues."""
     messages = 0
     starts, ends = [], []
-    for queue in consume_queues(layout):
+    for queue in all_queues(layout):
         last, first = queue.last_entry, next(queue.entries(0), None)
         if last is None or first is None:
             continue

@@ -95,3 +95,14 @@ def has_key(frame: Frame, topic: str, key: str) -> bool:
     if message.topic != topic:
         return False
     return key == message.uniq_key or key in props.split_keys(message.keys or "")
+
+
+def of_key(message: StoredMessage, key: str) -> tuple[StoredMessage, ...]:
+    """The messages of an inner batch that have a key; all if none has it. Else the message."""
+    batch = message.unwrap()
+    if len(batch) == 1:
+        return batch
+    found = tuple(
+        one for one in batch if key == one.uniq_key or key in props.split_keys(one.keys or "")
+    )
+    return found or batch

@@ -15,6 +15,7 @@ from logquarry.format import delay
 from logquarry.format import rows as r
 from logquarry.log import columns
 from logquarry.log.columns import Decoding
+from logquarry.log.inner_batches import unwrapped
 from logquarry.log.walk import BlankSpan, DamagedSpan, Event, ExpiredSpan, LogEnd, LogReader, Run
 from logquarry.store.message_store import MessageStore
 from logquarry.units import Progress
@@ -142,7 +143,9 @@ def survey(
     length = store.max_offset - store.min_offset
     for event in reader.events():
         if isinstance(event, Run):
-            _add_run(found, event, bins)
+            _add_bytes(found, event)
+            for run in unwrapped((event,)):
+                _add_run(found, run, bins)
         elif isinstance(event, LogEnd):
             found.end = event.offset
         elif isinstance(event, DamagedSpan):
@@ -160,6 +163,13 @@ def bin_size(span_ms: int) -> int:
     return next((size for size in _BIN_SIZES_MS if size >= least), least)
 
 
+def _add_bytes(found: Survey, run: Run) -> None:
+    ids, names = columns.topic_ids(run.window, run.rows)
+    sizes = np.bincount(ids, run.rows[:, r.SIZE], minlength=len(names)).astype(np.int64).tolist()
+    for name, size in zip(names, sizes, strict=True):
+        found.bytes[name] += size
+
+
 def _add_run(found: Survey, run: Run, bins: int) -> None:
     rows = run.rows
     ids, names = columns.topic_ids(run.window, rows)
@@ -168,12 +178,10 @@ def _add_run(found: Survey, run: Run, bins: int) -> None:
     )
     stored, born = values["store_timestamp"], values["born_timestamp"]
     counts = np.bincount(ids, minlength=len(names)).tolist()
-    sizes = np.bincount(ids, rows[:, r.SIZE], minlength=len(names)).astype(np.int64).tolist()
     # Divide before subtracting: the difference of hostile times would overflow 64 bits.
     slots = np.clip(stored // found.bin_ms - found.first_bin // found.bin_ms, 0, bins - 1)
     for number, name in enumerate(names):
         found.messages[name] += counts[number]
-        found.bytes[name] += sizes[number]
         own = ids == number
         line = found.over_time.setdefault(name, np.zeros(bins, np.int64))
         line += np.bincount(slots[own], minlength=bins)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from logquarry.errors import MessageNotFound, StoreNotFound, UsageError
 from logquarry.log import kafka
-from logquarry.log.batches import BadBodies, DamageLog, record_batches, sound_runs
+from logquarry.log.batches import BadBodies, DamageLog, message_runs, record_batches
 from logquarry.log.columns import Decoding
 from logquarry.log.filters import MessageFilter
 from logquarry.log.layout import StoreLayout
@@ -289,12 +289,10 @@ def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> Non
 
 
 def _oldest_in_queue(layout: StoreLayout, topic: str, queue_id: int) -> int | None:
-    from logquarry.read.consume_queue import ConsumeQueue
+    from logquarry.read.batch_queue import queue_with_files
 
-    if (topic, queue_id) not in layout.queue_names:
-        return None
-    queue = ConsumeQueue(layout, topic, queue_id, log_min_offset=layout.commit_log.start)
-    return queue.min_offset
+    queue = queue_with_files(layout, topic, queue_id)
+    return None if queue is None else queue.min_offset
 
 
 def lost(text: str, *, fail: bool) -> None:
@@ -343,7 +341,9 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
             if quarantine is not None:
                 events = _kept(events, layout, quarantine, live=plan.live)
             wanted = filter_of(plan, part)
-            runs = sound_runs(events, options.on_damage, seen)
+            runs = message_runs(
+                events, options.on_damage, seen, limit=options.config.decompress_limit
+            )
             for batch in record_batches(runs, decoding, None if wanted.is_empty else wanted):
                 yield kafka.kafka_batch(batch, task.columns) if options.is_kafka else batch
             if options.on_damage == "stop" and seen.spans:

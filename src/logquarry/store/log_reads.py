@@ -68,6 +68,9 @@ class LogReads(ABC):
     def message_at(self, physical_offset: int) -> StoredMessage:
         """The message that starts at a physical offset. Its CRC is checked.
 
+        An inner batch of RocketMQ 5 is one message here; :meth:`StoredMessage.unwrap` gives its
+        messages.
+
         Raises:
             MessageNotFound: if no message starts there: outside the log (bytes after its end are
                 no message, sound or not), or inside a message or a blank.

@@ -174,7 +174,7 @@ def _retained(queue: Queue, min_offset: int, max_offset: int) -> UnitCount:
     """Count the messages of a queue that are still in the log."""
     found = UnitCount()
     for _, units in queue.runs(queue.min_offset, queue.max_offset):
-        found = found.plus(count_units(units, min_offset, max_offset))
+        found = found.plus(count_units(units, min_offset, max_offset, is_batch=queue.is_batch))
     return found
 
 
@@ -227,6 +227,7 @@ def count_log(store: StoreReads, progress: Progress | None = None) -> LogCount:
     """Count messages and bytes of each queue in the log. Damage is skipped."""
     from logquarry.format.rows import SIZE
     from logquarry.log import columns
+    from logquarry.log.inner_batches import message_counts
     from logquarry.log.walk import DamagedSpan, LogReader, Run
 
     counted = LogCount()
@@ -242,7 +243,8 @@ def count_log(store: StoreReads, progress: Progress | None = None) -> LogCount:
         pairs = (ids.astype(np.int64) << 32) | (queue_ids.astype(np.int64) & 0xFFFFFFFF)
         distinct, which = np.unique(pairs, return_inverse=True)
         sizes = np.bincount(which, event.rows[:, SIZE]).astype(np.int64).tolist()
-        counts = np.bincount(which).tolist()
+        held = message_counts(event.window, event.rows)
+        counts = np.bincount(which, held).astype(np.int64).tolist()
         for pair, count, size in zip(distinct.tolist(), counts, sizes, strict=True):
             low = pair & 0xFFFFFFFF
             key = names[pair >> 32], low - (1 << 32) if low >> 31 else low

@@ -23,6 +23,7 @@ from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_names import absolute
 from logquarry.message import Message
+from logquarry.read.batch_queue import BatchQueue, batch_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.consume_queue import ConsumeQueue, Queue
 from logquarry.read.fence import OtherQueues, other_queues, require_queue
@@ -60,6 +61,7 @@ class BaseReader(StoreReads):
     def __init__(self, layout: StoreLayout, *, broker: str) -> None:
         self._files = OpenFiles(layout, is_strict=True)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._batch_queues: dict[tuple[str, int], BatchQueue] = {}
         log = CommitLog(layout, files=self._files, last_entries=self._last_entries)
         super().__init__(layout, log, broker=broker)
         self._index = Index(layout, files=self._files)
@@ -100,7 +102,9 @@ class BaseReader(StoreReads):
         self._files.close()
         self._log.refresh()
         self._found = _Found(self)
-        for queue in self._queues.values():
+        queues: list[ConsumeQueue | BatchQueue] = [*self._queues.values()]
+        queues += self._batch_queues.values()
+        for queue in queues:
             queue.log_min_offset = self._log.min_offset
             queue.refresh()
 
@@ -151,9 +155,10 @@ class BaseReader(StoreReads):
     def queues(self) -> tuple[tuple[str, int], ...]:
         """(topic, queue id) of each queue, sorted."""
         self._require_open()
-        if self.has_queue_files:
-            return self.layout.queue_names
-        return tuple(sorted({*self.layout.queue_names, *self._found.log_queues[0]}))
+        names = {*self.layout.queue_names, *self.layout.batch_queue_names}
+        if not self.has_queue_files:
+            names |= self._found.log_queues[0].keys()
+        return tuple(sorted(names))
 
     def queue(self, topic: str, queue_id: int) -> Queue | None:
         """One queue; None if the store does not have it."""
@@ -161,7 +166,7 @@ class BaseReader(StoreReads):
         topic, queue_id = arguments.queue(topic, queue_id)
         if not self._found.has_queue_files:
             return self._found.log_queues[0].get((topic, queue_id))
-        found = self._file_queue(topic, queue_id)
+        found = self._batch_queue(topic, queue_id) or self._file_queue(topic, queue_id)
         if found is None and self._found.other_queues.has_rocksdb:
             return self._found.log_queues[0].get((topic, queue_id))
         return found
@@ -176,6 +181,18 @@ class BaseReader(StoreReads):
         # Only names from a listing are used in paths.
         if found is None and (topic, queue_id) in self.layout.queue_names:
             found = self._queues[topic, queue_id] = ConsumeQueue(
+                self.layout,
+                topic,
+                queue_id,
+                log_min_offset=self._log.min_offset,
+                files=self._files,
+            )
+        return found
+
+    def _batch_queue(self, topic: str, queue_id: int) -> BatchQueue | None:
+        found = self._batch_queues.get((topic, queue_id))
+        if found is None and (topic, queue_id) in self.layout.batch_queue_names:
+            found = self._batch_queues[topic, queue_id] = BatchQueue(
                 self.layout,
                 topic,
                 queue_id,
@@ -232,7 +249,7 @@ class BaseReader(StoreReads):
         """Whether a writer may have added an offset since the files were listed."""
         if queue is None:
             return True
-        if offset < queue.max_offset or not isinstance(queue, ConsumeQueue):
+        if offset < queue.max_offset or not isinstance(queue, ConsumeQueue | BatchQueue):
             return False
         self._getter.release()
         queue.refresh()
@@ -255,7 +272,11 @@ class _Found:
 
     @cached_property
     def has_queue_files(self) -> bool:
-        return any(queue.last_entry is not None for queue in self._store._file_queues())
+        queues = (
+            *self._store._file_queues(),
+            *batch_queues(self._store.layout, self._store._files),
+        )
+        return any(queue.last_entry is not None for queue in queues)
 
     @cached_property
     def other_queues(self) -> OtherQueues:

@@ -276,6 +276,10 @@ class StoreReads(LogReads):
             max_count: most messages.
             exact: leave out messages with another key of the same hash, which RocketMQ returns
                 too, and second entries of the same message.
+
+        Of an inner batch of RocketMQ 5 you get the messages with the key; all messages if the key
+        is the UNIQ_KEY of the batch, which the producer got as the message id. RocketMQ indexes a
+        key of KEYS only if the batch itself has it; :meth:`scan` finds the other keys too.
         """
         self._require_open()
         from logquarry.read import query_message
@@ -297,7 +301,10 @@ class StoreReads(LogReads):
             most = min(max_count, self.config.max_msgs_num_batch)
             events = self._log_reader().events()
             found = query_message.search_log(events, topic, key, most, begin, end)
-        return [self._stored(frame) for frame in found]
+        # More than max_count only if an inner batch has several messages with the key.
+        stored = (self._stored(frame) for frame in found)
+        messages = [one for message in stored for one in query_message.of_key(message, key)]
+        return messages[-max_count:] if max_count > 0 else []
 
     @abstractmethod
     def _index_now(self) -> Index:

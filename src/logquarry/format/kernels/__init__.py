@@ -29,6 +29,7 @@ from logquarry.format.kernels.encode import (
 from logquarry.format.kernels.entries import check_chains, group_units, index_keys, put_index_keys
 from logquarry.format.kernels.follow import follow
 from logquarry.format.kernels.gets import get_frames
+from logquarry.format.kernels.inner import measure_inner, unwrap_frames
 from logquarry.format.kernels.properties import (
     DELAY,
     KEYS,
@@ -87,6 +88,7 @@ __all__ = [
     "look_into",
     "mark_named",
     "mark_suspects",
+    "measure_inner",
     "message_ids",
     "number_frames",
     "offsets_of",
@@ -98,5 +100,6 @@ __all__ = [
     "spans_of",
     "tags_codes",
     "topic_spans",
+    "unwrap_frames",
     "walk",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from logquarry.format import java, properties, queue_entry
+from logquarry.format import inner_batch, java, properties, queue_entry
 from logquarry.format.got_rows import (
     ASK_TAGS,
     COUNT_SHIFT,
@@ -72,6 +72,7 @@ _AT_TAGS_CODE = queue_entry.LAYOUT.offsets["tags_code"]
 _NAME_VALUE = ord(properties.NAME_VALUE_SEPARATOR)
 _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS = name_table((properties.TAGS,))
 _INT_MIN = java.INT_MIN
+_INNER_BATCH = inner_batch.INNER_BATCH
 _UNITS_AHEAD = 3
 _MOST_LINES = 64
 
@@ -201,6 +202,9 @@ def get_frames(
         frame = log + (place - start)
         verdict = check_frame(frame, 0, unit_size, unit_size, place, crc_function, True, row)
         if verdict != REACHED_STOP or row[SIZE] != unit_size:
+            return NOT_SOUND
+        if load_i32(frame + AT_SYS_FLAG) & _INNER_BATCH == _INNER_BATCH:
+            # The reference picks the message of the queue offset.
             return NOT_SOUND
         props, props_length = frame + row[PROPS_AT], row[PROPS_LENGTH]
         is_text = is_ascii(props, props_length) or is_utf8(props, props_length)

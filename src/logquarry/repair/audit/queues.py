@@ -33,6 +33,7 @@ from logquarry.read.consume_queue import ConsumeQueue, Units, has_message, is_wr
 from logquarry.read.fence import other_queues
 from logquarry.read.log_end import consume_queues
 from logquarry.read.log_queues import MULTI_SEPARATOR, QueueKey
+from logquarry.repair.audit.batch_queues import BatchQueuesAudit, batch_entries_of
 from logquarry.repair.audit.differences import (
     MOST_GAPS,
     MOST_STRETCHES,
@@ -111,6 +112,7 @@ class QueuesAudit:
         self._seen: dict[QueueKey, _Seen] = {}
         self._names = set(layout.queue_names)
         self._other_queues = other_queues(layout)
+        self.batch = BatchQueuesAudit(layout, self._other_queues.batch)
         # While retention removes the log's first file, it cuts the queues after that file.
         files = layout.commit_log.files
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
@@ -125,6 +127,9 @@ class QueuesAudit:
         """
         requests = followed.requests
         for key, part in parts.items():
+            if key[0] in self.batch.topics and key not in self._names:
+                self.batch.add(key, batch_entries_of(followed, part))
+                continue
             seen = self._of(key, int(part.offsets[0]))
             if not self._is_next_part(seen, part):
                 values = {name: getattr(requests, name)[part.rows] for name in _COLUMNS}
@@ -245,6 +250,7 @@ class QueuesAudit:
                 queue = self._queue(key)
                 seen = _Seen(queue, queue.min_offset, queue.min_offset)
             yield from self._queue_differences(key, seen, log_end, lost, is_explained=is_explained)
+        yield from self.batch.finish(log_end, lost, is_crash=is_explained)
 
     def _is_crash(self, log_end: int) -> bool:
         """Whether a crash explains the messages that the queues lack at their ends.
@@ -284,8 +290,8 @@ class QueuesAudit:
         if queue is None:
             folder = f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
             reason = f"the log has {seen.messages} messages of it"
-            # The audit does not read batch queues and queues in RocksDB.
-            is_explained = is_explained or self._other_queues.holds(key[0])
+            # The audit does not read queues in RocksDB.
+            is_explained = is_explained or self._other_queues.has_rocksdb
             yield Difference("queue_missing", folder, 0, reason, is_explained=is_explained)
             return
         for group in seen.groups.values():

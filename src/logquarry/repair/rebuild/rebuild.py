@@ -30,6 +30,7 @@ from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.filesystem import local_folder, local_store
 from logquarry.log.layout import (
+    BATCH_QUEUE,
     COMMIT_LOG,
     CONSUME_QUEUE,
     INDEX,
@@ -39,12 +40,14 @@ from logquarry.log.layout import (
     quarantine,
 )
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.fence import Action, require
+from logquarry.read.fence import Action, other_queues, require
 from logquarry.read.log_end import consume_queues, last_entries
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import queue_fault
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
+from logquarry.repair.rebuild.batch_files import BatchFiles, batch_file_size
+from logquarry.repair.rebuild.batch_report import not_in_tasks, with_batches
 from logquarry.repair.rebuild.build import (
     Builder,
     BuildJob,
@@ -116,9 +119,13 @@ def rebuild(
     names = [name for name, wanted in ((CONSUME_QUEUE, queues), (INDEX, index)) if wanted]
     if not names:
         raise UsageError("neither queues nor index: there is nothing to build")
-    target = root if into is None else check_into(root, local_folder(into), names)
     settings = settings_of(config)
     layout = StoreLayout.open(root, settings)
+    if queues and (batch := other_queues(layout).batch):
+        if builder is not build_here:
+            raise not_in_tasks(str(root), batch)
+        names.insert(1, BATCH_QUEUE)
+    target = root if into is None else check_into(root, local_folder(into), names)
     for name, action in ((CONSUME_QUEUE, Action.REBUILD_QUEUES), (INDEX, Action.REBUILD_INDEX)):
         if name in names:
             require(layout, action)
@@ -231,7 +238,7 @@ def _finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
     Raises:
         UsageError: if there was one.
     """
-    is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, INDEX))
+    is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
     if is_begun and _bring_out_cut_off(target, disk):
         for name in names:
             if (target / name).exists():
@@ -253,7 +260,7 @@ def _bring_out_cut_off(target: Path, disk: Disk) -> bool:
 
 def _bring_out(build: Path, target: Path, disk: Disk) -> None:
     """Move the built folders in place, unless they are there."""
-    for name in (CONSUME_QUEUE, INDEX):
+    for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX):
         if (build / name).is_dir() and not (target / name).exists():
             _rename(disk, build / name, target / name)
 
@@ -365,6 +372,7 @@ class _Rebuild:
             log=log,
             likely_end=likely_end,
             is_live=report.is_live,
+            batch=self._batch_files(layout, config),
         )
         built = self._builder(job, progress)
         queues = built.queues
@@ -384,6 +392,9 @@ class _Rebuild:
                 left_out=tuple(queues.left_out),
             )
             self._disk.sync_names(self._build / CONSUME_QUEUE)
+        if job.batch is not None:
+            report = with_batches(layout, report, job.batch, self._copy)
+            self._disk.sync_names(self._build / BATCH_QUEUE)
         if INDEX in self._names:
             count = FileCount(built.index_files, built.index_files * shape.file_size)
             report = dataclasses.replace(report, index=count, keys=built.keys)
@@ -392,6 +403,12 @@ class _Rebuild:
             write_note(self._note, whose, self._disk)
         self._disk.replace(self._build / _COMPLETE, b"complete\n")
         return report
+
+    def _batch_files(self, layout: StoreLayout, config: StoreConfig) -> BatchFiles | None:
+        if BATCH_QUEUE not in self._names:
+            return None
+        folder, topics = self._build / BATCH_QUEUE, other_queues(layout).batch
+        return BatchFiles(self._disk, folder, batch_file_size(layout, config), topics)
 
     def _audit(
         self, layout: StoreLayout, queue_size: int, *, is_live: bool

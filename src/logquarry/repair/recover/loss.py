@@ -31,8 +31,9 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.log.layout import COMMIT_LOG, StoreLayout
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader
+from logquarry.read.batch_queue import frames_in
 from logquarry.read.consume_queue import Queue, Units, has_message
-from logquarry.read.log_end import consume_queues, known_damage
+from logquarry.read.log_end import all_queues, known_damage
 
 _SMALL_BYTES: Final = 64 << 10
 _SMALL_SHARE: Final = 10
@@ -46,7 +47,8 @@ _LARGEST_MESSAGE: Final = 64 << 20
 _LEAST_APART: Final = 2
 """Entries that must name messages far behind the log before they count: one may be rot."""
 
-_Pairs = npt.NDArray[np.int64]
+_Frames = npt.NDArray[np.int64]
+"""Physical offset, size and number of messages of each frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class _Search:
         durable = self._durable or 0
         gone = max(0, durable - self._end)
         gone += sum(span.length for span in self._damage if span.kind == MISSING_FILE)
-        count, size = len(lost), max(int(lost[:, 1].sum()), gone)
+        count, size = int(lost[:, 2].sum()), max(int(lost[:, 1].sum()), gone)
         kept = self._end - self._log.start
         if not count and not gone:
             if kept or self._log.files or self._flushed <= 0:
@@ -206,37 +208,38 @@ class _Search:
         return durable > self._end and self._log.at(durable - 1) is None
 
     # ---------------------------------------------------------------------------------- entries
-    def _lost(self) -> _Pairs:
-        """Physical offset and size of each lost message, in the order of the log."""
+    def _lost(self) -> _Frames:
+        """Each lost frame, in the order of the log."""
         lowest = min([self._end, *(span.offset for span in self._damage)])
-        found: list[_Pairs] = [np.empty((0, 2), np.int64)]
-        for queue in consume_queues(self._layout):
+        found: list[_Frames] = [np.empty((0, 3), np.int64)]
+        for queue in all_queues(self._layout):
             found += self._lost_of(queue, lowest)
-        pairs = np.concatenate(found)
-        if len(pairs) > _MOST_COUNTED:
-            return pairs
-        _, first = np.unique(pairs[:, 0], return_index=True)
-        return pairs[first]
+        frames = np.concatenate(found)
+        if len(frames) > _MOST_COUNTED:
+            return frames
+        _, first = np.unique(frames[:, 0], return_index=True)
+        return frames[first]
 
-    def _lost_of(self, queue: Queue, lowest: int) -> Iterator[_Pairs]:
+    def _lost_of(self, queue: Queue, lowest: int) -> Iterator[_Frames]:
         after: int | None = None
         for segment in reversed(list(queue.segments())):
-            units = [found for _, found in queue.runs(segment.start, segment.start + segment.count)]
-            if not units:
+            runs = queue.runs(segment.start, segment.start + segment.count)
+            parts = [_frames(units, is_batch=queue.is_batch) for _, units in runs]
+            if not parts:
                 continue
-            pairs = _pairs(np.concatenate(units), after)
-            reaching = pairs[pairs[:, 0] + pairs[:, 1] > lowest]
+            frames = _in_order(np.concatenate(parts), after)
+            reaching = frames[frames[:, 0] + frames[:, 1] > lowest]
             lost = reaching[self._lacks(reaching)]
             if len(lost):
                 yield lost
-            if not len(reaching) and len(pairs):
+            if not len(reaching) and len(frames):
                 return
-            if len(pairs):
-                after = int(pairs[0, 0])
+            if len(frames):
+                after = int(frames[0, 0])
 
-    def _lacks(self, pairs: _Pairs) -> npt.NDArray[np.bool_]:
+    def _lacks(self, frames: _Frames) -> npt.NDArray[np.bool_]:
         """Which messages the recovered log does not have."""
-        starts, ends = pairs[:, 0], pairs[:, 0] + pairs[:, 1]
+        starts, ends = frames[:, 0], frames[:, 0] + frames[:, 1]
         lacking: npt.NDArray[np.bool_] = ends > self._end
         for span in self._damage:
             lacking |= (starts < span.offset + span.length) & (ends > span.offset)
@@ -246,7 +249,7 @@ class _Search:
         return lacking & (starts >= self._log.start)
 
     # ------------------------------------------------------------------------------- which count
-    def _is_vouched(self, lost: _Pairs) -> npt.NDArray[np.bool_]:
+    def _is_vouched(self, lost: _Frames) -> npt.NDArray[np.bool_]:
         """Which lost messages were on the disk for certain."""
         starts = lost[:, 0]
         if self._durable is not None:
@@ -267,7 +270,7 @@ class _Search:
         """Whether sound frames follow the new end of the log."""
         return LogReader(self._layout).find(self._end, self._log.end) is not None
 
-    def _is_missing(self, lost: _Pairs) -> npt.NDArray[np.bool_]:
+    def _is_missing(self, lost: _Frames) -> npt.NDArray[np.bool_]:
         """Which messages were in files that are missing."""
         missing = np.ones(len(lost), np.bool_)
         for file in self._log.files:
@@ -276,7 +279,7 @@ class _Search:
             return missing
         return missing & (lost[:, 0] < self._log.end + self._log.file_size)
 
-    def _reason(self, lost: _Pairs, *, is_missing: bool) -> str:
+    def _reason(self, lost: _Frames, *, is_missing: bool) -> str:
         if not self._log.files:
             return f"the log has no files, but the queues point to them: {_IS_MOUNTED}"
         if is_missing:
@@ -308,23 +311,27 @@ def missing_files(layout: StoreLayout, end: int) -> Iterator[DamagedSpan]:
 _IS_MOUNTED: Final = "a disk may not be mounted"
 
 
-def _pairs(units: Units, after: int | None) -> _Pairs:
-    """Physical offsets and sizes of the entries that a queue can have had.
+def _frames(units: Units, *, is_batch: bool) -> _Frames:
+    """The frames of some entries, without impossible ones."""
+    units = units[has_message(units)]
+    places = units["physical_offset"].astype(np.int64)
+    which, held = frames_in(places, is_batch=is_batch)
+    frames = np.stack([places[which], units["size"].astype(np.int64)[which], held], axis=1)
+    frames = frames[(frames[:, 1] >= FIXED_SIZE_V1) & (frames[:, 1] <= _LARGEST_MESSAGE)]
+    return frames[frames[:, 0] < np.iinfo(np.int64).max - _LARGEST_MESSAGE]
+
+
+def _in_order(frames: _Frames, after: int | None) -> _Frames:
+    """The frames that a queue can have had.
 
     A queue's entries are in the order of the log: an entry that points behind a later one is rot.
     """
-    units = units[has_message(units)]
-    pairs = np.stack(
-        [units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)], axis=1
-    )
-    pairs = pairs[(pairs[:, 1] >= FIXED_SIZE_V1) & (pairs[:, 1] <= _LARGEST_MESSAGE)]
-    pairs = pairs[pairs[:, 0] < np.iinfo(np.int64).max - _LARGEST_MESSAGE]
-    if not len(pairs):
-        return pairs
-    least = np.minimum.accumulate(pairs[::-1, 0])[::-1]
+    if not len(frames):
+        return frames
+    least = np.minimum.accumulate(frames[::-1, 0])[::-1]
     if after is not None:
         least = np.minimum(least, after)
-    return pairs[pairs[:, 0] <= least]
+    return frames[frames[:, 0] <= least]
 
 
 def _is_small(size: int, known: int) -> bool:

@@ -159,8 +159,8 @@ class _Verification:
             "damaged_spans": len(self.damage),
             "damaged_bytes": sum(span.length for span in self.damage),
             **self._lost(end),
-            "queues": len(self.layout.queue_names),
-            "queue_entries": self.queues.entries,
+            "queues": len(self.layout.queue_names) + len(self.layout.batch_queue_names),
+            "queue_entries": self.queues.entries + self.queues.batch.entries,
             "index_files": len(self.layout.index_files),
             "index_entries": self.index.entries,
         }

@@ -1,0 +1,84 @@
+"""Inner batches of RocketMQ 5: one frame that holds several messages.
+
+A producer sends a batch to a topic with batch queues; the broker stores it as one frame with the
+SYSFLAG bits INNER_BATCH and NEED_UNWRAP. The body is the wire form of the batch
+(:mod:`logquarry.format.batch`). Message i of the batch has the queue offset QUEUEOFFSET + i, and
+a body, properties and FLAG of its own; all other fields are the frame's
+(``MessageDecoder.decodeMessage``). The property INNER_NUM is the number of messages, by which the
+queue offset advances; INNER_BASE repeats QUEUEOFFSET.
+
+A message of a batch is given as a :class:`~logquarry.format.frame.Frame` that stands alone: its
+SYSFLAG has neither the bits of the batch nor those of compression, BODYCRC is that of its own
+body, and TOTALSIZE the size that it would have in the log. PHYSICALOFFSET is that of the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from logquarry.errors import DecompressionError
+from logquarry.format import batch, java, sys_flag
+from logquarry.format import properties as props
+from logquarry.format.compression import DEFAULT_LIMIT, decompress
+from logquarry.format.frame import Frame
+
+INNER_BATCH: Final = sys_flag.INNER_BATCH | sys_flag.NEED_UNWRAP
+"""Both bits: clients take a frame apart only if it has both."""
+OF_BATCH: Final = INNER_BATCH | sys_flag.COMPRESSED | sys_flag.COMPRESSION_MASK
+"""The bits that a message of a batch does not inherit: they describe the body of the frame."""
+MOST_MESSAGES: Final = 0x7FFF
+"""``DispatchRequest.batchSize`` and the entry of a batch queue count the messages in 16 bits."""
+
+
+def is_inner_batch(flag: int) -> bool:
+    """Whether a frame with this SYSFLAG holds the messages of a batch."""
+    return flag & INNER_BATCH == INNER_BATCH
+
+
+def unwrap(frame: Frame, *, limit: int = DEFAULT_LIMIT) -> tuple[Frame, ...]:
+    """The messages of an inner batch; a frame that is none, or whose body is no batch, stays whole.
+
+    Clients keep a frame whose body is no batch as one message too (``PullAPIWrapper``).
+
+    Args:
+        frame: a sound frame.
+        limit: maximum bytes of the decompressed body, and of the messages as frames; a frame with
+            more stays whole.
+    """
+    if not is_inner_batch(frame.sys_flag):
+        return (frame,)
+    try:
+        items = tuple(batch.decode(decompress(frame.body, frame.sys_flag, limit=limit)))
+    except (ValueError, DecompressionError):
+        return (frame,)
+    fixed = frame.size - len(frame.body) - len(frame.properties)
+    room = sum(fixed + len(item.body) + len(item.properties) for item in items)
+    if not items or room > limit or frame.queue_offset > java.LONG_MAX - len(items):
+        return (frame,)
+    flag = frame.sys_flag & ~OF_BATCH
+    return tuple(
+        replace(
+            frame,
+            body=item.body,
+            properties=item.properties,
+            flag=item.flag,
+            sys_flag=flag,
+            queue_offset=frame.queue_offset + number,
+        ).with_crc()
+        for number, item in enumerate(items)
+    )
+
+
+def queue_count(frame: Frame) -> int:
+    """The number of queue offsets that a frame takes, as the broker dispatches it.
+
+    For an inner batch it is INNER_NUM, whatever the body holds
+    (``CommitLog.checkMessageAndReturnSize``).
+    """
+    if not frame.sys_flag & sys_flag.INNER_BATCH:
+        return 1
+    number = props.decode_bytes(frame.properties).get(props.INNER_NUM, "")
+    if not (number.isascii() and number.isdigit() and len(number) <= len(str(MOST_MESSAGES))):
+        return 1
+    return min(max(1, int(number)), MOST_MESSAGES)

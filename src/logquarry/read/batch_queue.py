@@ -1,0 +1,346 @@
+"""Reads one batch queue of RocketMQ 5: queue offset -> frame (``BatchConsumeQueue``).
+
+:class:`BatchQueue` gives the entries as any :class:`~logquarry.read.consume_queue.Queue` does: one
+per queue offset. An entry for several messages is repeated, so all offsets of an inner batch name
+its frame (:func:`logquarry.read.get_message.get_message` picks the message). Files are searched by
+the first queue offset of their first entry.
+
+No bytes make a read raise. Entries that were never written, and entries whose queue offsets are
+below the end of an earlier entry, are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.disk.open_files import OpenFiles
+from logquarry.format import batch_entry, java
+from logquarry.format.batch_entry import ENTRY_SIZE
+from logquarry.format.queue_entry import QueueEntry
+from logquarry.log.layout import FileSequence, StoreFile, StoreLayout
+from logquarry.read.consume_queue import (
+    UNIT_DTYPE,
+    ConsumeQueue,
+    Queue,
+    QueueSegment,
+    StoreTime,
+    Units,
+)
+
+BATCH_DTYPE: Final = batch_entry.LAYOUT.dtype()
+BatchEntries = npt.NDArray[np.void]
+"""Entries as on the disk: the fields of :data:`logquarry.format.batch_entry.LAYOUT`."""
+Bools = npt.NDArray[np.bool_]
+Int64 = npt.NDArray[np.int64]
+
+NO_CODE: Final = java.LONG_MIN
+"""Tags code of a unit whose frame holds several messages, each with its own tags: as an address
+into ConsumeQueueExt, it does not determine the tag."""
+_MOST_UNITS: Final = 1 << 16
+_LARGEST_CHUNK: Final = 1 << 16
+_MOST_KEPT: Final = 4
+
+
+def is_batch_written(entries: BatchEntries) -> Bools:
+    """Which entries name messages, by the rule of ``BatchConsumeQueue.recover``."""
+    found: Bools = (entries["physical_offset"] >= 0) & (entries["size"] > 0)
+    return found & (entries["base"] >= 0) & (entries["count"] > 0)
+
+
+def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
+    """The frames that units name: the index of the first unit of each, and its number of units.
+
+    Args:
+        places: physical offset of each unit.
+        is_batch: whether neighbours may name one frame (:attr:`Queue.is_batch`).
+    """
+    if not is_batch:
+        return np.arange(len(places)), np.ones(len(places), np.int64)
+    firsts = np.flatnonzero(np.append(True, np.diff(places) != 0)[: len(places)])
+    return firsts, np.diff(np.append(firsts, len(places)))
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """The entries of one file in the order of their queue offsets.
+
+    Attributes:
+        entries: the entries.
+        starts: first queue offset of each.
+        stops: queue offset after its last message.
+    """
+
+    entries: BatchEntries
+    starts: Int64
+    stops: Int64
+
+    @classmethod
+    def of(cls, entries: BatchEntries) -> Spans:
+        """The spans of entries; unwritten and overlapping ones are left out."""
+        entries = entries[is_batch_written(entries)]
+        starts = entries["base"].astype(np.int64)
+        # A hostile base near the largest number must not wrap.
+        sane = starts <= java.LONG_MAX - np.iinfo(np.int16).max
+        if not sane.all():
+            entries, starts = entries[sane], starts[sane]
+        stops = starts + entries["count"]
+        if len(starts) > 1:
+            before = np.maximum.accumulate(stops)[:-1]
+            rises = np.append(True, starts[1:] >= before)
+            if not rises.all():
+                entries, starts, stops = entries[rises], starts[rises], stops[rises]
+        return cls(entries, starts, stops)
+
+    def units(self, first: int, last: int) -> Iterator[tuple[int, Units]]:
+        """One unit per queue offset of the entries ``[first, last)``, one run between two gaps."""
+        starts, stops = self.starts[first:last], self.stops[first:last]
+        filled = np.cumsum(stops - starts) // _MOST_UNITS
+        cuts = np.flatnonzero((starts[1:] != stops[:-1]) | (np.diff(filled) != 0)) + 1
+        at = 0
+        for cut in [*cuts.tolist(), last - first]:
+            part = self.entries[first + at : first + cut]
+            counts = stops[at:cut] - starts[at:cut]
+            units = np.empty(len(part), UNIT_DTYPE)
+            units["physical_offset"], units["size"] = part["physical_offset"], part["size"]
+            codes = part["tags_code"].astype(np.int64)
+            units["tags_code"] = np.where((counts > 1) | (codes == 0), NO_CODE, codes)
+            yield int(starts[at]), np.repeat(units, counts)
+            at = cut
+
+
+class BatchQueue(Queue):
+    """A batch queue in its files. Making the object reads nothing.
+
+    Args:
+        layout: the store's files.
+        topic: the topic, as its folder is named.
+        queue_id: the queue, as its folder is named.
+        log_min_offset: physical offset of the log's first byte.
+        files: reads them (default: a new :class:`OpenFiles`).
+    """
+
+    # A queue offset does not determine the file, so a ``get`` does not end at one.
+    units_per_file = 1 << 62
+    is_batch = True
+
+    def __init__(
+        self,
+        layout: StoreLayout,
+        topic: str,
+        queue_id: int,
+        *,
+        log_min_offset: int,
+        files: OpenFiles | None = None,
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.log_min_offset = log_min_offset
+        self._layout = layout
+        self._reader = files or OpenFiles(layout)
+        self._tail: tuple[int, int] | None = None
+        self._spans: dict[int, Spans] = {}
+        self._firsts: dict[int, int | None] = {}
+        self._use(layout.batch_queue(topic, queue_id))
+
+    def _use(self, sequence: FileSequence) -> None:
+        files = tuple(file for file in sequence.files if file.base % ENTRY_SIZE == 0)
+        self.sequence = FileSequence(files, sequence.file_size)
+
+    def refresh(self) -> None:
+        """List the files again, and find the end from the last known entry on."""
+        known = self._tail
+        before = self.files
+        base = before[known[0]].base if known is not None and before else None
+        self._use(self._layout.batch_queue(self.topic, self.queue_id))
+        for file in set(self.files) ^ set(before):
+            self._reader.forget(file.path)
+        self._spans, self._firsts, self._tail = {}, {}, None
+        if known is not None:
+            self._tail = self._find_tail(base, known[1])
+
+    @property
+    def files(self) -> tuple[StoreFile, ...]:
+        """The files, by the byte offset in the queue at which they start."""
+        return self.sequence.files
+
+    @property
+    def min_offset(self) -> int:
+        """The first queue offset whose frame is still in the log (``correctMinOffset``).
+
+        QUIRK: only the first file is read. If the log has none of its frames, the min offset is the
+        end of that file.
+        """
+        spans = self._of_file(0) if self.files else None
+        if spans is None or not len(spans.starts):
+            return 0
+        kept = spans.entries["physical_offset"] >= self.log_min_offset
+        first = int(kept.argmax())
+        return int(spans.starts[first] if kept[first] else spans.stops[-1])
+
+    @property
+    def max_offset(self) -> int:
+        """The queue offset after the last message; 0 without one."""
+        spans = self._last_spans()
+        return int(spans.stops[-1]) if spans is not None else 0
+
+    @property
+    def last_entry(self) -> QueueEntry | None:
+        """Frame and tags code of the last entry."""
+        spans = self._last_spans()
+        if spans is None:
+            return None
+        last = spans.entries[-1]
+        return QueueEntry(int(last["physical_offset"]), int(last["size"]), int(last["tags_code"]))
+
+    @property
+    def last_physical_end(self) -> int | None:
+        """Physical offset at which the last frame ends."""
+        entry = self.last_entry
+        return None if entry is None else entry.physical_offset + entry.size
+
+    def segments(self) -> Iterator[QueueSegment]:
+        """The queue offsets of each file."""
+        for index in range(len(self.files)):
+            spans = self._of_file(index)
+            if len(spans.starts):
+                start = int(spans.starts[0])
+                yield QueueSegment(start, int(spans.stops[-1]) - start)
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
+        """One unit per queue offset in a range, without the offsets that no entry has."""
+        for spans in self.spans(start, stop):
+            first = int(np.searchsorted(spans.stops, start, "right"))
+            last = int(np.searchsorted(spans.starts, stop, "left"))
+            for begin, units in spans.units(first, last) if first < last else ():
+                at, end = max(begin, start), min(begin + len(units), stop)
+                yield at, units[at - begin : end - begin]
+
+    def spans(self, start: int, stop: int) -> Iterator[Spans]:
+        """The entries of each file that may have queue offsets in a range."""
+        if start >= stop:
+            return
+        for index in range(self._file_of(start), len(self.files)):
+            spans = self._of_file(index)
+            yield spans
+            if len(spans.starts) and int(spans.stops[-1]) >= stop:
+                return
+
+    def batches(self) -> Iterator[tuple[StoreFile, BatchEntries]]:
+        """The entries of each file as they are on the disk, up to the last written one."""
+        for index, file in enumerate(self.files):
+            yield file, self._written(index)
+
+    def offset_by_time(
+        self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
+    ) -> int:
+        """The first offset of the first frame stored at ``timestamp`` or later; after the last
+        frame's time that of the last frame (``getOffsetInQueueByTime``)."""
+        found = 0
+        for index in range(len(self.files)):
+            spans = self._of_file(index)
+            late = spans.entries["store_timestamp"] >= timestamp
+            late &= spans.entries["physical_offset"] >= log_min_offset
+            if late.any():
+                return int(spans.starts[int(late.argmax())])
+            if len(spans.starts):
+                found = int(spans.starts[-1])
+        return found
+
+    # ------------------------------------------------------------------------------------ files
+    def _last_spans(self) -> Spans | None:
+        if not self.files:
+            return None
+        spans = self._of_file(self._tail_position()[0])
+        return spans if len(spans.starts) else None
+
+    def _file_of(self, offset: int) -> int:
+        """The last file whose first queue offset is not above ``offset``, or the first file."""
+        low, high = 0, self._tail_position()[0] if self.files else -1
+        while low < high:
+            middle = (low + high + 1) // 2
+            first = self._first(middle)
+            if first is not None and first <= offset:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _first(self, index: int) -> int | None:
+        """The first queue offset of a file, from its first entry; None if it has none."""
+        if index not in self._firsts:
+            head = self._all(index, 1)
+            is_there = len(head) and bool(is_batch_written(head)[0])
+            self._firsts[index] = int(head[0]["base"]) if is_there else None
+        return self._firsts[index]
+
+    def _of_file(self, index: int) -> Spans:
+        if index not in self._spans:
+            while len(self._spans) >= _MOST_KEPT:
+                del self._spans[next(iter(self._spans))]
+            self._spans[index] = Spans.of(self._written(index))
+        return self._spans[index]
+
+    def _tail_position(self) -> tuple[int, int]:
+        if self._tail is None:
+            self._tail = self._find_tail(None, 0)
+        return self._tail
+
+    def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
+        """(file, entries in it) of the last file with a written entry.
+
+        ``count`` entries of the file with the base ``known`` are known to be written.
+        """
+        for index in range(len(self.files) - 1, -1, -1):
+            entries = self._all(index)
+            at = min(count, len(entries)) if self.files[index].base == known else 0
+            while at < len(entries):
+                there = is_batch_written(entries[at : at + _LARGEST_CHUNK])
+                if not there.all():
+                    at += int(there.argmin())
+                    break
+                at += len(there)
+            if at:
+                return index, at
+        return 0, 0
+
+    def _written(self, index: int) -> BatchEntries:
+        tail, count = self._tail_position()
+        if index > tail:
+            return self._all(index, 0)
+        return self._all(index, count if index == tail else None)
+
+    def _all(self, index: int, most: int | None = None) -> BatchEntries:
+        """The whole entries of one file within its room, at most some of them."""
+        file = self.files[index]
+        room = self.sequence.file_size
+        if index + 1 < len(self.files):
+            room = min(room, self.files[index + 1].base - file.base)
+        if most is not None:
+            room = min(room, most * ENTRY_SIZE)
+        data = self._reader.read(file.path, 0, room)
+        return np.frombuffer(data, BATCH_DTYPE, len(data) // ENTRY_SIZE)
+
+
+def batch_queues(layout: StoreLayout, files: OpenFiles | None = None) -> list[BatchQueue]:
+    """All batch queues that have files."""
+    files = files or OpenFiles(layout)
+    start = layout.commit_log.start
+    return [
+        BatchQueue(layout, topic, queue_id, log_min_offset=start, files=files)
+        for topic, queue_id in layout.batch_queue_names
+    ]
+
+
+def queue_with_files(layout: StoreLayout, topic: str, queue_id: int) -> Queue | None:
+    """One queue of either kind; None if it has no files."""
+    start = layout.commit_log.start
+    if (topic, queue_id) in layout.batch_queue_names:
+        return BatchQueue(layout, topic, queue_id, log_min_offset=start)
+    if (topic, queue_id) in layout.queue_names:
+        return ConsumeQueue(layout, topic, queue_id, log_min_offset=start)
+    return None

@@ -1,0 +1,343 @@
+"""Audit of the batch queues of RocketMQ 5: every difference between them and the log.
+
+:class:`BatchQueuesAudit` looks up the entry of each dispatched frame by the frame's first queue
+offset, run by run, and compares all its fields. Entries whose queue offsets no frame of the log has
+are spare: expired, lost, or misplaced.
+
+Memory does not grow with the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from logquarry.disk.open_files import OpenFiles
+from logquarry.format.batch_entry import ENTRY_SIZE, NOT_COMPACTED
+from logquarry.format.frame import Frame
+from logquarry.log.follow import Followed
+from logquarry.log.layout import BATCH_QUEUE, StoreLayout
+from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue, is_batch_written
+from logquarry.read.commit_log import CommitLog
+from logquarry.read.log_queues import QueueKey
+from logquarry.repair.audit.differences import (
+    MOST_GAPS,
+    Bools,
+    Difference,
+    EntryGroup,
+    FileFault,
+    Int64,
+    LostSpans,
+    file_differences,
+    queue_name,
+    within,
+)
+from logquarry.write.queue_writer import QueuePart
+
+_FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "count")
+_NAMES: Final = {"tags_code": "tags code", "store_timestamp": "store time", "count": "messages"}
+
+
+def batch_entries_of(followed: Followed, part: QueuePart) -> BatchEntries:
+    """The entries of some frames of one batch queue, as the broker writes them."""
+    requests, rows = followed.requests, part.rows
+    entries = np.zeros(len(rows), BATCH_DTYPE)
+    entries["physical_offset"] = part.units["physical_offset"]
+    entries["size"] = part.units["size"]
+    entries["tags_code"] = part.units["tags_code"]
+    entries["store_timestamp"] = requests.store_timestamp[rows]
+    entries["base"] = part.offsets
+    entries["count"] = 1 if followed.counts is None else followed.counts[rows]
+    entries["compacted_offset"] = NOT_COMPACTED
+    return entries
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The frames of one queue that the log has shown so far, since its topic was last recreated.
+
+    ``gaps`` are queue offsets between the first and the last message that no message has.
+    """
+
+    queue: BatchQueue | None
+    first_offset: int
+    next_offset: int
+    messages: int = 0
+    epoch_start: int | None = None
+    behind_from: int | None = None
+    groups: dict[str, EntryGroup] = field(default_factory=dict)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+    def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
+        if which.any():
+            first = int(offsets[int(which.argmax())])
+            group = self.groups.setdefault(kind, EntryGroup(kind, first, reason))
+            group.count += int(which.sum())
+
+
+class BatchQueuesAudit:
+    """Compares the batch queues of a store with its log.
+
+    Call :meth:`add` for the frames of each run, in order, then :meth:`finish`.
+
+    Args:
+        layout: the store's files.
+        topics: the topics with batch queues.
+
+    Attributes:
+        entries: number of entries compared.
+    """
+
+    def __init__(self, layout: StoreLayout, topics: frozenset[str]) -> None:
+        self.entries = 0
+        self.topics = topics
+        self._layout = layout
+        self._files = OpenFiles(layout)
+        self._seen: dict[QueueKey, _Seen] = {}
+        self._names = set(layout.batch_queue_names)
+        files = layout.commit_log.files
+        # While retention removes the log's first file, it cuts the queues after that file.
+        self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
+
+    def add(self, key: QueueKey, entries: BatchEntries) -> None:
+        """Compare the entries of a queue with those that the frames of a run need."""
+        starts = entries["base"].astype(np.int64)
+        entries = entries[starts >= 0]
+        starts = starts[starts >= 0]
+        if not len(starts):
+            return
+        stops = starts + entries["count"]
+        seen = self._of(key, int(starts[0]))
+        # A queue offset that does not increase: the topic was recreated.
+        falls = np.flatnonzero(starts < np.append(seen.next_offset, stops[:-1]))
+        for number, (at, stop) in enumerate(pairwise([0, *falls.tolist(), len(starts)])):
+            if number:
+                seen.groups.clear()
+                seen.gaps.clear()
+                seen.messages = 0
+                seen.behind_from = None
+                seen.first_offset = seen.next_offset = int(starts[at])
+                seen.epoch_start = int(entries["physical_offset"][at])
+            if at < stop:
+                self._compare(seen, entries[at:stop], starts[at:stop], stops[at:stop])
+
+    def _of(self, key: QueueKey, first: int) -> _Seen:
+        seen = self._seen.get(key)
+        if seen is None:
+            queue = self._queue(key) if key in self._names else None
+            seen = self._seen[key] = _Seen(queue, first, first)
+        return seen
+
+    def _queue(self, key: QueueKey) -> BatchQueue:
+        start = self._layout.commit_log.start
+        return BatchQueue(self._layout, *key, log_min_offset=start, files=self._files)
+
+    def _compare(self, seen: _Seen, wanted: BatchEntries, starts: Int64, stops: Int64) -> None:
+        before = np.append(seen.next_offset, stops[:-1])
+        for at in np.flatnonzero(starts > before).tolist():
+            gap = int(before[at]), int(starts[at])
+            if len(seen.gaps) < MOST_GAPS:
+                seen.gaps.append(gap)
+            else:
+                seen.gaps[-1] = seen.gaps[-1][0], gap[1]
+        seen.next_offset = int(stops[-1])
+        seen.messages += int((stops - starts).sum())
+        queue = seen.queue
+        if queue is None:
+            return
+        end = queue.max_offset
+        if seen.behind_from is None and seen.next_offset > end:
+            seen.behind_from = max(end, int(starts[int(np.searchsorted(stops, end, "right"))]))
+        there, found = entries_at(queue, starts)
+        self.entries += int(found.sum())
+        begin = queue.min_offset
+        places = wanted["physical_offset"].astype(np.int64)
+        early = ~found & (starts < begin) & (places >= self._kept)
+        seen.note("queue_head_missing", starts, early, f"is missing before {begin}")
+        missing = ~found & (starts >= begin) & (starts < end)
+        seen.note("queue_hole", starts, missing, "is missing: no entry begins at it")
+        differs = np.zeros(len(starts), np.bool_)
+        for name in _FIELDS:
+            differs |= found & (there[name] != wanted[name])
+        if differs.any():
+            at = int(differs.argmax())
+            seen.note("queue_entry_wrong", starts, differs, _difference_of(there[at], wanted[at]))
+
+    # --------------------------------------------------------------------------------- the result
+    def finish(self, log_end: int, lost: LostSpans, *, is_crash: bool) -> Iterator[Difference]:
+        """All differences, queue by queue, after the whole log is read.
+
+        Args:
+            log_end: physical offset of the log's end.
+            lost: parts of the log that hold no readable message.
+            is_crash: whether messages may be missing at the ends of the queues: a crash explains
+                it.
+        """
+        for key in sorted({*self._seen, *self._names}):
+            yield from self._file_differences(key)
+            seen = self._seen.get(key)
+            if seen is None:
+                queue = self._queue(key)
+                seen = _Seen(queue, queue.max_offset, queue.max_offset)
+            yield from self._queue_differences(key, seen, log_end, lost, is_crash)
+
+    def _queue_differences(
+        self, key: QueueKey, seen: _Seen, log_end: int, lost: LostSpans, is_crash: bool
+    ) -> Iterator[Difference]:
+        if seen.epoch_start is not None:
+            at = seen.epoch_start
+            reason = f"{queue_name(key)} starts again at {seen.first_offset}"
+            yield Difference("new_epoch", self._layout.log_file(at), at, reason)
+        queue = seen.queue
+        if queue is None:
+            folder = f"{BATCH_QUEUE}/{key[0]}/{key[1]}"
+            reason = f"the log has {seen.messages} messages of it"
+            yield Difference("queue_missing", folder, 0, reason, is_explained=is_crash)
+            return
+        for group in seen.groups.values():
+            yield group.at(*place_of(queue, group.number), ENTRY_SIZE)
+        if seen.messages and seen.behind_from is not None:
+            reason = (
+                f"ends at {queue.max_offset}, and the log has messages up to {seen.next_offset}"
+            )
+            where = place_of(queue, seen.behind_from)
+            yield Difference("queue_behind", *where, reason, is_explained=is_crash)
+        yield from _Spare(self._layout, self._files, queue, seen, log_end, lost).differences()
+
+    def _file_differences(self, key: QueueKey) -> Iterator[Difference]:
+        sequence = self._layout.batch_queue(*key)
+        for found in file_differences(sequence.files, sequence.file_size):
+            if found.fault is FileFault.GAP:
+                missing = f"{BATCH_QUEUE}/{key[0]}/{key[1]}/{found.missing.start:020d}"
+                reason = f"the next file is {found.file.path}"
+                yield Difference("queue_file_missing", missing, 0, reason)
+            elif found.fault is not FileFault.PLACE:
+                yield found.size_difference(0)
+
+
+class _Spare:
+    """The entries of a queue that no frame of the log asks for."""
+
+    def __init__(
+        self,
+        layout: StoreLayout,
+        files: OpenFiles,
+        queue: BatchQueue,
+        seen: _Seen,
+        log_end: int,
+        lost: LostSpans,
+    ) -> None:
+        self._log = CommitLog(layout, files=files)
+        self._start = layout.commit_log.start
+        self._queue = queue
+        self._end = log_end
+        self._lost = lost
+        first, stop = (seen.first_offset, seen.next_offset) if seen.messages else (0, 0)
+        self._gaps = [(0, first), *seen.gaps, (stop, 1 << 62)]
+        self._groups: dict[str, tuple[Difference, int]] = {}
+
+    def differences(self) -> Iterator[Difference]:
+        """One difference for each kind."""
+        last = 0
+        for file, entries in self._queue.batches():
+            written = is_batch_written(entries)
+            self._note("queue_hole", file.path, ~written, entries, "was never written")
+            starts = entries["base"].astype(np.int64)
+            stops = starts + entries["count"]
+            before = np.append(last, np.maximum.accumulate(np.where(written, stops, 0))[:-1])
+            overlaps = written & (starts < np.maximum(before, last))
+            text = "has queue offsets that an earlier entry has"
+            self._note("queue_misplaced", file.path, overlaps, entries, text)
+            last = max(last, int(stops[written].max(initial=0)))
+            spare = np.zeros(len(entries), np.bool_)
+            for begin, stop in self._gaps:
+                spare |= (starts >= begin) & (starts < stop)
+            self._check(file.path, entries, written & spare & ~overlaps)
+        for found, count in self._groups.values():
+            more = f", and {count - 1} more" if count > 1 else ""
+            yield Difference(
+                found.kind, found.file, found.offset, found.reason + more, count * ENTRY_SIZE
+            )
+
+    def _check(self, path: str, entries: BatchEntries, spare: Bools) -> None:
+        places = entries["physical_offset"].astype(np.int64)
+        damaged = spare & within(places, self._lost)
+        text = "points to a damaged part of the log"
+        self._note("queue_in_damage", path, damaged, entries, text)
+        ahead = spare & ~damaged & (places >= self._end)
+        text = f"points to a message behind the log's end at {self._end}"
+        self._note("queue_ahead", path, ahead, entries, text)
+        inside = spare & ~damaged & ~ahead & (places >= self._start)
+        for at in np.flatnonzero(inside).tolist():
+            which = np.zeros(len(entries), np.bool_)
+            which[at] = True
+            outcome = self._log.outcome_at(int(places[at]), check_crc=False)
+            if not isinstance(outcome, Frame):
+                text = f"points to {places[at]}, where no frame starts"
+                self._note("queue_entry_dangling", path, which, entries, text)
+                continue
+            text = (
+                f"points to the message at {places[at]}, whose queue offset is "
+                f"{outcome.queue_offset}"
+            )
+            self._note("queue_misplaced", path, which, entries, text)
+
+    def _note(self, kind: str, path: str, which: Bools, entries: BatchEntries, reason: str) -> None:
+        if not which.any():
+            return
+        at = int(which.argmax())
+        text = f"the entry of queue offset {int(entries['base'][at])} {reason}"
+        found, count = self._groups.get(kind, (Difference(kind, path, at * ENTRY_SIZE, text), 0))
+        self._groups[kind] = found, count + int(which.sum())
+
+
+def entries_at(queue: BatchQueue, starts: Int64) -> tuple[BatchEntries, Bools]:
+    """The entries that begin at ascending queue offsets, and whether there is one."""
+    there = np.zeros(len(starts), BATCH_DTYPE)
+    found = np.zeros(len(starts), np.bool_)
+    for spans in queue.spans(int(starts[0]), int(starts[-1]) + 1):
+        at = np.searchsorted(spans.starts, starts)
+        inside = at < len(spans.starts)
+        inside[inside] = spans.starts[at[inside]] == starts[inside]
+        there[inside] = spans.entries[at[inside]]
+        found |= inside
+    return there, found
+
+
+def place_of(queue: BatchQueue, offset: int) -> tuple[str, int]:
+    """The file and the position in it at which the entry of a queue offset is or should be."""
+    path, position = f"{BATCH_QUEUE}/{queue.topic}/{queue.queue_id}/{0:020d}", 0
+    has_room = False
+    for file, entries in queue.batches():
+        written = is_batch_written(entries)
+        stops = entries["base"].astype(np.int64) + entries["count"]
+        behind = np.flatnonzero(written & (stops > offset))
+        if len(behind):
+            is_first = not written[: behind[0]].any()
+            return (
+                (path, position)
+                if has_room and is_first
+                else (
+                    file.path,
+                    int(behind[0]) * ENTRY_SIZE,
+                )
+            )
+        used = int(np.flatnonzero(written)[-1]) + 1 if written.any() else 0
+        if written.any() or not has_room:
+            path, position = file.path, used * ENTRY_SIZE
+        has_room = position < queue.sequence.file_size
+    return path, position
+
+
+def _difference_of(there: np.void, wanted: np.void) -> str:
+    parts = [
+        f"{_NAMES.get(name, name.replace('_', ' '))} {int(there[name])} instead of "
+        f"{int(wanted[name])}"
+        for name in _FIELDS
+        if there[name] != wanted[name]
+    ]
+    return f"has {', '.join(parts)}"
