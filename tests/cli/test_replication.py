@@ -114,7 +114,7 @@ def test_config_too(tmp_path: Path, config: Path) -> None:
     with opened(tmp_path / "m") as store:
         end = fill(store, 20)
     folder = tmp_path / "m" / "config"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     offsets = '{"offsetTable":{"t@g":{0:5}}}'
     (folder / "consumerOffset.json").write_text(offsets)
     options = ["--from", 0, "--once", "--config", config]
@@ -123,7 +123,7 @@ def test_config_too(tmp_path: Path, config: Path) -> None:
         into = ["--into", tmp_path / "s", "--sync-config"]
         result = run("replicate", log, *into, asked, *options)
         assert f"up to {end}" in result.stderr
-        assert "the master has no topics.json" in result.stderr
+        assert "the master has no delayOffset.json" in result.stderr
         found = (tmp_path / "s" / "config" / "consumerOffset.json").read_bytes()
         assert broker_config.decode_consumer_offsets(found) == {("t", "g"): {0: 5}}
         # An invalid file is reported, and the slave keeps its own.

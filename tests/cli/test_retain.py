@@ -118,7 +118,7 @@ def test_refusals(store: Path, tmp_path: Path) -> None:
 
 def test_who_has_not_read_it(store: Path) -> None:
     folder = store / "config"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     table = {"offsetTable": {"orders@bil\x1bling": {"0": 7}}}
     (folder / "consumerOffset.json").write_text(json.dumps(table))
     result = run("retain", store, "--keep-bytes", "16k")

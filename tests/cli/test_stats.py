@@ -35,7 +35,7 @@ def test_as_a_document(store: Path) -> None:
 
 
 def test_for_people(store: Path) -> None:
-    (store / "config").mkdir()
+    (store / "config").mkdir(exist_ok=True)
     table = {"offsetTable": {"orders@ev\x1bil": {"0": 7}}}
     (store / "config" / "consumerOffset.json").write_text(json.dumps(table))
     result = run("stats", store)

@@ -66,7 +66,7 @@ def test_the_store_is_closed_in_order(replayed: tuple[Scenario, Path]) -> None:
     assert names == {*parts, "config"}
     assert {path.name for path in (root / "config").iterdir()} <= {"topics.json", "topics.json.bak"}
     ours = {path.name for path in (root / ".logquarry").rglob("*") if path.is_file()}
-    assert ours == {"durable"}
+    assert ours == {"durable", "settings.json"}
 
 
 def all_stores(golden: Path) -> Iterator[Scenario]:

@@ -132,7 +132,8 @@ def _queues(store: Path, out: Path, size: int) -> None:
 
 def _index(store: Path, out: Path, size: int) -> None:
     layout = StoreLayout.open(store)
-    config = with_sizes(_config(), layout)
+    # The settings are those of other stores; only the shape of the index is taken.
+    config = with_sizes(replace(_config(), mapped_file_size_commit_log=None), layout)
     shape = config.index_shape
     assert shape is not None
     sources = [

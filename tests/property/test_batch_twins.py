@@ -27,8 +27,15 @@ items = st.builds(
     flag=st.integers(-(2**31), 2**31 - 1),
 )
 wires = st.lists(items, max_size=6).map(batch.encode)
+
+
+def _message(topic: str, **fields: Any) -> Message:
+    # builds() would also draw the fields that are not given, as numbers that no message may have.
+    return Message(topic, **fields)
+
+
 shared = st.builds(
-    Message,
+    _message,
     st.sampled_from(["t", "\u4e3b\u9898"]),
     queue_id=st.sampled_from([0, -7, 2**31 - 1, 2**31]),
     born_timestamp=st.sampled_from([None, 5]),
@@ -36,6 +43,9 @@ shared = st.builds(
     store_host=st.sampled_from([None, "[fe80::1]:3"]),
     sys_flag=st.sampled_from([0, 1, 2]),
     reconsume_times=st.sampled_from([0, 3, 2**31]),
+    flag=st.integers(-(2**31), 2**31),
+    queue_offset=st.integers(0, 2**63 - 1),
+    prepared_transaction_offset=st.integers(-(2**63), 2**63 - 1),
     properties=st.none() | strategies.properties_maps(max_size=2),
     wait_store_ok=st.booleans(),
 )

@@ -20,7 +20,6 @@ from typing import Final
 from logquarry import arguments
 from logquarry.disk.service import monotonic_ms
 from logquarry.protocol.ha import Buffer
-from logquarry.store.message_store import MessageStore
 
 _AT_ONCE: Final = 64
 
@@ -99,7 +98,8 @@ def require_peer(store: object, host: object, port: object, options: object, kin
         UsageError: if one of them is invalid.
     """
     takes = 'a store, opened with MessageStore.open(path, mode="rw")'
-    if not isinstance(store, MessageStore):
+    # The simulator replicates a model of a log.
+    if not hasattr(store, "append_data") or not hasattr(store, "log_feed"):
         arguments.refuse_type(store, "store", takes)
     require_address(host, port, options, kind)
 

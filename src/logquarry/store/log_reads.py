@@ -77,7 +77,7 @@ class LogReads(ABC):
             CorruptFrame: if that place of the log is damaged.
         """
         self._require_open()
-        physical_offset = arguments.offset(physical_offset, "physical_offset")
+        physical_offset = arguments.integer(physical_offset, "physical_offset")
         if physical_offset >= self.max_offset:
             self._look_again()
         return self._stored(self._log.message_at(physical_offset))

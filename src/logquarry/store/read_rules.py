@@ -30,12 +30,12 @@ def get_arguments(
 ) -> tuple[str, int, int, int, str | None]:
     """The checked arguments of a ``get``.
 
-    A negative offset is one that RocketMQ answers: OFFSET_TOO_SMALL.
+    RocketMQ answers a negative offset (OFFSET_TOO_SMALL) and gives one message for a count below 1.
     """
     return (
         *arguments.queue(topic, queue_id),
         arguments.integer(offset, "offset"),
-        arguments.integer(max_count, "max_count", least=0, most=arguments.INT_MAX),
+        arguments.integer(max_count, "max_count", least=arguments.INT_MIN, most=arguments.INT_MAX),
         arguments.optional(arguments.text, tag, "tag"),
     )
 

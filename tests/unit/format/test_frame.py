@@ -206,7 +206,7 @@ def test_the_crc_of_an_empty_body_and_an_unchecked_one_do_not_matter() -> None:
 
 def test_kinds_have_labels() -> None:
     assert DamageKind.BAD_LENGTH_SUM.label == "bad_length_sum"
-    assert [kind.value for kind in DamageKind] == list(range(1, 12))
+    assert [kind.value for kind in DamageKind] == list(range(1, 13))
 
 
 # ----------------------------------------------------------------------------------------- resync

@@ -59,7 +59,7 @@ MESSAGE: Final = NO_OBJECT
 Wrong = Mapping[str, tuple[object, ...]]
 
 READS: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
-    "message_at": ({"physical_offset": 0}, {"physical_offset": (*NO_INT, None, -1)}),
+    "message_at": ({"physical_offset": 0}, {"physical_offset": (*NO_INT, None)}),
     "message_size_at": ({"physical_offset": 0}, {"physical_offset": (*NO_INT, None, -1)}),
     "roll_next_file": ({"physical_offset": 0}, {"physical_offset": (*NO_INT, None, -1)}),
     "get_data": (
@@ -75,7 +75,7 @@ READS: Final[dict[str, tuple[dict[str, Any], Wrong]]] = {
     ),
     "get": (
         {"topic": "t", "queue_id": 0},
-        QUEUE | {"offset": (*NO_INT, None), "max_count": (*NO_INT, None, -1), "tag": NO_TEXT},
+        QUEUE | {"offset": (*NO_INT, None), "max_count": (*NO_INT, None), "tag": NO_TEXT},
     ),
     "query": (
         {"topic": "t", "key": "k"},
@@ -169,6 +169,7 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lq.StoreWriter]
     with lq.MessageStore.open(root, mode="rw", config=small_config()) as store:
         store.put(lq.Message("t", b"body", tags="a", keys="k"))
         store.wait_dispatched()
+        store.flush()
         yield store
 
 
