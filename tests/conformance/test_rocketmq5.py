@@ -404,9 +404,9 @@ def test_damage_in_a_dledger_log(copied: Callable[[str], Path], stores: Path) ->
     expected = [one["physicalOffset"] for one in expected_frames(stores / "5.5.0-dledger")]
     path = next((root / "dledger-n0" / "data").iterdir())
     data = bytearray(path.read_bytes())
-    # The head of one entry, and the body of another frame.
+    # The position in the head of one entry, and the body of another frame.
     harmed = expected[10], expected[20]
-    data[harmed[0] - 40 : harmed[0] - 30] = b"\xff" * 10
+    data[harmed[0] - 24 : harmed[0] - 16] = b"\xff" * 8
     data[harmed[1] + 100] ^= 1
     path.write_bytes(data)
     # In a store that was shut down cleanly, damage in the last file ends the log.

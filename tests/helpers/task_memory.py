@@ -132,8 +132,10 @@ def _queues(store: Path, out: Path, size: int) -> None:
 
 def _index(store: Path, out: Path, size: int) -> None:
     layout = StoreLayout.open(store)
-    # The settings are those of other stores; only the shape of the index is taken.
-    config = with_sizes(replace(_config(), mapped_file_size_commit_log=None), layout)
+    stated = _config()
+    slots, entries = stated.max_hash_slot_num, stated.max_index_num
+    # The other settings are those of stores that are loaded.
+    config = with_sizes(StoreConfig(max_hash_slot_num=slots, max_index_num=entries), layout)
     shape = config.index_shape
     assert shape is not None
     sources = [

@@ -354,5 +354,7 @@ def crc32_address() -> int:
 
 def damage_reason(window: Window, position: int, *, check_crc: bool) -> str:
     """Describe the damage at a position."""
+    if window.has_heads:
+        position, _ = _after_head(window, position)
     outcome: Any = window.decode(position, check_crc=check_crc)
     return outcome.reason if isinstance(outcome, frame.Damage) else "no frame"
