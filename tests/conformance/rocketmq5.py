@@ -91,12 +91,12 @@ def state_of(root: Path) -> dict[str, FileState]:
     found = {}
     for path in [root, *root.rglob("*")]:
         status = path.stat()
-        data = _content(path) if path.is_file() else None
+        data = content_of(path) if path.is_file() else None
         found[str(path.relative_to(root))] = FileState(data, status.st_mode, status.st_mtime_ns)
     return found
 
 
-def _content(path: Path) -> bytes:
+def content_of(path: Path) -> bytes:
     """The bytes of a file, without its holes: the files of timers and DLedger are large."""
     parts = []
     descriptor = os.open(path, os.O_RDONLY)

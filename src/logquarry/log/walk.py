@@ -324,7 +324,9 @@ class LogReader:
             path = self.layout.filesystem.full_path(file.path)
             return BlankSpan(position, length, path), file.base + end
         if code in (REACHED_STOP, TABLE_FULL):
-            return None, position
+            # An entry of DLedger begins before its frame: the limit may lie between the two.
+            is_limit = limit is not None and stop == limit - file.base
+            return None, max(limit or 0, window.base + after) if is_limit else position
         damage = DamageKind(code)
         if damage is DamageKind.TRUNCATED and end - at == 0:
             return None, file.base + end

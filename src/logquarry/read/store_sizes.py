@@ -188,9 +188,12 @@ def _shape_of(layout: StoreLayout) -> IndexShape | None:
     for file in found:
         if file.shape is not None:
             return file.shape
-    if not found:
-        return kept_shape(layout)
-    shape = likely_shape(max(entry.size for entry in layout.index_files))
+    size = max((entry.size for entry in layout.index_files), default=0)
+    kept = kept_shape(layout)
+    if kept is not None or size <= index.HEADER.size:
+        # Files that a crash or a fault left without entries show no sizes.
+        return kept
+    shape = likely_shape(size)
     logger.warning(
         "%s: no file of its index has an entry that shows its sizes: max_hash_slot_num=%d and "
         "max_index_num=%d are assumed, as the files' size allows. If the broker has others, give "

@@ -78,6 +78,17 @@ def check_entries(root: Path) -> None:
             _check_once(path, _check(path), places)
 
 
+def check_queue_folder(root: Path, topic: str, queue_id: int) -> None:
+    """Check that the files of a queue can be made. Readers ignore a file in place of its folder.
+
+    Raises:
+        StoreUnavailable: if a file is in place of the folder of the topic or of the queue.
+    """
+    folder = root / CONSUME_QUEUE / topic
+    for path in (folder, folder / str(queue_id)):
+        _check(path, is_folder=True)
+
+
 def _check_numbered(path: Path, places: dict[tuple[int, int], Path]) -> None:
     if len(path.name) == NAME_DIGITS and path.name.isascii() and path.name.isdigit():
         _check_once(path, _check(path), places)

@@ -16,7 +16,7 @@ from logquarry.dialect31.recovery import TransactionCheck, UnitsPlan, keeps_tran
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.log.layout import CONSUME_QUEUE, INDEX, StoreLayout
+from logquarry.log.layout import CONSUME_QUEUE, INDEX, StoreFile, StoreLayout
 from logquarry.log.log_names import right_path
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.walk import LogReader
@@ -27,7 +27,12 @@ from logquarry.repair.audit.differences import FileFault, file_differences, queu
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, made_whole, torn_end
 from logquarry.repair.audit.runs import EntryFacts, runs_ahead
-from logquarry.repair.recover.folder_check import check_entries, leave_out, misnamed_files
+from logquarry.repair.recover.folder_check import (
+    check_entries,
+    check_queue_folder,
+    leave_out,
+    misnamed_files,
+)
 from logquarry.repair.recover.loss import find_loss
 from logquarry.repair.recover.plan import (
     IndexPlan,
@@ -245,10 +250,20 @@ class _Planner:
         for queue in consume_queues(self._layout, self._files, with_stale=True):
             key = queue.topic, queue.queue_id
             # A queue ignores files whose names are no multiple of an entry's size.
-            reason = queue_fault(self._layout.queue(*key).files, size)
+            files = self._layout.queue(*key).files
+            reason = queue_fault(files, size) or self._unreadable(files)
             if reason is not None:
                 self._unusable[key] = reason
             self._queues[key] = queue if reason is None else None
+
+    def _unreadable(self, files: tuple[StoreFile, ...]) -> str | None:
+        """Which bytes of some files the disk does not deliver: it cannot change these files."""
+        for file in files:
+            self._files.read(file.path, 0, file.size)
+            fault = self._files.fault(file.path, 0, file.size)
+            if fault is not None:
+                return f"{file.path}: {fault.words}"
+        return None
 
     def _plan_queues(self, queues: tuple[QueuePlan, ...]) -> None:
         for queue in queues:
@@ -264,6 +279,7 @@ class _Planner:
                 length = (queue.had_until - queue.keep_until) * UNIT_SIZE
                 self._step(StepKind.CUT, folder, at, length, queue.reason)
             if queue.resume_at is not None:
+                check_queue_folder(Path(self._layout.root), *queue.key)
                 lacking = (queue.end - queue.keep_until) * UNIT_SIZE
                 self._step(
                     StepKind.BUILD_QUEUE,

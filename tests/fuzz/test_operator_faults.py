@@ -1,0 +1,282 @@
+"""Random faults of disks and of operators, then one random command: the store stays what it is.
+
+``LOGQUARRY_SEEDS=1000:1200`` chooses the seeds.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import logquarry as lq
+from logquarry.cli.exit_codes import ExitCode
+from logquarry.cli.main import app
+from logquarry.errors import LogquarryError
+from tests.fuzz.faulty_stores import FaultyStore, Messages, Templates
+
+CODES = {ExitCode.CLEAN, ExitCode.FINDINGS, ExitCode.USAGE, ExitCode.UNREADABLE, ExitCode.REFUSED}
+WORDS = (
+    *("info STORE", "info STORE --exact --json", "info STORE --transactions"),
+    *("messages STORE", "messages STORE --jsonl", "messages STORE --on-damage skip --jsonl"),
+    *("messages STORE --on-damage stop --jsonl", "messages STORE --topic orders --jsonl"),
+    *("messages STORE --key key3", "messages STORE --offset 0", "messages STORE --limit 3"),
+    *("verify STORE", "verify STORE --json", "stats STORE", "stats STORE --prometheus"),
+    *("report STORE --html OUT", "export STORE --to OUT --format jsonl"),
+    *("export STORE --to OUT --format jsonl --on-damage skip", "diff STORE SOUND"),
+    *("diff STORE STORE", "diff SOUND STORE --json", "salvage STORE", "salvage STORE --into OUT"),
+    *("salvage STORE --into OUT --include-stale", "recover STORE", "recover STORE --json"),
+    *("recover STORE --mode rocketmq", "rebuild STORE", "rebuild STORE --into OUT"),
+    *("rebuild STORE --into OUT --queues", "rebuild STORE --in-place"),
+    *("retain STORE --keep-bytes 10k", "retain STORE --older-than 1h --json"),
+    *("convert STORE", "convert STORE --into OUT"),
+)
+"""Commands that only read the store."""
+CHANGES = (
+    *("recover STORE --apply",) * 3,
+    *("recover STORE --apply --mode rocketmq", "recover STORE --apply --accept-loss 1000000000"),
+    *("rebuild STORE --in-place --apply",) * 2,
+    *("rebuild STORE --in-place --apply --queues", "rebuild STORE --in-place --apply --index"),
+    *("retain STORE --keep-bytes 10k --apply", "retain STORE --older-than 1h --apply --max-files 1"),
+    *("import SOURCE STORE", "import SOURCE STORE --keep-times"),
+)
+"""Commands that change the store."""
+LOCK = "store/lock"
+WHOLE_LOG = ("verify", "salvage", "diff SOUND", "diff STORE SOUND", "export STORE --to OUT")
+"""Commands that read the whole log: they must not end with 0 if a message cannot be read."""
+
+
+def seeds(default: str) -> range:
+    """The seeds that the environment chooses."""
+    first, _, last = os.environ.get("LOGQUARRY_SEEDS", default).partition(":")
+    return range(int(first), int(last))
+
+
+@pytest.fixture(scope="module")
+def templates(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Templates:
+    return Templates(golden, tmp_path_factory.mktemp("templates"))
+
+
+# ------------------------------------------------------------------------------------------ calls
+def call(words: str, names: dict[str, Path]) -> Result:
+    """Run a command; only our errors may end it, with a code of the table."""
+    arguments = [str(names.get(word, word)) for word in words.split()]
+    result = CliRunner().invoke(app, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code in CODES, result.exit_code
+    assert "Traceback" not in result.output
+    if result.exit_code not in (ExitCode.CLEAN, ExitCode.FINDINGS):
+        assert result.output.strip(), "nothing is printed"
+    return result
+
+
+def read_all(store: Any, rng: random.Random) -> None:
+    """Every way to read an open store, each of which may raise our errors only."""
+    calls: list[Callable[[], object]] = [
+        lambda: list(store.scan()),
+        lambda: list(store.scan(on_damage="skip")),
+        lambda: store.to_arrow(on_damage="skip").read_all(),
+        lambda: store.stats(),
+        lambda: store.max_offset,
+        lambda: store.min_offset,
+        lambda: store.query("orders", "key3"),
+        lambda: store.message_at(0),
+        lambda: repr(store),
+    ]
+    with suppress(LogquarryError):
+        for topic, queue_id in sorted(store.queues())[:6]:
+            calls += [
+                lambda topic=topic, queue_id=queue_id: read_queue(store, topic, queue_id),
+                lambda topic=topic, queue_id=queue_id: store.queue_offsets(topic, queue_id),
+                lambda topic=topic: consume(store, topic),
+            ]
+    rng.shuffle(calls)
+    for one in calls:
+        with suppress(LogquarryError):
+            one()
+
+
+def read_queue(store: Any, topic: str, queue_id: int) -> None:
+    offsets = store.queue_offsets(topic, queue_id)
+    at = offsets.min
+    for _ in range(200):
+        if at >= offsets.max:
+            break
+        after = store.get(topic, queue_id, at, max_count=32).next_offset
+        assert after > at, (topic, queue_id, at)
+        at = after
+
+
+def consume(store: Any, topic: str) -> None:
+    with store.consumer("fuzzers", topic, timeout=0) as consumer:
+        for count, _ in enumerate(consumer):
+            if count > 500:
+                break
+
+
+def open_and_read(root: Path, rng: random.Random) -> None:
+    with suppress(LogquarryError), lq.MessageStore.open(root) as store:
+        read_all(store, rng)
+
+
+def open_and_write(root: Path, rng: random.Random) -> None:
+    with suppress(LogquarryError), lq.MessageStore.open(root, mode="rw") as store:
+        with suppress(LogquarryError):
+            store.put(lq.Message("orders", b"put by the test", keys="key3"))
+        read_all(store, rng)
+
+
+# ----------------------------------------------------------------------------------------- checks
+def readable(root: Path) -> Messages | None:
+    """What a reader gets that skips damage; None if the store does not open."""
+    try:
+        with lq.MessageStore.open(root) as store:
+            return {
+                one.physical_offset: (one.topic, one.body)
+                for one in store.scan(on_damage="skip")
+            }
+    except LogquarryError:
+        return None
+
+
+def saved(root: Path) -> int | None:
+    """How many messages a salvage saves; None if there is nothing to salvage."""
+    try:
+        return lq.salvage(root).plan.messages
+    except LogquarryError:
+        return None
+
+
+@dataclass
+class Combination:
+    """A store, its faults, and a command.
+
+    Args:
+        templates: the stores.
+        folder: for all files.
+        seed: chooses.
+    """
+
+    templates: Templates
+    folder: Path
+    seed: int
+
+    def __post_init__(self) -> None:
+        rng = self.rng = random.Random(self.seed)
+        self.store = FaultyStore(self.templates.choose(rng), self.folder / "faulty")
+        self.store.harm(rng, rng.choice((1, 1, 2, 2, 3, 4)))
+        kind = rng.choices(("words", "changes", "read", "write"), (10, 8, 1, 2))[0]
+        self.words = {
+            "words": rng.choice(WORDS),
+            "changes": rng.choice(CHANGES),
+            "read": "open r",
+            "write": "open rw",
+        }[kind]
+        self.changes = kind in ("changes", "write")
+
+    @property
+    def told(self) -> str:
+        return f"seed {self.seed}: {self.words} of {self.store.told}"
+
+    def run(self, number: int) -> Result | None:
+        """Run the command once."""
+        root = self.store.root
+        if self.words == "open r":
+            open_and_read(root, self.rng)
+        elif self.words == "open rw":
+            open_and_write(root, self.rng)
+        else:
+            names = {
+                "STORE": root,
+                "SOUND": self.store.template.root,
+                "OUT": self.folder / f"out{number}",
+                "SOURCE": self.templates.exported(),
+            }
+            return call(self.words, names)
+        return None
+
+    def check(self) -> None:
+        """Run the command twice, and check what must be true after each run."""
+        with self.store.probed():
+            if self.changes:
+                self._check_change()
+            else:
+                self._check_reading()
+
+    def _check_reading(self) -> None:
+        store = self.store
+        before = store.state()
+        results = [self.run(number) for number in range(2)]
+        after = store.state()
+        changed = [name for name in before.keys() | after if before.get(name) != after.get(name)]
+        assert not changed, f"changed: {changed}"
+        first, second = results
+        if first is not None and second is not None:
+            assert first.exit_code == second.exit_code, "the second run ends differently"
+            if first.exit_code == 0 and self.words.startswith(WHOLE_LOG):
+                lost = set(store.template.frames) - store.whole()
+                assert not lost, f"exit code 0, but not whole: {sorted(lost)[:5]}"
+
+    def _check_change(self) -> None:
+        root = self.store.root
+        before, could_save = readable(root), saved(root)
+        state = self.store.state()
+        mode = "rocketmq" if "rocketmq" in self.words else "safe"
+        allowed = 0
+        with suppress(LogquarryError):
+            plan = lq.recover(root, mode=mode)
+            allowed = plan.loss.bytes if plan.loss is not None else 0
+        result = self.run(0)
+        if result is not None and result.exit_code == ExitCode.REFUSED:
+            after = self.store.state()
+            # A lock is taken in a file, which is made if it is missing.
+            changed = [n for n in state if n != LOCK and state[n][2:] != after.get(n, ())[2:]]
+            assert not changed, f"refused, but changed: {changed}: {result.output}"
+        if "--accept-loss" not in self.words and "retain" not in self.words:
+            self._check_kept(before, could_save, allowed)
+        again = self.run(1)
+        if result is not None and again is not None and result.exit_code == 0:
+            assert again.exit_code == 0, f"the second run ends with {again.output}"
+            if self.words.startswith("recover"):
+                assert "nothing to do" in again.output, again.output
+
+    def _check_kept(self, before: Messages | None, could_save: int | None, allowed: int) -> None:
+        after = readable(self.store.root)
+        if before:
+            assert after is not None, "the store cannot be read any more"
+            lost = {
+                offset: self.store.template.frames.get(offset, b"")
+                for offset in before.keys() - after.keys()
+            }
+            size = sum(map(len, lost.values()))
+            assert size <= allowed, f"lost, told {allowed}: {sorted(lost)[:5]}, {size} bytes"
+            assert all(after[at] == before[at] for at in before.keys() & after.keys())
+        if could_save:
+            left = saved(self.store.root)
+            assert left is not None, "the store cannot be salvaged any more"
+            assert left >= could_save or allowed, f"salvage saved {could_save}, now {left}"
+
+
+def check(templates: Templates, folder: Path, seed: int) -> None:
+    combination = Combination(templates, folder, seed)
+    try:
+        combination.check()
+    except Exception as error:
+        error.add_note(combination.told)
+        raise
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", seeds("0:60"))
+def test_faults_and_a_command(templates: Templates, tmp_path: Path, seed: int) -> None:
+    check(templates, tmp_path, seed)
