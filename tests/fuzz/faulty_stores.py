@@ -185,9 +185,7 @@ class FaultyStore:
         self.root = self.folder / "store"
         self.folder.mkdir(parents=True)
         # Files of 5.x stores are sparse.
-        subprocess.run(
-            ["cp", "-a", "--sparse=always", self.template.root, self.root], check=True
-        )
+        subprocess.run(["cp", "-a", "--sparse=always", self.template.root, self.root], check=True)
         subprocess.run(["chmod", "-R", "u+rwX", self.root], check=True)
 
     @property
@@ -201,7 +199,9 @@ class FaultyStore:
         write = LocalDisk.write_all
         bad = self.bad
 
-        def writes(disk: LocalDisk, descriptor: int, data: bytes | memoryview, position: int) -> None:
+        def writes(
+            disk: LocalDisk, descriptor: int, data: bytes | memoryview, position: int
+        ) -> None:
             write(disk, descriptor, data, position)
             bad.heal(descriptor, position, len(memoryview(data).cast("B")))
 

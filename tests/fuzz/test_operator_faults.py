@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +44,10 @@ CHANGES = (
     *("recover STORE --apply --mode rocketmq", "recover STORE --apply --accept-loss 1000000000"),
     *("rebuild STORE --in-place --apply",) * 2,
     *("rebuild STORE --in-place --apply --queues", "rebuild STORE --in-place --apply --index"),
-    *("retain STORE --keep-bytes 10k --apply", "retain STORE --older-than 1h --apply --max-files 1"),
+    *(
+        "retain STORE --keep-bytes 10k --apply",
+        "retain STORE --older-than 1h --apply --max-files 1",
+    ),
     *("import SOURCE STORE", "import SOURCE STORE --keep-times"),
 )
 """Commands that change the store."""
@@ -142,8 +143,7 @@ def readable(root: Path) -> Messages | None:
     try:
         with lq.MessageStore.open(root) as store:
             return {
-                one.physical_offset: (one.topic, one.body)
-                for one in store.scan(on_damage="skip")
+                one.physical_offset: (one.topic, one.body) for one in store.scan(on_damage="skip")
             }
     except LogquarryError:
         return None
