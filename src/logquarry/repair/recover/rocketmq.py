@@ -38,6 +38,7 @@ from logquarry.log.layout import (
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import note_end
+from logquarry.repair.recover.folder_check import refuse_wrong_names
 from logquarry.repair.recover.java_dispatch import JavaDispatch
 from logquarry.repair.recover.java_log import JavaLog
 from logquarry.repair.recover.java_queues import (
@@ -51,7 +52,6 @@ from logquarry.repair.recover.java_queues import (
     WrittenFiles,
 )
 from logquarry.repair.recover.kept_entries import sync_files
-from logquarry.repair.recover.folder_check import refuse_wrong_names
 from logquarry.repair.recover.loss import find_loss, missing_files
 from logquarry.repair.recover.plan import RecoveryPlan, Step, StepKind
 from logquarry.units import Clock, now_ms
