@@ -430,7 +430,8 @@ def salvage(
                 out.line(f"{chr(10) if number else ''}{out.style(one.plan.store, 'bold')}")
             show_salvage(out, one)
             at = stores[0] if len(stores) == len(found) == 1 else one.plan.store
-            out.line(next_step.after_salvage(at, one.into, include_stale, config))
+            saved = one.into if spark_master is not None or into is None else str(into)
+            out.line(next_step.after_salvage(at, saved, include_stale, config))
     if not all(one.is_whole for one in found):
         click.get_current_context().exit(ExitCode.FINDINGS)
 

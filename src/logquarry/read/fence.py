@@ -149,7 +149,10 @@ def refusal(
         return error
     # Only the version of the writer depends on the index, which is read again for the settings.
     found = find_features(layout, index=mode == "rocketmq")
+    is_missing = may_lack_log and not layout.commit_log.files and not layout.log_folders.feature
     for feature in _forbidding(found, layout.config, action):
+        if is_missing and feature.name == names.LOG_ELSEWHERE:
+            continue
         return _error(layout.root, feature, action)
     # Opening a store for writing recovers it if it was not shut down cleanly.
     if mode == "rocketmq" and action in (Action.WRITE, Action.RECOVER) and found.writer.is_5:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 from logquarry import text
-from logquarry.log.filesystem import LocalFileSystem
-from logquarry.log.layout import CHECKPOINT, COMMIT_LOG, StoreLayout
+from logquarry.log.layout import CHECKPOINT, StoreLayout
 from logquarry.log.log_place import setting
 from logquarry.read.log_end import all_queues
 
@@ -23,21 +21,14 @@ def require_log(layout: StoreLayout) -> None:
     if layout.commit_log.files:
         return
     missing = layout.missing_log
-    if missing is not None:
-        known = f"{_link(layout)}, but {_known(layout)}"
-        reason = f"the log has no files{known}: is a disk not mounted?"
+    if missing is None:
+        # A writer that has just begun may have made the first file after the listing.
+        layout.refresh()
+    else:
+        reason = f"the log has no files, but {_known(layout)}: is a disk not mounted?"
         path = setting(layout.config, "storePathCommitLog")
         reason = f"storePathCommitLog={path}: {reason}" if path else reason
         raise dataclasses.replace(missing, reason=reason).error(layout.root)
-
-
-def _link(layout: StoreLayout) -> str:
-    if not isinstance(layout.filesystem, LocalFileSystem):
-        return ""
-    folder = Path(layout.root) / COMMIT_LOG
-    if folder.is_symlink() and not folder.exists():
-        return f" ({COMMIT_LOG} is a link to {folder.readlink()}, which does not exist)"
-    return ""
 
 
 def _known(layout: StoreLayout) -> str:

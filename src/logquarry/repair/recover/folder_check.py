@@ -272,15 +272,19 @@ def _check_length(layout: StoreLayout, file: StoreFile) -> None:
         )
 
 
-def refuse_wrong_names(layout: StoreLayout) -> StoreUnavailable | None:
-    """Why RocketMQ's recovery must not see a log: it goes by names; None if they are right."""
+def refuse_wrong_names(layout: StoreLayout) -> None:
+    """Refuse a log with wrong names: RocketMQ's recovery goes by names.
+
+    Raises:
+        StoreUnavailable: if a file has a wrong name.
+    """
     names = layout.by_content().log_names
     if names.are_right:
-        return None
+        return
     path, reason = next(
         ((one.path, one.reason) for one in names.renames), (names.doubts or (("", ""),))[0]
     )
-    return StoreUnavailable(
+    raise StoreUnavailable(
         f"{layout.filesystem.full_path(path)}: {reason}. RocketMQ goes by names, and its recovery "
         f"would cut the log there. Nothing was changed. Run `logquarry recover {layout.root} "
         "--apply` in mode safe first: it renames the files"

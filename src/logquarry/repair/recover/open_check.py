@@ -55,7 +55,6 @@ from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import FileFault, file_differences, queue_name
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.index import index_fault
-from logquarry.repair.recover.folder_check import refuse_wrong_names
 from logquarry.repair.recover.kept_entries import sync_files
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.plan import RecoveryPlan
@@ -298,9 +297,6 @@ def recovered_store(
         found = find_store(root, config)
         abort.make()
         return found
-    misnamed = refuse_wrong_names(StoreLayout.open(root, config))
-    if misnamed is not None:
-        raise misnamed
     is_clean = not abort.exists
     abort.make()
     try:

@@ -22,7 +22,7 @@ from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe
-from logquarry.repair.recover.folder_check import check_entries, refuse_wrong_names
+from logquarry.repair.recover.folder_check import check_entries
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.open_check import find_store
 from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, Step, StepKind
@@ -134,9 +134,6 @@ def _planned(
     layout = StoreLayout.open(root, config).by_content()
     plan: RecoveryPlan
     if mode == "rocketmq":
-        misnamed = refuse_wrong_names(layout)
-        if misnamed is not None:
-            raise misnamed
         plan = plan_rocketmq(root, config)
         if plan.refused is not None:
             return plan
@@ -157,10 +154,6 @@ def _planned(
         if len(news) > 1:
             reason += f" and in {len(news) - 1} more places"
         steps.append(Step(StepKind.NOTE_DAMAGE, DAMAGE, None, None, reason))
-    try:
-        layout.read_checkpoint()
-    except ValueError as error:
-        steps.append(Step(StepKind.EXTEND, CHECKPOINT, None, None, str(error)))
     if layout.has_abort:
         reason = "the store was not shut down cleanly"
         steps.append(Step(StepKind.REMOVE, ABORT, None, None, reason))

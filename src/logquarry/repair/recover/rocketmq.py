@@ -38,6 +38,7 @@ from logquarry.log.layout import (
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import note_end
+from logquarry.repair.recover.folder_check import refuse_wrong_names
 from logquarry.repair.recover.java_dispatch import JavaDispatch
 from logquarry.repair.recover.java_log import JavaLog
 from logquarry.repair.recover.java_queues import (
@@ -100,6 +101,7 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
 
     Raises:
         StoreNotFound: if there is no store.
+        StoreUnavailable: if a file of the log has a wrong name.
         UsageError: if the shape of the index is neither given nor can be inferred.
     """
     return _Recovery(root, config, Noted(root)).plan()
@@ -198,6 +200,7 @@ class _Recovery:
         is_clean: bool | None = None,
     ) -> None:
         layout = StoreLayout.open(root, config)
+        refuse_wrong_names(layout)
         self._is_clean = not layout.has_abort if is_clean is None else is_clean
         # RocketMQ 4.9.3 opens a store of 3.x as one of 4.x.
         self.config = with_sizes(config.in_dialect(config.dialect or DIALECTS[0]), layout)

@@ -91,6 +91,7 @@ def verify_store(
     Raises:
         UsageError: if the files contradict the configuration.
     """
+    layout = layout.by_content()
     require_own_settings(layout)
     return _Verification(layout, progress, stretch_bytes, sound).run()
 
@@ -103,7 +104,7 @@ class _Verification:
         stretch_bytes: int,
         sound: SoundParts | None,
     ) -> None:
-        self.layout = layout = with_entry_rules(layout.by_content())
+        self.layout = layout = with_entry_rules(layout)
         self.progress = progress
         self.stretch_bytes = stretch_bytes
         self.sound = sound
