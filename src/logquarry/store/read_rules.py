@@ -30,7 +30,7 @@ def get_arguments(
 ) -> tuple[str, int, int, int, str | None]:
     """The checked arguments of a ``get``.
 
-    A negative offset is one that RocketMQ answers: OFFSET_TOO_SMALL.
+    A negative offset is allowed: RocketMQ answers OFFSET_TOO_SMALL.
     """
     return (
         *arguments.queue(topic, queue_id),
