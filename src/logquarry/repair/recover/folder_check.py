@@ -262,7 +262,7 @@ def _check_length(layout: StoreLayout, file: StoreFile) -> None:
 
 
 def refuse_wrong_names(layout: StoreLayout) -> StoreUnavailable | None:
-    """Why RocketMQ's recovery must not run on a log: it relies on names; None if they are right."""
+    """Why RocketMQ's recovery must not see a log: it goes by names; None if they are right."""
     names = layout.by_content().log_names
     if names.are_right:
         return None
@@ -270,9 +270,9 @@ def refuse_wrong_names(layout: StoreLayout) -> StoreUnavailable | None:
         ((one.path, one.reason) for one in names.renames), (names.doubts or (("", ""),))[0]
     )
     return StoreUnavailable(
-        f"{layout.filesystem.full_path(path)}: {reason}. RocketMQ relies on names, and its "
-        f"recovery would cut the log there. Nothing was changed. Run `logquarry recover "
-        f"{layout.root} --apply` in mode safe first: it renames the files"
+        f"{layout.filesystem.full_path(path)}: {reason}. RocketMQ goes by names, and its recovery "
+        f"would cut the log there. Nothing was changed. Run `logquarry recover {layout.root} "
+        "--apply` in mode safe first: it renames the files"
     )
 
 
