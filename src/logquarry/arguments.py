@@ -75,7 +75,7 @@ def integer(
     most: int = LONG_MAX,
     takes: str = "a whole number",
 ) -> int:
-    """A whole number, also NumPy's; true and false are none."""
+    """Check a whole number, also NumPy's. True and False are no whole numbers."""
     if type(value) is not int:
         if isinstance(value, bool):
             refuse_type(value, field, takes)
@@ -100,7 +100,7 @@ def offset(value: object, field: str = "offset") -> int:
 
 
 def count(value: object, field: str = "max_count", *, least: int = 1) -> int:
-    """A number of things."""
+    """Check a count: a whole number, at least ``least``."""
     return integer(value, field, least=least)
 
 
@@ -128,7 +128,7 @@ def number(value: object, field: str) -> float:
 
 
 def flag(value: object, field: str) -> bool:
-    """True or false, and nothing that only counts as such: the text "false" is not false."""
+    """True or False; a value that Python only treats as such (1, "false") is an error."""
     if not isinstance(value, bool):
         refuse_type(value, field, "True or False")
     return value
@@ -136,7 +136,7 @@ def flag(value: object, field: str) -> bool:
 
 # ---------------------------------------------------------------------------------------- text
 def text(value: object, field: str, *, takes: str = "text") -> str:
-    """A text."""
+    """Check that an argument is text."""
     if not isinstance(value, str):
         refuse_type(value, field, takes)
     return value
@@ -171,7 +171,7 @@ _KEYS: Final = "text, or a sequence of words"
 
 
 def keys(value: object, field: str = "keys") -> str | None:
-    """The KEYS property: words with spaces between them, given so or as a sequence.
+    """The KEYS property: words with spaces between them, as one text or as a sequence of words.
 
     Returns:
         The property; None for an empty sequence.
@@ -196,7 +196,7 @@ def keys(value: object, field: str = "keys") -> str | None:
 
 
 def choice(value: object, field: str, known: Collection[str]) -> str:
-    """One of some words."""
+    """Check that an argument is one of the known words."""
     takes = f"one of {', '.join(known)}"
     if not isinstance(value, str):
         refuse_type(value, field, takes)
@@ -238,7 +238,7 @@ _OF_ANNOTATION: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 def check_fields(record: Any) -> None:
-    """Check the fields of a dataclass by their annotations, and keep NumPy's numbers as Python's.
+    """Check the fields of a dataclass by their annotations; convert NumPy's numbers to Python's.
 
     Fields of other types than numbers, bool, text and tuples of text are not checked.
 
@@ -260,21 +260,21 @@ def check_fields(record: Any) -> None:
 
 # ------------------------------------------------------------------------------------- objects
 def instance(value: object, field: str, kind: type[_Kind], takes: str) -> _Kind:
-    """An object of a class."""
+    """Check that an argument is an object of a class."""
     if not isinstance(value, kind):
         refuse_type(value, field, takes)
     return value
 
 
 def function(value: _Value, field: str) -> _Value:
-    """Something to call."""
+    """Check that an argument can be called."""
     if not callable(value):
         refuse_type(value, field, "a function")
     return value
 
 
 def mapping(value: object, field: str, takes: str) -> Mapping[Any, Any]:
-    """A mapping."""
+    """Check that an argument is a mapping."""
     if not isinstance(value, Mapping):
         refuse_type(value, field, takes)
     return value

@@ -1,7 +1,7 @@
 """Names in a ``broker.conf`` that are no setting of logquarry: typing errors and ignored settings.
 
-RocketMQ ignores a name that it does not know, so a typing error changes nothing there and is never
-noticed. Here it could mean that a store is read with wrong sizes.
+RocketMQ ignores a name that it does not know, so a typing error has no effect there and is never
+noticed. In logquarry it could cause a read with wrong sizes.
 """
 
 from __future__ import annotations

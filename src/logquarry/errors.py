@@ -239,13 +239,13 @@ class CorruptFile(CorruptStore):
 
 
 class MisnamedFile(CorruptFile):
-    """A file of the log has the name of another one, or a name that is no physical offset."""
+    """A log file has the name of another log file, or a name that is no physical offset."""
 
 
 class UnreadableFile(CorruptFile, ValueError):
     """Bytes of a queue file, an index file or a small file that the disk does not deliver.
 
-    It is a ``ValueError``, as for any small file whose bytes are not valid.
+    A ``ValueError``, because callers expect one if the bytes of a small file are not valid.
     """
 
 

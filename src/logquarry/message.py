@@ -165,7 +165,7 @@ class Message(_Fields):
 
     @classmethod
     def of_checked(cls, fields: Iterable[Any]) -> Self:
-        """A message of fields that a message had before: nothing is checked again."""
+        """Make a message from the checked fields of another message, without a second check."""
         return _new(cls, fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -272,7 +272,7 @@ def require_messages(messages: object, field: str) -> Sequence[Message]:
 
 
 def iter_messages(messages: object, field: str) -> Iterator[Message]:
-    """The messages of an iterable; those of a list or tuple are checked at once.
+    """The messages of an iterable; a list or tuple is checked before the first message is used.
 
     Raises:
         WrongType: if it is no iterable of messages; for other iterables while they are read.

@@ -17,9 +17,11 @@ from logquarry.config import StoreConfig
 from logquarry.errors import UnsupportedStore
 from logquarry.format import property_crc, sys_flag
 from logquarry.format.frame import Frame
+from logquarry.format.rows import POSITION
 from logquarry.ingest.load import plan_load
 from logquarry.ingest.staging import LoadPlan
 from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import LogReader, Run
 from logquarry.read.features import find_features
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.salvage.salvage import salvage
@@ -39,6 +41,7 @@ from tests.conformance.rocketmq5 import (
     unpack_rocketmq5,
 )
 from tests.helpers.command import run
+from tests.helpers.twins import plain_python
 
 RULES = lq.RetentionRules(keep_bytes=0)
 UNDERSTOOD = sorted(name for name in REFUSED if not REFUSED[name])
@@ -419,6 +422,30 @@ def test_damage_in_a_dledger_log(copied: Callable[[str], Path], stores: Path) ->
     new = root.parent / "new"
     salvaged = salvage(StoreLayout.open(root), new)
     assert salvaged.plan.messages == len(expected) - 1
+
+
+def test_ranges_of_a_dledger_log(stores: Path) -> None:
+    """Two neighbouring ranges give each message once, wherever they meet: also in a head."""
+    expected = [one["physicalOffset"] for one in expected_frames(stores / "5.5.0-dledger")]
+    reader = LogReader(StoreLayout.open(stores / "5.5.0-dledger" / "store"))
+
+    def frames(start: int | None, stop: int | None) -> list[int]:
+        events = reader.events(start, stop, resync=start is not None)
+        runs = [event for event in events if isinstance(event, Run)]
+        return [run.window.base + at for run in runs for at in run.rows[:, POSITION].tolist()]
+
+    for place in (0, 1, 47, 48, 49, *range(expected[3] - 50, expected[3] + 3), expected[-1]):
+        assert frames(None, place) + frames(place, None) == expected, place
+    with plain_python():
+        for place in (1, 48, expected[3] - 10, expected[3]):
+            assert frames(None, place) + frames(place, None) == expected, place
+
+
+def test_diff_of_a_dledger_store(copied: Callable[[str], Path]) -> None:
+    root = copied("5.5.0-dledger")
+    new = root.parent / "new"
+    run("convert", root, "--into", new, code=1)
+    assert "diverge" in run("diff", root, new, code=1).stdout
 
 
 def test_messages_that_a_dledger_group_had_not_committed(copied: Callable[[str], Path]) -> None:

@@ -1,4 +1,4 @@
-"""``logquarry convert``: a plain store from a DLedger log, or from a log in several folders."""
+"""``logquarry convert``: makes a plain store from a DLedger log or a log in several folders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from logquarry import text
-from logquarry.cli import options
+from logquarry.cli import next_step, options
 from logquarry.cli.output import Output
 from logquarry.cli.repair import show_salvage
 from logquarry.units import Progress
@@ -29,13 +29,16 @@ _LOSSES = 1
 @options.config
 @options.quiet
 def convert(store: str, into: Path | None, as_json: bool, config: str | None, quiet: bool) -> None:
-    """Make a plain store from a DLedger store, or from one with several log folders.
+    """Make a plain store from a DLedger log, or from a log in several folders.
 
-    The new store has queues, index, topics and consumer offsets. A broker of RocketMQ 4.9 or 5
-    serves it, without DLedger (enableDLegerCommitLog) and without storePathCommitLog. convert only
-    reads STORE, but no process may have it open. Damaged messages are left out and listed.
+    The new store has its log in commitlog/, and queues, index, topics and consumer offsets. To
+    serve it with a broker of RocketMQ 4.9 or 5, remove enableDLegerCommitLog and
+    storePathCommitLog from broker.conf. Messages of a DLedger log get new physical offsets; queue
+    offsets stay. convert only reads STORE, but no process may have it open. It leaves damaged
+    messages out and lists them.
 
-    Exit code 1 if anything is lost or left behind, else 0; 4 if a process has the store open.
+    Exit code 1 if a message is lost or a part of STORE is left behind, else 0; 2 if the log is
+    already in commitlog/; 4 if a process has the store open.
 
     Example: logquarry convert /data/dledger-store --into /data/store
     """
@@ -58,5 +61,9 @@ def convert(store: str, into: Path | None, as_json: bool, config: str | None, qu
                 "group had committed: included"
             )
         show_salvage(out, found.salvaged)
+        if into is not None:
+            out.line(next_step.line("verify", str(into)))
+        else:
+            out.line(next_step.line("convert", store, "--into", "DIR", config=config))
     if not found.salvaged.is_whole:
         click.get_current_context().exit(_LOSSES)

@@ -68,7 +68,7 @@ def info(
         raise
     with store_to_read as opened:
         if isinstance(opened.layout.filesystem, LocalFileSystem):
-            # A quick look reads few log files; on this machine their first bytes cost nothing.
+            # info opens few log files, so it must check all names here; local reads are cheap.
             opened.layout.require_right_names()
         if not exact and not opened.has_queue_files:
             out.note("the store has no consume queues: reading the whole log")

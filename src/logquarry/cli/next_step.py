@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _WORDS: Final = "logquarry.words"
 _READERS: Final = ("messages", "export")
-"""Commands that read on behind damage with ``--on-damage skip``."""
+"""Commands that continue after damage with ``--on-damage skip``."""
 
 
 def remember_words(ctx: click.Context, words: Sequence[str]) -> None:
@@ -59,7 +59,7 @@ def after_verify(report: VerifyReport, store: str, config: str | None) -> str | 
 
 
 def after_error(error: BaseException, ctx: click.Context) -> str | None:
-    """The next step after an error that ended a command; None if the error has it in words.
+    """The next step after an error that ended a command; None if the error's text has it.
 
     Args:
         error: the error.
@@ -83,6 +83,8 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
             return None
         right = error.suggestion[1] if error.suggestion[0] in typed else right
         return line(*(right if absolute(word) == wrong else word for word in typed))
+    if isinstance(error, UnsupportedStore) and store is not None and is_convertible(store, config):
+        return line("convert", store, "--into", "DIR", config=config)
     if isinstance(error, UnsupportedStore) and not is_log_place(error):
         if store is None or typed[0] == "salvage":
             return None
@@ -116,13 +118,23 @@ def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | No
 
     layout = StoreLayout.open(store, options.store_config(config)).by_content()
     found = refusal(layout, Action.RECOVER, mode=mode)
+    if found is not None and layout.log_folders.feature is not None:
+        return line("convert", store, "--into", "DIR", config=config)
     if found is not None and not is_log_place(found):
         return line("salvage", store, "--into", "DIR", config=config)
-    return line(command, store, before="do what the first line says", config=config)
+    return line(command, store, before="do what the first line of the plan says", config=config)
+
+
+def is_convertible(store: str, config: str | None) -> bool:
+    """Whether ``convert`` makes a plain store: the log is read, and is not in ``commitlog/``."""
+    from logquarry.log.layout import StoreLayout
+
+    layout = StoreLayout.open(store, options.store_config(config))
+    return layout.log_folders.feature is not None
 
 
 def is_log_place(error: UnsupportedStore) -> bool:
-    """Whether the log must first be put into ``commitlog/``, so that no command can read it yet."""
+    """Whether the error is about a log outside of ``commitlog/``: its text has the next step."""
     from logquarry.log import log_place
 
     places = (log_place.DLEDGER, log_place.SEVERAL_LOG_PATHS, log_place.LOG_ELSEWHERE)

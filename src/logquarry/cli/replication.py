@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _STATUS_SECONDS: Final = 0.2
 _TRIES: Final = 5
-"""Attempts without a byte of the log after which ``replicate --once`` gives up: about 3 s."""
+"""Attempts without a byte of the log after which ``replicate --once`` ends: about 3 s."""
 
 
 # ------------------------------------------------------------------------- addresses, TLS, status

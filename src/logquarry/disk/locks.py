@@ -104,7 +104,7 @@ _PROC: Final = Path("/proc")
 
 
 def is_lockable(root: Path) -> bool:
-    """Whether the lock of a store can be taken without a change of any file."""
+    """Whether the lock of a store is free, found out without changing a file."""
     try:
         return (root / LOCK).read_bytes() == _CONTENT
     except OSError:

@@ -154,6 +154,7 @@ def walk(
         if window.has_heads:
             place, code = _after_head(window, position)
             if place >= stop:
+                position = place
                 break
         if code == REACHED_STOP:
             code = check(window, place, rows[count], check_crc=check_crc)

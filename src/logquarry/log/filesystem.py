@@ -80,7 +80,7 @@ class FileView(ABC):
         return True
 
     def good_start(self, position: int) -> int:
-        """A position up to ``position``: a window from there on costs no more than from here."""
+        """A position up to ``position`` from which a window costs as little."""
         return position
 
     def next_data(self, position: int) -> int:
@@ -143,7 +143,7 @@ class FileSystem(ABC):
         """Whether a name exists below the root."""
 
     def broken_link(self, path: str) -> str | None:
-        """The target of a link that leads nowhere, None if the path is none."""
+        """The target of a link whose target does not exist; None if the path is no such link."""
         return None
 
     def read(self, path: str) -> bytes:

@@ -35,7 +35,7 @@ def head_offset(view: FileView) -> int | None:
 
 
 def first_frames(view: FileView) -> Iterable[tuple[int, Frame]]:
-    """The first whole frames of a file with their positions, wherever in the log it begins."""
+    """The first whole frames of a file, with their positions in the file."""
     stop = min(view.size, _SEARCHED, java.INT_MAX)
     data = view.window(0, stop)[:stop]
     position, count = 0, 0

@@ -1,8 +1,8 @@
-"""The settings that a store keeps: ``.logquarry/settings.json``, which RocketMQ does not know.
+"""The settings that a store keeps: ``.logquarry/settings.json``, which RocketMQ ignores.
 
-A writer of this library records the settings that decide what the store's files look like. Files
+A writer of this library records the settings that decide the format of the store's files. Files
 that do not show a setting (a new index without keys, for example) are then read and continued with
-the settings that made them. A store without the record is read as far as its files show.
+the settings that made them. Without the record, the files and RocketMQ's defaults decide.
 
 The files win: a recorded setting counts only as long as no file contradicts it
 (:mod:`logquarry.read.store_sizes`).
@@ -47,7 +47,7 @@ def decode(data: bytes) -> dict[str, Any]:
     """The settings by their names; settings that are unknown are left out.
 
     Raises:
-        ValueError: if the bytes are no such file.
+        ValueError: if the bytes are no record of settings.
     """
     document = json.loads(data)
     settings = document.get("settings") if isinstance(document, dict) else None

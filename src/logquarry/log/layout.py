@@ -116,7 +116,7 @@ class StoreFile:
 class FileSequence:
     """Files that form one offset space, each with room for ``file_size`` bytes.
 
-    ``has_heads`` says that they are those of a DLedger log: frames follow heads.
+    ``has_heads``: whether they are files of a DLedger log, in which a head precedes each frame.
     """
 
     files: tuple[StoreFile, ...]
@@ -550,7 +550,7 @@ class StoreLayout:
 
     @property
     def cut_end(self) -> int | None:
-        """Where the last recovery ended the log, None if nothing shows that it still ends there.
+        """The log's end by the last recovery; None if nothing shows that the log still ends there.
 
         RocketMQ's rules leave the bytes and the queue entries after that end in the files. The note
         is void once a writer moves the durable offset on, or another program writes the checkpoint.

@@ -8,11 +8,11 @@ reader refuses a log with wrong names (:class:`logquarry.errors.MisnamedFile`).
 
 These rules decide:
 
-- The first frame settles the usual case: it has the offset of the name.
+- Usually the first frame has the offset of the name: then the name is right.
 - Otherwise the first whole frames of the file vote. Body CRCs are checked, so one rotten offset
-  changes nothing. Stale frames of an earlier life do not disturb: they are behind the new ones, and
-  have the same first offset.
-- A file without a whole frame (zeros, a blank) has no opinion and keeps its name, unless another
+  changes nothing. Stale frames from an earlier use of the file change nothing: they follow the new
+  ones and have the same first offset.
+- A file without a whole frame (zeros, a blank) shows nothing and keeps its name, unless another
   file needs it.
 - If two files claim one offset, the file with that name is right and the other one is a copy.
 - The offsets alone cannot show that a file is from another store. The queues can: the entry of a
@@ -92,7 +92,7 @@ class LogNames:
         renames: those with a wrong name.
         strangers: files with the name of a log file that belong to no place of this log, each with
             the reason.
-        doubts: why no recovery can decide about some files.
+        doubts: for each file whose place the frames do not decide, the reason.
     """
 
     files: tuple[LogFile, ...]
@@ -106,7 +106,7 @@ class LogNames:
         return not (self.renames or self.doubts)
 
     def error(self, filesystem: FileSystem, first: str | None = None) -> MisnamedFile:
-        """The error of a reader that goes by names.
+        """The error of a reader that relies on names.
 
         Args:
             filesystem: the store's folder.
@@ -207,7 +207,7 @@ class _Item:
 
     Attributes:
         named: the offset by its name, None if the name is none.
-        ours: the offset that an interrupted recovery was giving it.
+        ours: the offset that an interrupted recovery was renaming it to.
         base: the offset by its frames, None if they show none.
         frames: the frames that agree on it.
     """
@@ -327,7 +327,7 @@ class _Identification:
                     self._mute.append(item)
 
     def _place(self) -> None:
-        """Decide which of the misnamed files gets the place that its frames show."""
+        """Decide which misnamed files get the offset that their frames show."""
         claims: defaultdict[int, list[_Item]] = defaultdict(list)
         for item in self._wrong:
             assert item.base is not None
@@ -336,8 +336,8 @@ class _Identification:
             elif self._agrees_with_queues(item) is False:
                 reason = (
                     f"its frames start at physical offset {item.base}, but the queues have other "
-                    "messages there: it may be of another store. Move it out of the store; if the "
-                    "queues are wrong, move consumequeue/ out"
+                    "messages there: it may be of another store. Move the file out of the store; "
+                    "if the queues are wrong, move consumequeue/ out"
                 )
                 self._doubts.append((item.path, reason))
             else:
@@ -391,7 +391,7 @@ class _Identification:
         shifts = {
             item.named - base for base, item in self._placed.items() if item.named is not None
         }
-        # If all names are wrong by one distance, those of empty files are wrong by it too.
+        # If all names are wrong by the same distance, the names of empty files are too.
         shift = shifts.pop() if not self._right and len(shifts) == 1 else 0
         displaced: list[_Item] = []
         for item in self._mute:

@@ -2,8 +2,8 @@
 
 RocketMQ 5 writes its log to several folders (``storePathCommitLog=a,b``), and DLedger writes it to
 ``dledger-ID/data`` with 48 bytes before each frame. A reader of ``commitlog/`` alone would find no
-messages or only old ones, and would report an empty store. This module turns that into an error
-that names the feature of the store and the next step.
+messages or only old ones, and would report an empty store. This module finds the folders of the
+log. If a part of the log is not found, it makes an error that names the feature and the next step.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _NO_LOG: Final = frozenset(
 _NOTHING_READ: Final = "Nothing was read or changed."
 _ADVICE: Final = {
     DLEDGER: (
-        "Only a DLedger log that is the whole log is read: read the messages through a broker that "
-        "runs with these files."
+        "logquarry reads a DLedger log only if it is the only log of the store: read the messages "
+        "through a broker that runs with these files."
     ),
     SEVERAL_LOG_PATHS: (
-        "One of them has no file of the log: is a disk not mounted? If the store is a copy, copy "
-        "the folders into it; they keep their names."
+        "A folder has no file of the log: is a disk not mounted? If the store is a copy, also copy "
+        "these folders into it, under the same names."
     ),
     LOG_ELSEWHERE: (
         "Mount the disk, or make commitlog/ a link to the broker's storePathCommitLog. If the log "
         "is lost, accept that with `logquarry recover --apply --accept-loss BYTES`, in Python with "
-        "accept_loss=BYTES: then the store is an empty one."
+        "accept_loss=BYTES: the store is then empty."
     ),
 }
 
@@ -109,7 +109,7 @@ def find_other_log(
         return LogPlace(DLEDGER, ledgers, f"its log is a DLedger log ({', '.join(ledgers)})")
     if not bases and is_on(config, "enableDLegerCommitLog"):
         given = ("enableDLegerCommitLog",)
-        return LogPlace(DLEDGER, given, "its configuration declares the log a DLedger log")
+        return LogPlace(DLEDGER, given, "its configuration has enableDLegerCommitLog=true")
     paths = [path for path in setting(config, "storePathCommitLog").split(",") if path.strip()]
     if len(paths) > 1:
         reason = f"its configuration names {len(paths)} folders for the log (storePathCommitLog)"
@@ -147,7 +147,7 @@ class LogFolders:
 def find_log_folders(
     filesystem: FileSystem, names: Iterable[Entry], config: StoreConfig
 ) -> LogFolders:
-    """The folders of the log; ``commitlog`` if no others are known to hold all of it.
+    """The folders of the log; ``commitlog`` alone if no other folders hold the whole log.
 
     A DLedger log counts if it is the only one and ``commitlog/`` has no files. Several folders
     count if the configuration names them and each is found (in the store, or at its path), or if
@@ -269,7 +269,7 @@ def _offset_names(filesystem: FileSystem, folder: str) -> list[int]:
     try:
         entries = filesystem.list(folder)
     except StoreNotFound:
-        # A folder that RocketMQ does not know and that may not be read, as lost+found.
+        # A folder of the file system that this user may not read, such as lost+found.
         return []
     return [int(entry.name) for entry in entries if not entry.is_dir and is_offset_name(entry.name)]
 

@@ -107,7 +107,7 @@ class DamagedSpan:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the log of another program may end here: it could read the bytes."""
+        """Whether the log of another program may end here: the disk delivers the bytes."""
         return self.kind != DamageKind.UNREADABLE.label
 
     @property
@@ -354,7 +354,7 @@ class LogReader:
         return MISSING_FILE, "there is no file for this part of the log"
 
     def _link_reason(self, position: int) -> str | None:
-        """Why the file with an offset is missing, if its name is a link that leads nowhere."""
+        """The reason for a missing file, if its name is a link whose target does not exist."""
         target = self.layout.filesystem.broken_link(self.layout.log_file(position))
         if target is None:
             return None

@@ -61,10 +61,12 @@ _REFUSED: Final = {
 """Feature -> the actions that it forbids. A log outside of ``commitlog/`` forbids every action but
 salvage (:mod:`logquarry.log.log_place`)."""
 
-_WRITTEN: Final = "Only files in commitlog/ are written, and the log has others"
+_WRITTEN: Final = (
+    "logquarry writes only files in commitlog/, and this log has files in other folders"
+)
 _CONVERT: Final = (
-    "make a plain store with `logquarry convert STORE --into DIR`, or start the broker over the "
-    "store; it recovers it"
+    "make a plain store with `logquarry convert STORE --into DIR`, or start the broker on the "
+    "store: the broker recovers it"
 )
 
 _HARM: Final = {
@@ -84,7 +86,7 @@ _HARM: Final = {
     names.LOG_PATH: "The log in commitlog/ may be an old one",
     names.SEVERAL_LOG_PATHS: _WRITTEN,
     names.LOG_ELSEWHERE: _WRITTEN,
-    names.DLEDGER: "The other members of the group would no longer agree with this log",
+    names.DLEDGER: "The other members of the DLedger group would no longer agree with this log",
 }
 """Feature -> the harm that the refused calls would do to the store."""
 
@@ -135,7 +137,7 @@ def refusal(
         may_lack_log: whether the action is allowed if all files of the log are missing.
 
     Raises:
-        MisnamedFile: if a file of the log has a wrong name, and the caller goes by names.
+        MisnamedFile: if a file of the log has a wrong name, and the caller relies on names.
     """
     try:
         if may_lack_log:

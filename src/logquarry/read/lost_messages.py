@@ -1,4 +1,4 @@
-"""Counts the messages that the queues know and the log has lost."""
+"""Counts the messages that queue entries point to and the log has lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NONE: Final = np.empty(0, np.int64)
 
 
 class LostMessages(NamedTuple):
-    """Messages that are in no sound part of the log.
+    """Messages outside the sound parts of the log.
 
     Attributes:
         messages: their number.

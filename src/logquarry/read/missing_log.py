@@ -11,7 +11,7 @@ from logquarry.read.log_end import all_queues
 
 
 def require_log(layout: StoreLayout) -> None:
-    """Refuse a store whose log is not here: its reader would find no message.
+    """Refuse a store whose log is not found: its reader would find no message.
 
     Raises:
         UnsupportedStore: if the log is elsewhere, or is missing.

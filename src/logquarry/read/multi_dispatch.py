@@ -21,12 +21,12 @@ from logquarry.read.consume_queue import ConsumeQueue
 from logquarry.read.log_queues import LMQ_PREFIX, MULTI_SEPARATOR
 
 _MOST_QUEUES: Final = 256
-"""Queues that are looked at. Stores with LMQ have many, and the first one shows it."""
+"""Maximum number of queues to read. Stores with LMQ have many, and any of them shows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MultiDispatchFound:
-    """What the queues of a store show.
+    """Multi-dispatch and LMQ, as the queues of a store show them.
 
     Attributes:
         path: folder of a queue that multi-dispatch fills.
@@ -38,7 +38,7 @@ class MultiDispatchFound:
 
 
 def find_multi_dispatch(layout: StoreLayout) -> MultiDispatchFound | None:
-    """What the queues show of multi-dispatch; None if no queue shows that it is on.
+    """Find a queue that multi-dispatch fills; None if no queue shows that it is on.
 
     Reads the last entry of up to 256 queues, and the frame that it points to.
     """
@@ -47,7 +47,7 @@ def find_multi_dispatch(layout: StoreLayout) -> MultiDispatchFound | None:
     files = OpenFiles(layout)
     log = CommitLog(layout, files=files)
     topics = layout.read_topics()
-    # These queues are not those of a topic: they are looked at first.
+    # Queues of multi-dispatch usually have no entry in topics.json: read these first.
     names = sorted(
         layout.queue_names,
         key=lambda key: (not key[0].startswith(LMQ_PREFIX), key[0] in topics),

@@ -1,4 +1,4 @@
-"""Converts a store whose log is not in ``commitlog/`` alone into a plain store.
+"""Converts a store whose log is outside of ``commitlog/`` into a plain store.
 
 A broker of RocketMQ 4.9 or 5 serves the new store. The messages of a DLedger log get new physical
 offsets, because the head of each entry stays behind; their queue offsets stay.
@@ -57,13 +57,13 @@ def convert(
     Raises:
         UsageError: if the log is in ``commitlog/``, or for the reasons of
             :func:`logquarry.repair.salvage.salvage.salvage`.
-        UnsupportedStore: if files of the log are in a place that is not known.
+        UnsupportedStore: if a folder of the log is not found, or there are several logs.
         StoreUnavailable: if a process has the store open, or the disk fails or is full.
     """
     if layout.log_folders.feature is None and layout.commit_log.files:
         raise UsageError(
-            f"{layout.root}: its log is in commitlog/ already, so that a broker can use the store "
-            "as it is. To copy its sound messages: `logquarry salvage STORE --into DIR`"
+            f"{layout.root}: its log is in commitlog/ already: a broker can use the store as it "
+            f"is. To copy its sound messages: `logquarry salvage {layout.root} --into DIR`"
         )
     require_log(layout)
     uncommitted = _uncommitted(layout)

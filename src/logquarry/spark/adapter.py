@@ -71,7 +71,7 @@ def _class_of(module: str, name: str) -> Any:
     try:
         found = getattr(import_module(module), name, None)
     except ModuleNotFoundError as error:
-        # A module that PySpark itself needs may be missing: that is the user's to see.
+        # If a module that PySpark itself needs is missing, the user must see that error.
         if error.name is None or not error.name.startswith("pyspark"):
             raise
         found = None

@@ -163,7 +163,7 @@ def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
     if options.columns is not None and set(names) != set(options.columns):
         raise UsageError(
             f"columns: the option names {', '.join(options.columns)}, but the schema names "
-            f"{', '.join(names)}: give one of the two"
+            f"{', '.join(names)}: leave one of the two out"
         )
     for name, field in zip(names, struct.fields, strict=True):
         theirs = field.dataType.simpleString()

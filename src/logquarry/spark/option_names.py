@@ -1,4 +1,4 @@
-"""The names of options: of a read, of Kafka's, and those that Spark adds. Needs no PySpark."""
+"""The names of options: of a read, of Kafka's source, and of Spark itself. Needs no PySpark."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Given:
         refuse_unknown(self._spelling.values(), _KNOWN, {**_SPELLING, "assign": "assign"})
 
     def remarks(self, *, is_stream: bool) -> list[str]:
-        """Return one sentence for each kind of option that has no effect."""
+        """Return one warning for each kind of option that has no effect."""
         names = sorted(self._values)
         kafka = [self._spelling[name] for name in names if name.startswith("kafka.")]
         streaming = [self._spelling[n] for n in names if n in _STREAM_ONLY and not is_stream]

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def _by_value() -> Callable[[bytes], Any]:
-    """Return a function that Spark sends as code, because it is inside another function."""
+    """Return a function that Spark pickles by value, because it is inside another function."""
 
     def load(data: bytes) -> Any:
         import pickle

@@ -33,7 +33,7 @@ def read(spark: SparkSession, path: Path | Sequence[Path], **options: Any) -> Da
     """Read stores as a DataFrame, with the options of the source `rocketmq`.
 
     From Spark 4.0 on this is ``spark.read.format("rocketmq")``. On Spark 3.5, which has no data
-    sources in Python, the driver plans the same tasks at once, and mapInArrow reads them.
+    sources in Python, the driver plans the same tasks immediately, and mapInArrow reads them.
 
     Args:
         spark: a session; of Spark Connect only from Spark 4.0 on.

@@ -1,7 +1,7 @@
 """The damage of a store that shows without reading its log: for ``logquarry info``.
 
-It costs the folders' listings, the last queue entries and ``.logquarry/damage.json``. Only if the
-queues point beyond the log's end are all queue entries read.
+It reads folder names, the last queue entries and ``.logquarry/damage.json``. If the queues point
+beyond the log's end, it reads all queue entries.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.text import plural
 
 _MOST: Final = 3
-"""Wrong files of one kind that are named."""
+"""Maximum number of wrong files that a sign names."""
 
 
 def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:

@@ -241,7 +241,7 @@ class CommitLogWriter(LogAppender):
                     if hosts.advances:
                         self.queue_offsets[key] = queue_offset + 1
                     else:
-                        # A message that takes no queue offset registers its queue too.
+                        # Messages without a queue offset register their queue too.
                         self.queue_offsets.setdefault(key, 0)
                 except BaseException:
                     # Ctrl-C may arrive at any line. If the message is in the log, its queue offset

@@ -65,7 +65,7 @@ class IndexFileWriter:
         self.shape = shape
         # RocketMQ leaves a sparse file: on a full disk a write to a hole ends the process.
         file.allocate()
-        # A put changes any slot; entries are appended.
+        # A put can change any slot, and appends entries.
         file.require_readable(0, shape.entry_position(0))
         count = index.decode_header(file.buffer).entry_count
         file.require_readable(shape.entry_position(max(0, count - 1)), 2 * ENTRY.size)

@@ -87,7 +87,7 @@ class TopicTable:
         self._lock = threading.Lock()
         loaded = self._file.load()
         self._document: dict[str, Any] | None = loaded.value
-        # A file that cannot be read is not replaced: it may hold what only a person can restore.
+        # A file that cannot be read is not replaced: its content may still be restored by hand.
         self._is_readable = loaded.value is not None or not loaded.problems
         self._noted: set[QueueKey] = set()
         self._new: set[QueueKey] = set()

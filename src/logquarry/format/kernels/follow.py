@@ -193,6 +193,7 @@ def follow(
         if has_heads and has_head(address, position, window, end, base):
             place += ENTRY_HEAD_SIZE
             if place >= stop:
+                position = place
                 break
         code = check_frame(address, place, window, end, base, crc_function, check_crc, row)
         if code != REACHED_STOP:

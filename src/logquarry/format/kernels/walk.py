@@ -204,6 +204,7 @@ def walk(
             if has_head(address, position, window, end, base):
                 place += ENTRY_HEAD_SIZE
                 if place >= stop:
+                    position = place
                     break
             elif window - position >= BLANK_SIZE and load_i32(address + position) == ENTRY_BLANK:
                 if np.int64(load_i32(address + position + AT_ENTRY_SIZE)) == end - position:

@@ -296,4 +296,4 @@ def leave_out(layout: StoreLayout, misnamed: list[tuple[StoreFile, str]]) -> Non
     gone = {file for file, _ in misnamed}
     files = layout.commit_log
     left = tuple(file for file in files.files if file not in gone)
-    layout.use_commit_log(FileSequence(left, files.file_size))
+    layout.use_commit_log(FileSequence(left, files.file_size, files.has_heads))

@@ -1,11 +1,11 @@
-"""What a recovery would lose, and whether the user has to accept it.
+"""Finds the messages that a recovery would lose, and whether the user must accept the loss.
 
 A message is lost if a queue, the durable offset or the checkpoint knows it, and the recovered log
 does not have it. Entries of messages before the log's first offset are expired, not lost. Damage
 that an earlier recovery recorded was accepted then.
 
-The loss of messages that nothing vouches for is the normal end of a crash. These vouch for a
-message:
+After a crash it is normal to lose messages of which nothing shows that they were on the disk. These
+show that a message was on the disk, and thus vouch for it:
 
 - the durable offset, for every message before it, and for no other message;
 - without a durable offset, a clean shutdown, for every message that a queue names;
@@ -77,12 +77,12 @@ class Loss:
 
     def __str__(self) -> str:
         if not self.bytes:
-            return f"messages would be lost, their number is unknown: {self.reason}"
+            return f"messages would be lost, and their number is unknown: {self.reason}"
         count = text.plural(self.messages, "message")
         return f"{count} would be lost, {text.plural(self.bytes, 'byte')}: {self.reason}"
 
     def refusal(self, accept_loss: int | None) -> str | None:
-        """Why the recovery is refused, None if it may go on.
+        """Why the recovery is refused; None if it may continue.
 
         Args:
             accept_loss: the bytes whose loss the user accepts, None without consent.
@@ -138,7 +138,7 @@ def find_loss(
     damage: Sequence[DamagedSpan] = (),
     last_timestamp: int | None = None,
 ) -> Loss | None:
-    """What the recovered log would lack of what the store knows; None if nothing.
+    """The loss: messages that the store knows of and the recovered log lacks; None without any.
 
     Reads the queues from their ends back to the first entry that is not lost.
 

@@ -89,8 +89,8 @@ def plan_safe(
 
     Raises:
         StoreNotFound: if there is no store.
-        StoreUnavailable: if the place of a log file is in doubt, if a folder or a link has the name
-            of a file, or if the settings have the sizes of another store.
+        StoreUnavailable: if frames and names do not decide the place of a log file, if a folder or
+            a link has the name of a file, or if the settings have the sizes of another store.
     """
     check_entries(root)
     layout = StoreLayout.open(root, config).by_content()

@@ -34,7 +34,7 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     },
     MISSING_FILE: ("damage", "a file of the log is missing"),
     TORN_TAIL: ("damage", "bytes after the log's last frame that are neither a frame nor zeros"),
-    "misnamed_file": ("damage", "a file of the log whose frames belong to another name"),
+    "misnamed_file": ("damage", "a log file whose frames show that its name is wrong"),
     "wrong_file_size": ("damage", "a file whose size differs from that of its neighbours"),
     "suspect_text": ("damage", "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": ("damage", "the log has messages of a queue that has no files"),
@@ -51,7 +51,7 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     "queue_file_missing": ("damage", "a file is missing between two files of a queue"),
     "misnamed_queue_file": (
         "note",
-        "a queue file whose entries belong to another queue or position: why they are wrong",
+        "a queue file whose entries belong to another queue or position; explains its findings",
     ),
     "queue_filler": (
         "note",
@@ -83,7 +83,7 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
     ),
     "redo_log_wrong": ("damage", "the redo log of 3.x does not match the log"),
     "bad_config": ("damage", "an invalid file in config/"),
-    "bad_settings": ("note", "the settings that the store keeps cannot be read"),
+    "bad_settings": ("note", "the record of the settings cannot be read"),
     "checkpoint_missing": ("note", "there is no checkpoint"),
     "checkpoint_zero": ("note", "the checkpoint is all zeros"),
     "checkpoint_ahead": ("note", "the checkpoint is later than the last message"),

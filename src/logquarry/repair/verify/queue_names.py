@@ -2,7 +2,7 @@
 
 The message of an entry has its topic, its queue id and its queue offset. If those of most entries
 of a file agree on another place than its path, the file was renamed, or two files were swapped. The
-other findings of such a queue list its wrong entries; these notes say why they are wrong. Recovery,
+other findings of such a queue list its wrong entries; these notes give the reason. Recovery,
 rebuild and salvage make the queue again from the log.
 """
 
@@ -20,7 +20,7 @@ from logquarry.log.layout import CONSUME_QUEUE, NAME_DIGITS, StoreFile, StoreLay
 from logquarry.read.commit_log import CommitLog
 
 _MOST_ENTRIES: Final = 9
-"""Entries of a file that are looked up in the log."""
+"""Number of entries of a file whose messages are read."""
 _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
