@@ -556,6 +556,32 @@ def test_property_crcs_of_frames_that_moved_are_renewed(
     assert crcs and set(crcs) == {True}
 
 
+def test_a_rotten_property_crc_is_found_and_stays_visible(
+    copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    root, into = copied("5.5.0-propcrc"), tmp_path / "new"
+    log = root / "commitlog" / ("0" * 20)
+    data = bytearray(log.read_bytes())
+    with lq.MessageStore.open(root) as store:
+        first, rotten, *_ = [message for message in store.scan() if message.tags]
+    # One letter of the topic: the body and its CRC stay right.
+    topic = data.index(rotten.topic.encode(), rotten.physical_offset + len(rotten.body))
+    data[topic] ^= 0x01
+    log.write_bytes(data)
+    report = verify_store(StoreLayout.open(root))
+    found = {f.offset: f.severity for f in report.findings if f.kind == "bad_property_crc"}
+    assert found == {rotten.physical_offset: "damage"}
+    # All frames move. The new store's verify still finds the frame.
+    data[: first.physical_offset + first.size] = bytes(first.physical_offset + first.size)
+    log.write_bytes(data)
+    plan = salvage(StoreLayout.open(root), into).plan
+    assert plan.wrong_crcs == [rotten.physical_offset]
+    assert _crcs(into).count(False) == 1
+    assert [f.kind for f in verify_store(StoreLayout.open(into)).findings].count(
+        "bad_property_crc"
+    ) == 1
+
+
 def _crcs(root: Path) -> list[bool | None]:
     """Whether the property CRC of each frame is right."""
     found = []

@@ -33,6 +33,7 @@ STEPS: Final[Mapping[str, tuple[Action, str]]] = {
     "misnamed_file": (Action.RECOVER, ""),
     "misnamed_queue_file": (Action.NOTHING, "that of the damage"),
     "wrong_file_size": (Action.RECOVER, ""),
+    "bad_property_crc": (Action.READ, ""),
     "suspect_text": (Action.READ, ""),
     "queue_missing": (Action.QUEUES, ""),
     "queue_behind": (Action.QUEUES, ""),

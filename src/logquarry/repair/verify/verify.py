@@ -274,6 +274,10 @@ class _Verification:
                 "NUL bytes or invalid UTF-8 in topic or properties, which no CRC covers",
                 size,
             )
+        for offset, size in facts.wrong_crcs:
+            reason = "the frame does not match its property CRC: topic, properties or head changed"
+            path = self.layout.log_file(offset)
+            self.report.add("bad_property_crc", path, offset, reason, size)
 
     def _follow(self, followed: Followed, parts: Parts) -> None:
         requests = followed.requests
