@@ -279,4 +279,6 @@ def test_wrong_property_crcs(log: strategies.Log, harmed: set[int], mask: int) -
         made = Window.of(b"".join(pieces), base)
         fast, plain = both(partial(columns.wrong_property_crcs, made, rows))
         assert fast == plain
-        assert fast == [n for n, frame in enumerate(pieces) if property_crc.is_sound(frame) is False]
+        assert fast == [
+            n for n, frame in enumerate(pieces) if property_crc.is_sound(frame) is False
+        ]

@@ -98,6 +98,10 @@ KINDS: Final[Mapping[str, tuple[Severity, str]]] = {
         "note",
         "sound frames beyond the log's end, left by an earlier truncation: not messages",
     ),
+    "stale_bytes": (
+        "note",
+        "bytes of earlier messages after the log's end, from a broker with writeWithoutMmap",
+    ),
     "oversized": ("note", "a frame larger than maxMessageSize: no broker would accept it"),
     "durable_mark_invalid": ("note", "the file of the durable offset is torn or invalid"),
     "durable_mark_foreign": (

@@ -70,6 +70,7 @@ STEPS: Final[Mapping[str, tuple[Action, str]]] = {
         Action.NOTHING,
         "nothing; `salvage --include-stale` if you need these messages",
     ),
+    "stale_bytes": (Action.NOTHING, "nothing: the next writer overwrites them"),
     "oversized": (Action.NOTHING, ""),
     "durable_mark_invalid": (Action.NOTHING, "nothing: the next writer replaces it"),
     "durable_mark_foreign": (Action.NOTHING, "nothing: the next writer replaces it"),
